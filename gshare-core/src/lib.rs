@@ -1,1 +1,18 @@
-//! See the crate's description.
+//! The words of gshare.
+//!
+//! This crate is what every other crate of the family shares, and all that they share: units, ids, resource specs,
+//! the [`Engine`] shape, the policy traits with their events, actions and errors, the wire format between a hooked
+//! process and its daemon, and the [`gate::LaunchGate`] that decides inside the hooked process.
+//!
+//! It is pure: no clock, thread, file, socket or randomness. An engine is told the time and returns orders, so the
+//! same type serves the node daemon, a host that embeds it, the simulator, the fuzzer and the replay of a journal.
+#![forbid(unsafe_code)]
+
+pub mod ids;
+pub mod units;
+
+mod engine;
+
+pub use engine::Engine;
+pub use ids::{ClientId, FunctionId, GpuId, ModelId, PlacementId};
+pub use units::{BasisPoints, Bytes, Duration, ParseUnitError, Quota, SmShare, Timestamp};

@@ -1,0 +1,37 @@
+//! The one shape of every engine.
+
+use crate::units::Timestamp;
+
+/// A decision engine: told the time and what happened, it answers with orders.
+///
+/// An engine owns no clock, thread, file, socket, log or source of randomness; equal inputs give equal outputs on
+/// every machine. A host drives it in a loop:
+///
+/// 1. wait for the next event, or for [`next_deadline`](Engine::next_deadline), whichever is first;
+/// 2. call [`handle`](Engine::handle) with the time and the event (at a deadline: the engine's `DeadlineReached`);
+/// 3. carry out the actions, in order.
+///
+/// # Contract
+/// - `now` never goes back; an engine that is told an earlier time answers with an error.
+/// - `Err` means that nothing changed and that `actions` was left as it was.
+/// - `actions` is appended to, never cleared: the caller owns (and reuses) the buffer.
+/// - Events may come late. An engine first does what its deadlines before `now` asked for, then handles the event.
+pub trait Engine {
+    /// What happened.
+    type Event;
+    /// What to do about it.
+    type Action;
+    /// Why an event was refused.
+    type Error: core::error::Error;
+
+    /// Takes one event at time `now` and appends the orders that follow from it.
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: Self::Event,
+        actions: &mut Vec<Self::Action>,
+    ) -> Result<(), Self::Error>;
+
+    /// When the engine wants to be called again even if nothing happens; `None` when it has nothing to wait for.
+    fn next_deadline(&self) -> Option<Timestamp>;
+}
