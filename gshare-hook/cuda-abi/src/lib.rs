@@ -1,1 +1,232 @@
-//! See the crate's description.
+//! The one table of CUDA driver symbols.
+//!
+//! # Problem
+//!
+//! A function of the CUDA driver has a *base name*, and under it several *variants*, each an exported symbol with an
+//! ABI of its own: `cuMemAlloc` (32-bit device pointers, CUDA 2.0) and `cuMemAlloc_v2` (64-bit, 3.2); or
+//! `cuLaunchKernel` (the default stream is the legacy one) and `cuLaunchKernel_ptsz` (it is the calling thread's own).
+//! A program reaches them by linking, by `dlsym` with an exported name, or by `cuGetProcAddress` with a base name, a
+//! version and a flag. Whoever stands between program and driver must give back exactly the variant that was asked
+//! for; a newer one reads arguments that were never passed. So there is one table, and the exports of the hook, its
+//! pointers to the real functions, its answers to `cuGetProcAddress` and the fake driver all come from it.
+//!
+//! # Terms
+//!
+//! | word | meaning |
+//! |---|---|
+//! | base name | what `cuGetProcAddress` is asked for: `cuMemAlloc` |
+//! | exported name | what the linker and `dlsym` see: `cuMemAlloc_v2` |
+//! | variant, [`Symbol`] | one exported name: its base name, flavour, introducing release, class and C signature |
+//! | flavour | which stream the handle 0 means: [`Flavor::Legacy`] or [`Flavor::PerThread`] (`_ptsz`, `_ptds`) |
+//! | release | `1000 * major + 10 * minor`, as the driver writes it: 12.8 is 12080 |
+//!
+//! # Algorithm
+//!
+//! [`SYMBOLS`] is sorted by base name, flavour, release. [`resolve`] finds the base name by binary search and walks its
+//! variants, five at most. Worked example, `cuStreamGetCaptureInfo`:
+//!
+//! | exported name | flavour | introduced |
+//! |---|---|---|
+//! | `cuStreamGetCaptureInfo` | legacy | 10010 |
+//! | `cuStreamGetCaptureInfo_v2` | legacy | 11030 |
+//! | `cuStreamGetCaptureInfo_v3` | legacy | 12030 |
+//! | `cuStreamGetCaptureInfo_ptsz` | per thread | 10010 |
+//! | `cuStreamGetCaptureInfo_v2_ptsz` | per thread | 11030 |
+//! | `cuStreamGetCaptureInfo_v3_ptsz` | per thread | 12030 |
+//!
+//! Asked at release 12010 with flag 2 (per thread): the newest per-thread variant not newer than 12010 is `_v2_ptsz`.
+//! Asked at 10000: every variant is newer, [`Resolution::TooNew`]. A base name without per-thread variants, such as
+//! `cuMemAlloc`, answers flag 2 with its legacy variant, as the driver does.
+//!
+//! # The row of [`cuda_symbols!`]
+//!
+//! `{ index exported_name "base name" introduced Flavour Class (arg: type, …) }`; every function returns `CUresult`. The
+//! types are those of [`types`] (`use gshare_cuda_abi::types::*` where the rows are expanded). [`index`] and
+//! [`signature`] are two expansions that most users want.
+//!
+//! # Invariants
+//!
+//! Exported names are unique; within one base name and flavour, releases rise strictly; the table agrees with the
+//! bindings of the `cudarc` crate on every function that both know (a test compares names and signatures).
+//!
+//! # Cost
+//!
+//! `resolve` and `by_name`: one binary search over [`SYMBOLS`], no allocation, no lock. The table is static data.
+//!
+//! # Where it comes from
+//!
+//! `generate.py` reads the headers of several CUDA releases; the file says how to fetch them. Signatures use `cudarc`'s
+//! bindings for structures and handles, with two departures: C enumerations are `c_uint` and [`types::CUresult`] is a
+//! newtype, since a driver newer than the bindings may pass values that a Rust enum must not hold.
+
+#[macro_use]
+mod table;
+#[cfg(feature = "types")]
+pub mod types;
+
+pub use table::NEWEST_RELEASE;
+
+/// What a function does, as far as metering cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Class {
+    /// Starts kernels or host functions on a stream.
+    Launch,
+    /// Builds, instantiates or edits graphs.
+    Graph,
+    /// Copies, sets, prefetches or discards memory.
+    Copy,
+    /// Allocates device or host memory by pointer.
+    Alloc,
+    /// Frees what [`Class::Alloc`] gave.
+    Free,
+    /// Virtual memory: physical handles, address ranges, mappings, multicast objects.
+    Vmm,
+    /// Stream-ordered memory pools.
+    Pool,
+    /// CUDA arrays and mipmapped arrays.
+    Array,
+    /// Answers questions about devices, memory and pointers.
+    Info,
+    /// Waits, queries, events and semaphores.
+    Sync,
+    /// Stream capture.
+    Capture,
+    /// Contexts, streams and green contexts.
+    Context,
+    /// Memory and semaphores shared with other processes or APIs.
+    Ipc,
+    /// Everything else.
+    Other,
+}
+
+/// Which stream the handle 0 means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Flavor {
+    /// The device's legacy default stream, or no stream is involved.
+    Legacy,
+    /// The calling thread's own default stream.
+    PerThread,
+}
+
+/// One variant of a driver function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Symbol {
+    /// Position in [`SYMBOLS`]; the same number as in [`index`].
+    pub index: usize,
+    /// The exported name, such as `cuMemAlloc_v2`.
+    pub name: &'static str,
+    /// The base name, such as `cuMemAlloc`.
+    pub base: &'static str,
+    /// The release that introduced it, `1000 * major + 10 * minor`.
+    pub introduced: u32,
+    /// Legacy or per thread.
+    pub flavor: Flavor,
+    /// What it does.
+    pub class: Class,
+}
+
+/// `cuGetProcAddress`'s flag for the default.
+pub const FLAG_DEFAULT: u64 = 0;
+/// `cuGetProcAddress`'s flag for the legacy default stream.
+pub const FLAG_LEGACY_STREAM: u64 = 1;
+/// `cuGetProcAddress`'s flag for per-thread default streams.
+pub const FLAG_PER_THREAD_STREAM: u64 = 2;
+
+macro_rules! rows {
+    ($({ $index:literal $name:ident $base:literal $introduced:literal $flavor:ident $class:ident $args:tt })*) => {
+        /// Every variant, sorted by base name, flavour (legacy first), introducing release.
+        pub static SYMBOLS: &[Symbol] = &[$(Symbol {
+            index: $index,
+            name: stringify!($name),
+            base: $base,
+            introduced: $introduced,
+            flavor: Flavor::$flavor,
+            class: Class::$class,
+        }),*];
+
+        /// The position of each exported name in [`SYMBOLS`].
+        #[allow(missing_docs, non_upper_case_globals)]
+        pub mod index {
+            $(pub const $name: usize = $index;)*
+        }
+    };
+}
+cuda_symbols!(rows);
+
+/// The C signature of each exported name, as a function pointer type.
+#[cfg(feature = "types")]
+#[allow(missing_docs, non_camel_case_types, non_snake_case)]
+pub mod signature {
+    use crate::types::*;
+
+    macro_rules! signatures {
+        ($({ $index:literal $name:ident $base:literal $introduced:literal $flavor:ident $class:ident
+             ($($arg:ident: $type:ty),*) })*) => {
+            $(pub type $name = unsafe extern "C" fn($($arg: $type),*) -> CUresult;)*
+        };
+    }
+    cuda_symbols!(signatures);
+}
+
+/// What [`resolve`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resolution {
+    /// This variant (`CU_GET_PROC_ADDRESS_SUCCESS`).
+    Found(&'static Symbol),
+    /// No such base name (`CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND`).
+    UnknownName,
+    /// Every variant is newer than the release asked for (`CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT`).
+    TooNew,
+}
+
+/// The variant that `cuGetProcAddress(base, …, release, flags, …)` gives.
+///
+/// `flags` are those of the call; with [`FLAG_PER_THREAD_STREAM`] a per-thread variant is taken if there is one, any
+/// other value means the legacy flavour. A driver older than [`NEWEST_RELEASE`] knows fewer variants: ask with the
+/// smaller of its release and the caller's.
+///
+/// ```
+/// use gshare_cuda_abi::{Resolution, resolve};
+/// let Resolution::Found(symbol) = resolve("cuMemAlloc", 12080, 2) else { panic!("cuMemAlloc is in the table") };
+/// assert_eq!(symbol.name, "cuMemAlloc_v2");
+/// assert_eq!(resolve("cuMemAlloc", 1000, 0), Resolution::TooNew);
+/// assert_eq!(resolve("cuMemAlloc_v2", 12080, 0), Resolution::UnknownName);
+/// ```
+pub fn resolve(base: &str, release: u32, flags: u64) -> Resolution {
+    let variants = variants(base);
+    let newest = |flavor| variants.iter().rev().find(|s| s.flavor == flavor && s.introduced <= release);
+    let found = match flags {
+        FLAG_PER_THREAD_STREAM => newest(Flavor::PerThread).or_else(|| newest(Flavor::Legacy)),
+        _ => newest(Flavor::Legacy),
+    };
+    match found {
+        Some(symbol) => Resolution::Found(symbol),
+        None if variants.is_empty() => Resolution::UnknownName,
+        None => Resolution::TooNew,
+    }
+}
+
+/// All variants of a base name, legacy first, oldest first; empty for an unknown name.
+pub fn variants(base: &str) -> &'static [Symbol] {
+    let start = SYMBOLS.partition_point(|symbol| symbol.base < base);
+    let length = SYMBOLS[start..].iter().take_while(|symbol| symbol.base == base).count();
+    &SYMBOLS[start..start + length]
+}
+
+/// The variant with this exported name, as `dlsym` would be asked for it.
+///
+/// ```
+/// assert_eq!(gshare_cuda_abi::by_name("cuMemcpyDtoH_v2_ptds").map(|s| s.introduced), Some(7000));
+/// assert!(gshare_cuda_abi::by_name("cudnnCreate").is_none());
+/// ```
+pub fn by_name(exported: &str) -> Option<&'static Symbol> {
+    let unthreaded =
+        exported.strip_suffix("_ptsz").or_else(|| exported.strip_suffix("_ptds")).unwrap_or(exported);
+    let base = match unthreaded.rsplit_once("_v") {
+        Some((base, number)) if number.bytes().all(|digit| digit.is_ascii_digit()) => base,
+        _ => unthreaded,
+    };
+    variants(base).iter().find(|symbol| symbol.name == exported)
+}
