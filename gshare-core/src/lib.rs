@@ -8,11 +8,17 @@
 //! same type serves the node daemon, a host that embeds it, the simulator, the fuzzer and the replay of a journal.
 #![forbid(unsafe_code)]
 
+pub mod gate;
 pub mod ids;
+pub mod resource;
+pub mod token;
 pub mod units;
+pub mod wire;
 
 mod engine;
 
 pub use engine::Engine;
 pub use ids::{ClientId, FunctionId, GpuId, ModelId, PlacementId};
+pub use resource::{QuotaRange, ResourceSpec, SpecError};
+pub use token::{LeaseId, Share, TokenAction, TokenError, TokenEvent, TokenScheduler};
 pub use units::{BasisPoints, Bytes, Duration, ParseUnitError, Quota, SmShare, Timestamp};

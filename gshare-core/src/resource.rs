@@ -1,0 +1,303 @@
+//! Resource specs: what a client is promised and what it may take at most.
+//!
+//! The four figures are FaSTPod's (FaST-GShare, Figure 4): an SM partition in per cent, a guaranteed and a maximal
+//! share of GPU time, and GPU memory. A spec is parsed and checked once; whoever holds a [`ResourceSpec`] need not
+//! check it again.
+
+use crate::units::{Bytes, ParseUnitError, Quota, SmShare};
+use core::fmt;
+use core::str::FromStr;
+
+/// Why a resource spec was refused. Names the field and its bound.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpecError {
+    /// The guaranteed share is larger than the maximal one.
+    #[error("quota request {request} is larger than quota limit {limit}: need request <= limit")]
+    RequestAboveLimit {
+        /// The share asked to be guaranteed.
+        request: Quota,
+        /// The most that is allowed.
+        limit: Quota,
+    },
+    /// A client that may never run.
+    #[error("quota limit is 0: need more than 0 and at most 100%")]
+    ZeroLimit,
+    /// A client that may occupy no SM.
+    #[error("SM partition is 0: need more than 0 and at most 100 per cent")]
+    ZeroSm,
+    /// A client that may allocate nothing.
+    #[error("GPU memory is 0 bytes: need more, or leave it out for no limit")]
+    ZeroMemory,
+    /// More memory than the device has.
+    #[error("GPU memory {asked} is larger than the device's {device}")]
+    MemoryAboveDevice {
+        /// The memory asked for.
+        asked: Bytes,
+        /// The memory of the device.
+        device: Bytes,
+    },
+    /// A field that is not the quantity it should be.
+    #[error("{field}: {source}")]
+    Field {
+        /// The annotation, option or key.
+        field: &'static str,
+        /// What is wrong with it.
+        source: ParseUnitError,
+    },
+    /// An annotation that FaSTPod does not know.
+    #[error("unknown annotation `{key}`: expected sm_partition, quota_limit, quota_request or gpu_mem")]
+    UnknownAnnotation {
+        /// The key as given.
+        key: String,
+    },
+    /// The same annotation twice.
+    #[error("annotation `{field}` is given twice")]
+    Twice {
+        /// The annotation.
+        field: &'static str,
+    },
+}
+
+/// A guaranteed and a maximal share of GPU time in a window: `request <= limit`, `limit > 0`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "RawQuotaRange", into = "RawQuotaRange"))]
+pub struct QuotaRange {
+    request: Quota,
+    limit: Quota,
+}
+
+impl QuotaRange {
+    /// The whole GPU when nobody else wants it, nothing guaranteed.
+    pub const BEST_EFFORT: Self = Self { request: Quota::ZERO, limit: Quota::WHOLE };
+
+    /// A checked pair.
+    pub const fn new(request: Quota, limit: Quota) -> Result<Self, SpecError> {
+        if limit.is_zero() {
+            return Err(SpecError::ZeroLimit);
+        }
+        if request.get() > limit.get() {
+            return Err(SpecError::RequestAboveLimit { request, limit });
+        }
+        Ok(Self { request, limit })
+    }
+
+    /// The share that is guaranteed.
+    pub const fn request(self) -> Quota {
+        self.request
+    }
+
+    /// The most that is allowed.
+    pub const fn limit(self) -> Quota {
+        self.limit
+    }
+}
+
+#[cfg(feature = "serde")]
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawQuotaRange {
+    request: Quota,
+    limit: Quota,
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<RawQuotaRange> for QuotaRange {
+    type Error = SpecError;
+    fn try_from(raw: RawQuotaRange) -> Result<Self, SpecError> {
+        Self::new(raw.request, raw.limit)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<QuotaRange> for RawQuotaRange {
+    fn from(range: QuotaRange) -> Self {
+        Self { request: range.request, limit: range.limit }
+    }
+}
+
+/// `0.3:0.8` (request:limit), or one share for both.
+impl FromStr for QuotaRange {
+    type Err = SpecError;
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let (request, limit) = text.split_once(':').unwrap_or((text, text));
+        let parse = |text: &str, field| text.parse().map_err(|source| SpecError::Field { field, source });
+        Self::new(parse(request, "quota request")?, parse(limit, "quota limit")?)
+    }
+}
+
+/// `30%:80%`.
+impl fmt::Display for QuotaRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.request, self.limit)
+    }
+}
+
+/// What a client is promised and what it may take at most, on one GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "RawResourceSpec", into = "RawResourceSpec"))]
+pub struct ResourceSpec {
+    quota: QuotaRange,
+    sm: SmShare,
+    memory: Option<Bytes>,
+}
+
+impl ResourceSpec {
+    /// All of a GPU when nobody else wants it: nothing guaranteed, nothing limited.
+    pub const UNLIMITED: Self = Self { quota: QuotaRange::BEST_EFFORT, sm: SmShare::WHOLE, memory: None };
+
+    /// A checked spec. `memory` of `None` means no limit but the device's.
+    pub const fn new(quota: QuotaRange, sm: SmShare, memory: Option<Bytes>) -> Result<Self, SpecError> {
+        if sm.is_zero() {
+            return Err(SpecError::ZeroSm);
+        }
+        if let Some(Bytes(0)) = memory {
+            return Err(SpecError::ZeroMemory);
+        }
+        Ok(Self { quota, sm, memory })
+    }
+
+    /// Share of GPU time.
+    pub const fn quota(&self) -> QuotaRange {
+        self.quota
+    }
+
+    /// Share of the SMs.
+    pub const fn sm(&self) -> SmShare {
+        self.sm
+    }
+
+    /// GPU memory, or no limit.
+    pub const fn memory(&self) -> Option<Bytes> {
+        self.memory
+    }
+
+    /// The same spec with another share of GPU time.
+    #[must_use]
+    pub const fn with_quota(self, quota: QuotaRange) -> Self {
+        Self { quota, ..self }
+    }
+
+    /// Checks the memory against the device's.
+    pub fn check_fits(&self, device: Bytes) -> Result<(), SpecError> {
+        match self.memory {
+            Some(asked) if asked > device => Err(SpecError::MemoryAboveDevice { asked, device }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads FaSTPod annotations (FaST-GShare, Figure 4). The prefix before `/` and a leading `gpu_` are not looked
+    /// at, so `faasshare/sm_partition` and `fastgshare/gpu_sm_partition` are the same. What is not given is not
+    /// limited; a limit alone guarantees nothing, a request alone is its own limit.
+    ///
+    /// ```
+    /// use gshare_core::{Bytes, ResourceSpec};
+    /// let spec = ResourceSpec::from_annotations([
+    ///     ("faasshare/sm_partition", "12"),
+    ///     ("faasshare/quota_limit", "0.8"),
+    ///     ("faasshare/quota_request", "0.3"),
+    ///     ("faasshare/gpu_mem", "1073741824"),
+    /// ])?;
+    /// assert_eq!(spec.quota().to_string(), "30%:80%");
+    /// assert_eq!(spec.memory(), Some(Bytes::from_gib(1)));
+    /// # Ok::<(), gshare_core::SpecError>(())
+    /// ```
+    pub fn from_annotations<'a>(
+        annotations: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Self, SpecError> {
+        fn set<T: FromStr<Err = ParseUnitError>>(
+            slot: &mut Option<T>,
+            field: &'static str,
+            text: &str,
+        ) -> Result<(), SpecError> {
+            if slot.is_some() {
+                return Err(SpecError::Twice { field });
+            }
+            *slot = Some(text.parse().map_err(|source| SpecError::Field { field, source })?);
+            Ok(())
+        }
+        let (mut sm, mut request, mut limit, mut memory) = (None, None, None, None);
+        for (key, value) in annotations {
+            let name = key.rsplit_once('/').map_or(key, |(_, name)| name);
+            match name.strip_prefix("gpu_").unwrap_or(name) {
+                "sm_partition" => set(&mut sm, "sm_partition", value)?,
+                "quota_request" => set(&mut request, "quota_request", value)?,
+                "quota_limit" => set(&mut limit, "quota_limit", value)?,
+                "mem" => set(&mut memory, "gpu_mem", value)?,
+                _ => return Err(SpecError::UnknownAnnotation { key: key.to_owned() }),
+            }
+        }
+        let quota =
+            QuotaRange::new(request.unwrap_or(Quota::ZERO), limit.or(request).unwrap_or(Quota::WHOLE))?;
+        Self::new(quota, sm.unwrap_or(SmShare::WHOLE), memory)
+    }
+}
+
+#[cfg(feature = "serde")]
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawResourceSpec {
+    quota: QuotaRange,
+    sm: SmShare,
+    #[serde(default, rename = "memory_bytes", skip_serializing_if = "Option::is_none")]
+    memory: Option<Bytes>,
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<RawResourceSpec> for ResourceSpec {
+    type Error = SpecError;
+    fn try_from(raw: RawResourceSpec) -> Result<Self, SpecError> {
+        Self::new(raw.quota, raw.sm, raw.memory)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<ResourceSpec> for RawResourceSpec {
+    fn from(spec: ResourceSpec) -> Self {
+        Self { quota: spec.quota, sm: spec.sm, memory: spec.memory }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_field_and_bound() {
+        let text = |result: Result<ResourceSpec, SpecError>| result.unwrap_err().to_string();
+        assert_eq!(
+            text(ResourceSpec::from_annotations([("x/quota_request", "0.8"), ("x/quota_limit", "0.3")])),
+            "quota request 80% is larger than quota limit 30%: need request <= limit"
+        );
+        assert!(
+            text(ResourceSpec::from_annotations([("sm_partition", "0")])).starts_with("SM partition is 0")
+        );
+        assert!(text(ResourceSpec::from_annotations([("sm_partition", "101")])).contains("at most 100"));
+        assert!(text(ResourceSpec::from_annotations([("gpu_mem", "-1")])).starts_with("gpu_mem"));
+        assert!(
+            text(ResourceSpec::from_annotations([("colour", "red")])).contains("unknown annotation `colour`")
+        );
+        assert!(
+            text(ResourceSpec::from_annotations([("a/gpu_mem", "1"), ("b/gpu_mem", "1")])).contains("twice")
+        );
+        let big = ResourceSpec::from_annotations([("gpu_mem", "2GiB")]).unwrap();
+        assert!(big.check_fits(Bytes::from_gib(1)).is_err());
+    }
+
+    #[test]
+    fn a_range_reads_one_share_or_two() {
+        assert_eq!("0.3:0.8".parse::<QuotaRange>().unwrap().to_string(), "30%:80%");
+        assert_eq!("0.3".parse::<QuotaRange>().unwrap().to_string(), "30%:30%");
+        assert!("0.8:0.3".parse::<QuotaRange>().is_err());
+        assert!("0:0".parse::<QuotaRange>().is_err());
+    }
+
+    #[test]
+    fn a_request_alone_is_its_own_limit_and_a_limit_alone_guarantees_nothing() {
+        let of = |key| ResourceSpec::from_annotations([(key, "0.5")]).unwrap().quota().to_string();
+        assert_eq!(of("quota_request"), "50%:50%");
+        assert_eq!(of("quota_limit"), "0%:50%");
+    }
+}

@@ -1,0 +1,763 @@
+//! Wire format between a hooked process and its node daemon.
+//!
+//! # Problem
+//! The hook lives inside other people's programs for months; the daemon is upgraded under it. Neither may trust the
+//! other's bytes. So a frame is small, versioned, bounded and fully checked before any of it is believed.
+//!
+//! # Terms
+//! One **frame** is one packet of a `SOCK_SEQPACKET` socket, at most [`MAX_FRAME`] bytes, little-endian:
+//!
+//! ```text
+//!  0        1        2                4                                8
+//! +--------+--------+----------------+--------------------------------+----------- - -
+//! |version | kind   | length (whole) | sequence (from 0, one by one)  | payload
+//! +--------+--------+----------------+--------------------------------+----------- - -
+//! ```
+//!
+//! Each direction of a connection numbers its frames from 0 without a gap ([`Sequence`]); a frame that is replayed,
+//! dropped or reordered is seen at once. Texts are a length byte and UTF-8 of at most [`MAX_TEXT`] bytes. Times are
+//! `CLOCK_MONOTONIC` nanoseconds, the same for all processes of one node.
+//!
+//! # Conversation
+//! ```text
+//! hook                                    daemon
+//!  Hello{name, spec, ...}            ──▶
+//!                                    ◀──  Welcome{epoch}              or Refused{code, text} and close
+//!  Attach{ordinal, device, memory}   ──▶                             once per GPU, at its first context
+//!                                    ◀──  Attached{client, spec, window}
+//!  TokenRequest{client}              ──▶
+//!                                    ◀──  Grant{client, lease, budget, expires}
+//!  Usage, TokenReturn                ──▶
+//!  MemoryReserve{client, bytes}      ──▶
+//!                                    ◀──  MemoryGrant or MemoryDeny
+//! ```
+//! After a reconnect the hook says Hello and Attach again and re-states the memory it has allocated in `Attach`.
+//!
+//! # Invariants
+//! - `decode(encode(frame)) == frame`; every other byte string is an error, never a panic.
+//! - The bytes of each kind are pinned by golden tests: a change of meaning is a new [`VERSION`].
+//!
+//! # Cost
+//! Encoding and decoding are a few dozen nanoseconds and allocate only for texts.
+
+use crate::ids::{ClientId, GpuId};
+use crate::resource::{QuotaRange, ResourceSpec};
+use crate::token::{LeaseId, RevokeReason, ThrottleReason};
+use crate::units::{Bytes, Duration, Quota, SmShare, Timestamp};
+
+/// Version of the format; the first byte of every frame.
+pub const VERSION: u8 = 1;
+/// Length of the header in bytes.
+pub const HEADER: usize = 8;
+/// The longest frame in bytes, header included.
+pub const MAX_FRAME: usize = 512;
+/// The longest text in bytes.
+pub const MAX_TEXT: usize = 120;
+
+/// Why bytes are not a frame. The daemon counts drops by [`WireError::label`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// Fewer bytes than a header, or than the header says.
+    #[error("truncated: {have} bytes of {need}")]
+    Truncated {
+        /// Bytes received.
+        have: usize,
+        /// Bytes needed.
+        need: usize,
+    },
+    /// More bytes than the header says, or than any frame has.
+    #[error("oversized: {have} bytes, at most {limit}")]
+    Oversized {
+        /// Bytes received.
+        have: usize,
+        /// The most there may be.
+        limit: usize,
+    },
+    /// A version that is not spoken here.
+    #[error("version {version} is not spoken here (this is {VERSION})")]
+    Version {
+        /// The version byte.
+        version: u8,
+    },
+    /// A kind that does not exist in this direction.
+    #[error("unknown kind {kind}")]
+    Kind {
+        /// The kind byte.
+        kind: u8,
+    },
+    /// A sequence number that was not due.
+    #[error("sequence {got} where {expected} was due")]
+    Sequence {
+        /// The number received.
+        got: u32,
+        /// The number due.
+        expected: u32,
+    },
+    /// A field with an impossible value.
+    #[error("field {field} has an impossible value")]
+    Field {
+        /// The field.
+        field: &'static str,
+    },
+}
+
+impl WireError {
+    /// A short, fixed name for counters.
+    pub const fn label(&self) -> &'static str {
+        match self {
+            Self::Truncated { .. } => "truncated",
+            Self::Oversized { .. } => "oversized",
+            Self::Version { .. } => "version",
+            Self::Kind { .. } => "kind",
+            Self::Sequence { .. } => "sequence",
+            Self::Field { .. } => "field",
+        }
+    }
+}
+
+/// What a client does when its daemon is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum OnDaemonLoss {
+    /// Keep the last share by the local clock: a restart of the daemon must not stop the work of a node.
+    #[default]
+    Open,
+    /// Launch nothing; after a bounded wait launches fail with a CUDA error.
+    Closed,
+}
+
+/// Why a daemon turned a process away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum RefusalCode {
+    /// Another run uses this name.
+    DuplicateName,
+    /// The peer's user may not use this daemon.
+    NotAllowed,
+    /// The daemon serves as many clients as it was configured for.
+    Full,
+    /// The spec cannot be met on this device.
+    BadSpec,
+    /// The daemon does not manage this device.
+    UnknownDevice,
+    /// A message that does not fit the state of the connection.
+    Protocol,
+}
+
+/// A value of the wire: how it is written and read back.
+trait Field: Sized {
+    fn put(&self, out: &mut Vec<u8>);
+    fn take(input: &mut &[u8], field: &'static str) -> Result<Self, WireError>;
+}
+
+fn take_bytes<'a>(input: &mut &'a [u8], n: usize) -> Result<&'a [u8], WireError> {
+    match input.split_at_checked(n) {
+        Some((head, tail)) => {
+            *input = tail;
+            Ok(head)
+        }
+        None => Err(WireError::Truncated { have: input.len(), need: n }),
+    }
+}
+
+macro_rules! integer_fields {
+    ($($ty:ty),*) => {$(
+        impl Field for $ty {
+            fn put(&self, out: &mut Vec<u8>) {
+                out.extend_from_slice(&self.to_le_bytes());
+            }
+            fn take(input: &mut &[u8], field: &'static str) -> Result<Self, WireError> {
+                let bytes = take_bytes(input, size_of::<$ty>())?;
+                bytes.try_into().map(Self::from_le_bytes).map_err(|_| WireError::Field { field })
+            }
+        }
+    )*};
+}
+integer_fields!(u8, u16, u32, u64);
+
+/// Fields that are a wrapped integer: how to unwrap, and how to wrap again if the value is possible.
+macro_rules! wrapped_fields {
+    ($($ty:ty as $raw:ty: |$value:ident| $get:expr, |$bits:ident| $make:expr;)*) => {$(
+        impl Field for $ty {
+            fn put(&self, out: &mut Vec<u8>) {
+                let $value = *self;
+                let raw: $raw = $get;
+                raw.put(out);
+            }
+            fn take(input: &mut &[u8], field: &'static str) -> Result<Self, WireError> {
+                let $bits = <$raw>::take(input, field)?;
+                let value: Option<$ty> = $make;
+                value.ok_or(WireError::Field { field })
+            }
+        }
+    )*};
+}
+wrapped_fields! {
+    ClientId as u64: |id| id.into(), |raw| Some(ClientId::from(raw));
+    GpuId as u32: |id| id.0, |raw| Some(GpuId(raw));
+    LeaseId as u64: |id| id.0, |raw| Some(LeaseId(raw));
+    Duration as u64: |time| time.as_nanos(), |raw| Some(Duration::from_nanos(raw));
+    Timestamp as u64: |time| time.as_nanos(), |raw| Some(Timestamp::from_nanos(raw));
+    Bytes as u64: |bytes| bytes.0, |raw| Some(Bytes(raw));
+    Quota as u16: |share| share.get(), |raw| Quota::new(raw);
+    SmShare as u16: |share| share.get(), |raw| SmShare::new(raw);
+    OnDaemonLoss as u8: |policy| match policy {
+        OnDaemonLoss::Open => 0,
+        OnDaemonLoss::Closed => 1,
+    }, |raw| match raw {
+        0 => Some(OnDaemonLoss::Open),
+        1 => Some(OnDaemonLoss::Closed),
+        _ => None,
+    };
+    RevokeReason as u8: |reason| match reason {
+        RevokeReason::Expired => 0,
+        RevokeReason::ShareReduced => 1,
+    }, |raw| match raw {
+        0 => Some(RevokeReason::Expired),
+        1 => Some(RevokeReason::ShareReduced),
+        _ => None,
+    };
+    ThrottleReason as u8: |reason| match reason {
+        ThrottleReason::LimitReached => 0,
+    }, |raw| match raw {
+        0 => Some(ThrottleReason::LimitReached),
+        _ => None,
+    };
+    RefusalCode as u8: |code| match code {
+        RefusalCode::DuplicateName => 0,
+        RefusalCode::NotAllowed => 1,
+        RefusalCode::Full => 2,
+        RefusalCode::BadSpec => 3,
+        RefusalCode::UnknownDevice => 4,
+        RefusalCode::Protocol => 5,
+    }, |raw| match raw {
+        0 => Some(RefusalCode::DuplicateName),
+        1 => Some(RefusalCode::NotAllowed),
+        2 => Some(RefusalCode::Full),
+        3 => Some(RefusalCode::BadSpec),
+        4 => Some(RefusalCode::UnknownDevice),
+        5 => Some(RefusalCode::Protocol),
+        _ => None,
+    };
+}
+
+impl Field for [u8; 16] {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self);
+    }
+    fn take(input: &mut &[u8], field: &'static str) -> Result<Self, WireError> {
+        take_bytes(input, 16)?.try_into().map_err(|_| WireError::Field { field })
+    }
+}
+
+/// Longer texts are cut at a character boundary when written: a name is for people, not a key to trust.
+impl Field for String {
+    fn put(&self, out: &mut Vec<u8>) {
+        let text = &self[..self.floor_char_boundary(MAX_TEXT)];
+        out.push(u8::try_from(text.len()).unwrap_or(0));
+        out.extend_from_slice(text.as_bytes());
+    }
+    fn take(input: &mut &[u8], field: &'static str) -> Result<Self, WireError> {
+        let length = usize::from(u8::take(input, field)?);
+        if length > MAX_TEXT {
+            return Err(WireError::Field { field });
+        }
+        let bytes = take_bytes(input, length)?;
+        core::str::from_utf8(bytes).map(str::to_owned).map_err(|_| WireError::Field { field })
+    }
+}
+
+impl Field for ResourceSpec {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.quota().request().put(out);
+        self.quota().limit().put(out);
+        self.sm().put(out);
+        self.memory().unwrap_or(Bytes(u64::MAX)).put(out);
+    }
+    fn take(input: &mut &[u8], field: &'static str) -> Result<Self, WireError> {
+        let bad = |_| WireError::Field { field };
+        let quota = QuotaRange::new(Quota::take(input, field)?, Quota::take(input, field)?).map_err(bad)?;
+        let sm = SmShare::take(input, field)?;
+        let memory = Some(Bytes::take(input, field)?).filter(|bytes| bytes.0 != u64::MAX);
+        Self::new(quota, sm, memory).map_err(bad)
+    }
+}
+
+/// A value that may be left out: a byte that says so, then the value.
+impl<T: Field> Field for Option<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            None => out.push(0),
+            Some(value) => {
+                out.push(1);
+                value.put(out);
+            }
+        }
+    }
+    fn take(input: &mut &[u8], field: &'static str) -> Result<Self, WireError> {
+        match u8::take(input, field)? {
+            0 => Ok(None),
+            1 => T::take(input, field).map(Some),
+            _ => Err(WireError::Field { field }),
+        }
+    }
+}
+
+/// Declares the messages of one direction with their kinds, and the coder between them and frames.
+macro_rules! messages {
+    (
+        $(#[$enum_doc:meta])* $name:ident;
+        $($(#[$doc:meta])* $kind:literal $variant:ident {
+            $($(#[$field_doc:meta])* $field:ident: $ty:ty),* $(,)?
+        })*
+    ) => {
+        $(#[$enum_doc])*
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum $name {
+            $($(#[$doc])* $variant { $($(#[$field_doc])* $field: $ty),* },)*
+        }
+
+        impl $name {
+            /// Appends the frame with this sequence number to `out`.
+            pub fn encode(&self, sequence: u32, out: &mut Vec<u8>) {
+                let start = out.len();
+                let kind: u8 = match self { $(Self::$variant { .. } => $kind,)* };
+                out.extend_from_slice(&[VERSION, kind, 0, 0]);
+                sequence.put(out);
+                match self {
+                    $(Self::$variant { $($field),* } => { $($field.put(out);)* })*
+                }
+                // No kind reaches MAX_FRAME, let alone 64 KiB: texts are cut at MAX_TEXT.
+                let length = u16::try_from(out.len() - start).unwrap_or(u16::MAX);
+                out[start + 2..start + 4].copy_from_slice(&length.to_le_bytes());
+            }
+
+            /// Reads one frame that fills `bytes` exactly; gives its sequence number and its message.
+            pub fn decode(bytes: &[u8]) -> Result<(u32, Self), WireError> {
+                let (kind, sequence, mut payload) = open(bytes)?;
+                let input = &mut payload;
+                let message = match kind {
+                    $($kind => Self::$variant { $($field: Field::take(input, stringify!($field))?),* },)*
+                    _ => return Err(WireError::Kind { kind }),
+                };
+                if !payload.is_empty() {
+                    return Err(WireError::Oversized { have: bytes.len(), limit: bytes.len() - payload.len() });
+                }
+                Ok((sequence, message))
+            }
+
+            /// Name of the message, for logs and counters.
+            pub const fn label(&self) -> &'static str {
+                match self { $(Self::$variant { .. } => stringify!($variant),)* }
+            }
+        }
+    };
+}
+
+/// Checks the header and gives kind, sequence and payload.
+fn open(bytes: &[u8]) -> Result<(u8, u32, &[u8]), WireError> {
+    if bytes.len() > MAX_FRAME {
+        return Err(WireError::Oversized { have: bytes.len(), limit: MAX_FRAME });
+    }
+    let mut input = bytes;
+    // The version comes first and alone: a frame of another version may have another header.
+    let version = u8::take(&mut input, "version")?;
+    if version != VERSION {
+        return Err(WireError::Version { version });
+    }
+    if bytes.len() < HEADER {
+        return Err(WireError::Truncated { have: bytes.len(), need: HEADER });
+    }
+    let kind = u8::take(&mut input, "kind")?;
+    let length = usize::from(u16::take(&mut input, "length")?);
+    let sequence = u32::take(&mut input, "sequence")?;
+    if length > bytes.len() {
+        return Err(WireError::Truncated { have: bytes.len(), need: length });
+    }
+    if length < bytes.len() {
+        return Err(WireError::Oversized { have: bytes.len(), limit: length });
+    }
+    Ok((kind, sequence, input))
+}
+
+messages! {
+    /// What a hooked process says to its daemon.
+    ToDaemon;
+
+    /// First frame of a connection: who is calling. The daemon takes pid and uid from the socket, not from here.
+    1 Hello {
+        /// Start time of the process in clock ticks since boot (`/proc/self/stat`, field 22), against reused pids.
+        pid_start: u64,
+        /// One number for all processes of one `gshare run`; its processes share one name and one share.
+        run: u64,
+        /// Name of the instance.
+        name: String,
+        /// The program, for people (`comm`).
+        program: String,
+        /// What it asks for, where the daemon's configuration does not say.
+        spec: ResourceSpec,
+        /// What it will do when this daemon is gone.
+        on_loss: OnDaemonLoss,
+    }
+    /// The process has made its first context on a GPU.
+    2 Attach {
+        /// The process's own number of the device; echoed in `Attached`.
+        ordinal: u32,
+        /// UUID of the device (or MIG instance): the only name that all processes share.
+        device: [u8; 16],
+        /// Memory of the device.
+        device_memory: Bytes,
+        /// Memory already allocated there: 0 at first, the account to be re-stated after a reconnect.
+        allocated: Bytes,
+    }
+    /// The client wants to launch, or to go on launching.
+    3 TokenRequest {
+        /// Who.
+        client: ClientId,
+    }
+    /// The client launches no more under this lease.
+    4 TokenReturn {
+        /// Who.
+        client: ClientId,
+        /// Which lease.
+        lease: LeaseId,
+        /// GPU time used under it in all.
+        used: Duration,
+        /// Whether it wants another at once (spares a `TokenRequest`).
+        again: u8,
+    }
+    /// How far the lease has been used, and counters since the client attached.
+    5 Usage {
+        /// Who.
+        client: ClientId,
+        /// Which lease.
+        lease: LeaseId,
+        /// GPU time used under it so far.
+        used: Duration,
+        /// Kernels launched.
+        launches: u64,
+        /// Time threads waited for a token.
+        waited: Duration,
+    }
+    /// Asks for memory before it is allocated.
+    6 MemoryReserve {
+        /// Who.
+        client: ClientId,
+        /// How much is needed.
+        bytes: Bytes,
+        /// How much would be welcome, to serve small allocations without asking again.
+        wish: Bytes,
+    }
+    /// Gives memory back.
+    7 MemoryRelease {
+        /// Who.
+        client: ClientId,
+        /// How much.
+        bytes: Bytes,
+    }
+    /// The process is done with this GPU.
+    8 Detach {
+        /// Who.
+        client: ClientId,
+    }
+}
+
+messages! {
+    /// What a daemon says to a hooked process.
+    ToClient;
+
+    /// The process is let in.
+    1 Welcome {
+        /// Number of this run of the daemon: a client that sees it change re-registers.
+        epoch: u64,
+    }
+    /// The process is turned away; the connection closes.
+    2 Refused {
+        /// Why.
+        code: RefusalCode,
+        /// Why, for people: names field and bound.
+        text: String,
+    }
+    /// The client is known from now on.
+    3 Attached {
+        /// The process's own number of the device.
+        ordinal: u32,
+        /// Its name from now on.
+        client: ClientId,
+        /// The daemon's number of the device.
+        gpu: GpuId,
+        /// What it may take.
+        spec: ResourceSpec,
+        /// Length of the window over which quotas are settled.
+        window: Duration,
+        /// The most GPU time it should have in flight, so that a lease can be given back soon.
+        in_flight: Duration,
+    }
+    /// Launch.
+    4 Grant {
+        /// Who.
+        client: ClientId,
+        /// Under which lease.
+        lease: LeaseId,
+        /// GPU time in all since the lease began.
+        budget: Duration,
+        /// Until when.
+        expires: Timestamp,
+    }
+    /// Stop: the lease is void.
+    5 Revoke {
+        /// Who.
+        client: ClientId,
+        /// Which lease.
+        lease: LeaseId,
+        /// Why.
+        reason: RevokeReason,
+    }
+    /// Wait: there will be no token before `until`.
+    6 Throttle {
+        /// Who.
+        client: ClientId,
+        /// The earliest time of the next grant.
+        until: Timestamp,
+        /// Why.
+        reason: ThrottleReason,
+    }
+    /// Another share from now on.
+    7 ShareChanged {
+        /// Who.
+        client: ClientId,
+        /// The new spec.
+        spec: ResourceSpec,
+    }
+    /// The memory is reserved: at least what was needed, at most what was wished.
+    8 MemoryGrant {
+        /// Who.
+        client: ClientId,
+        /// How much was added to its account.
+        bytes: Bytes,
+    }
+    /// The memory is not there.
+    9 MemoryDeny {
+        /// Who.
+        client: ClientId,
+        /// How much is still free within its limit.
+        free: Bytes,
+    }
+}
+
+/// The sequence numbers of one direction of a connection.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sequence {
+    next: u32,
+}
+
+impl Sequence {
+    /// The number for the next frame sent. Wraps after 2^32 frames.
+    pub fn stamp(&mut self) -> u32 {
+        let number = self.next;
+        self.next = self.next.wrapping_add(1);
+        number
+    }
+
+    /// Checks the number of a frame received.
+    pub fn check(&mut self, got: u32) -> Result<(), WireError> {
+        if got != self.next {
+            return Err(WireError::Sequence { got, expected: self.next });
+        }
+        self.next = self.next.wrapping_add(1);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn spec() -> ResourceSpec {
+        let quota = "0.3:0.8".parse().unwrap();
+        ResourceSpec::new(quota, SmShare::from_percent(24).unwrap(), Some(Bytes::from_gib(1))).unwrap()
+    }
+
+    fn to_daemon() -> Vec<ToDaemon> {
+        let client = ClientId::new(2, 1);
+        vec![
+            ToDaemon::Hello {
+                pid_start: 7,
+                run: 9,
+                name: "alice".into(),
+                program: "python3".into(),
+                spec: spec(),
+                on_loss: OnDaemonLoss::Closed,
+            },
+            ToDaemon::Attach {
+                ordinal: 1,
+                device: *b"0123456789abcdef",
+                device_memory: Bytes(5),
+                allocated: Bytes(4),
+            },
+            ToDaemon::TokenRequest { client },
+            ToDaemon::TokenReturn { client, lease: LeaseId(3), used: Duration::from_nanos(4), again: 1 },
+            ToDaemon::Usage {
+                client,
+                lease: LeaseId(3),
+                used: Duration::from_nanos(4),
+                launches: 5,
+                waited: Duration::from_nanos(6),
+            },
+            ToDaemon::MemoryReserve { client, bytes: Bytes(1), wish: Bytes(2) },
+            ToDaemon::MemoryRelease { client, bytes: Bytes(1) },
+            ToDaemon::Detach { client },
+        ]
+    }
+
+    fn to_client() -> Vec<ToClient> {
+        let client = ClientId::new(2, 1);
+        let lease = LeaseId(3);
+        vec![
+            ToClient::Welcome { epoch: 1 },
+            ToClient::Refused { code: RefusalCode::DuplicateName, text: "no".into() },
+            ToClient::Attached {
+                ordinal: 1,
+                client,
+                gpu: GpuId(1),
+                spec: ResourceSpec::UNLIMITED,
+                window: Duration::from_nanos(1),
+                in_flight: Duration::from_nanos(2),
+            },
+            ToClient::Grant {
+                client,
+                lease,
+                budget: Duration::from_nanos(4),
+                expires: Timestamp::from_nanos(5),
+            },
+            ToClient::Revoke { client, lease, reason: RevokeReason::Expired },
+            ToClient::Throttle {
+                client,
+                until: Timestamp::from_nanos(5),
+                reason: ThrottleReason::LimitReached,
+            },
+            ToClient::ShareChanged { client, spec: spec() },
+            ToClient::MemoryGrant { client, bytes: Bytes(1) },
+            ToClient::MemoryDeny { client, free: Bytes(1) },
+        ]
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The bytes of version 1. A change here is a new version, never an edit of this list.
+    #[test]
+    fn golden_bytes_of_version_1() {
+        let spec = "b80b401f60090000004000000000";
+        let golden_to_daemon = [
+            format!("010135000000000007000000000000000900000000000000{}{}{spec}01", "05616c696365", "07707974686f6e33"),
+            "0102 2c00 01000000 01000000 30313233343536373839616263646566 0500000000000000 0400000000000000".into(),
+            "0103 1000 02000000 0200000001000000".into(),
+            "0104 2100 03000000 0200000001000000 0300000000000000 0400000000000000 01".into(),
+            "0105 3000 04000000 0200000001000000 0300000000000000 0400000000000000 0500000000000000 0600000000000000"
+                .into(),
+            "0106 2000 05000000 0200000001000000 0100000000000000 0200000000000000".into(),
+            "0107 1800 06000000 0200000001000000 0100000000000000".into(),
+            "0108 1000 07000000 0200000001000000".into(),
+        ];
+        for (n, (message, golden)) in to_daemon().iter().zip(golden_to_daemon).enumerate() {
+            let mut bytes = Vec::new();
+            message.encode(u32::try_from(n).unwrap(), &mut bytes);
+            assert_eq!(hex(&bytes), golden.replace(' ', ""), "{message:?}");
+        }
+        let golden_to_client = [
+            "0101 1000 00000000 0100000000000000",
+            "0102 0c00 01000000 00 026e6f",
+            "0103 3600 02000000 01000000 0200000001000000 01000000 0000102710 27ffffffffffffffff 0100000000000000 0200000000000000",
+            "0104 2800 03000000 0200000001000000 0300000000000000 0400000000000000 0500000000000000",
+            "0105 1900 04000000 0200000001000000 0300000000000000 00",
+            "0106 1900 05000000 0200000001000000 0500000000000000 00",
+            "0107 1e00 06000000 0200000001000000 b80b401f60090000004000000000",
+            "0108 1800 07000000 0200000001000000 0100000000000000",
+            "0109 1800 08000000 0200000001000000 0100000000000000",
+        ];
+        for (n, (message, golden)) in to_client().iter().zip(golden_to_client).enumerate() {
+            let mut bytes = Vec::new();
+            message.encode(u32::try_from(n).unwrap(), &mut bytes);
+            assert_eq!(hex(&bytes), golden.replace(' ', ""), "{message:?}");
+        }
+    }
+
+    #[test]
+    fn every_message_comes_back_as_it_was_sent() {
+        for message in to_daemon() {
+            let mut bytes = Vec::new();
+            message.encode(77, &mut bytes);
+            assert!(bytes.len() <= MAX_FRAME);
+            assert_eq!(ToDaemon::decode(&bytes), Ok((77, message)));
+        }
+        for message in to_client() {
+            let mut bytes = Vec::new();
+            message.encode(77, &mut bytes);
+            assert_eq!(ToClient::decode(&bytes), Ok((77, message)));
+        }
+    }
+
+    #[test]
+    fn every_cut_and_every_extension_of_a_frame_is_refused() {
+        for message in to_daemon() {
+            let mut bytes = Vec::new();
+            message.encode(0, &mut bytes);
+            for cut in 0..bytes.len() {
+                assert!(ToDaemon::decode(&bytes[..cut]).is_err(), "{message:?} cut to {cut}");
+            }
+            bytes.push(0);
+            assert!(matches!(ToDaemon::decode(&bytes), Err(WireError::Oversized { .. })));
+        }
+        assert!(matches!(ToDaemon::decode(&[VERSION; MAX_FRAME + 1]), Err(WireError::Oversized { .. })));
+        assert_eq!(ToDaemon::decode(&[9; HEADER]), Err(WireError::Version { version: 9 }));
+    }
+
+    #[test]
+    fn a_long_name_is_cut_at_a_character() {
+        let mut bytes = Vec::new();
+        ToClient::Refused { code: RefusalCode::Full, text: "é".repeat(100) }.encode(0, &mut bytes);
+        let (_, message) = ToClient::decode(&bytes).unwrap();
+        assert_eq!(message, ToClient::Refused { code: RefusalCode::Full, text: "é".repeat(60) });
+    }
+
+    #[test]
+    fn a_replayed_or_skipped_frame_is_seen() {
+        let (mut sender, mut receiver) = (Sequence::default(), Sequence::default());
+        let (first, second) = (sender.stamp(), sender.stamp());
+        assert_eq!(receiver.check(first), Ok(()));
+        assert_eq!(receiver.check(first), Err(WireError::Sequence { got: 0, expected: 1 }));
+        assert_eq!(receiver.check(second), Ok(()));
+        assert!(receiver.check(7).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic_and_what_decodes_encodes_to_the_same_bytes(
+            mut bytes in prop::collection::vec(any::<u8>(), 0..80),
+            kind in 0u8..12,
+        ) {
+            if bytes.len() >= HEADER {
+                let length = u16::try_from(bytes.len()).unwrap().to_le_bytes();
+                bytes[..4].copy_from_slice(&[VERSION, kind, length[0], length[1]]);
+            }
+            if let Ok((sequence, message)) = ToDaemon::decode(&bytes) {
+                let mut again = Vec::new();
+                message.encode(sequence, &mut again);
+                prop_assert_eq!(&again, &bytes);
+            }
+            if let Ok((sequence, message)) = ToClient::decode(&bytes) {
+                let mut again = Vec::new();
+                message.encode(sequence, &mut again);
+                prop_assert_eq!(&again, &bytes);
+            }
+        }
+    }
+}
