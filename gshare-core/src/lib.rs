@@ -7,6 +7,10 @@
 //! It is pure: no clock, thread, file, socket or randomness. An engine is told the time and returns orders, so the
 //! same type serves the node daemon, a host that embeds it, the simulator, the fuzzer and the replay of a journal.
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    test,
+    allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 
 pub mod gate;
 pub mod ids;

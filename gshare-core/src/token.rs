@@ -165,7 +165,7 @@ pub enum RevokeReason {
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum ThrottleReason {
-    /// It has used its limit in this window (Q_remain <= 0), overuse of earlier windows included.
+    /// It has used its limit in this window (`Q_remain` <= 0), overuse of earlier windows included.
     LimitReached,
 }
 

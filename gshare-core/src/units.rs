@@ -66,7 +66,7 @@ fn parse_decimal(text: &str, units: u64) -> Option<u64> {
     let mut scale = units;
     for digit in fraction.bytes() {
         let digit = u64::from(digit - b'0');
-        if scale % 10 != 0 {
+        if !scale.is_multiple_of(10) {
             if digit == 0 {
                 continue;
             }
