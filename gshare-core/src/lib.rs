@@ -14,6 +14,7 @@
 
 pub mod gate;
 pub mod ids;
+pub mod pack;
 pub mod resource;
 pub mod token;
 pub mod units;

@@ -1,1 +1,4 @@
 //! See the crate's description.
+#![forbid(unsafe_code)]
+
+pub mod pack;

@@ -1,0 +1,293 @@
+//! Rectangles in basis points, and the set of maximal free rectangles of one GPU.
+//!
+//! A free rectangle is *maximal* when no other free rectangle contains it. The set of all of them describes the free
+//! space completely: a demand fits the GPU exactly when it fits one of them.
+//!
+//! # Algorithm
+//! [`FreeSet::occupy`] (after FaST-GShare, Algorithm 2): each free rectangle that meets the new one is replaced by up
+//! to four pieces beside it. A piece can be redundant (contained) only against a rectangle that was kept or against
+//! another piece, and never makes a kept one redundant.
+//!
+//! [`FreeSet::vacate`]: every rectangle that becomes maximal meets the area that is freed. So start from the whole
+//! GPU, cut out each remaining placement, and *drop every piece that does not meet the freed area at once*; what is
+//! left is exactly the new ones. Old rectangles inside a new one go, the rest stays. Nothing else is touched.
+//!
+//! Worked example: a 10 x 10 GPU with a placement at x 0..4, y 0..10 and another at x 4..7, y 0..5. Free: 4..10 x
+//! 5..10 and 7..10 x 0..10. When the second leaves: start from 0..10 x 0..10, cut out the first, get 4..10 x 0..10,
+//! which meets the freed area; both old rectangles lie inside it, so it alone remains.
+//!
+//! # Cost
+//! `n` placements have at most `O(n^2)` maximal rectangles; with eight placements of GPU-like sizes there are one to
+//! eight. Both operations are quadratic in that small number and allocate nothing.
+
+use gshare_core::pack::Rectangle;
+use gshare_core::{Quota, SmShare};
+
+/// A rectangle in basis points: x and w along time, y and h along SMs. Edges are at most 10 000.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(crate) struct Rect {
+    pub(crate) x: u16,
+    pub(crate) y: u16,
+    pub(crate) w: u16,
+    pub(crate) h: u16,
+}
+
+impl Rect {
+    pub(crate) const fn new(x: u16, y: u16, w: u16, h: u16) -> Self {
+        Self { x, y, w, h }
+    }
+
+    pub(crate) const fn right(self) -> u16 {
+        self.x + self.w
+    }
+
+    pub(crate) const fn top(self) -> u16 {
+        self.y + self.h
+    }
+
+    pub(crate) const fn area(self) -> u32 {
+        self.w as u32 * self.h as u32
+    }
+
+    pub(crate) fn short_side(self) -> u16 {
+        self.w.min(self.h)
+    }
+
+    /// Whether the two share some area (an edge is none).
+    pub(crate) const fn meets(self, other: Self) -> bool {
+        self.x < other.right() && other.x < self.right() && self.y < other.top() && other.y < self.top()
+    }
+
+    pub(crate) const fn contains(self, other: Self) -> bool {
+        self.x <= other.x && other.right() <= self.right() && self.y <= other.y && other.top() <= self.top()
+    }
+
+    /// The up to four largest rectangles of `self` beside `hole`, which meets it.
+    fn cut(self, hole: Self, mut piece: impl FnMut(Self)) {
+        if hole.x > self.x {
+            piece(Self { w: hole.x - self.x, ..self });
+        }
+        if hole.right() < self.right() {
+            piece(Self { x: hole.right(), w: self.right() - hole.right(), ..self });
+        }
+        if hole.y > self.y {
+            piece(Self { h: hole.y - self.y, ..self });
+        }
+        if hole.top() < self.top() {
+            piece(Self { y: hole.top(), h: self.top() - hole.top(), ..self });
+        }
+    }
+}
+
+impl Rect {
+    /// The public form. Sides of a rectangle inside a GPU are at most the whole.
+    pub(crate) fn public(self) -> Rectangle {
+        let quota = |points| Quota::new(points).unwrap_or(Quota::WHOLE);
+        let sm = |points| SmShare::new(points).unwrap_or(SmShare::WHOLE);
+        Rectangle { time_offset: quota(self.x), sm_offset: sm(self.y), quota: quota(self.w), sm: sm(self.h) }
+    }
+
+    pub(crate) fn from_public(rectangle: Rectangle) -> Self {
+        Self {
+            x: rectangle.time_offset.get(),
+            y: rectangle.sm_offset.get(),
+            w: rectangle.quota.get(),
+            h: rectangle.sm.get(),
+        }
+    }
+}
+
+/// How much of the outline of `at` touches the outline of `bin` or a rectangle of `used`.
+pub(crate) fn contact(bin: Rect, used: impl Iterator<Item = Rect>, at: Rect) -> u32 {
+    let mut length = 0u32;
+    if at.x == bin.x {
+        length += u32::from(at.h);
+    }
+    if at.right() == bin.right() {
+        length += u32::from(at.h);
+    }
+    if at.y == bin.y {
+        length += u32::from(at.w);
+    }
+    if at.top() == bin.top() {
+        length += u32::from(at.w);
+    }
+    for other in used {
+        if other.right() == at.x || at.right() == other.x {
+            length += u32::from(at.top().min(other.top()).saturating_sub(at.y.max(other.y)));
+        }
+        if other.top() == at.y || at.top() == other.y {
+            length += u32::from(at.right().min(other.right()).saturating_sub(at.x.max(other.x)));
+        }
+    }
+    length
+}
+
+/// The work space in which the free set of one GPU is recomputed, and what the last change did to it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FreeSet {
+    /// Free rectangles that stay.
+    pub(crate) kept: Vec<Rect>,
+    /// Free rectangles that go.
+    pub(crate) gone: Vec<Rect>,
+    /// Free rectangles that come.
+    pub(crate) new: Vec<Rect>,
+    pieces: Vec<Rect>,
+}
+
+impl FreeSet {
+    /// `free` loses `taken`.
+    pub(crate) fn occupy(&mut self, free: &[Rect], taken: Rect) {
+        self.kept.clear();
+        self.gone.clear();
+        self.pieces.clear();
+        for rect in free {
+            if rect.meets(taken) {
+                self.gone.push(*rect);
+                rect.cut(taken, |piece| self.pieces.push(piece));
+            } else {
+                self.kept.push(*rect);
+            }
+        }
+        self.new.clear();
+        prune(&self.pieces, &self.kept, &mut self.new);
+    }
+
+    /// `free` wins `freed` of a GPU `bin` in which `used` remains.
+    pub(crate) fn vacate(&mut self, bin: Rect, free: &[Rect], used: impl Iterator<Item = Rect>, freed: Rect) {
+        let Self { kept, gone, new, pieces } = self;
+        new.clear();
+        new.push(bin);
+        for placed in used {
+            if !new.iter().any(|rect| rect.meets(placed)) {
+                continue;
+            }
+            pieces.clear();
+            kept.clear();
+            for rect in new.iter() {
+                if rect.meets(placed) {
+                    rect.cut(placed, |piece| {
+                        if piece.meets(freed) {
+                            pieces.push(piece);
+                        }
+                    });
+                } else {
+                    kept.push(*rect);
+                }
+            }
+            new.clear();
+            prune(pieces, kept, new);
+            new.extend_from_slice(kept);
+        }
+        kept.clear();
+        gone.clear();
+        for rect in free {
+            let list = if new.iter().any(|larger| larger.contains(*rect)) { &mut *gone } else { &mut *kept };
+            list.push(*rect);
+        }
+    }
+}
+
+/// Appends to `out` the pieces that lie in no rectangle of `kept` and in no other piece; one of equal pieces stays.
+fn prune(pieces: &[Rect], kept: &[Rect], out: &mut Vec<Rect>) {
+    for (i, piece) in pieces.iter().enumerate() {
+        let redundant = kept.iter().any(|rect| rect.contains(*piece))
+            || pieces
+                .iter()
+                .enumerate()
+                .any(|(j, other)| j != i && other.contains(*piece) && (other != piece || j < i));
+        if !redundant {
+            out.push(*piece);
+        }
+    }
+}
+
+/// The maximal free rectangles of `bin` beside `used`, by definition: every rectangle whose sides lie on edges of the
+/// bin or of a placement, that is free, and that no other free one contains. Slow; the oracle of the tests.
+#[cfg(test)]
+pub(crate) fn maximal_by_definition(bin: Rect, used: &[Rect]) -> Vec<Rect> {
+    let edges = |of: fn(Rect) -> [u16; 2]| {
+        let mut edges: Vec<u16> = used.iter().copied().chain([bin]).flat_map(of).collect();
+        edges.sort_unstable();
+        edges.dedup();
+        edges
+    };
+    let xs = edges(|rect| [rect.x, rect.right()]);
+    let ys = edges(|rect| [rect.y, rect.top()]);
+    let mut free = Vec::new();
+    for (i, x) in xs.iter().enumerate() {
+        for right in &xs[i + 1..] {
+            for (j, y) in ys.iter().enumerate() {
+                for top in &ys[j + 1..] {
+                    let rect = Rect::new(*x, *y, right - x, top - y);
+                    if !used.iter().any(|placed| placed.meets(rect)) {
+                        free.push(rect);
+                    }
+                }
+            }
+        }
+    }
+    let mut maximal: Vec<Rect> = free
+        .iter()
+        .copied()
+        .filter(|rect| !free.iter().any(|other| other != rect && other.contains(*rect)))
+        .collect();
+    maximal.sort_unstable();
+    maximal
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_worked_example_of_the_module() {
+        let mut set = FreeSet::default();
+        let bin = Rect::new(0, 0, 10, 10);
+        let (first, second) = (Rect::new(0, 0, 4, 10), Rect::new(4, 0, 3, 5));
+        set.occupy(&[bin], first);
+        assert_eq!(set.new, [Rect::new(4, 0, 6, 10)]);
+        let free = set.new.clone();
+        set.occupy(&free, second);
+        let free = set.new.clone();
+        assert_eq!(free, [Rect::new(7, 0, 3, 10), Rect::new(4, 5, 6, 5)]);
+        set.vacate(bin, &free, [first].into_iter(), second);
+        assert_eq!((set.new.as_slice(), set.kept.as_slice()), (&[Rect::new(4, 0, 6, 10)][..], &[][..]));
+    }
+
+    proptest! {
+        /// The free set equals the definition after any sequence of places and releases, and `kept`, `gone` and `new`
+        /// account for every rectangle.
+        #[test]
+        fn free_set_is_the_set_of_maximal_rectangles(
+            steps in prop::collection::vec((any::<bool>(), any::<u16>(), 1u16..9, 1u16..9, any::<u16>()), 1..40),
+            w in 4u16..16, h in 4u16..16,
+        ) {
+            let bin = Rect::new(0, 0, w, h);
+            let (mut used, mut free) = (Vec::<Rect>::new(), vec![bin]);
+            let mut set = FreeSet::default();
+            for (place, pick, pw, ph, corner) in steps {
+                if place {
+                    let fits: Vec<Rect> = free.iter().copied().filter(|r| r.w >= pw && r.h >= ph).collect();
+                    let Some(hole) = fits.get(usize::from(pick) % fits.len().max(1)) else { continue };
+                    let x = hole.x + corner % (hole.w - pw + 1);
+                    let y = hole.y + (corner >> 8) % (hole.h - ph + 1);
+                    let taken = Rect::new(x, y, pw, ph);
+                    set.occupy(&free, taken);
+                    used.push(taken);
+                } else if !used.is_empty() {
+                    let freed = used.swap_remove(usize::from(pick) % used.len());
+                    set.vacate(bin, &free, used.iter().copied(), freed);
+                } else {
+                    continue;
+                }
+                prop_assert_eq!(set.kept.len() + set.gone.len(), free.len());
+                free = set.kept.iter().chain(&set.new).copied().collect();
+                let mut sorted = free.clone();
+                sorted.sort_unstable();
+                prop_assert_eq!(sorted, maximal_by_definition(bin, &used));
+            }
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! The class index: the best free rectangle over all GPUs, at a cost that does not depend on their number.
+//!
+//! # Problem
+//! Best area fit (FaST-GShare, Algorithm 2, line 1) looks at every free rectangle of every GPU: 0.1 ms and more per
+//! demand at 10 000 GPUs. The answer is the smallest rectangle in a fixed order, so an index finds it directly.
+//!
+//! # Algorithm
+//! A free rectangle w x h belongs to the class (w / 100, h / 100): column and row in whole per cents, 0 to 100 each.
+//! Per class there is an ordered set of (area, short side, GPU); per column a bit mask of its rows that are not empty.
+//! For a demand w x h, walk the columns from its own rightwards, and in each the set bits from its own row upwards;
+//! stop a column, and then the walk, as soon as the smallest area that a class could hold exceeds the best found. In a
+//! class above the demand in both axes every entry fits, so its first one is its best; in a class of the demand's own
+//! column or row an entry is tested, and a size that does not fit is skipped whole.
+//!
+//! Worked example, in per cent: a demand of 24 x 60, free rectangles of 40 x 76 and 60 x 60. Columns 24 to 39 are
+//! empty. In column 40 the first bit from row 60 upwards is row 76: area 3040. Columns 41 to 50 are empty. In column
+//! 51 even 51 x 60 = 3060 is more, so the walk ends and 60 x 60 is never looked at.
+//!
+//! GPUs without placements are kept apart ([`ClassIndex::EMPTY`]) and asked last: an open GPU with a hole is always
+//! preferred to another GPU. A third set orders open GPUs by free area for re-arrangement.
+//!
+//! A key packs the place in the class into 50 bits: area above the class's smallest (21), short side (7), GPU (21),
+//! orientation (1, tells a x b from b x a in a class on the diagonal).
+//!
+//! # Cost
+//! A few classes are visited per demand; each costs one to three node visits of [`Sets`]. 80 KiB for the
+//! class roots, and 8 bytes a free rectangle. A filter (memory, predicate) walks on to the next entry, so a demand
+//! whose memory fits almost nowhere can visit every open GPU.
+
+use super::geometry::Rect;
+use super::sets::{Cursor, Sets};
+
+const CLASSES: usize = 101;
+const ORIENTATION_BITS: u32 = 1;
+const GPU_BITS: u32 = 21;
+const SHORT_BITS: u32 = 7;
+const SIZE_SHIFT: u32 = ORIENTATION_BITS + GPU_BITS;
+
+/// GPU ids lie below this.
+pub(crate) const MAX_GPUS: u32 = 1 << GPU_BITS;
+
+/// Which free rectangle is best: the order of ties up to the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Best {
+    /// What the rule minimises before the area: nothing (0) for best area fit, the leftover of the shorter side for
+    /// best short side fit.
+    pub(crate) leftover: u16,
+    pub(crate) area: u32,
+    pub(crate) short_side: u16,
+    pub(crate) gpu: u32,
+}
+
+/// The free rectangles of all GPUs, by size. A size counts once per GPU.
+#[derive(Debug, Clone)]
+pub(crate) struct ClassIndex {
+    sets: Sets,
+    /// Bit h of row w: the class (w, h) is not empty.
+    rows: [u128; CLASSES],
+}
+
+impl ClassIndex {
+    /// The set of GPUs without placements.
+    const EMPTY: usize = CLASSES * CLASSES;
+    /// The set of GPUs with placements, by free area.
+    const FREE_AREA: usize = Self::EMPTY + 1;
+
+    pub(crate) fn new() -> Self {
+        Self { sets: Sets::new(Self::FREE_AREA + 1), rows: [0; CLASSES] }
+    }
+
+    pub(crate) fn insert(&mut self, size: Rect, gpu: u32) {
+        let (column, row, key) = entry(size.w, size.h, gpu);
+        self.sets.insert(column * CLASSES + row, key);
+        self.rows[column] |= 1 << row;
+    }
+
+    pub(crate) fn remove(&mut self, size: Rect, gpu: u32) {
+        let (column, row, key) = entry(size.w, size.h, gpu);
+        let set = column * CLASSES + row;
+        self.sets.remove(set, key);
+        if self.sets.is_empty(set) {
+            self.rows[column] &= !(1 << row);
+        }
+    }
+
+    pub(crate) fn insert_empty(&mut self, size: Rect, gpu: u32) {
+        self.sets.insert(Self::EMPTY, empty_key(size, gpu));
+    }
+
+    pub(crate) fn remove_empty(&mut self, size: Rect, gpu: u32) {
+        self.sets.remove(Self::EMPTY, empty_key(size, gpu));
+    }
+
+    pub(crate) fn insert_free_area(&mut self, area: u32, gpu: u32) {
+        self.sets.insert(Self::FREE_AREA, u64::from(area) << GPU_BITS | u64::from(gpu));
+    }
+
+    pub(crate) fn remove_free_area(&mut self, area: u32, gpu: u32) {
+        self.sets.remove(Self::FREE_AREA, u64::from(area) << GPU_BITS | u64::from(gpu));
+    }
+
+    /// Open GPUs with at least `area` free, the freest first (ties: largest id first).
+    pub(crate) fn freest(&self, area: u32) -> impl Iterator<Item = u32> + '_ {
+        let mut cursor = self.sets.last(Self::FREE_AREA);
+        std::iter::from_fn(move || {
+            let at = cursor?;
+            let key = self.sets.key(at);
+            cursor = self.sets.previous(at);
+            (key >> GPU_BITS >= u64::from(area)).then_some((key & u64::from(MAX_GPUS - 1)) as u32)
+        })
+    }
+
+    /// The smallest free rectangle (area, short side, GPU) of an open GPU that holds w x h and that `accept` takes.
+    pub(crate) fn best_area_fit(&self, w: u16, h: u16, accept: &impl Fn(u32) -> bool) -> Option<Best> {
+        let (first_column, first_row) = (usize::from(w / 100), usize::from(h / 100));
+        let mut best: Option<Best> = None;
+        for column in first_column..CLASSES {
+            let low_w = u32::from(w).max(column as u32 * 100);
+            if best.is_some_and(|best| low_w * u32::from(h) > best.area) {
+                break;
+            }
+            let mut rows = self.rows[column] >> first_row << first_row;
+            while rows != 0 {
+                let row = rows.trailing_zeros() as usize;
+                rows &= rows - 1;
+                let low_area = low_w * u32::from(h).max(row as u32 * 100);
+                if best.is_some_and(|best| low_area > best.area) {
+                    break;
+                }
+                self.walk_class(column, row, w, h, best, accept, &mut best);
+            }
+        }
+        best
+    }
+
+    /// The free rectangle of an open GPU whose shorter leftover side is least (then area, short side, GPU).
+    pub(crate) fn best_short_side_fit(&self, w: u16, h: u16, accept: &impl Fn(u32) -> bool) -> Option<Best> {
+        let (first_column, first_row) = (usize::from(w / 100), usize::from(h / 100));
+        let mut best: Option<Best> = None;
+        for column in first_column..CLASSES {
+            let over_w = (column as u16 * 100).saturating_sub(w);
+            let mut rows = self.rows[column] >> first_row << first_row;
+            while rows != 0 {
+                let row = rows.trailing_zeros() as usize;
+                rows &= rows - 1;
+                let over_h = (row as u16 * 100).saturating_sub(h);
+                if best.is_some_and(|best| over_w.min(over_h) > best.leftover) {
+                    continue;
+                }
+                let mut cursor = self.sets.first(column * CLASSES + row);
+                while let Some(at) = cursor {
+                    let key = self.sets.key(at);
+                    let (rw, rh) = size_of_key(column, row, key);
+                    if rw >= w && rh >= h {
+                        let candidate = Best {
+                            leftover: (rw - w).min(rh - h),
+                            area: u32::from(rw) * u32::from(rh),
+                            short_side: rw.min(rh),
+                            gpu: gpu_of_key(key),
+                        };
+                        if best.is_none_or(|best| candidate < best) && accept(candidate.gpu) {
+                            best = Some(candidate);
+                        }
+                    }
+                    cursor = self.sets.next(at);
+                }
+            }
+        }
+        best
+    }
+
+    /// The smallest GPU without placements (area, short side, id) that holds w x h and that `accept` takes.
+    pub(crate) fn best_empty(
+        &self,
+        w: u16,
+        h: u16,
+        size: impl Fn(u32) -> Rect,
+        accept: &impl Fn(u32) -> bool,
+    ) -> Option<u32> {
+        let area = u64::from(w) * u64::from(h);
+        let mut cursor = self.sets.seek(Self::EMPTY, area << 36);
+        while let Some(at) = cursor {
+            let key = self.sets.key(at);
+            let gpu = gpu_of_key(key);
+            let bin = size(gpu);
+            if bin.w >= w && bin.h >= h {
+                if accept(gpu) {
+                    return Some(gpu);
+                }
+                cursor = self.sets.next(at);
+            } else if bin.w >= h && bin.h >= w {
+                // Turned it would fit: the next entry of this size may be the turned one.
+                cursor = self.sets.next(at);
+            } else {
+                cursor = self.sets.seek(Self::EMPTY, (key >> SIZE_SHIFT) + 1 << SIZE_SHIFT);
+            }
+        }
+        None
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.sets.bytes() + size_of_val(&self.rows)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one loop body, split off to keep the walk readable")]
+    #[inline]
+    fn walk_class(
+        &self,
+        column: usize,
+        row: usize,
+        w: u16,
+        h: u16,
+        bound: Option<Best>,
+        accept: &impl Fn(u32) -> bool,
+        best: &mut Option<Best>,
+    ) {
+        let set = column * CLASSES + row;
+        let every_entry_fits = column * 100 >= usize::from(w) && row * 100 >= usize::from(h);
+        let base = base_area(column, row);
+        let base_short = column.min(row) as u16 * 100;
+        let mut cursor = self.sets.first(set);
+        while let Some(at) = cursor {
+            let key = self.sets.key(at);
+            let candidate = Best {
+                leftover: 0,
+                area: base + (key >> (SIZE_SHIFT + SHORT_BITS)) as u32,
+                short_side: base_short + (key >> SIZE_SHIFT) as u16 % (1 << SHORT_BITS),
+                gpu: gpu_of_key(key),
+            };
+            if bound.is_some_and(|bound| candidate >= bound) {
+                return;
+            }
+            if !every_entry_fits {
+                let (rw, rh) = size_of_key(column, row, key);
+                if rw < w || rh < h {
+                    cursor = if column == row && rw >= h && rh >= w {
+                        self.sets.next(at)
+                    } else {
+                        self.skip_size(set, key)
+                    };
+                    continue;
+                }
+            }
+            if accept(candidate.gpu) {
+                *best = Some(candidate);
+                return;
+            }
+            cursor = self.sets.next(at);
+        }
+    }
+
+    fn skip_size(&self, set: usize, key: u64) -> Option<Cursor> {
+        self.sets.seek(set, (key >> SIZE_SHIFT) + 1 << SIZE_SHIFT)
+    }
+}
+
+fn base_area(column: usize, row: usize) -> u32 {
+    (column * row) as u32 * 10_000
+}
+
+/// The class and the key of a free rectangle of w x h on `gpu`.
+#[inline]
+fn entry(w: u16, h: u16, gpu: u32) -> (usize, usize, u64) {
+    let (column, row) = (usize::from(w / 100), usize::from(h / 100));
+    let area = u32::from(w) * u32::from(h) - base_area(column, row);
+    let short = w.min(h) - column.min(row) as u16 * 100;
+    let orientation = u64::from(column == row && w > h);
+    let key = u64::from(area) << (SIZE_SHIFT + SHORT_BITS)
+        | u64::from(short) << SIZE_SHIFT
+        | u64::from(gpu) << ORIENTATION_BITS
+        | orientation;
+    (column, row, key)
+}
+
+fn empty_key(size: Rect, gpu: u32) -> u64 {
+    u64::from(size.area()) << 36
+        | u64::from(size.short_side()) << SIZE_SHIFT
+        | u64::from(gpu) << ORIENTATION_BITS
+        | u64::from(size.w > size.h)
+}
+
+fn gpu_of_key(key: u64) -> u32 {
+    (key >> ORIENTATION_BITS) as u32 % MAX_GPUS
+}
+
+fn size_of_key(column: usize, row: usize, key: u64) -> (u16, u16) {
+    let short = column.min(row) as u32 * 100 + (key >> SIZE_SHIFT) as u32 % (1 << SHORT_BITS);
+    let area = base_area(column, row) + (key >> (SIZE_SHIFT + SHORT_BITS)) as u32;
+    let (short, long) = (short as u16, (area / short) as u16);
+    if column > row || (column == row && key & 1 == 1) { (long, short) } else { (short, long) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_key_gives_its_size_and_gpu_back(w in 1u16..=10_000, h in 1u16..=10_000, gpu in 0..MAX_GPUS) {
+            let (column, row, key) = entry(w, h, gpu);
+            prop_assert_eq!(size_of_key(column, row, key), (w, h));
+            prop_assert_eq!(gpu_of_key(key), gpu);
+            prop_assert_eq!(gpu_of_key(empty_key(Rect::new(0, 0, w, h), gpu)), gpu);
+        }
+    }
+}

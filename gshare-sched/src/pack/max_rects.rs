@@ -1,0 +1,1133 @@
+//! The maximal-rectangles packer. See the [module documentation](super) for the algorithm.
+
+use core::cmp::Reverse;
+
+use gshare_core::pack::{
+    Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement, Rectangle, RepackChange, RepackPlan,
+};
+use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
+
+use super::geometry::{FreeSet, Rect, contact};
+use super::index::{ClassIndex, MAX_GPUS};
+use super::rearrange::{Arranger, corners};
+use super::runs::{Run, Runs};
+
+/// Which free rectangle a demand gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Heuristic {
+    /// The smallest area over all GPUs, in its lowest, leftmost corner (FaST-GShare, Algorithm 2).
+    BestAreaFit,
+    /// The least leftover of the shorter side over all GPUs. Looks at more classes than the others.
+    BestShortSideFit,
+    /// The smallest area; in it the corner where the demand touches most of its neighbours. One to four per cent
+    /// fewer GPUs than [`Heuristic::BestAreaFit`] when demands come and go, so it is the default.
+    #[default]
+    ContactCorner,
+}
+
+/// Configuration of [`MaxRects`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default))]
+#[non_exhaustive]
+pub struct MaxRectsConfig {
+    /// Which free rectangle a demand gets.
+    pub heuristic: Heuristic,
+    /// How many open GPUs to try to re-arrange before an empty one is opened; 0 = none. Default 4: a GPU costs more
+    /// than the microseconds this takes, and the freest four hold most of the gain.
+    pub rearrange_gpus: u32,
+    /// Most GPUs in use at once. Default: no limit.
+    pub max_open_gpus: u32,
+}
+
+impl Default for MaxRectsConfig {
+    fn default() -> Self {
+        Self { heuristic: Heuristic::default(), rearrange_gpus: 4, max_open_gpus: u32::MAX }
+    }
+}
+
+impl MaxRectsConfig {
+    /// The same with `heuristic`.
+    #[must_use]
+    pub const fn with_heuristic(self, heuristic: Heuristic) -> Self {
+        Self { heuristic, ..self }
+    }
+
+    /// The same, trying to re-arrange `gpus` GPUs before one is opened.
+    #[must_use]
+    pub const fn with_rearrange_gpus(self, gpus: u32) -> Self {
+        Self { rearrange_gpus: gpus, ..self }
+    }
+
+    /// The same with at most `gpus` GPUs in use.
+    #[must_use]
+    pub const fn with_max_open_gpus(self, gpus: u32) -> Self {
+        Self { max_open_gpus: gpus, ..self }
+    }
+}
+
+/// Everything a [`MaxRects`] holds, in a form to keep and to bring back. Later answers are the same as those of the
+/// packer it was taken from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// Configuration.
+    pub config: MaxRectsConfig,
+    /// Version at the time.
+    pub version: u64,
+    /// GPUs by id.
+    pub gpus: Vec<SnapshotGpu>,
+    /// Placements by GPU id, then arrival.
+    pub placements: Vec<Placement>,
+    /// Generation of every placement slot.
+    pub generations: Vec<u32>,
+    /// Slots without a placement; the last is used next.
+    pub free_slots: Vec<u32>,
+}
+
+/// One GPU of a [`Snapshot`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct SnapshotGpu {
+    /// Its id.
+    pub gpu: GpuId,
+    /// Its size.
+    pub spec: GpuSpec,
+    /// Whether it takes no new placements.
+    pub cordoned: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Gpu {
+    width: u16,
+    height: u16,
+    present: bool,
+    cordoned: bool,
+    area_used: u32,
+    memory: u64,
+    memory_used: u64,
+    pods: Run,
+    free: Run,
+}
+
+impl Gpu {
+    fn bin(&self) -> Rect {
+        Rect::new(0, 0, self.width, self.height)
+    }
+
+    fn spec(&self) -> GpuSpec {
+        let quota = Quota::new(self.width).unwrap_or(Quota::WHOLE);
+        let sm = SmShare::new(self.height).unwrap_or(SmShare::WHOLE);
+        GpuSpec::new(Bytes(self.memory)).with_size(quota, sm)
+    }
+
+    fn area_free(&self) -> u32 {
+        self.bin().area() - self.area_used
+    }
+
+    fn is_open(&self) -> bool {
+        self.pods.len() > 0
+    }
+}
+
+/// A placement on its GPU: the rectangle, and the slot that knows the rest.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pod {
+    rect: Rect,
+    slot: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    generation: u32,
+    /// `NOWHERE` while the slot is free.
+    gpu: u32,
+    demand: Demand,
+}
+
+const NOWHERE: u32 = u32::MAX;
+
+/// What a placement did, to undo it when the rest of its batch does not fit.
+struct Undo {
+    slot: u32,
+    /// The slot was added to the table for it.
+    fresh: bool,
+    /// Rectangles of the other placements before a re-arrangement.
+    before: Option<Vec<Rect>>,
+}
+
+/// A pool of GPUs packed by maximal free rectangles. See the [module documentation](super).
+///
+/// ```
+/// use gshare_core::pack::{Demand, GpuSpec, Packer};
+/// use gshare_core::{Bytes, GpuId, Quota, SmShare};
+/// use gshare_sched::pack::{MaxRects, MaxRectsConfig};
+///
+/// let mut pool = MaxRects::new(MaxRectsConfig::default());
+/// pool.add_gpu(GpuId(0), GpuSpec::new(Bytes::from_gib(16)))?;
+/// let half = Demand::new(Quota::WHOLE, SmShare::from_percent(50).ok_or("a share")?);
+/// let first = pool.place(&half)?.placement;
+/// let second = pool.place(&half)?.placement;
+/// assert_eq!(second.rectangle.sm_offset.get(), 5_000);
+/// assert!(pool.place(&half).is_err(), "the GPU is full");
+/// pool.release(first.id)?;
+/// assert!(pool.release(first.id).is_err(), "a stale id is an error");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct MaxRects {
+    config: MaxRectsConfig,
+    version: u64,
+    gpus: Vec<Gpu>,
+    pods: Runs<Pod>,
+    free: Runs<Rect>,
+    slots: Vec<Slot>,
+    free_slots: Vec<u32>,
+    index: ClassIndex,
+    /// Distinct sizes of the pool's GPUs with their count: few, and enough to say "never fits".
+    specs: Vec<(GpuSpec, u32)>,
+    open: u32,
+    set: FreeSet,
+    arranger: Arranger,
+    items: Vec<Rect>,
+}
+
+impl MaxRects {
+    /// A pool without GPUs.
+    pub fn new(config: MaxRectsConfig) -> Self {
+        Self {
+            config,
+            version: 0,
+            gpus: Vec::new(),
+            pods: Runs::new(),
+            free: Runs::new(),
+            slots: Vec::new(),
+            free_slots: Vec::new(),
+            index: ClassIndex::new(),
+            specs: Vec::new(),
+            open: 0,
+            set: FreeSet::default(),
+            arranger: Arranger::default(),
+            items: Vec::new(),
+        }
+    }
+
+    /// GPUs with at least one placement.
+    pub fn open_gpus(&self) -> u32 {
+        self.open
+    }
+
+    /// The maximal free rectangles of a GPU: a demand fits it without re-arrangement exactly when it fits one.
+    pub fn free_rectangles(&self, gpu: GpuId) -> impl Iterator<Item = Rectangle> + '_ {
+        let run = self.find(gpu).map(|gpu| gpu.free).unwrap_or_default();
+        self.free.get(run).iter().map(|rect| rect.public())
+    }
+
+    /// Places demands that must share a GPU: all on one, or none. `out` gets them in order.
+    ///
+    /// # Errors
+    /// [`PackError::Batch`] names the first demand that did not fit on the best GPU tried; errors of an invalid one.
+    pub fn place_together(&mut self, demands: &[Demand], out: &mut Vec<Placed>) -> Result<(), PackError> {
+        let Some(leader) = demands.iter().max_by_key(|demand| area(demand)) else { return Ok(()) };
+        // The leader picks the GPU; GPUs that then refuse another member are excluded, one at a time.
+        let mut excluded: Vec<GpuId> = Vec::new();
+        let mut failure = None;
+        loop {
+            let gpu = match self.choose(leader, &|gpu| !excluded.contains(&gpu)) {
+                Ok(choice) => GpuId(choice.gpu),
+                Err(reason) => {
+                    return Err(failure.unwrap_or(PackError::Batch { index: 0, reason: Box::new(reason) }));
+                }
+            };
+            match self.transaction(demands, out, |_, candidate| candidate == gpu) {
+                Ok(()) => return Ok(()),
+                Err(error) => {
+                    failure.get_or_insert(error);
+                    excluded.push(gpu);
+                }
+            }
+        }
+    }
+
+    /// Bytes of heap held. For reports.
+    pub fn memory_bytes(&self) -> usize {
+        self.gpus.capacity() * size_of::<Gpu>()
+            + self.pods.bytes()
+            + self.free.bytes()
+            + self.slots.capacity() * size_of::<Slot>()
+            + self.free_slots.capacity() * size_of::<u32>()
+            + self.index.bytes()
+    }
+
+    /// Everything it holds.
+    pub fn snapshot(&self) -> Snapshot {
+        let mut placements = Vec::new();
+        self.placements(&mut |placement| placements.push(*placement));
+        let gpus =
+            self.present().map(|(id, gpu)| SnapshotGpu { gpu: id, spec: gpu.spec(), cordoned: gpu.cordoned });
+        Snapshot {
+            config: self.config,
+            version: self.version,
+            gpus: gpus.collect(),
+            placements,
+            generations: self.slots.iter().map(|slot| slot.generation).collect(),
+            free_slots: self.free_slots.clone(),
+        }
+    }
+
+    /// The packer a snapshot was taken from.
+    ///
+    /// # Errors
+    /// [`PackError::BadSnapshot`] and the errors of adding its GPUs and placements.
+    pub fn restore(snapshot: &Snapshot) -> Result<Self, PackError> {
+        let bad = |what| PackError::BadSnapshot { what };
+        let mut pool = Self::new(snapshot.config);
+        for gpu in &snapshot.gpus {
+            pool.add_gpu(gpu.gpu, gpu.spec)?;
+        }
+        let nothing = Demand::new(Quota::WHOLE, SmShare::WHOLE);
+        pool.slots = snapshot
+            .generations
+            .iter()
+            .map(|generation| Slot { generation: *generation, gpu: NOWHERE, demand: nothing })
+            .collect();
+        let mut taken = vec![false; pool.slots.len()];
+        for slot in &snapshot.free_slots {
+            let taken = taken.get_mut(*slot as usize).ok_or(bad("a free slot has no generation"))?;
+            if core::mem::replace(taken, true) {
+                return Err(bad("a slot is free twice"));
+            }
+        }
+        for placement in &snapshot.placements {
+            let id = placement.id;
+            let taken = taken.get_mut(id.index()).ok_or(bad("a placement has no slot"))?;
+            if core::mem::replace(taken, true) || pool.slots[id.index()].generation != id.generation() {
+                return Err(bad("a placement's slot is free, taken or of another generation"));
+            }
+            let rect = pool.check_place_at(placement.gpu, placement.rectangle, &placement.demand)?;
+            pool.slots[id.index()] =
+                Slot { generation: id.generation(), gpu: placement.gpu.0, demand: placement.demand };
+            pool.occupy(placement.gpu.0, rect, id.slot());
+        }
+        if taken.contains(&false) {
+            return Err(bad("a slot is neither free nor taken"));
+        }
+        for gpu in snapshot.gpus.iter().filter(|gpu| gpu.cordoned) {
+            pool.set_cordoned(gpu.gpu, true)?;
+        }
+        pool.free_slots.clone_from(&snapshot.free_slots);
+        pool.version = snapshot.version;
+        Ok(pool)
+    }
+}
+
+/// Where a demand would go.
+#[derive(Debug, Clone, Copy)]
+struct Choice {
+    gpu: u32,
+    /// The GPU has room only in another arrangement, which the arranger found.
+    rearrange: bool,
+}
+
+// Choosing.
+impl MaxRects {
+    fn find(&self, gpu: GpuId) -> Option<&Gpu> {
+        self.gpus.get(gpu.index()).filter(|gpu| gpu.present)
+    }
+
+    fn known(&self, gpu: GpuId) -> Result<&Gpu, PackError> {
+        self.find(gpu).ok_or(PackError::UnknownGpu { gpu })
+    }
+
+    fn present(&self) -> impl Iterator<Item = (GpuId, &Gpu)> {
+        (0..).map(GpuId).zip(&self.gpus).filter(|(_, gpu)| gpu.present)
+    }
+
+    /// Whether the GPU may take the demand as far as memory and groups go.
+    fn accepts(&self, gpu: &Gpu, demand: &Demand) -> bool {
+        demand.memory.get() <= gpu.memory - gpu.memory_used && self.keeps_apart(gpu, demand)
+    }
+
+    fn keeps_apart(&self, gpu: &Gpu, demand: &Demand) -> bool {
+        let Some(group) = demand.apart else { return true };
+        let mut pods = self.pods.get(gpu.pods).iter();
+        pods.all(|pod| self.slots[pod.slot as usize].demand.apart != Some(group))
+    }
+
+    fn choose(&mut self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Result<Choice, PackError> {
+        let mut arranger = core::mem::take(&mut self.arranger);
+        let mut items = core::mem::take(&mut self.items);
+        let choice = self.choose_with(demand, allowed, &mut arranger, &mut items);
+        (self.arranger, self.items) = (arranger, items);
+        choice
+    }
+
+    fn choose_with(
+        &self,
+        demand: &Demand,
+        allowed: &impl Fn(GpuId) -> bool,
+        arranger: &mut Arranger,
+        items: &mut Vec<Rect>,
+    ) -> Result<Choice, PackError> {
+        demand.validate()?;
+        let (w, h) = (demand.quota.get(), demand.sm.get());
+        let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId(gpu));
+        let best = match self.config.heuristic {
+            Heuristic::BestAreaFit | Heuristic::ContactCorner => self.index.best_area_fit(w, h, &accept),
+            Heuristic::BestShortSideFit => self.index.best_short_side_fit(w, h, &accept),
+        };
+        if let Some(best) = best {
+            return Ok(Choice { gpu: best.gpu, rearrange: false });
+        }
+        if self.config.rearrange_gpus > 0 {
+            let candidates = self.index.freest(u32::from(w) * u32::from(h)).filter(|gpu| accept(*gpu));
+            for gpu in candidates.take(self.config.rearrange_gpus as usize) {
+                let state = &self.gpus[gpu as usize];
+                items.clear();
+                items.extend(self.pods.get(state.pods).iter().map(|pod| pod.rect));
+                items.push(Rect::new(0, 0, w, h));
+                if could_fit(state.bin(), items) && arranger.arrange(state.bin(), items) {
+                    return Ok(Choice { gpu, rearrange: true });
+                }
+            }
+        }
+        match self.index.best_empty(w, h, |gpu| self.gpus[gpu as usize].bin(), &accept) {
+            Some(_) if self.open >= self.config.max_open_gpus => {
+                Err(PackError::GpuLimit { limit: self.config.max_open_gpus })
+            }
+            Some(gpu) => Ok(Choice { gpu, rearrange: false }),
+            None => Err(self.why_not(demand, allowed)),
+        }
+    }
+
+    fn why_not(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> PackError {
+        let Demand { quota, sm, memory, .. } = *demand;
+        let ever =
+            self.specs.iter().any(|(spec, _)| spec.quota >= quota && spec.sm >= sm && spec.memory >= memory);
+        if !ever {
+            return PackError::NeverFits { quota, sm, memory };
+        }
+        let without_memory =
+            |gpu: u32| self.keeps_apart(&self.gpus[gpu as usize], demand) && allowed(GpuId(gpu));
+        let (w, h) = (quota.get(), sm.get());
+        let room = self.index.best_area_fit(w, h, &without_memory).is_some()
+            || self.index.best_empty(w, h, |gpu| self.gpus[gpu as usize].bin(), &without_memory).is_some();
+        if room { PackError::Memory { memory } } else { PackError::NoRoom { quota, sm } }
+    }
+
+    /// Where on the GPU: the free rectangle by the heuristic, and the corner in it.
+    fn position(&self, gpu: u32, w: u16, h: u16) -> Option<Rect> {
+        let state = &self.gpus[gpu as usize];
+        let fitting = || self.free.get(state.free).iter().filter(|hole| hole.w >= w && hole.h >= h);
+        match self.config.heuristic {
+            Heuristic::BestAreaFit => {
+                let hole = fitting().min_by_key(|hole| (hole.area(), hole.short_side(), hole.y, hole.x))?;
+                Some(Rect::new(hole.x, hole.y, w, h))
+            }
+            Heuristic::BestShortSideFit => {
+                let hole = fitting().min_by_key(|hole| {
+                    ((hole.w - w).min(hole.h - h), hole.area(), hole.short_side(), hole.y, hole.x)
+                })?;
+                Some(Rect::new(hole.x, hole.y, w, h))
+            }
+            Heuristic::ContactCorner => {
+                let (area, short_side) = fitting().map(|hole| (hole.area(), hole.short_side())).min()?;
+                let pods = self.pods.get(state.pods);
+                fitting()
+                    .filter(|hole| (hole.area(), hole.short_side()) == (area, short_side))
+                    .flat_map(|hole| corners(*hole, w, h))
+                    .min_by_key(|at| {
+                        let touching = contact(state.bin(), pods.iter().map(|pod| pod.rect), *at);
+                        (Reverse(touching), at.y, at.x)
+                    })
+            }
+        }
+    }
+
+    fn check_place_at(&self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Rect, PackError> {
+        demand.validate()?;
+        let state = self.known(gpu)?;
+        let rect = Rect::from_public(at);
+        if (at.quota, at.sm) != (demand.quota, demand.sm) || !state.bin().contains(rect) {
+            return Err(PackError::BadRectangle { gpu });
+        }
+        if demand.memory.get() > state.memory - state.memory_used {
+            return Err(PackError::Memory { memory: demand.memory });
+        }
+        let taken = self.pods.get(state.pods).iter().any(|pod| pod.rect.meets(rect));
+        if taken || !self.keeps_apart(state, demand) {
+            return Err(PackError::Occupied { gpu });
+        }
+        Ok(rect)
+    }
+}
+
+// Changing.
+impl MaxRects {
+    fn place_filtered(
+        &mut self,
+        demand: &Demand,
+        allowed: &impl Fn(GpuId) -> bool,
+        undo: Option<&mut Vec<Undo>>,
+    ) -> Result<Placed, PackError> {
+        let choice = self.choose(demand, allowed)?;
+        let (w, h) = (demand.quota.get(), demand.sm.get());
+        let gpu = choice.gpu;
+        let mut before = None;
+        let rect = if choice.rearrange {
+            if undo.is_some() {
+                before =
+                    Some(self.pods.get(self.gpus[gpu as usize].pods).iter().map(|pod| pod.rect).collect());
+            }
+            // The newcomer was the last item of the arrangement.
+            self.arranger.placed.last().copied().unwrap_or_default()
+        } else {
+            // The index found a free rectangle on this GPU, so there is a position.
+            self.position(gpu, w, h).ok_or(PackError::NoRoom { quota: demand.quota, sm: demand.sm })?
+        };
+        let fresh = self.free_slots.is_empty();
+        let slot = self.take_slot(gpu, *demand);
+        if choice.rearrange {
+            self.adopt_arrangement(gpu, Pod { rect, slot });
+        } else {
+            self.occupy(gpu, rect, slot);
+        }
+        self.version += 1;
+        self.invariants(gpu);
+        let id = PlacementId::new(slot, self.slots[slot as usize].generation);
+        if let Some(undo) = undo {
+            undo.push(Undo { slot, fresh, before });
+        }
+        let mut placed = Placed::new(Placement::new(id, GpuId(gpu), rect.public(), *demand));
+        placed.rearranged = choice.rearrange;
+        Ok(placed)
+    }
+
+    /// Places all or none. `allowed` sees the GPUs taken so far by this call.
+    fn transaction(
+        &mut self,
+        demands: &[Demand],
+        out: &mut Vec<Placed>,
+        allowed: impl Fn(&[Placed], GpuId) -> bool,
+    ) -> Result<(), PackError> {
+        let order: Vec<usize> = {
+            let mut order: Vec<usize> = (0..demands.len()).collect();
+            order.sort_by_key(|index| Reverse((area(&demands[*index]), long_side(&demands[*index]))));
+            order
+        };
+        let (start, version) = (out.len(), self.version);
+        let mut undo = Vec::with_capacity(demands.len());
+        for index in &order {
+            let result = {
+                let taken = &out[start..];
+                self.place_filtered(&demands[*index], &|gpu| allowed(taken, gpu), Some(&mut undo))
+            };
+            match result {
+                Ok(placed) => out.push(placed),
+                Err(reason) => {
+                    while let Some(step) = undo.pop() {
+                        self.take_back(step);
+                    }
+                    out.truncate(start);
+                    self.version = version;
+                    return Err(PackError::Batch { index: *index, reason: Box::new(reason) });
+                }
+            }
+        }
+        // Answers in the order of the demands, with the rectangles as they are after all re-arrangements.
+        let mut answers: Vec<(usize, Placed)> = order.into_iter().zip(out.drain(start..)).collect();
+        answers.sort_by_key(|(index, _)| *index);
+        for (_, mut placed) in answers {
+            if let Some(now) = self.placement(placed.placement.id) {
+                placed.placement = now;
+            }
+            out.push(placed);
+        }
+        Ok(())
+    }
+
+    /// As if the placement had never been made: its id will be given again.
+    fn take_back(&mut self, step: Undo) {
+        let slot = step.slot;
+        let gpu = self.slots[slot as usize].gpu;
+        self.vacate(gpu, slot);
+        if step.fresh {
+            // The steps are taken back youngest first, so it is the last of the table.
+            self.slots.pop();
+        } else {
+            self.slots[slot as usize].gpu = NOWHERE;
+            self.free_slots.push(slot);
+        }
+        if let Some(before) = step.before {
+            self.unlink(gpu);
+            let run = self.gpus[gpu as usize].pods;
+            for (pod, rect) in self.pods.get_mut(run).iter_mut().zip(before) {
+                pod.rect = rect;
+            }
+            self.rebuild_free(gpu);
+            self.link(gpu);
+        }
+        self.invariants(gpu);
+    }
+
+    fn take_slot(&mut self, gpu: u32, demand: Demand) -> u32 {
+        if let Some(slot) = self.free_slots.pop() {
+            let entry = &mut self.slots[slot as usize];
+            (entry.gpu, entry.demand) = (gpu, demand);
+            return slot;
+        }
+        self.slots.push(Slot { generation: 0, gpu, demand });
+        u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    /// Puts the placement of `slot` at `rect`, which is free.
+    fn occupy(&mut self, gpu: u32, rect: Rect, slot: u32) {
+        let state = &mut self.gpus[gpu as usize];
+        let was_open = state.is_open();
+        let memory = self.slots[slot as usize].demand.memory.get();
+        if !state.cordoned {
+            if !was_open {
+                self.index.remove_empty(state.bin(), gpu);
+            } else if self.config.rearrange_gpus > 0 {
+                self.index.remove_free_area(state.area_free(), gpu);
+            }
+        }
+        self.set.occupy(self.free.get(state.free), rect);
+        self.pods.push(&mut state.pods, Pod { rect, slot });
+        state.area_used += rect.area();
+        state.memory_used += memory;
+        if !was_open {
+            self.open += 1;
+        }
+        self.store_free(gpu, was_open);
+    }
+
+    /// Takes the placement of `slot` off its GPU.
+    fn vacate(&mut self, gpu: u32, slot: u32) {
+        let state = &mut self.gpus[gpu as usize];
+        let pods = self.pods.get(state.pods);
+        let Some(index) = pods.iter().position(|pod| pod.slot == slot) else { return };
+        let freed = pods[index].rect;
+        if !state.cordoned && self.config.rearrange_gpus > 0 {
+            self.index.remove_free_area(state.area_free(), gpu);
+        }
+        self.pods.remove(&mut state.pods, index);
+        state.area_used -= freed.area();
+        state.memory_used -= self.slots[slot as usize].demand.memory.get();
+        let used = self.pods.get(state.pods);
+        self.set.vacate(state.bin(), self.free.get(state.free), used.iter().map(|pod| pod.rect), freed);
+        if state.is_open() {
+            self.store_free(gpu, true);
+            return;
+        }
+        self.open -= 1;
+        if !state.cordoned {
+            for (i, size) in self.set.gone.iter().enumerate() {
+                if !same_size(&self.set.gone[..i], *size) {
+                    self.index.remove(*size, gpu);
+                }
+            }
+            self.index.insert_empty(state.bin(), gpu);
+        }
+        let bin = state.bin();
+        self.free.set(&mut state.free, &[bin]);
+    }
+
+    /// Writes the work space's result to the GPU and to the index. An open GPU's sizes are in the index before and
+    /// after, so only what differs is touched: a size that another rectangle of the GPU has stays.
+    fn store_free(&mut self, gpu: u32, was_open: bool) {
+        let state = &mut self.gpus[gpu as usize];
+        let FreeSet { kept, gone, new, .. } = &self.set;
+        if !state.cordoned {
+            for (i, size) in gone.iter().enumerate() {
+                let stays = same_size(kept, *size) || same_size(new, *size) || same_size(&gone[..i], *size);
+                if was_open && !stays {
+                    self.index.remove(*size, gpu);
+                }
+            }
+            for (i, size) in new.iter().enumerate() {
+                let there = same_size(kept, *size)
+                    || same_size(&new[..i], *size)
+                    || (was_open && same_size(gone, *size));
+                if !there {
+                    self.index.insert(*size, gpu);
+                }
+            }
+            if self.config.rearrange_gpus > 0 {
+                self.index.insert_free_area(state.area_free(), gpu);
+            }
+        }
+        self.set.kept.extend_from_slice(&self.set.new);
+        self.free.set(&mut state.free, &self.set.kept);
+    }
+
+    /// Takes over the arrangement that the arranger found, with `newcomer` as its last item.
+    fn adopt_arrangement(&mut self, gpu: u32, newcomer: Pod) {
+        self.unlink(gpu);
+        let state = &mut self.gpus[gpu as usize];
+        for (pod, rect) in self.pods.get_mut(state.pods).iter_mut().zip(&self.arranger.placed) {
+            pod.rect = *rect;
+        }
+        self.pods.push(&mut state.pods, newcomer);
+        state.area_used += newcomer.rect.area();
+        state.memory_used += self.slots[newcomer.slot as usize].demand.memory.get();
+        self.free.set(&mut state.free, &self.arranger.free);
+        self.link(gpu);
+    }
+
+    fn rebuild_free(&mut self, gpu: u32) {
+        let state = &mut self.gpus[gpu as usize];
+        let bin = state.bin();
+        self.free.set(&mut state.free, &[bin]);
+        for index in 0..state.pods.len() {
+            let rect = self.pods.get(state.pods)[index].rect;
+            self.set.occupy(self.free.get(state.free), rect);
+            self.set.kept.extend_from_slice(&self.set.new);
+            self.free.set(&mut state.free, &self.set.kept);
+        }
+    }
+
+    /// Takes the GPU out of the index.
+    fn unlink(&mut self, gpu: u32) {
+        let state = &self.gpus[gpu as usize];
+        if state.cordoned {
+            return;
+        }
+        if !state.is_open() {
+            self.index.remove_empty(state.bin(), gpu);
+            return;
+        }
+        let free = self.free.get(state.free);
+        for (i, size) in free.iter().enumerate() {
+            if !same_size(&free[..i], *size) {
+                self.index.remove(*size, gpu);
+            }
+        }
+        if self.config.rearrange_gpus > 0 {
+            self.index.remove_free_area(state.area_free(), gpu);
+        }
+    }
+
+    /// Brings the GPU into the index.
+    fn link(&mut self, gpu: u32) {
+        let state = &self.gpus[gpu as usize];
+        if state.cordoned {
+            return;
+        }
+        if !state.is_open() {
+            self.index.insert_empty(state.bin(), gpu);
+            return;
+        }
+        let free = self.free.get(state.free);
+        for (i, size) in free.iter().enumerate() {
+            if !same_size(&free[..i], *size) {
+                self.index.insert(*size, gpu);
+            }
+        }
+        if self.config.rearrange_gpus > 0 {
+            self.index.insert_free_area(state.area_free(), gpu);
+        }
+    }
+
+    fn live_slot(&self, id: PlacementId) -> Result<Slot, PackError> {
+        let slot = self.slots.get(id.index());
+        slot.filter(|slot| slot.generation == id.generation() && slot.gpu != NOWHERE)
+            .copied()
+            .ok_or(PackError::UnknownPlacement { id })
+    }
+
+    fn placement_of(&self, pod: Pod) -> Placement {
+        let slot = &self.slots[pod.slot as usize];
+        let id = PlacementId::new(pod.slot, slot.generation);
+        Placement::new(id, GpuId(slot.gpu), pod.rect.public(), slot.demand)
+    }
+
+    fn status(&self, id: GpuId, gpu: &Gpu) -> GpuStatus {
+        let mut status = GpuStatus::new(id, gpu.spec());
+        status.cordoned = gpu.cordoned;
+        status.placements = u32::try_from(gpu.pods.len()).unwrap_or(u32::MAX);
+        status.memory_used = Bytes(gpu.memory_used);
+        status.area_used = u64::from(gpu.area_used);
+        status
+    }
+
+    /// What must hold of a GPU after every change. Debug builds only.
+    fn invariants(&self, gpu: u32) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let state = &self.gpus[gpu as usize];
+        let (pods, free) = (self.pods.get(state.pods), self.free.get(state.free));
+        let (mut area, mut memory) = (0, 0);
+        for (i, pod) in pods.iter().enumerate() {
+            area += pod.rect.area();
+            memory += self.slots[pod.slot as usize].demand.memory.get();
+            assert!(state.bin().contains(pod.rect), "a placement lies inside its GPU");
+            assert!(!pods[..i].iter().any(|other| other.rect.meets(pod.rect)), "no two placements overlap");
+            assert_eq!(self.slots[pod.slot as usize].gpu, gpu, "a slot knows its GPU");
+        }
+        assert_eq!((area, memory), (state.area_used, state.memory_used), "the ledgers are the sums");
+        assert!(memory <= state.memory, "memory is never passed");
+        for (i, hole) in free.iter().enumerate() {
+            assert!(
+                state.bin().contains(*hole) && !pods.iter().any(|pod| pod.rect.meets(*hole)),
+                "free is free"
+            );
+            let maximal = !free.iter().enumerate().any(|(j, other)| j != i && other.contains(*hole));
+            assert!(maximal, "no free rectangle lies in another");
+        }
+    }
+}
+
+impl Packer for MaxRects {
+    fn add_gpu(&mut self, gpu: GpuId, spec: GpuSpec) -> Result<(), PackError> {
+        if gpu.0 >= MAX_GPUS {
+            return Err(PackError::GpuIdTooLarge { gpu, last: GpuId(MAX_GPUS - 1) });
+        }
+        if self.find(gpu).is_some() {
+            return Err(PackError::GpuExists { gpu });
+        }
+        if spec.quota.is_zero() {
+            return Err(PackError::ZeroSize { field: "quota" });
+        }
+        if spec.sm.is_zero() {
+            return Err(PackError::ZeroSize { field: "sm" });
+        }
+        if self.gpus.len() <= gpu.index() {
+            self.gpus.resize(gpu.index() + 1, Gpu::default());
+        }
+        match self.specs.iter_mut().find(|(known, _)| *known == spec) {
+            Some((_, count)) => *count += 1,
+            None => self.specs.push((spec, 1)),
+        }
+        let state = &mut self.gpus[gpu.index()];
+        *state = Gpu {
+            width: spec.quota.get(),
+            height: spec.sm.get(),
+            present: true,
+            memory: spec.memory.get(),
+            ..Gpu::default()
+        };
+        let bin = state.bin();
+        self.free.set(&mut state.free, &[bin]);
+        self.link(gpu.0);
+        self.version += 1;
+        Ok(())
+    }
+
+    fn remove_gpu(&mut self, gpu: GpuId) -> Result<(), PackError> {
+        let state = *self.known(gpu)?;
+        if state.is_open() {
+            let placements = u32::try_from(state.pods.len()).unwrap_or(u32::MAX);
+            return Err(PackError::GpuInUse { gpu, placements });
+        }
+        self.unlink(gpu.0);
+        if let Some(position) = self.specs.iter().position(|(spec, _)| *spec == state.spec()) {
+            self.specs[position].1 -= 1;
+            if self.specs[position].1 == 0 {
+                self.specs.swap_remove(position);
+            }
+        }
+        let state = &mut self.gpus[gpu.index()];
+        self.free.clear(&mut state.free);
+        self.pods.clear(&mut state.pods);
+        *state = Gpu::default();
+        self.version += 1;
+        Ok(())
+    }
+
+    fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError> {
+        if self.known(gpu)?.cordoned != cordoned {
+            // One of the two does nothing: a cordoned GPU is not in the index.
+            self.unlink(gpu.0);
+            self.gpus[gpu.index()].cordoned = cordoned;
+            self.link(gpu.0);
+            self.version += 1;
+        }
+        Ok(())
+    }
+
+    fn probe(&self, demand: &Demand) -> Result<GpuId, PackError> {
+        let (mut arranger, mut items) = (Arranger::default(), Vec::new());
+        self.choose_with(demand, &|_| true, &mut arranger, &mut items).map(|choice| GpuId(choice.gpu))
+    }
+
+    fn place(&mut self, demand: &Demand) -> Result<Placed, PackError> {
+        self.place_filtered(demand, &|_| true, None)
+    }
+
+    fn place_where(&mut self, demand: &Demand, allowed: &dyn Fn(GpuId) -> bool) -> Result<Placed, PackError> {
+        self.place_filtered(demand, &|gpu| allowed(gpu), None)
+    }
+
+    fn place_at(&mut self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Placement, PackError> {
+        let rect = self.check_place_at(gpu, at, demand)?;
+        let slot = self.take_slot(gpu.0, *demand);
+        self.occupy(gpu.0, rect, slot);
+        self.version += 1;
+        self.invariants(gpu.0);
+        Ok(self.placement_of(Pod { rect, slot }))
+    }
+
+    fn place_all(&mut self, demands: &[Demand], out: &mut Vec<Placed>) -> Result<(), PackError> {
+        self.transaction(demands, out, |_, _| true)
+    }
+
+    fn place_gang(&mut self, demands: &[Demand], out: &mut Vec<Placed>) -> Result<(), PackError> {
+        self.transaction(demands, out, |taken, gpu| taken.iter().all(|placed| placed.placement.gpu != gpu))
+    }
+
+    fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {
+        let slot = self.live_slot(id)?;
+        let pods = self.pods.get(self.gpus[slot.gpu as usize].pods);
+        let pod = pods.iter().find(|pod| pod.slot == id.slot()).ok_or(PackError::UnknownPlacement { id })?;
+        let placement = self.placement_of(*pod);
+        self.vacate(slot.gpu, id.slot());
+        let entry = &mut self.slots[id.index()];
+        (entry.gpu, entry.generation) = (NOWHERE, entry.generation.wrapping_add(1));
+        self.free_slots.push(id.slot());
+        self.version += 1;
+        self.invariants(slot.gpu);
+        Ok(placement)
+    }
+
+    fn placement(&self, id: PlacementId) -> Option<Placement> {
+        let slot = self.live_slot(id).ok()?;
+        let pods = self.pods.get(self.gpus[slot.gpu as usize].pods);
+        pods.iter().find(|pod| pod.slot == id.slot()).map(|pod| self.placement_of(*pod))
+    }
+
+    fn placements(&self, visit: &mut dyn FnMut(&Placement)) {
+        for (id, _) in self.present() {
+            self.placements_on(id, visit);
+        }
+    }
+
+    fn placements_on(&self, gpu: GpuId, visit: &mut dyn FnMut(&Placement)) {
+        let run = self.find(gpu).map(|gpu| gpu.pods).unwrap_or_default();
+        for pod in self.pods.get(run) {
+            visit(&self.placement_of(*pod));
+        }
+    }
+
+    fn gpus(&self, visit: &mut dyn FnMut(&GpuStatus)) {
+        for (id, gpu) in self.present() {
+            visit(&self.status(id, gpu));
+        }
+    }
+
+    fn gpu(&self, gpu: GpuId) -> Option<GpuStatus> {
+        self.find(gpu).map(|state| self.status(gpu, state))
+    }
+
+    fn version(&self) -> u64 {
+        self.version
+    }
+
+    fn plan_repack(&self, max_moves: usize) -> RepackPlan {
+        let mut trial = self.clone();
+        let mut moved = Vec::new();
+        let mut candidates: Vec<(u32, GpuId)> =
+            self.present().filter(|(_, gpu)| gpu.is_open()).map(|(id, gpu)| (gpu.area_used, id)).collect();
+        candidates.sort_unstable();
+        let mut emptied = Vec::new();
+        for (_, gpu) in candidates {
+            let pods = trial.gpus[gpu.index()].pods;
+            // A GPU that took in others was filled by this plan; emptying it again would move those twice.
+            let filled =
+                trial.pods.get(pods).iter().any(|pod| {
+                    moved.iter().any(|(_, new): &(PlacementId, PlacementId)| new.slot() == pod.slot)
+                });
+            if filled || moved.len() + pods.len() > max_moves {
+                continue;
+            }
+            if trial.move_off(gpu, true, &mut moved) {
+                emptied.push(gpu);
+            }
+        }
+        self.plan_of(&trial, &moved, emptied, Vec::new())
+    }
+
+    fn plan_drain(&self, gpu: GpuId) -> Result<RepackPlan, PackError> {
+        self.known(gpu)?;
+        let mut trial = self.clone();
+        let (mut moved, mut stuck) = (Vec::new(), Vec::new());
+        let mut pods: Vec<Placement> = Vec::new();
+        self.placements_on(gpu, &mut |placement| pods.push(*placement));
+        pods.sort_by_key(|placement| Reverse(area(&placement.demand)));
+        for placement in pods {
+            match trial.place_filtered(&placement.demand, &|other| other != gpu, None) {
+                Ok(placed) => {
+                    moved.push((placement.id, placed.placement.id));
+                    trial.release(placement.id)?;
+                }
+                Err(_) => stuck.push(placement.id),
+            }
+        }
+        let emptied = if stuck.is_empty() { vec![gpu] } else { Vec::new() };
+        Ok(self.plan_of(&trial, &moved, emptied, stuck))
+    }
+
+    fn apply(&mut self, plan: &RepackPlan) -> Result<(), PackError> {
+        let stale = PackError::StalePlan { planned: plan.version, current: self.version };
+        if plan.version != self.version {
+            return Err(stale);
+        }
+        // Build the new lists of the GPUs concerned aside; take them over only when every one is sound.
+        let mut lists: Vec<(u32, Vec<Pod>)> = Vec::new();
+        for change in &plan.changes {
+            for gpu in [change.from_gpu, change.to_gpu] {
+                let state = self.find(gpu).ok_or_else(|| stale.clone())?;
+                if !lists.iter().any(|(id, _)| *id == gpu.0) {
+                    lists.push((gpu.0, self.pods.get(state.pods).to_vec()));
+                }
+            }
+        }
+        lists.sort_unstable_by_key(|(gpu, _)| *gpu);
+        let list = |lists: &mut Vec<(u32, Vec<Pod>)>, gpu: GpuId| {
+            lists.iter().position(|(id, _)| *id == gpu.0).unwrap_or_default()
+        };
+        for change in &plan.changes {
+            let at = list(&mut lists, change.from_gpu);
+            let pods = &mut lists[at].1;
+            let from = Rect::from_public(change.from);
+            let position = pods.iter().position(|pod| {
+                pod.slot == change.id.slot()
+                    && pod.rect == from
+                    && self.slots[pod.slot as usize].generation == change.id.generation()
+            });
+            pods.remove(position.ok_or_else(|| stale.clone())?);
+        }
+        for change in &plan.changes {
+            let rect = Rect::from_public(change.to);
+            let demand = self.slots[change.id.index()].demand;
+            if (rect.w, rect.h) != (demand.quota.get(), demand.sm.get()) {
+                return Err(stale);
+            }
+            let at = list(&mut lists, change.to_gpu);
+            lists[at].1.push(Pod { rect, slot: change.id.slot() });
+        }
+        for (gpu, pods) in &lists {
+            let state = &self.gpus[*gpu as usize];
+            let mut memory = 0u64;
+            for (i, pod) in pods.iter().enumerate() {
+                let demand = &self.slots[pod.slot as usize].demand;
+                memory = memory.saturating_add(demand.memory.get());
+                let clash = pods[..i].iter().any(|other| {
+                    let group = self.slots[other.slot as usize].demand.apart;
+                    other.rect.meets(pod.rect) || (group.is_some() && group == demand.apart)
+                });
+                if clash || !state.bin().contains(pod.rect) {
+                    return Err(stale);
+                }
+            }
+            if memory > state.memory {
+                return Err(stale);
+            }
+        }
+        for (gpu, pods) in &lists {
+            self.unlink(*gpu);
+            let state = &mut self.gpus[*gpu as usize];
+            self.open -= u32::from(state.is_open());
+            self.pods.set(&mut state.pods, pods);
+            state.area_used = pods.iter().map(|pod| pod.rect.area()).sum();
+            state.memory_used =
+                pods.iter().map(|pod| self.slots[pod.slot as usize].demand.memory.get()).sum();
+            self.open += u32::from(state.is_open());
+            for pod in pods {
+                self.slots[pod.slot as usize].gpu = *gpu;
+            }
+            self.rebuild_free(*gpu);
+            self.link(*gpu);
+            self.invariants(*gpu);
+        }
+        self.version += 1;
+        Ok(())
+    }
+}
+
+// Planning.
+impl MaxRects {
+    /// Moves every placement of `gpu` to other open GPUs, or none. `moved` gets (old id, id in this trial).
+    fn move_off(&mut self, gpu: GpuId, open_only: bool, moved: &mut Vec<(PlacementId, PlacementId)>) -> bool {
+        let mut placements = Vec::new();
+        self.placements_on(gpu, &mut |placement| placements.push(*placement));
+        let demands: Vec<Demand> = placements.iter().map(|placement| placement.demand).collect();
+        let open: Vec<bool> = self.gpus.iter().map(Gpu::is_open).collect();
+        let mut out = Vec::new();
+        let placed = self.transaction(&demands, &mut out, |_, candidate| {
+            candidate != gpu && (!open_only || open[candidate.index()])
+        });
+        if placed.is_err() {
+            return false;
+        }
+        for (placement, placed) in placements.iter().zip(&out) {
+            moved.push((placement.id, placed.placement.id));
+            if self.release(placement.id).is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The plan that turns this packer into `trial`, where `moved` names placements that got another id there.
+    fn plan_of(
+        &self,
+        trial: &Self,
+        moved: &[(PlacementId, PlacementId)],
+        emptied: Vec<GpuId>,
+        stuck: Vec<PlacementId>,
+    ) -> RepackPlan {
+        let mut plan = RepackPlan::default();
+        (plan.version, plan.emptied, plan.stuck) = (self.version, emptied, stuck);
+        plan.emptied.sort_unstable();
+        self.placements(&mut |old| {
+            let id = moved.iter().find(|(from, _)| *from == old.id).map_or(old.id, |(_, to)| *to);
+            if let Some(new) = trial.placement(id)
+                && (new.gpu, new.rectangle) != (old.gpu, old.rectangle)
+            {
+                plan.changes.push(RepackChange {
+                    id: old.id,
+                    from_gpu: old.gpu,
+                    from: old.rectangle,
+                    to_gpu: new.gpu,
+                    to: new.rectangle,
+                });
+            }
+        });
+        plan.changes.sort_unstable_by_key(|change| change.id);
+        plan
+    }
+}
+
+fn same_size(rects: &[Rect], size: Rect) -> bool {
+    rects.iter().any(|rect| (rect.w, rect.h) == (size.w, size.h))
+}
+
+fn area(demand: &Demand) -> u32 {
+    u32::from(demand.quota.get()) * u32::from(demand.sm.get())
+}
+
+fn long_side(demand: &Demand) -> u16 {
+    demand.quota.get().max(demand.sm.get())
+}
+
+/// A quick test that no arrangement can pass: two items that fit neither beside nor above each other, or too much area.
+fn could_fit(bin: Rect, items: &[Rect]) -> bool {
+    let mut area = 0u32;
+    for (i, item) in items.iter().enumerate() {
+        area = area.saturating_add(item.area());
+        let clash = |other: &Rect| {
+            u32::from(item.w) + u32::from(other.w) > u32::from(bin.w)
+                && u32::from(item.h) + u32::from(other.h) > u32::from(bin.h)
+        };
+        if items[..i].iter().any(clash) {
+            return false;
+        }
+    }
+    area <= bin.area()
+}

@@ -1,0 +1,174 @@
+//! The packers against a model that looks at everything.
+
+#[path = "support/pack.rs"]
+mod support;
+
+use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, Rectangle, RepackPlan};
+use gshare_core::{Bytes, GpuId, Quota, SmShare};
+use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig};
+use proptest::prelude::*;
+
+fn percent(quota: u16, sm: u16) -> Demand {
+    Demand::new(Quota::from_percent(quota).unwrap(), SmShare::from_percent(sm).unwrap())
+}
+
+fn pool(gpus: u32, config: MaxRectsConfig) -> MaxRects {
+    let mut pool = MaxRects::new(config);
+    for gpu in 0..gpus {
+        pool.add_gpu(GpuId(gpu), GpuSpec::new(Bytes::from_gib(16))).unwrap();
+    }
+    pool
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 4_000, ..ProptestConfig::default() })]
+    /// Any sequence of operations, under any configuration: decisions equal the literal scan's, the free sets equal
+    /// their definition, an error changes nothing, a stale id is refused.
+    #[test]
+    fn max_rects_equals_the_literal_scan(bytes in prop::collection::vec(any::<u8>(), 1..800)) {
+        support::run_bytes(&bytes);
+    }
+}
+
+/// FaST-GShare, section 5.4: 4 pods of (SM 12 %, quota 40 %), 2 of (24 %, 40 %) and 2 of (50 %, 60 %) need one GPU.
+/// Algorithm 2 one by one manages 138 of the 420 arrival orders; with re-arrangement every order does.
+#[test]
+fn the_eight_pods_of_fast_gshare_section_5_4_fit_one_gpu_in_every_order() {
+    fn orders(left: &mut [usize; 3], prefix: &mut Vec<usize>, visit: &mut impl FnMut(&[usize])) {
+        if left.iter().all(|count| *count == 0) {
+            visit(prefix);
+        }
+        for kind in 0..3 {
+            if left[kind] > 0 {
+                left[kind] -= 1;
+                prefix.push(kind);
+                orders(left, prefix, visit);
+                prefix.pop();
+                left[kind] += 1;
+            }
+        }
+    }
+    let kinds = [percent(40, 12), percent(40, 24), percent(60, 50)];
+    let count = |config: MaxRectsConfig| {
+        let (mut on_one, mut all) = (0, 0);
+        orders(&mut [4, 2, 2], &mut Vec::new(), &mut |order| {
+            let mut pool = pool(2, config);
+            order.iter().for_each(|kind| {
+                pool.place(&kinds[*kind]).unwrap();
+            });
+            all += 1;
+            on_one += u32::from(pool.open_gpus() == 1);
+        });
+        (on_one, all)
+    };
+    assert_eq!(count(MaxRectsConfig::default()), (420, 420));
+    let paper = MaxRectsConfig::default().with_heuristic(Heuristic::BestAreaFit).with_rearrange_gpus(0);
+    assert_eq!(count(paper), (138, 420));
+}
+
+#[test]
+fn bad_input_is_a_typed_error() {
+    let mut pool = pool(1, MaxRectsConfig::default());
+    let zero = Demand::new(Quota::ZERO, SmShare::WHOLE);
+    assert_eq!(pool.place(&zero), Err(PackError::ZeroSize { field: "quota" }));
+    let zero = Demand::new(Quota::WHOLE, SmShare::ZERO);
+    assert_eq!(pool.place(&zero), Err(PackError::ZeroSize { field: "sm" }));
+    assert!(matches!(
+        pool.place(&percent(10, 50).with_sm_limit(SmShare::from_percent(40).unwrap())),
+        Err(PackError::LimitBelowRequest { .. })
+    ));
+    let large = percent(10, 10).with_memory(Bytes::from_gib(17));
+    assert!(matches!(pool.place(&large), Err(PackError::NeverFits { .. })));
+    pool.place(&percent(100, 50).with_memory(Bytes::from_gib(10))).unwrap();
+    let memory = Bytes::from_gib(7);
+    assert_eq!(pool.place(&percent(10, 10).with_memory(memory)), Err(PackError::Memory { memory }));
+    assert!(matches!(pool.place(&percent(10, 60)), Err(PackError::NoRoom { .. })));
+    let unknown = GpuId(9);
+    assert_eq!(pool.remove_gpu(unknown), Err(PackError::UnknownGpu { gpu: unknown }));
+    assert_eq!(pool.set_cordoned(unknown, true), Err(PackError::UnknownGpu { gpu: unknown }));
+    assert_eq!(pool.plan_drain(unknown).unwrap_err(), PackError::UnknownGpu { gpu: unknown });
+    assert_eq!(pool.remove_gpu(GpuId(0)), Err(PackError::GpuInUse { gpu: GpuId(0), placements: 1 }));
+    let spec = GpuSpec::new(Bytes(1));
+    assert_eq!(pool.add_gpu(GpuId(0), spec), Err(PackError::GpuExists { gpu: GpuId(0) }));
+    assert!(matches!(pool.add_gpu(GpuId(u32::MAX), spec), Err(PackError::GpuIdTooLarge { .. })));
+    let at = Rectangle {
+        time_offset: Quota::from_percent(95).unwrap(),
+        sm_offset: SmShare::ZERO,
+        quota: Quota::from_percent(10).unwrap(),
+        sm: SmShare::from_percent(10).unwrap(),
+    };
+    assert_eq!(pool.place_at(GpuId(0), at, &percent(10, 10)), Err(PackError::BadRectangle { gpu: GpuId(0) }));
+    let taken = Rectangle { time_offset: Quota::ZERO, ..at };
+    assert_eq!(pool.place_at(GpuId(0), taken, &percent(10, 10)), Err(PackError::Occupied { gpu: GpuId(0) }));
+}
+
+#[test]
+fn a_batch_that_does_not_fit_whole_changes_nothing() {
+    let mut pool = pool(1, MaxRectsConfig::default());
+    let before = pool.snapshot();
+    let mut out = Vec::new();
+    let error = pool.place_all(&[percent(60, 60), percent(10, 10), percent(60, 60)], &mut out).unwrap_err();
+    assert!(matches!(error, PackError::Batch { index: 2, .. }), "{error}");
+    assert_eq!((pool.snapshot(), out.len()), (before, 0));
+}
+
+#[test]
+fn a_forged_plan_is_refused_and_changes_nothing() {
+    let mut pool = pool(2, MaxRectsConfig::default().with_rearrange_gpus(0));
+    let wide = pool.place(&percent(100, 60)).unwrap().placement;
+    let other = pool.place(&percent(100, 60)).unwrap().placement;
+    let before = pool.snapshot();
+    let mut plan: RepackPlan = pool.plan_drain(GpuId(0)).unwrap();
+    assert_eq!((plan.moves(), plan.stuck.as_slice()), (0, &[wide.id][..]));
+    plan.changes.push(gshare_core::pack::RepackChange {
+        id: wide.id,
+        from_gpu: wide.gpu,
+        from: wide.rectangle,
+        to_gpu: other.gpu,
+        to: wide.rectangle,
+    });
+    assert!(matches!(pool.apply(&plan), Err(PackError::StalePlan { .. })), "it would overlap");
+    plan.changes[0].to_gpu = GpuId(7);
+    assert!(matches!(pool.apply(&plan), Err(PackError::StalePlan { .. })), "no such GPU");
+    assert_eq!(pool.snapshot(), before);
+}
+
+/// A million operations on a small pool: no panic, every invariant (checked inside in debug builds), and the memory
+/// of the tables stays where the first tenth put it.
+#[test]
+fn a_million_operations_keep_the_invariants_and_the_memory() {
+    let mut random = 0x9E37_79B9_7F4A_7C15u64;
+    let mut next = |bound: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % bound
+    };
+    let mut pool = pool(40, MaxRectsConfig::default().with_rearrange_gpus(1));
+    let mut live = Vec::new();
+    let mut memory = 0;
+    for step in 0..1_000_000u32 {
+        let share = |raw: u64| u16::try_from(raw + 1).unwrap();
+        if next(100) < 52 {
+            let demand = Demand::new(
+                Quota::new(share(next(6_000))).unwrap(),
+                SmShare::new(share(next(6_000))).unwrap(),
+            )
+            .with_memory(Bytes(next(4 << 30)));
+            if let Ok(placed) = pool.place(&demand) {
+                live.push(placed.placement.id);
+            }
+        } else if !live.is_empty() {
+            let index = usize::try_from(next(live.len() as u64)).unwrap();
+            let id = live.swap_remove(index);
+            pool.release(id).unwrap();
+            assert!(pool.release(id).is_err());
+        }
+        if step == 100_000 {
+            memory = pool.memory_bytes();
+        }
+    }
+    assert!(pool.memory_bytes() <= 2 * memory, "{} of {memory} bytes", pool.memory_bytes());
+    for id in live {
+        pool.release(id).unwrap();
+    }
+    assert_eq!(pool.open_gpus(), 0);
+}
