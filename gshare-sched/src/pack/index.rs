@@ -26,6 +26,10 @@
 //! A few classes are visited per demand; each costs one to three node visits of [`Sets`]. 80 KiB for the
 //! class roots, and 8 bytes a free rectangle. A filter (memory, predicate) walks on to the next entry, so a demand
 //! whose memory fits almost nowhere can visit every open GPU.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "a class number is at most 100, and the fields of a key are as wide as they were packed"
+)]
 
 use super::geometry::Rect;
 use super::sets::{Cursor, Sets};
@@ -192,7 +196,7 @@ impl ClassIndex {
                 // Turned it would fit: the next entry of this size may be the turned one.
                 cursor = self.sets.next(at);
             } else {
-                cursor = self.sets.seek(Self::EMPTY, (key >> SIZE_SHIFT) + 1 << SIZE_SHIFT);
+                cursor = self.sets.seek(Self::EMPTY, next_size(key));
             }
         }
         None
@@ -250,7 +254,7 @@ impl ClassIndex {
     }
 
     fn skip_size(&self, set: usize, key: u64) -> Option<Cursor> {
-        self.sets.seek(set, (key >> SIZE_SHIFT) + 1 << SIZE_SHIFT)
+        self.sets.seek(set, next_size(key))
     }
 }
 
@@ -277,6 +281,11 @@ fn empty_key(size: Rect, gpu: u32) -> u64 {
         | u64::from(size.short_side()) << SIZE_SHIFT
         | u64::from(gpu) << ORIENTATION_BITS
         | u64::from(size.w > size.h)
+}
+
+/// The smallest key of a larger size.
+fn next_size(key: u64) -> u64 {
+    ((key >> SIZE_SHIFT) + 1) << SIZE_SHIFT
 }
 
 fn gpu_of_key(key: u64) -> u32 {

@@ -39,9 +39,8 @@
 //! - Of two equal free rectangles lines 15-19 would remove both; here one stays.
 //! - Algorithm 2 never looks at memory; here it is a filter on the GPU.
 //! - The keep-restructure policy leaves released rectangles unmerged until a threshold; here release restores the
-//!   exact set, so there is no threshold. The paper's policy is available as [`PaperRects`] for comparison.
-//! - A packing proves only that *some* schedule keeps every quota: [`SlotTable`] is that schedule, [`admission`] tests
-//!   what can be promised without one.
+//!   exact set, so there is no threshold.
+//! - A packing proves only that *some* schedule keeps every quota; whoever dispatches must follow one.
 
 mod geometry;
 mod index;

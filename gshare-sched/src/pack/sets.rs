@@ -481,8 +481,8 @@ mod tests {
                     check(&sets, set, &models[set]);
                 }
             }
-            for set in 0..2 {
-                for key in models[set].clone() {
+            for (set, model) in models.iter().enumerate() {
+                for key in model.iter().copied() {
                     prop_assert!(sets.remove(set, key));
                 }
                 prop_assert!(sets.is_empty(set));

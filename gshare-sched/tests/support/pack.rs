@@ -1,5 +1,7 @@
 //! Operations on a packer, and a model that answers each by looking at everything. Shared by the property tests, the
 //! committed regressions and the fuzz target.
+#![allow(dead_code, reason = "each user takes what it needs")]
+#![allow(clippy::cast_possible_truncation, reason = "bits of a generator")]
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,7 +15,7 @@ const GPUS: u16 = 6;
 
 /// One operation on a pool.
 #[derive(Debug, Clone)]
-pub enum Op {
+pub(crate) enum Op {
     AddGpu(GpuId, GpuSpec),
     RemoveGpu(GpuId),
     Cordon(GpuId, bool),
@@ -31,7 +33,7 @@ pub enum Op {
 }
 
 /// Reads one operation from eight bytes: any eight bytes are one.
-pub fn decode(bytes: [u8; 8]) -> Op {
+pub(crate) fn decode(bytes: [u8; 8]) -> Op {
     let [kind, style, rest @ ..] = bytes;
     let word = |i: usize| u16::from_le_bytes([rest[i], rest[i + 1]]);
     let (a, b) = (word(0), word(2));
@@ -106,7 +108,7 @@ fn contains(a: Rect, b: Rect) -> bool {
 }
 
 /// The maximal free rectangles by definition.
-pub fn maximal_free(bin: (u16, u16), used: &[Rect]) -> Vec<Rect> {
+pub(crate) fn maximal_free(bin: (u16, u16), used: &[Rect]) -> Vec<Rect> {
     let edges = |whole: u16, of: fn(&Rect) -> [u16; 2]| {
         let mut edges: Vec<u16> = used.iter().flat_map(of).chain([0, whole]).collect();
         edges.sort_unstable();
@@ -227,7 +229,7 @@ fn contact(bin: &Bin, at: Rect) -> u32 {
 }
 
 /// Runs operations on a packer and on the model, and compares after each.
-pub struct Checker {
+pub(crate) struct Checker {
     config: MaxRectsConfig,
     pool: MaxRects,
     model: Model,
@@ -236,7 +238,7 @@ pub struct Checker {
 }
 
 impl Checker {
-    pub fn new(config: MaxRectsConfig) -> Self {
+    pub(crate) fn new(config: MaxRectsConfig) -> Self {
         Self {
             config,
             pool: MaxRects::new(config),
@@ -247,7 +249,7 @@ impl Checker {
     }
 
     /// Applies one operation. Panics when packer and model part.
-    pub fn step(&mut self, op: &Op) {
+    pub(crate) fn step(&mut self, op: &Op) {
         let before = self.pool.snapshot();
         let result = self.apply(op);
         if let Err(error) = result {
@@ -516,7 +518,7 @@ impl Checker {
 }
 
 /// One input of the fuzz target: a byte for the configuration, then operations of eight bytes.
-pub fn run_bytes(bytes: &[u8]) {
+pub(crate) fn run_bytes(bytes: &[u8]) {
     let Some((first, rest)) = bytes.split_first() else { return };
     let heuristic = match first % 3 {
         0 => Heuristic::BestAreaFit,
