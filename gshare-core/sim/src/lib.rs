@@ -1,1 +1,31 @@
-//! See the crate's description.
+//! Simulation for gshare's engines: virtual time, a virtual GPU, arrivals, checkers and conformance suites.
+//!
+//! # Problem
+//! An engine that decides who may use a GPU is wrong in ways that a single call does not show: a wait that is too long, a
+//! share that is a point too small, an account that drifts. And it must be tested without a GPU, without a clock, and
+//! so that whatever was found can be shown again. Engines are told the time, so a simulation is only a loop that tells
+//! it to them; everything random in it comes from one printed seed.
+//!
+//! # What is here
+//! | module | for |
+//! |---|---|
+//! | [`EventQueue`], [`Rng`] | virtual time with a stable order; randomness from a seed |
+//! | [`gpu`] | a device that runs kernels side by side while its SMs suffice |
+//! | [`arrivals`], [`trace`] | when requests come: closed loop, Poisson, gamma, bursts, recorded load |
+//! | [`token`] | a book of leases kept beside a [`TokenScheduler`](gshare_core::TokenScheduler), checkers over it, a picture of what went wrong |
+//!
+//! # Rules
+//! Like the engines, this crate has no clock, no thread and no randomness of its own. It never depends on the engines:
+//! it knows their traits, so that a host can run the same suites over its own policy.
+#![forbid(unsafe_code)]
+
+pub mod arrivals;
+pub mod gpu;
+pub mod token;
+pub mod trace;
+
+mod event_queue;
+mod rng;
+
+pub use event_queue::EventQueue;
+pub use rng::Rng;

@@ -1,0 +1,302 @@
+//! What a client may still be granted, worked out from its leases alone.
+//!
+//! # Problem
+//! Whether a scheduler keeps a limit cannot be asked of its own ledger. This one is kept beside it, from the events
+//! and actions that crossed the boundary, and is slow and literal: nothing is updated in place, everything is added
+//! up again whenever it is asked for.
+//!
+//! # Algorithm
+//! A lease belongs to the window in which it was granted and is charged to it. At the end of a window,
+//! `carry' = max(0, carry + charged - limit)`: overuse is debt for the next window, unused time is not saved up.
+//! In window `w`, `remain = limit - carry - charged`.
+//!
+//! What a lease is charged is not always known: one that was replaced and has not been returned used at least what was
+//! reported and at most (as far as anyone knows) its budget. So every sum is kept twice, at [`Bound::Least`] and
+//! [`Bound::Most`]; they meet when the lease is returned. A check uses the bound that can only err in the
+//! scheduler's favour.
+//!
+//! Example: window 100 ms, limit 30 %. Window 0: a lease of 30 ms of which 34 ms were used. Window 1 starts with 4 ms
+//! carried, so 26 ms remain; if nothing runs in it, window 2 starts with nothing carried.
+//!
+//! A limit that changes within a window leaves open what was overuse in it: at least what is above the largest limit
+//! in force, at most what is above the smallest. A return that comes more than one window late may or may not be
+//! booked. Both widen the bounds, never narrow them.
+
+use gshare_core::{Duration, LeaseId, Quota, Timestamp};
+
+/// Windows kept in detail; what is older is folded into one carry, and a return that comes still later is not seen.
+const WINDOWS_KEPT: usize = 16;
+
+/// Which end of what is possible.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bound {
+    /// Charge no more than was surely used.
+    Least,
+    /// Charge all that may have been used.
+    Most,
+}
+
+/// The windows over which quotas are settled: `[origin + k * length, origin + (k + 1) * length)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Windows {
+    /// Start of window 0.
+    pub origin: Timestamp,
+    /// Length of each; more than 0.
+    pub length: Duration,
+    /// The most overuse that is carried from one window into the next.
+    pub max_carry: Duration,
+}
+
+impl Windows {
+    /// The window a time lies in.
+    pub const fn index(&self, now: Timestamp) -> u64 {
+        now.saturating_since(self.origin).as_nanos() / self.length.as_nanos()
+    }
+
+    /// First instant of a window.
+    pub const fn start(&self, window: u64) -> Timestamp {
+        self.origin.saturating_add(self.length.saturating_mul(window))
+    }
+
+    /// First instant after a window.
+    pub const fn end(&self, window: u64) -> Timestamp {
+        self.start(window + 1)
+    }
+}
+
+/// The account of one client. See the [module](self).
+#[derive(Debug, Clone)]
+pub struct Account {
+    windows: Windows,
+    limit: Quota,
+    /// Windows in which something happened, oldest first.
+    periods: Vec<Period>,
+    /// What was carried into the first of `periods`, at least and at most.
+    opening: (Duration, Duration),
+}
+
+#[derive(Debug, Clone)]
+struct Period {
+    window: u64,
+    /// The largest and the smallest limit in force in this window.
+    largest: Quota,
+    smallest: Quota,
+    /// The limit at its end, which also holds for the windows after it in which nothing happened.
+    after: Quota,
+    charges: Vec<Charge>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Charge {
+    lease: LeaseId,
+    least: Duration,
+    most: Duration,
+}
+
+impl Account {
+    /// A client that joins at `now`.
+    pub fn new(windows: Windows, now: Timestamp, limit: Quota) -> Self {
+        let period = Period::new(windows.index(now), limit);
+        Self { windows, limit, periods: vec![period], opening: (Duration::ZERO, Duration::ZERO) }
+    }
+
+    /// The windows it is settled over.
+    pub const fn windows(&self) -> Windows {
+        self.windows
+    }
+
+    /// The limit is another from `now` on.
+    pub fn change_limit(&mut self, now: Timestamp, limit: Quota) {
+        let period = self.period(self.windows.index(now));
+        period.largest = period.largest.max(limit);
+        period.smallest = period.smallest.min(limit);
+        period.after = limit;
+        self.limit = limit;
+    }
+
+    /// A lease was granted at `now`, or extended, with `budget` in all; `reported` of it is known to be used.
+    pub fn granted(&mut self, now: Timestamp, lease: LeaseId, budget: Duration, reported: Duration) {
+        let window = self.windows.index(now);
+        let period = self.period(window);
+        period.charges.retain(|charge| charge.lease != lease);
+        period.charges.push(Charge { lease, least: reported, most: budget.max(reported) });
+    }
+
+    /// It was reported at `now` that `used` of a lease's `budget` is used, and it may be used further.
+    pub fn reported(&mut self, now: Timestamp, lease: LeaseId, budget: Duration, used: Duration) {
+        self.set(now, lease, used, budget.max(used));
+    }
+
+    /// It was told at `now` what a lease has used in all.
+    pub fn settled(&mut self, now: Timestamp, lease: LeaseId, used: Duration) {
+        self.set(now, lease, used, used);
+    }
+
+    /// What is charged to a window without what is carried into it.
+    pub fn charged(&self, window: u64, bound: Bound) -> Duration {
+        self.periods.iter().filter(|period| period.window == window).map(|period| period.charged(bound)).sum()
+    }
+
+    /// What is carried into a window, which must not be older than those kept.
+    pub fn carried(&self, window: u64, bound: Bound) -> Duration {
+        let mut carry = match bound {
+            Bound::Least => self.opening.0,
+            Bound::Most => self.opening.1,
+        };
+        for (period, next) in self.periods.iter().zip(self.periods.iter().skip(1).map(Some).chain([None])) {
+            if period.window >= window {
+                break;
+            }
+            let limit = match bound {
+                Bound::Least => period.largest,
+                Bound::Most => period.smallest,
+            };
+            carry = (carry + period.charged(bound)).saturating_sub(limit.of(self.windows.length));
+            carry = carry.min(self.windows.max_carry);
+            let idle = next.map_or(window, |next| next.window.min(window)) - period.window - 1;
+            carry = carry.saturating_sub(period.after.of(self.windows.length).saturating_mul(idle));
+        }
+        carry
+    }
+
+    /// What the client may still be granted in the window of `now` under its present limit, when `lease` (the one to be
+    /// extended) is left out.
+    pub fn remain_without(&self, now: Timestamp, lease: Option<LeaseId>, bound: Bound) -> Duration {
+        let window = self.windows.index(now);
+        let charges =
+            self.periods.iter().filter(|period| period.window == window).flat_map(|period| &period.charges);
+        let others: Duration =
+            charges.filter(|charge| Some(charge.lease) != lease).map(|charge| charge.at(bound)).sum();
+        self.limit.of(self.windows.length).saturating_sub(others).saturating_sub(self.carried(window, bound))
+    }
+
+    /// What the client may still be granted in the window of `now`.
+    pub fn remain(&self, now: Timestamp, bound: Bound) -> Duration {
+        self.remain_without(now, None, bound)
+    }
+
+    /// The start of the first window after that of `now` in which something remains, if nothing more is used till then.
+    pub fn next_remain(&self, now: Timestamp, bound: Bound) -> Timestamp {
+        let limit = self.limit.of(self.windows.length).as_nanos().max(1);
+        let next = self.windows.index(now) + 1;
+        let carry = self.carried(next, bound).as_nanos();
+        self.windows.start(next.saturating_add(carry / limit))
+    }
+
+    fn set(&mut self, now: Timestamp, lease: LeaseId, least: Duration, most: Duration) {
+        let window = self.windows.index(now);
+        for period in &mut self.periods {
+            let late = period.window + 1 < window;
+            for charge in period.charges.iter_mut().filter(|charge| charge.lease == lease) {
+                (charge.least, charge.most) = match late {
+                    false => (least, most),
+                    true => (charge.least.min(least), charge.most.max(most)),
+                };
+            }
+        }
+    }
+
+    /// The entry of a window that is not older than the newest there is.
+    fn period(&mut self, window: u64) -> &mut Period {
+        let limit = self.limit;
+        if self.periods.last().is_none_or(|last| last.window < window) {
+            self.periods.push(Period::new(window, limit));
+            if self.periods.len() > WINDOWS_KEPT {
+                let second = self.periods[1].window;
+                self.opening = (self.carried(second, Bound::Least), self.carried(second, Bound::Most));
+                self.periods.remove(0);
+            }
+        }
+        let last = self.periods.len() - 1;
+        &mut self.periods[last]
+    }
+}
+
+impl Period {
+    const fn new(window: u64, limit: Quota) -> Self {
+        Self { window, largest: limit, smallest: limit, after: limit, charges: Vec::new() }
+    }
+
+    fn charged(&self, bound: Bound) -> Duration {
+        self.charges.iter().map(|charge| charge.at(bound)).sum()
+    }
+}
+
+impl Charge {
+    const fn at(&self, bound: Bound) -> Duration {
+        match bound {
+            Bound::Least => self.least,
+            Bound::Most => self.most,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WINDOWS: Windows = Windows {
+        origin: Timestamp::ZERO,
+        length: Duration::from_millis(100),
+        max_carry: Duration::from_secs(10),
+    };
+
+    fn millis(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn at(millis: u64) -> Timestamp {
+        Timestamp::from_millis(millis)
+    }
+
+    #[test]
+    fn overuse_is_carried_and_idle_windows_pay_it_off() {
+        let mut account = Account::new(WINDOWS, at(0), Quota::from_percent(30).unwrap());
+        account.granted(at(5), LeaseId(1), millis(30), Duration::ZERO);
+        assert_eq!(account.remain(at(6), Bound::Most), Duration::ZERO);
+        assert_eq!(account.remain(at(6), Bound::Least), millis(30));
+        account.settled(at(40), LeaseId(1), millis(34));
+        assert_eq!(account.remain(at(100), Bound::Most), millis(26));
+        assert_eq!(account.remain(at(200), Bound::Most), millis(30));
+        account.granted(at(205), LeaseId(2), millis(30), Duration::ZERO);
+        account.settled(at(299), LeaseId(2), millis(100));
+        assert_eq!(account.carried(3, Bound::Most), millis(70));
+        assert_eq!(account.next_remain(at(210), Bound::Most), at(500), "30 + 30 paid in windows 3 and 4");
+        assert_eq!(account.remain(at(500), Bound::Most), millis(20));
+    }
+
+    #[test]
+    fn a_limit_that_is_cut_leaves_the_debt_open() {
+        let mut account = Account::new(WINDOWS, at(0), Quota::from_percent(50).unwrap());
+        account.granted(at(0), LeaseId(1), millis(40), Duration::ZERO);
+        account.settled(at(41), LeaseId(1), millis(40));
+        account.change_limit(at(50), Quota::from_percent(10).unwrap());
+        assert_eq!(account.remain(at(60), Bound::Most), Duration::ZERO);
+        assert_eq!(account.remain(at(100), Bound::Least), millis(10));
+        assert_eq!(account.carried(1, Bound::Most), millis(30));
+    }
+
+    #[test]
+    fn a_return_that_is_a_window_late_changes_what_is_carried() {
+        let mut account = Account::new(WINDOWS, at(0), Quota::from_percent(10).unwrap());
+        account.granted(at(90), LeaseId(1), millis(10), Duration::ZERO);
+        account.settled(at(105), LeaseId(1), millis(14));
+        assert_eq!(account.remain(at(105), Bound::Least), millis(6));
+        account.settled(at(205), LeaseId(1), millis(10));
+        assert_eq!(
+            [Bound::Least, Bound::Most].map(|bound| account.carried(1, bound)),
+            [millis(0), millis(4)]
+        );
+    }
+
+    #[test]
+    fn folding_old_windows_changes_no_carry() {
+        let limit = Quota::from_percent(10).unwrap();
+        let mut account = Account::new(WINDOWS, at(0), limit);
+        for window in 0..40 {
+            account.granted(at(100 * window), LeaseId(window), millis(10), Duration::ZERO);
+            account.settled(at(100 * window + 11), LeaseId(window), millis(11));
+        }
+        assert_eq!(account.carried(40, Bound::Most), millis(40));
+    }
+}

@@ -1,0 +1,90 @@
+//! Who is owed time waits no longer than a stated bound.
+//!
+//! A client is owed time while it asks, holds nothing, and has used less of its request in this window than it may. Such
+//! a client is waited for by everyone who does not hold a token, and each who does holds it for one token and its
+//! overtime at most. So
+//!
+//! `wait <= sum over the other clients of (longest token + overtime) + one window`
+//!
+//! The window pays for the narrow clients that are let in beside a wide one, and for the turn of the window that makes
+//! everybody owed again. The clock of a wait starts anew when the client is granted a token or is owed nothing, when
+//! clients come to its GPU, and when shares change. It is read after every call, so a wait that is too long is found
+//! when it becomes so and not when it ends.
+//!
+//! This is also what forbids starvation of a wide client by narrow ones (a defect of schedulers that skip whoever does
+//! not fit), and what gives a dead client's SMs to others: nobody waits for it for longer than one token and overtime.
+
+use super::Checker;
+use crate::token::account::Bound;
+use crate::token::{Book, Change};
+use gshare_core::{ClientId, Timestamp, TokenAction, TokenEvent, TokenScheduler};
+use std::collections::BTreeMap;
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub struct BoundedWait {
+    since: BTreeMap<ClientId, Timestamp>,
+}
+
+impl Checker for BoundedWait {
+    fn name(&self) -> &'static str {
+        "bounded wait"
+    }
+
+    fn after(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<(), String> {
+        match change {
+            Change::Action(TokenAction::Grant { client, .. })
+            | Change::Event(TokenEvent::ClientLeft { client }) => {
+                self.since.remove(&client);
+            }
+            Change::Event(
+                TokenEvent::ClientJoined { client, .. } | TokenEvent::ShareChanged { client, .. },
+            ) => {
+                let gpu = book.client(client).map(|entry| entry.gpu);
+                for (id, since) in &mut self.since {
+                    if book.client(*id).map(|entry| entry.gpu) == gpu {
+                        *since = now;
+                    }
+                }
+            }
+            Change::Event(_) | Change::Action(_) => {}
+        }
+        Ok(())
+    }
+
+    fn settled(
+        &mut self,
+        book: &Book,
+        now: Timestamp,
+        _scheduler: &dyn TokenScheduler,
+    ) -> Result<(), String> {
+        let terms = book.terms();
+        for (id, client) in book.clients() {
+            let windows = client.account.windows();
+            let window = windows.index(now);
+            let used = client
+                .account
+                .carried(window, Bound::Most)
+                .saturating_add(client.account.charged(window, Bound::Most));
+            let owed = used < client.share.quota.request().of(windows.length);
+            if client.asked.is_none() || client.held.is_some() || !owed {
+                self.since.remove(&id);
+                continue;
+            }
+            let waited = now.saturating_since(*self.since.entry(id).or_insert(now));
+            let others = book.on(client.gpu).count() as u64 - 1;
+            let bound = terms
+                .max_token
+                .saturating_add(terms.overtime)
+                .saturating_mul(others)
+                .saturating_add(terms.window);
+            if waited > bound {
+                return Err(format!(
+                    "{id} has waited for {waited}, bound {bound}: it used {used} of its request of {}",
+                    client.share.quota.request().of(windows.length),
+                ));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,60 @@
+//! The scheduler's own account agrees with the returns it was told.
+//!
+//! `total_used` must be the sum of what every lease used: what was returned; the whole budget, when the lease was revoked
+//! and nothing was heard of it since; between what was reported and the budget, while it is open or replaced. `holds`, `share` and `gpu` must be those of the book. A slip in the
+//! ledger that no grant has shown yet is found here at the call that made it.
+
+use super::Checker;
+use crate::token::account::Bound;
+use crate::token::{Book, Client};
+use gshare_core::token::ClientStatus;
+use gshare_core::{Timestamp, TokenScheduler};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Ledger;
+
+impl Checker for Ledger {
+    fn name(&self) -> &'static str {
+        "ledger"
+    }
+
+    fn settled(
+        &mut self,
+        book: &Book,
+        _now: Timestamp,
+        scheduler: &dyn TokenScheduler,
+    ) -> Result<(), String> {
+        for (id, client) in book.clients() {
+            match scheduler.client(id) {
+                Some(status) => compare(client, &status).map_err(|message| format!("{id}: {message}"))?,
+                None => return Err(format!("{id} is not known to the scheduler")),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn compare(client: &Client, status: &ClientStatus) -> Result<(), String> {
+    if (status.gpu, status.share) != (client.gpu, client.share) {
+        return Err(format!(
+            "status says {} {:?}, it is {} {:?}",
+            status.gpu, status.share, client.gpu, client.share
+        ));
+    }
+    let held = client.held.map(|held| held.lease);
+    if status.holds != held {
+        return Err(format!("status says it holds {:?}, it holds {held:?}", status.holds));
+    }
+    if status.waiting_since.is_none() && client.asked.is_some() {
+        return Err(format!("it has been asking since {:?}, status says it does not wait", client.asked));
+    }
+    let [least, most] = [Bound::Least, Bound::Most].map(|bound| client.total_used(bound));
+    if status.total_used < least || status.total_used > most {
+        return Err(format!(
+            "status says {} used in all, the leases say {least} to {most}",
+            status.total_used
+        ));
+    }
+    Ok(())
+}

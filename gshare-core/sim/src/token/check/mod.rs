@@ -1,0 +1,63 @@
+//! Checkers: one file each, with what it proves and how.
+//!
+//! | checker | claim |
+//! |---|---|
+//! | [`sm_sum`] | the holders' SMs never add up to more than the whole GPU |
+//! | [`quota_window`] | in no window is a client granted more than its limit, less the overuse it carries |
+//! | [`throttle`] | a client that is told to wait has used its limit, and is told the true end of the wait |
+//! | [`work_conservation`] | free SMs are not kept from the only one who wants them |
+//! | [`request_met`] | who keeps asking gets its request in every window |
+//! | [`bounded_wait`] | who is owed time waits no longer than a stated bound |
+//! | [`ledger`] | the scheduler's own account agrees with the returns it was told |
+//!
+//! A checker sees the [`Book`] before and after each change, and the scheduler after each call. It keeps what it needs
+//! beyond that itself, and answers with the words that a person needs to see the mistake.
+
+pub mod bounded_wait;
+pub mod ledger;
+pub mod quota_window;
+pub mod request_met;
+pub mod sm_sum;
+pub mod throttle;
+pub mod work_conservation;
+
+use super::{Book, Change};
+use core::fmt::Debug;
+use gshare_core::{Timestamp, TokenScheduler};
+
+/// Something that must hold at every instant. All methods but the name have empty defaults.
+pub trait Checker: Debug {
+    /// Its name in a report.
+    fn name(&self) -> &'static str;
+
+    /// A change is about to be written into the book.
+    fn before(&mut self, _book: &Book, _now: Timestamp, _change: Change) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// A change was written into the book.
+    fn after(&mut self, _book: &Book, _now: Timestamp, _change: Change) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// A call is over.
+    fn settled(
+        &mut self,
+        _book: &Book,
+        _now: Timestamp,
+        _scheduler: &dyn TokenScheduler,
+    ) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// All checkers that hold for every scheduler of tokens, whatever its clients do.
+pub fn always() -> Vec<Box<dyn Checker>> {
+    vec![
+        Box::new(sm_sum::SmSum),
+        Box::new(quota_window::QuotaWindow),
+        Box::new(throttle::Throttle::default()),
+        Box::new(work_conservation::WorkConservation),
+        Box::new(ledger::Ledger),
+    ]
+}

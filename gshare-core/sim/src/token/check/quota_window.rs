@@ -1,0 +1,41 @@
+//! In no window is a client granted more than its limit, less the overuse it carries.
+//!
+//! FaST-GShare, section 3.3.2: clients with `Q_remain = Q_limit - Q_used <= 0` wait for the next window. A full token
+//! for whoever has any time left overshoots by up to a token in every window; so what is checked at a grant is the
+//! budget itself against what the [account](crate::token::account) still has, with other leases of the window charged
+//! at what they surely used. GPU time used beyond a budget is the client's doing (a kernel cannot be stopped); it is
+//! charged, and carried.
+//!
+//! It follows that the GPU time used under the leases of one window is at most `limit * window` plus what the client
+//! overused in it, and over many windows at most the limit plus one overuse.
+
+use super::Checker;
+use crate::token::account::Bound;
+use crate::token::{Book, Change};
+use gshare_core::{Timestamp, TokenAction};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct QuotaWindow;
+
+impl Checker for QuotaWindow {
+    fn name(&self) -> &'static str {
+        "quota of a window"
+    }
+
+    fn before(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<(), String> {
+        let Change::Action(TokenAction::Grant { client, lease, budget, .. }) = change else { return Ok(()) };
+        let Some(entry) = book.client(client) else { return Ok(()) };
+        let remain = entry.account.remain_without(now, Some(lease), Bound::Least);
+        if budget <= remain {
+            return Ok(());
+        }
+        let window = entry.account.windows().index(now);
+        Err(format!(
+            "{lease} gives {client} {budget} where {remain} remain (limit {}, {} carried into window {window}, {} charged to it)",
+            entry.share.quota.limit(),
+            entry.account.carried(window, Bound::Least),
+            entry.account.charged(window, Bound::Least),
+        ))
+    }
+}

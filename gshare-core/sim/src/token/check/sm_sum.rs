@@ -1,0 +1,38 @@
+//! The holders' SMs never add up to more than the whole GPU.
+//!
+//! FaST-GShare, section 3.3.2: the SM allocation adapter keeps the occupancy within `SM_GLOBAL_LIMIT`. An adapter that
+//! chooses a whole batch before it adds the batch's SMs lets two clients of 60 % in at once, so the sum is taken after
+//! every action of a call and not after the call. A holder counts with the SMs of its share at the time of its grant:
+//! a share that is cut later does not make its kernels smaller.
+
+use super::Checker;
+use crate::token::{Book, Change};
+use gshare_core::{SmShare, Timestamp, TokenAction};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct SmSum;
+
+impl Checker for SmSum {
+    fn name(&self) -> &'static str {
+        "sum of SMs"
+    }
+
+    fn after(&mut self, book: &Book, _now: Timestamp, change: Change) -> Result<(), String> {
+        let Change::Action(TokenAction::Grant { client, lease, .. }) = change else { return Ok(()) };
+        let Some(entry) = book.client(client) else { return Ok(()) };
+        let held = book.sm_held(entry.gpu);
+        if held <= u32::from(SmShare::WHOLE.get()) {
+            return Ok(());
+        }
+        let holders: Vec<String> = book
+            .on(entry.gpu)
+            .filter_map(|(id, client)| client.held.map(|held| format!("{id} {}", held.sm)))
+            .collect();
+        Err(format!(
+            "{lease} for {client} makes {held} of 10000 basis points on {}: {}",
+            entry.gpu,
+            holders.join(", ")
+        ))
+    }
+}

@@ -1,0 +1,62 @@
+//! A client that is told to wait has used its limit, and is told the true end of the wait.
+//!
+//! Three claims. When a throttle is sent, nothing remains to the client even if every doubt is decided against it.
+//! `until` lies between the starts of the first windows in which something remains under the kindest and under the
+//! harshest reading of its account, so a client that sleeps until then neither sleeps too long nor wakes for nothing.
+//! And until then nothing is granted to it, unless what is known of it changed: a share, a return, a report.
+
+use super::Checker;
+use crate::token::account::Bound;
+use crate::token::{Book, Change};
+use gshare_core::{ClientId, Timestamp, TokenAction, TokenEvent};
+use std::collections::BTreeMap;
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub struct Throttle {
+    until: BTreeMap<ClientId, Timestamp>,
+}
+
+impl Checker for Throttle {
+    fn name(&self) -> &'static str {
+        "throttle"
+    }
+
+    fn before(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<(), String> {
+        match change {
+            Change::Event(
+                TokenEvent::ShareChanged { client, .. }
+                | TokenEvent::TokenReturned { client, .. }
+                | TokenEvent::UsageReported { client, .. }
+                | TokenEvent::ClientLeft { client },
+            )
+            | Change::Action(TokenAction::Revoke { client, .. }) => {
+                self.until.remove(&client);
+                Ok(())
+            }
+            Change::Action(TokenAction::Grant { client, .. }) => match self.until.remove(&client) {
+                Some(until) if now < until => Err(format!(
+                    "{client} was throttled until {until} and is granted at {now}; nothing changed"
+                )),
+                _ => Ok(()),
+            },
+            Change::Action(TokenAction::Throttle { client, until, .. }) => {
+                self.until.insert(client, until);
+                let Some(entry) = book.client(client) else { return Ok(()) };
+                let remain = entry.account.remain(now, Bound::Most);
+                if !remain.is_zero() {
+                    return Err(format!("{client} is throttled, but {remain} remain of its limit"));
+                }
+                let [kind, harsh] =
+                    [Bound::Least, Bound::Most].map(|bound| entry.account.next_remain(now, bound));
+                if until < kind || until > harsh {
+                    return Err(format!(
+                        "{client} is throttled until {until}, where {kind} to {harsh} is right"
+                    ));
+                }
+                Ok(())
+            }
+            Change::Event(_) | Change::Action(_) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Free SMs are not kept from the only one who wants them.
+//!
+//! A policy may keep room for a wide client and let a narrow one wait, so "whoever fits runs" is too strong a claim.
+//! What no policy needs is an idle GPU, and a queue of one. After each call, per GPU, over the clients that ask, hold
+//! nothing and have something left of their limit:
+//!
+//! - if nobody holds a token, nobody of them may be left;
+//! - if exactly one is left, no holder asks for more, and its SMs are free, it may not be left.
+//!
+//! And the scheduler must wake up in time to keep this true: whenever a lease is open, or somebody asks, there is a
+//! deadline, it lies after `now`, and it is no later than the end of the window (for a client that asks) and the
+//! revocation of every lease.
+
+use super::Checker;
+use crate::token::Book;
+use crate::token::account::Bound;
+use gshare_core::{GpuId, SmShare, Timestamp, TokenScheduler};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct WorkConservation;
+
+impl Checker for WorkConservation {
+    fn name(&self) -> &'static str {
+        "work conservation"
+    }
+
+    fn settled(&mut self, book: &Book, now: Timestamp, scheduler: &dyn TokenScheduler) -> Result<(), String> {
+        book.gpus().into_iter().try_for_each(|gpu| on_gpu(book, now, gpu))?;
+        wakes_up(book, now, scheduler.next_deadline())
+    }
+}
+
+fn on_gpu(book: &Book, now: Timestamp, gpu: GpuId) -> Result<(), String> {
+    let mut left = book.on(gpu).filter(|(_, client)| {
+        client.asked.is_some() && client.held.is_none() && !client.account.remain(now, Bound::Most).is_zero()
+    });
+    let Some((id, client)) = left.next() else { return Ok(()) };
+    let remain = client.account.remain(now, Bound::Most);
+    if book.on(gpu).all(|(_, client)| client.held.is_none()) {
+        return Err(format!("{gpu} is idle while {id} asks and has {remain} left"));
+    }
+    let alone = left.next().is_none();
+    let more_wanted = book.on(gpu).any(|(_, client)| client.held.is_some() && client.asked.is_some());
+    let free = u32::from(SmShare::WHOLE.get()) - book.sm_held(gpu).min(u32::from(SmShare::WHOLE.get()));
+    if alone && !more_wanted && u32::from(client.share.sm.get()) <= free {
+        let sm = client.share.sm;
+        return Err(format!(
+            "{id} alone asks on {gpu}, has {remain} left and needs {sm}; {free} basis points are free"
+        ));
+    }
+    Ok(())
+}
+
+fn wakes_up(book: &Book, now: Timestamp, deadline: Option<Timestamp>) -> Result<(), String> {
+    if let Some(deadline) = deadline.filter(|&deadline| deadline <= now) {
+        return Err(format!("the next deadline is {deadline}, which is not after {now}"));
+    }
+    let overtime = book.terms().overtime;
+    for (id, client) in book.clients() {
+        let revoked =
+            client.held.map(|held| (held.expires.saturating_add(overtime), "its lease is to be revoked"));
+        let windows = client.account.windows();
+        let window_end =
+            client.asked.map(|_| (windows.end(windows.index(now)), "it asks, and its window ends"));
+        for (needed, why) in revoked.into_iter().chain(window_end) {
+            if deadline.is_none_or(|deadline| deadline > needed) {
+                return Err(format!("{id}: {why} at {needed}, the next deadline is {deadline:?}"));
+            }
+        }
+    }
+    Ok(())
+}
