@@ -1,4 +1,17 @@
-//! See the crate's description.
+//! The decision engines of gshare.
+//!
+//! Each module is one question that a platform which shares GPUs has to answer, and each engine in it is one policy
+//! behind a trait of `gshare-core`. All are pure: told the time, they return orders.
+//!
+//! | module | question | source |
+//! |---|---|---|
+//! | [`token`] | who may launch kernels now? | FaST-GShare, section 3.3 |
+//! | [`pack`] | which GPU, and which rectangle of its time and SMs? | FaST-GShare, section 3.4.2 |
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    test,
+    allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
 
 pub mod pack;
+pub mod token;

@@ -1,0 +1,24 @@
+//! Token scheduling: who may launch kernels now.
+//!
+//! The events, actions and errors are those of [`gshare_core::token`]; a policy is one file here.
+//!
+//! | policy | for |
+//! |---|---|
+//! | [`MultiToken`] | FaST-GShare's multi-token scheduler: quotas by window, several holders side by side |
+
+pub mod multi_token;
+
+pub use multi_token::{MultiToken, MultiTokenConfig};
+
+/// Why a configuration was refused: the field, its value and its bound.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field} is {value}: {bound}")]
+#[non_exhaustive]
+pub struct ConfigError {
+    /// The field of the configuration.
+    pub field: &'static str,
+    /// Its value.
+    pub value: String,
+    /// What it must be.
+    pub bound: &'static str,
+}

@@ -1,0 +1,1141 @@
+//! The multi-token scheduler (FaST-GShare, section 3.3.2), with its gaps closed.
+//!
+//! # Problem
+//! Several clients share the time and the SMs of a GPU. Each has a quota request `r` (guaranteed share of time), a
+//! quota limit `l` (most it may take) and an SM partition `s`. Decide who holds a token, so that
+//! - the SMs of the holders never add up to more than the whole GPU;
+//! - nobody takes more than `l` of a window, and overuse is paid back;
+//! - whoever asks gets `r` before anyone gets more than his request;
+//! - time that nobody claims goes to whoever can use it.
+//!
+//! # Terms
+//! The words of [`gshare_core::token`], and per client and window of length `W`:
+//! - **used**: GPU time charged in this window, plus the overuse carried into it;
+//! - **outstanding**: the part of the budget of this window's lease, if it holds one, that has not been charged;
+//! - **committed** `u`: used + outstanding;
+//! - **miss** `r*W - u` (the paper's `Q_miss`) and **remain** `l*W - u` (its `Q_remain`);
+//! - **unmet**: miss is above zero; **met** otherwise;
+//! - **waiting**: has requested a token (or more time) and not been given it: **ready** while remain is above zero,
+//!   else **throttled**.
+//!
+//! # Algorithm
+//! Windows of a GPU follow each other without a gap from its first client on. A lease belongs to one window: neither its
+//! budget nor its expiry passes the window's end. On every event, at time `now`:
+//!
+//! 1. **Catch up**, in the order of time: revoke every lease with `expires + grace <= now` and count its whole budget as
+//!    used; at each window's end set `used = max(0, used - l*W)`: what was beyond the limit is carried, nothing else.
+//! 2. **Account** for the event. Usage counts for the window its lease belongs to; when that window is the one before
+//!    this, what it changes is the overuse carried.
+//! 3. **Dispatch** on the GPU concerned: go through the ready clients in the order of
+//!    - unmet before met;
+//!    - unmet: `u / r` ascending (the least served in proportion first); met: `u - r*W` ascending (the least beyond its
+//!      request first);
+//!    - then who has waited longest, then the lower slot;
+//!
+//!    and give each a token if its SMs fit. The first that does not fit (the **head**) gets a **reservation**: from the
+//!    holders' latest release times follows when there will be room for it at the latest; those behind it (up to
+//!    `backfill_depth`) may be given a token only if they are sure to release it by then or leave enough SMs beside it.
+//!
+//! A new token's budget is `min(max_token, remain, window end - now)`; an unmet client's is also at most its miss while
+//! others are ready. It expires after `budget + slack`, at the latest at the window's end. A client behind a
+//! reservation gets at most the time until then, less slack and grace, and nothing below `min_token`. A holder that
+//! asks again is a ready client that needs no more SMs: its lease is extended by a budget of the same rule, to expire
+//! after outstanding + budget + slack; or (in a new window) it gets a new lease in place of the old one.
+//!
+//! ## Example
+//! `W` = 100 ms, tokens of 10 ms, SMs 100 % each. A has 20%:20%, B 30%:100%; both return a token when it is used up and
+//! ask again at once. A asked first and runs 0-10 ms, B 10-20 ms, A 20-30 ms: its remain is 0, it is throttled until
+//! 100 ms. B runs 30-40 ms and 40-50 ms; its request is met, nobody else is ready, and it goes on 50-100 ms: A used
+//! 20 ms, B 80 ms.
+//!
+//! # Invariants
+//! - holders' SMs + free SMs = the whole; so the holders' sum never passes it, within one round either;
+//! - a client is at most one of: ready, throttled; only waiting clients are either;
+//! - budgets granted in a window <= l*W - overuse carried into it;
+//! - every holder is in the table of release times.
+//!
+//! From these: a client's GPU time in a window is at most its limit plus the kernel it could not stop; if the requests
+//! of a GPU add up to at most the whole and its clients keep their GPU busy while they hold a token, every request is
+//! met in every window (at each instant an unmet client runs, until none is left), less the hand-over times. For
+//! larger sums of requests (which SM partitions allow) no greedy order proves them.
+//! An unmet client waits at most for one token of each other client, its slack and grace, and one window.
+//! A client whose request is 0 is promised nothing.
+//!
+//! # Cost
+//! O(log n) per event for n clients on the GPU, plus the holders looked at for a reservation and at most
+//! `backfill_depth` candidates behind it; O(n log n) once a window. About 200 bytes per client.
+//!
+//! # Differences from the paper
+//! - The paper sorts by `Q_miss` in absolute time: with requests that add up to more than the GPU, the small ones are
+//!   then never served. Unmet clients are ordered by the share of their request that they got.
+//! - "Returns tokens for the head pods until one does not fit": a narrow client behind a wide one is let in if it cannot
+//!   delay it, and a wide one is never overtaken for good. SMs are counted as they are granted, not after the round.
+//! - A token may not exceed what remains of the limit (the paper's full token overshoots by up to one token), and
+//!   overuse is carried, so that the limit holds over time for kernels longer than a quota.
+//! - Tokens are leases: a client that dies or hangs loses its SMs at once or at the end of its lease.
+use super::ConfigError;
+use gshare_core::token::{ClientStatus, RevokeReason, ThrottleReason};
+use gshare_core::{
+    ClientId, Duration, Engine, GpuId, LeaseId, Quota, Share, SmShare, SpecError, Timestamp, TokenAction,
+    TokenError, TokenEvent, TokenScheduler,
+};
+use std::collections::BTreeSet;
+
+/// Settings of [`MultiToken`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct MultiTokenConfig {
+    /// Length of the window over which quotas are settled. 100 ms: ten turns of 10 ms, and nobody who is owed time is
+    /// without it for longer than people notice.
+    #[cfg_attr(feature = "serde", serde(rename = "window_ns"))]
+    pub window: Duration,
+    /// The longest token. 10 ms: a hand-over (tens of microseconds) costs well under 1 %.
+    #[cfg_attr(feature = "serde", serde(rename = "max_token_ns"))]
+    pub max_token: Duration,
+    /// The shortest token worth giving to a client that runs ahead of a reservation. 500 us.
+    #[cfg_attr(feature = "serde", serde(rename = "min_token_ns"))]
+    pub min_token: Duration,
+    /// Time beyond its budget after which a token expires. 2 ms: the last kernels may complete under it.
+    #[cfg_attr(feature = "serde", serde(rename = "slack_ns"))]
+    pub slack: Duration,
+    /// Time after its expiry at which a token that was not returned is revoked. 5 ms: the return is on its way.
+    #[cfg_attr(feature = "serde", serde(rename = "grace_ns"))]
+    pub grace: Duration,
+    /// The most overuse that is carried. 10 s: a client that runs one endless kernel is not locked out for ever.
+    #[cfg_attr(feature = "serde", serde(rename = "max_debt_ns"))]
+    pub max_debt: Duration,
+    /// How many ready clients behind a reservation are looked at. 16: more rarely finds more.
+    pub backfill_depth: u32,
+    /// Number of client slots. 4,096.
+    pub max_clients: u32,
+    /// Number of GPUs. 64.
+    pub max_gpus: u32,
+}
+
+impl Default for MultiTokenConfig {
+    fn default() -> Self {
+        Self {
+            window: Duration::from_millis(100),
+            max_token: Duration::from_millis(10),
+            min_token: Duration::from_micros(500),
+            slack: Duration::from_millis(2),
+            grace: Duration::from_millis(5),
+            max_debt: Duration::from_secs(10),
+            backfill_depth: 16,
+            max_clients: 4096,
+            max_gpus: 64,
+        }
+    }
+}
+
+impl MultiTokenConfig {
+    fn validate(&self) -> Result<(), ConfigError> {
+        let check = |ok: bool, field, value: String, bound| {
+            if ok { Ok(()) } else { Err(ConfigError { field, value, bound }) }
+        };
+        let range = |time: Duration, low: Duration, high: Duration| (low..=high).contains(&time);
+        check(
+            range(self.window, Duration::from_millis(1), Duration::from_secs(60)),
+            "window",
+            self.window.to_string(),
+            "need 1ms to 60s",
+        )?;
+        check(
+            range(self.max_token, Duration::from_micros(10), self.window),
+            "max_token",
+            self.max_token.to_string(),
+            "need 10us to the window",
+        )?;
+        check(
+            range(self.min_token, Duration::from_nanos(1), self.max_token),
+            "min_token",
+            self.min_token.to_string(),
+            "need 1ns to max_token",
+        )?;
+        let minute = Duration::from_secs(60);
+        check(self.slack <= minute, "slack", self.slack.to_string(), "need at most 60s")?;
+        check(self.grace <= minute, "grace", self.grace.to_string(), "need at most 60s")?;
+        check(
+            range(self.max_debt, self.window, Duration::from_secs(3600)),
+            "max_debt",
+            self.max_debt.to_string(),
+            "need the window to 3600s",
+        )?;
+        check(
+            (1..=1 << 20).contains(&self.max_clients),
+            "max_clients",
+            self.max_clients.to_string(),
+            "need 1 to 1048576",
+        )?;
+        check((1..=4096).contains(&self.max_gpus), "max_gpus", self.max_gpus.to_string(), "need 1 to 4096")?;
+        check(
+            self.backfill_depth <= 4096,
+            "backfill_depth",
+            self.backfill_depth.to_string(),
+            "need at most 4096",
+        )
+    }
+}
+
+/// A lease as the engine keeps it.
+#[derive(Debug, Clone, Copy)]
+struct Lease {
+    id: LeaseId,
+    /// Number of the window it belongs to.
+    window: u64,
+    budget: Duration,
+    /// GPU time charged for it so far.
+    charged: Duration,
+    expires: Timestamp,
+    /// SMs counted for it.
+    sm: u16,
+}
+
+impl Lease {
+    fn outstanding(&self, window: u64) -> Duration {
+        if self.window == window { self.budget.saturating_sub(self.charged) } else { Duration::ZERO }
+    }
+}
+
+/// Place of a ready client in the order of dispatch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    met: bool,
+    /// Unmet: time used in units of the request's share. Met: time used beyond the request.
+    key: u64,
+    asked: u64,
+    slot: u32,
+}
+
+/// Where a client is filed. Only one that waits is filed anywhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Filed {
+    Nowhere,
+    Ready(Rank),
+    Throttled,
+}
+
+#[derive(Debug)]
+struct Client {
+    id: ClientId,
+    gpu: usize,
+    share: Share,
+    request: Duration,
+    limit: Duration,
+    used: Duration,
+    /// Used in the window before this one, and its limit then.
+    before: (Duration, Duration),
+    total: Duration,
+    holds: Option<Lease>,
+    /// The lease before the one it holds, until it is settled.
+    unsettled: Option<Lease>,
+    /// Serial number and time of the request that has not been answered by a grant.
+    asked: Option<(u64, Timestamp)>,
+    filed: Filed,
+    /// Whether it was told that it is throttled.
+    told: bool,
+}
+
+impl Client {
+    fn committed(&self, window: u64) -> Duration {
+        let outstanding = self.holds.map_or(Duration::ZERO, |lease| lease.outstanding(window));
+        self.used.saturating_add(outstanding)
+    }
+
+    fn miss(&self, window: u64) -> Duration {
+        self.request.saturating_sub(self.committed(window))
+    }
+
+    fn remain(&self, window: u64) -> Duration {
+        self.limit.saturating_sub(self.committed(window))
+    }
+
+    /// Where the client belongs now.
+    fn file(&self, window: u64) -> Filed {
+        let Some((asked, _)) = self.asked else { return Filed::Nowhere };
+        if self.remain(window).is_zero() {
+            return Filed::Throttled;
+        }
+        let committed = self.committed(window);
+        let met = committed >= self.request;
+        let key = if met {
+            (committed - self.request).as_nanos()
+        } else {
+            // Unmet implies a request above 0. At most the window in ns times 10_000: fits.
+            committed.as_nanos() * u64::from(Quota::WHOLE.get()) / u64::from(self.share.quota.request().get())
+        };
+        Filed::Ready(Rank { met, key, asked, slot: self.id.slot() })
+    }
+}
+
+#[derive(Debug, Default)]
+struct Gpu {
+    /// Clients on this GPU, by slot.
+    clients: Vec<u32>,
+    window: u64,
+    window_end: Timestamp,
+    free: u16,
+    ready: BTreeSet<Rank>,
+    throttled: u32,
+    /// When each holder's SMs come back at the latest, and its slot.
+    releases: BTreeSet<(Timestamp, u32)>,
+    /// Something changed since the last dispatch.
+    stirred: bool,
+}
+
+impl Gpu {
+    fn new() -> Self {
+        Self { free: SmShare::WHOLE.get(), ..Self::default() }
+    }
+
+    /// Moves a client to where it belongs now.
+    fn refile(&mut self, client: &mut Client) {
+        let filed = client.file(self.window);
+        if filed == client.filed {
+            return;
+        }
+        match client.filed {
+            Filed::Ready(rank) => {
+                self.ready.remove(&rank);
+            }
+            Filed::Throttled => self.throttled -= 1,
+            Filed::Nowhere => {}
+        }
+        match filed {
+            Filed::Ready(rank) => {
+                self.ready.insert(rank);
+            }
+            Filed::Throttled => self.throttled += 1,
+            Filed::Nowhere => {}
+        }
+        client.told &= filed == Filed::Throttled;
+        client.filed = filed;
+    }
+}
+
+/// The multi-token scheduler. See the [module](self).
+#[derive(Debug)]
+pub struct MultiToken {
+    config: MultiTokenConfig,
+    now: Timestamp,
+    next_lease: u64,
+    next_request: u64,
+    /// By slot: the client, and the generation it must be above once it has left.
+    slots: Vec<(Option<Client>, Option<u32>)>,
+    gpus: Vec<Gpu>,
+    scratch: Vec<Rank>,
+}
+
+impl MultiToken {
+    /// A scheduler without clients.
+    pub fn new(config: MultiTokenConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        Ok(Self {
+            config,
+            now: Timestamp::ZERO,
+            next_lease: 0,
+            next_request: 0,
+            slots: Vec::new(),
+            gpus: Vec::new(),
+            scratch: Vec::new(),
+        })
+    }
+
+    fn get(&self, id: ClientId) -> Result<&Client, TokenError> {
+        match self.slots.get(id.index()) {
+            Some((Some(client), _)) if client.id == id => Ok(client),
+            _ => Err(TokenError::UnknownClient { client: id }),
+        }
+    }
+
+    /// Refuses what cannot be done, before anything is changed.
+    fn check(&self, now: Timestamp, event: &TokenEvent) -> Result<(), TokenError> {
+        if now < self.now {
+            return Err(TokenError::TimeWentBack { now, last: self.now });
+        }
+        let share_is_sound = |client, share: &Share| match share.sm {
+            SmShare::ZERO => Err(TokenError::BadShare { client, source: SpecError::ZeroSm }),
+            _ => Ok(()),
+        };
+        match *event {
+            TokenEvent::ClientJoined { client, gpu, ref share } => {
+                share_is_sound(client, share)?;
+                if client.slot() >= self.config.max_clients {
+                    return Err(TokenError::TooManyClients { client, limit: self.config.max_clients });
+                }
+                if gpu.0 >= self.config.max_gpus {
+                    return Err(TokenError::UnknownGpu { gpu, limit: self.config.max_gpus });
+                }
+                match self.slots.get(client.index()) {
+                    Some((Some(_), _)) => Err(TokenError::ClientExists { client }),
+                    Some((None, Some(last))) if client.generation() <= *last => {
+                        Err(TokenError::ClientExists { client })
+                    }
+                    _ => Ok(()),
+                }
+            }
+            TokenEvent::ShareChanged { client, ref share } => {
+                self.get(client)?;
+                share_is_sound(client, share)
+            }
+            TokenEvent::ClientLeft { client } | TokenEvent::TokenRequested { client } => {
+                self.get(client).map(|_| ())
+            }
+            TokenEvent::TokenReturned { client, lease, used }
+            | TokenEvent::UsageReported { client, lease, used } => {
+                let known = self.get(client)?;
+                match (known.holds, known.unsettled) {
+                    (Some(held), _) if held.id == lease => {
+                        if used < held.charged {
+                            return Err(TokenError::UsageShrank { client, used, reported: held.charged });
+                        }
+                        Ok(())
+                    }
+                    (_, Some(earlier)) if earlier.id == lease => Ok(()),
+                    _ => Err(TokenError::StaleLease { client, lease }),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The client in a slot, with its GPU.
+    fn pair(&mut self, slot: u32) -> Option<(&mut Client, &mut Gpu)> {
+        let client = self.slots.get_mut(slot as usize)?.0.as_mut()?;
+        let gpu = self.gpus.get_mut(client.gpu)?;
+        Some((client, gpu))
+    }
+
+    /// Step 1: everything that happened by itself until `now`, in the order of time.
+    fn catch_up(&mut self, now: Timestamp, actions: &mut Vec<TokenAction>) {
+        self.now = now;
+        for index in 0..self.gpus.len() {
+            while let Some(&(release, slot)) = self.gpus[index].releases.first() {
+                if release > now {
+                    break;
+                }
+                self.roll(index, release);
+                self.expire(slot, actions);
+            }
+            self.roll(index, now);
+        }
+    }
+
+    /// Closes the windows of a GPU that end at or before `now`.
+    fn roll(&mut self, index: usize, now: Timestamp) {
+        let gpu = &mut self.gpus[index];
+        if now < gpu.window_end {
+            return;
+        }
+        let window = self.config.window;
+        let windows = now.saturating_since(gpu.window_end).as_nanos() / window.as_nanos() + 1;
+        gpu.window += windows;
+        gpu.window_end = gpu.window_end.saturating_add(window.saturating_mul(windows));
+        gpu.stirred = true;
+        let clients = core::mem::take(&mut gpu.clients);
+        for &slot in &clients {
+            if let Some((client, gpu)) = self.pair(slot) {
+                client.before = (client.used, client.limit);
+                client.used = client.used.saturating_sub(client.limit.saturating_mul(windows));
+                gpu.refile(client);
+            }
+        }
+        self.gpus[index].clients = clients;
+    }
+
+    /// Takes a token back that was neither returned nor replaced in time.
+    fn expire(&mut self, slot: u32, actions: &mut Vec<TokenAction>) {
+        let Some((client, gpu)) = self.pair(slot) else { return };
+        let Some(lease) = client.holds else { return };
+        gpu.stirred = true;
+        actions.push(TokenAction::Revoke {
+            client: client.id,
+            lease: lease.id,
+            reason: RevokeReason::Expired,
+        });
+        self.settle(slot, lease.id, lease.budget.max(lease.charged));
+        self.release(slot);
+    }
+
+    /// Step 2: counts `used` as the GPU time of a lease in all. It was checked to be held, or the one before.
+    fn settle(&mut self, slot: u32, lease: LeaseId, used: Duration) {
+        let max_debt = self.config.max_debt;
+        let Some((client, gpu)) = self.pair(slot) else { return };
+        let record = match (&mut client.holds, &mut client.unsettled) {
+            (Some(held), _) if held.id == lease => held,
+            (_, Some(earlier)) if earlier.id == lease => earlier,
+            _ => return,
+        };
+        // A revoked lease was charged in full: its late return may also give time back.
+        let (more, less) = (used.saturating_sub(record.charged), record.charged.saturating_sub(used));
+        record.charged = used;
+        let shift =
+            |time: Duration, more: Duration, less: Duration| time.saturating_add(more).saturating_sub(less);
+        client.total = shift(client.total, more, less);
+        if record.window + 1 == gpu.window {
+            // What was used in the window before this one matters only as far as it was beyond the limit then.
+            let (before, limit) = client.before;
+            let after = shift(before, more, less);
+            client.before.0 = after;
+            client.used = shift(client.used, after.saturating_sub(limit), before.saturating_sub(limit));
+        } else {
+            client.used = shift(client.used, more, less);
+        }
+        client.used = client.used.min(client.limit.saturating_add(max_debt));
+        gpu.refile(client);
+    }
+
+    /// Ends what the client holds: its SMs are free. The lease may still be settled late.
+    fn release(&mut self, slot: u32) {
+        let grace = self.config.grace;
+        let Some((client, gpu)) = self.pair(slot) else { return };
+        let Some(lease) = client.holds.take() else { return };
+        gpu.free += lease.sm;
+        gpu.releases.remove(&(lease.expires.saturating_add(grace), slot));
+        client.unsettled = Some(lease);
+        gpu.refile(client);
+    }
+
+    /// Tells a throttled client once, when it is certain: not while a lease that it holds may leave it time.
+    fn tell(&mut self, slot: u32, actions: &mut Vec<TokenAction>) {
+        let window = self.config.window;
+        let Some((client, gpu)) = self.pair(slot) else { return };
+        if client.filed != Filed::Throttled || client.told || client.used < client.limit {
+            return;
+        }
+        client.told = true;
+        // After n more windows n limits are paid back; time is left once what is carried is below the limit.
+        let windows = client.used.as_nanos() / client.limit.as_nanos().max(1);
+        let until = gpu.window_end.saturating_add(window.saturating_mul(windows - 1));
+        actions.push(TokenAction::Throttle {
+            client: client.id,
+            until,
+            reason: ThrottleReason::LimitReached,
+        });
+    }
+
+    fn join(&mut self, now: Timestamp, id: ClientId, gpu: GpuId, share: Share) {
+        while self.gpus.len() <= gpu.index() {
+            self.gpus.push(Gpu::new());
+        }
+        let home = &mut self.gpus[gpu.index()];
+        if home.clients.is_empty() {
+            // Nobody has an account that the old windows matter to.
+            home.window_end = now.saturating_add(self.config.window);
+        }
+        home.clients.push(id.slot());
+        while self.slots.len() <= id.index() {
+            self.slots.push((None, None));
+        }
+        let window = self.config.window;
+        let client = Client {
+            id,
+            gpu: gpu.index(),
+            share,
+            request: share.quota.request().of(window),
+            limit: share.quota.limit().of(window),
+            used: Duration::ZERO,
+            before: Default::default(),
+            total: Duration::ZERO,
+            holds: None,
+            unsettled: None,
+            asked: None,
+            filed: Filed::Nowhere,
+            told: false,
+        };
+        self.slots[id.index()] = (Some(client), Some(id.generation()));
+    }
+
+    fn leave(&mut self, slot: u32) {
+        let Some((client, gpu)) = self.pair(slot) else { return };
+        client.asked = None;
+        gpu.refile(client);
+        gpu.clients.retain(|&other| other != slot);
+        self.release(slot);
+        self.slots[slot as usize].0 = None;
+    }
+
+    /// Step 3. See the [module](self).
+    fn dispatch(&mut self, index: usize, actions: &mut Vec<TokenAction>) {
+        let now = self.now;
+        let (window, window_end) = (self.gpus[index].window, self.gpus[index].window_end);
+        let others_ready = self.gpus[index].ready.len() > 1;
+        let mut queue = core::mem::take(&mut self.scratch);
+        let mut reservation: Option<Reservation> = None;
+        let mut behind = 0;
+        // Granting takes the candidate out of the set that is walked: take as many as can be looked at first.
+        let mut from = None;
+        'rounds: loop {
+            queue.clear();
+            let gpu = &self.gpus[index];
+            let rest = (
+                from.map_or(core::ops::Bound::Unbounded, core::ops::Bound::Excluded),
+                core::ops::Bound::Unbounded,
+            );
+            queue.extend(gpu.ready.range::<Rank, _>(rest).take(BATCH));
+            let Some(&last) = queue.last() else { break };
+            for &rank in &queue {
+                if reservation.is_some() {
+                    behind += 1;
+                    if behind > self.config.backfill_depth {
+                        break 'rounds;
+                    }
+                }
+                let Some((Some(client), _)) = self.slots.get(rank.slot as usize) else { continue };
+                let gpu = &self.gpus[index];
+                let same_lease = client.holds.filter(|lease| lease.window == window);
+                let held = client.holds.map_or(0, |lease| lease.sm);
+                let sm = same_lease.map_or(client.share.sm.get(), |lease| lease.sm);
+                let needed = sm.saturating_sub(held);
+                let mut budget =
+                    self.config.max_token.min(client.remain(window)).min(window_end.saturating_since(now));
+                if !rank.met && others_ready {
+                    budget = budget.min(client.miss(window));
+                }
+                // A lease that is extended runs for what is left of it first.
+                let left = same_lease.map_or(Duration::ZERO, |lease| lease.outstanding(window));
+                let overhead = left + self.config.slack + self.config.grace;
+                match &mut reservation {
+                    None if needed > gpu.free => {
+                        reservation = Some(self.reserve(gpu, rank.slot, needed));
+                        continue;
+                    }
+                    None => {}
+                    Some(_) if needed > gpu.free => continue,
+                    // There is room beside the head even when it runs.
+                    Some(reserved) if sm <= reserved.beside => reserved.beside -= sm,
+                    Some(reserved) => {
+                        budget = budget.min(reserved.at.saturating_since(now).saturating_sub(overhead));
+                        if budget < self.config.min_token {
+                            continue;
+                        }
+                    }
+                }
+                if !budget.is_zero() {
+                    self.grant(rank.slot, budget, sm, actions);
+                }
+            }
+            from = Some(last);
+        }
+        queue.clear();
+        self.scratch = queue;
+    }
+
+    /// When there will be `needed` SMs at the latest, and how many beside them.
+    fn reserve(&self, gpu: &Gpu, head: u32, needed: u16) -> Reservation {
+        let mut free = gpu.free;
+        for &(release, slot) in gpu.releases.iter().filter(|&&(_, slot)| slot != head) {
+            let held = self.slots[slot as usize].0.as_ref().and_then(|client| client.holds);
+            free += held.map_or(0, |lease| lease.sm);
+            if free >= needed {
+                return Reservation { at: release, beside: free - needed };
+            }
+        }
+        // Free and held SMs are the whole GPU, and nobody needs more.
+        Reservation { at: self.now, beside: 0 }
+    }
+
+    /// Gives a token, extends the one that is held, or replaces one of the window before.
+    fn grant(&mut self, slot: u32, budget: Duration, sm: u16, actions: &mut Vec<TokenAction>) {
+        let (now, slack, grace) = (self.now, self.config.slack, self.config.grace);
+        let id = LeaseId(self.next_lease + 1);
+        let Some((client, gpu)) = self.pair(slot) else { return };
+        let lease = match client.holds {
+            Some(held) if held.window == gpu.window => {
+                let runs = held.outstanding(gpu.window).saturating_add(budget).saturating_add(slack);
+                let expires = now.saturating_add(runs).min(gpu.window_end).max(held.expires);
+                Lease { budget: held.budget.saturating_add(budget), expires, ..held }
+            }
+            _ => {
+                let expires = now.saturating_add(budget.saturating_add(slack)).min(gpu.window_end);
+                Lease { id, window: gpu.window, budget, charged: Duration::ZERO, expires, sm }
+            }
+        };
+        if let Some(held) = client.holds.replace(lease) {
+            gpu.free += held.sm;
+            gpu.releases.remove(&(held.expires.saturating_add(grace), slot));
+            if held.id != lease.id {
+                client.unsettled = Some(held);
+            }
+        }
+        gpu.free -= lease.sm;
+        gpu.releases.insert((lease.expires.saturating_add(grace), slot));
+        client.asked = None;
+        gpu.refile(client);
+        actions.push(TokenAction::Grant {
+            client: client.id,
+            lease: lease.id,
+            budget: lease.budget,
+            expires: lease.expires,
+        });
+        self.next_lease = self.next_lease.max(lease.id.0);
+    }
+
+    /// Checks what the module's essay promises.
+    fn invariants(&self) {
+        for (index, gpu) in self.gpus.iter().enumerate() {
+            let mut held = 0;
+            let (mut ready, mut throttled, mut holders) = (0, 0, 0);
+            for &slot in &gpu.clients {
+                let client = self.slots[slot as usize].0.as_ref().expect("listed clients exist");
+                assert_eq!(client.gpu, index);
+                if let Some(lease) = client.holds {
+                    held += u32::from(lease.sm);
+                    holders += 1;
+                    assert!(gpu.releases.contains(&(lease.expires.saturating_add(self.config.grace), slot)));
+                }
+                assert_eq!(client.filed, client.file(gpu.window), "{} is filed where it belongs", client.id);
+                match client.filed {
+                    Filed::Ready(rank) => {
+                        ready += 1;
+                        assert!(gpu.ready.contains(&rank));
+                    }
+                    Filed::Throttled => throttled += 1,
+                    Filed::Nowhere => {}
+                }
+            }
+            assert_eq!(held + u32::from(gpu.free), u32::from(SmShare::WHOLE.get()), "SMs of {index}");
+            assert_eq!((ready, throttled, holders), (gpu.ready.len(), gpu.throttled, gpu.releases.len()));
+        }
+    }
+}
+
+/// How many ready clients are taken out of the order at once.
+const BATCH: usize = 8;
+
+/// Room promised to the first ready client that does not fit.
+struct Reservation {
+    at: Timestamp,
+    /// SMs that stay free beside it then.
+    beside: u16,
+}
+
+impl Engine for MultiToken {
+    type Event = TokenEvent;
+    type Action = TokenAction;
+    type Error = TokenError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: TokenEvent,
+        actions: &mut Vec<TokenAction>,
+    ) -> Result<(), TokenError> {
+        self.check(now, &event)?;
+        self.catch_up(now, actions);
+        match event {
+            TokenEvent::ClientJoined { client, gpu, share } => self.join(now, client, gpu, share),
+            TokenEvent::ShareChanged { client, share } => {
+                let window = self.config.window;
+                if let Some((known, gpu)) = self.pair(client.slot()) {
+                    known.share = share;
+                    known.request = share.quota.request().of(window);
+                    known.limit = share.quota.limit().of(window);
+                    gpu.refile(known);
+                    gpu.stirred = true;
+                }
+                self.tell(client.slot(), actions);
+            }
+            TokenEvent::ClientLeft { client } => {
+                if let Some((_, gpu)) = self.pair(client.slot()) {
+                    gpu.stirred = true;
+                }
+                self.leave(client.slot());
+            }
+            TokenEvent::TokenRequested { client } => {
+                self.next_request += 1;
+                let asked = (self.next_request, now);
+                if let Some((known, gpu)) = self.pair(client.slot()) {
+                    known.asked.get_or_insert(asked);
+                    gpu.refile(known);
+                    gpu.stirred = true;
+                }
+                self.tell(client.slot(), actions);
+            }
+            TokenEvent::TokenReturned { client, lease, used } => {
+                self.settle(client.slot(), lease, used);
+                if let Some((known, gpu)) = self.pair(client.slot()) {
+                    gpu.stirred = true;
+                    if known.holds.is_some_and(|held| held.id == lease) {
+                        self.release(client.slot());
+                    }
+                }
+                // Returned is returned: a second return of it is stale.
+                if let Some((known, _)) = self.pair(client.slot())
+                    && known.unsettled.is_some_and(|earlier| earlier.id == lease)
+                {
+                    known.unsettled = None;
+                }
+                self.tell(client.slot(), actions);
+            }
+            TokenEvent::UsageReported { client, lease, used } => {
+                self.settle(client.slot(), lease, used);
+                if let Some((_, gpu)) = self.pair(client.slot()) {
+                    gpu.stirred = true;
+                }
+                self.tell(client.slot(), actions);
+            }
+            // A deadline has been dealt with by catching up.
+            _ => {}
+        }
+        for index in 0..self.gpus.len() {
+            if core::mem::take(&mut self.gpus[index].stirred) {
+                self.dispatch(index, actions);
+            }
+        }
+        if cfg!(debug_assertions) {
+            self.invariants();
+        }
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        let of_gpu = |gpu: &Gpu| {
+            let release = gpu.releases.first().map(|&(release, _)| release);
+            let roll = (gpu.throttled > 0 || !gpu.ready.is_empty()).then_some(gpu.window_end);
+            release.into_iter().chain(roll).min()
+        };
+        self.gpus.iter().filter_map(of_gpu).min()
+    }
+}
+
+impl TokenScheduler for MultiToken {
+    fn client(&self, client: ClientId) -> Option<ClientStatus> {
+        let known = self.get(client).ok()?;
+        let gpu = GpuId(u32::try_from(known.gpu).ok()?);
+        let mut status = ClientStatus::joined(client, gpu, known.share);
+        status.window_used = known.used;
+        status.total_used = known.total;
+        status.holds = known.holds.map(|lease| lease.id);
+        status.waiting_since = known.asked.map(|(_, since)| since);
+        Some(status)
+    }
+
+    fn window(&self) -> Duration {
+        self.config.window
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gshare_core::QuotaRange;
+
+    fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    fn at(n: u64) -> Timestamp {
+        Timestamp::from_millis(n)
+    }
+
+    fn id(slot: u32) -> ClientId {
+        ClientId::new(slot, 0)
+    }
+
+    fn share(quota: &str, sm: u16) -> Share {
+        Share { quota: quota.parse().unwrap(), sm: SmShare::from_percent(sm).unwrap() }
+    }
+
+    /// A GPU whose clients always want to launch, use every token to the full and return it the moment it is used up.
+    struct Bench {
+        engine: MultiToken,
+        /// Client, lease, time at which it is used up, GPU time it will have used.
+        running: Vec<(ClientId, LeaseId, Timestamp, Duration)>,
+        used: std::collections::BTreeMap<ClientId, Duration>,
+        /// Length of every client's kernels: tokens are overrun up to a whole one.
+        kernel: Duration,
+        now: Timestamp,
+        log: Vec<(Timestamp, TokenAction)>,
+    }
+
+    impl Bench {
+        fn new(clients: &[(&str, u16)], kernel: Duration) -> Self {
+            Self::with(MultiTokenConfig::default(), clients, kernel)
+        }
+
+        fn with(config: MultiTokenConfig, clients: &[(&str, u16)], kernel: Duration) -> Self {
+            let engine = MultiToken::new(config).unwrap();
+            let mut bench = Self {
+                engine,
+                running: Vec::new(),
+                used: Default::default(),
+                kernel,
+                now: Timestamp::ZERO,
+                log: Vec::new(),
+            };
+            for (slot, (quota, sm)) in (0..).zip(clients) {
+                bench.join(slot, quota, *sm);
+            }
+            for slot in 0..clients.len() as u32 {
+                bench.send(TokenEvent::TokenRequested { client: id(slot) });
+            }
+            bench
+        }
+
+        fn join(&mut self, slot: u32, quota: &str, sm: u16) {
+            self.send(TokenEvent::ClientJoined { client: id(slot), gpu: GpuId(0), share: share(quota, sm) });
+        }
+
+        fn send(&mut self, event: TokenEvent) {
+            let mut actions = Vec::new();
+            self.engine.handle(self.now, event, &mut actions).unwrap();
+            for action in actions {
+                self.log.push((self.now, action));
+                if let TokenAction::Grant { client, lease, budget, .. } = action {
+                    let kernel = self.kernel.as_nanos();
+                    let used = Duration::from_nanos(budget.as_nanos().div_ceil(kernel) * kernel);
+                    self.running.retain(|&(other, ..)| other != client);
+                    self.running.push((client, lease, self.now + used, used));
+                }
+            }
+        }
+
+        fn run_until(&mut self, end: Timestamp) {
+            loop {
+                let next = self.running.iter().map(|&(client, _, done, _)| (done, client)).min();
+                let deadline = self.engine.next_deadline();
+                match (next, deadline) {
+                    (Some((done, client)), deadline)
+                        if done <= end && deadline.is_none_or(|at| done <= at) =>
+                    {
+                        let (_, lease, _, used) =
+                            self.running.remove(self.running.iter().position(|run| run.0 == client).unwrap());
+                        self.now = done;
+                        *self.used.entry(client).or_default() += used;
+                        self.send(TokenEvent::TokenReturned { client, lease, used });
+                        self.send(TokenEvent::TokenRequested { client });
+                    }
+                    (_, Some(deadline)) if deadline <= end => {
+                        self.now = deadline;
+                        self.send(TokenEvent::DeadlineReached);
+                    }
+                    _ => break,
+                }
+            }
+            self.now = end;
+        }
+
+        fn used_ms(&self, slot: u32) -> u64 {
+            self.used.get(&id(slot)).map_or(0, |used| used.as_nanos() / 1_000_000)
+        }
+    }
+
+    /// The worked example of the module's essay.
+    #[test]
+    fn the_example_of_the_essay() {
+        let mut bench = Bench::new(&[("0.2:0.2", 100), ("0.3:1", 100)], ms(1));
+        bench.run_until(at(100));
+        let grants: Vec<_> = bench
+            .log
+            .iter()
+            .filter_map(|(now, action)| match action {
+                TokenAction::Grant { client, .. } => Some((now.as_nanos() / 1_000_000, client.slot())),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(grants[..6], [(0, 0), (10, 1), (20, 0), (30, 1), (40, 1), (50, 1)]);
+        assert_eq!((bench.used_ms(0), bench.used_ms(1)), (20, 80));
+    }
+
+    /// FaST-GShare, section 3.3.2: pods with no `Q_remain` wait for the next window.
+    #[test]
+    fn a_client_alone_keeps_its_limit_in_every_window() {
+        for limit in [10, 20, 50, 90] {
+            let quota = format!("0.{limit:02}");
+            let mut bench = Bench::new(&[(quota.as_str(), 100)], ms(1));
+            bench.run_until(at(1_000));
+            assert_eq!(bench.used_ms(0), limit * 10);
+        }
+    }
+
+    /// Kernels longer than the quota of a window: the overuse is carried, so the limit holds over time.
+    #[test]
+    fn overuse_is_paid_back() {
+        let mut bench = Bench::new(&[("0.1:0.1", 100)], ms(30));
+        bench.run_until(at(3_000));
+        assert!((270..=330).contains(&bench.used_ms(0)), "{}", bench.used_ms(0));
+    }
+
+    /// The paper's order by absolute `Q_miss` would never serve the small one.
+    #[test]
+    fn a_small_request_is_served_beside_large_ones_that_overbook_the_gpu() {
+        let clients = [("0.5:1", 100), ("0.5:1", 100), ("0.5:1", 100), ("0.05:1", 100)];
+        let mut bench = Bench::new(&clients, ms(1));
+        bench.run_until(at(10_000));
+        assert!(bench.used_ms(3) >= 250, "{} ms of the 500 it asked for", bench.used_ms(3));
+    }
+
+    /// "Stop at the first pod that does not fit", with SMs counted after the round, would grant both at once.
+    #[test]
+    fn two_clients_of_60_percent_never_hold_together() {
+        let mut bench = Bench::new(&[("0.4:1", 60), ("0.4:1", 60)], ms(1));
+        bench.run_until(at(1_000));
+        assert_eq!(bench.used_ms(0) + bench.used_ms(1), 1_000, "one at a time, and always one");
+    }
+
+    #[test]
+    fn narrow_clients_run_side_by_side() {
+        let mut bench = Bench::new(&[("0.9:0.9", 50), ("0.9:0.9", 50)], ms(1));
+        bench.run_until(at(1_000));
+        assert_eq!((bench.used_ms(0), bench.used_ms(1)), (900, 900));
+    }
+
+    #[test]
+    fn a_wide_client_is_not_starved_by_narrow_ones() {
+        let clients = [("0.3:1", 40), ("0.3:1", 40), ("0.3:1", 40), ("0.3:0.3", 100)];
+        let mut bench = Bench::new(&clients, ms(1));
+        bench.run_until(at(2_000));
+        assert!(bench.used_ms(3) >= 570, "{} ms of 600", bench.used_ms(3));
+    }
+
+    #[test]
+    fn a_client_that_leaves_frees_its_sms_at_once() {
+        let mut bench = Bench::new(&[("0.5:1", 100), ("0.5:1", 100)], ms(1));
+        bench.log.clear();
+        bench.send(TokenEvent::ClientLeft { client: id(0) });
+        assert!(matches!(bench.log[..], [(_, TokenAction::Grant { client, .. })] if client == id(1)));
+        let mut actions = Vec::new();
+        let gone = bench.engine.handle(bench.now, TokenEvent::TokenRequested { client: id(0) }, &mut actions);
+        assert_eq!(gone, Err(TokenError::UnknownClient { client: id(0) }));
+    }
+
+    #[test]
+    fn a_token_that_is_not_returned_is_revoked_and_its_late_return_corrects_the_account() {
+        let mut bench = Bench::new(&[("0.5:0.5", 100)], ms(1));
+        bench.running.clear();
+        let deadline = bench.engine.next_deadline().unwrap();
+        assert_eq!(deadline, at(10 + 2 + 5), "budget, slack and grace");
+        bench.now = deadline;
+        bench.log.clear();
+        bench.send(TokenEvent::DeadlineReached);
+        let [(_, TokenAction::Revoke { lease, reason: RevokeReason::Expired, .. })] = bench.log[..] else {
+            panic!("{:?}", bench.log);
+        };
+        assert_eq!(bench.engine.client(id(0)).unwrap().window_used, ms(10), "the whole budget");
+        bench.send(TokenEvent::TokenReturned { client: id(0), lease, used: ms(3) });
+        assert_eq!(bench.engine.client(id(0)).unwrap().window_used, ms(3));
+        let again = TokenEvent::TokenReturned { client: id(0), lease, used: ms(3) };
+        let stale = bench.engine.handle(bench.now, again, &mut Vec::new());
+        assert_eq!(stale, Err(TokenError::StaleLease { client: id(0), lease }));
+    }
+
+    /// A return that crosses the end of its window counts there: what it adds to the overuse is carried.
+    #[test]
+    fn a_return_after_the_end_of_its_window_counts_for_that_window() {
+        let config = MultiTokenConfig { grace: ms(200), ..Default::default() };
+        let mut bench = Bench::with(config, &[("0.1:0.1", 100)], ms(1));
+        let lease = bench.running[0].1;
+        bench.running.clear();
+        bench.now = at(3);
+        bench.send(TokenEvent::UsageReported { client: id(0), lease, used: ms(3) });
+        bench.now = at(101);
+        bench.send(TokenEvent::UsageReported { client: id(0), lease, used: ms(12) });
+        assert_eq!(bench.engine.client(id(0)).unwrap().window_used, ms(2), "12 ms used of a limit of 10");
+    }
+
+    #[test]
+    fn a_holder_that_asks_early_is_extended_while_nobody_else_wants_the_gpu() {
+        let mut bench = Bench::new(&[("0.5:1", 100)], ms(1));
+        bench.log.clear();
+        bench.now = at(5);
+        bench.send(TokenEvent::TokenRequested { client: id(0) });
+        let [(_, TokenAction::Grant { lease, budget, .. })] = bench.log[..] else {
+            panic!("{:?}", bench.log)
+        };
+        assert_eq!((lease, budget), (LeaseId(1), ms(20)));
+        // Another one waits with nothing used: no further extension.
+        bench.join(1, "0.5:1", 100);
+        bench.send(TokenEvent::TokenRequested { client: id(1) });
+        bench.log.clear();
+        bench.send(TokenEvent::TokenRequested { client: id(0) });
+        assert!(bench.log.is_empty(), "{:?}", bench.log);
+    }
+
+    #[test]
+    fn throttling_says_when_there_is_time_again() {
+        let mut bench = Bench::new(&[("0.1:0.1", 100)], ms(25));
+        bench.run_until(at(26));
+        let throttle = bench.log.iter().rev().find_map(|(_, action)| match action {
+            TokenAction::Throttle { until, .. } => Some(*until),
+            _ => None,
+        });
+        // 25 ms used of 10: after two more windows 5 ms are carried, and 5 are left.
+        assert_eq!(throttle, Some(at(200)));
+        bench.log.clear();
+        bench.run_until(at(250));
+        assert!(matches!(bench.log.last(), Some((_, TokenAction::Throttle { .. }))), "{:?}", bench.log);
+        assert_eq!(bench.used_ms(0), 50);
+    }
+
+    #[test]
+    fn a_share_can_change_on_the_fly() {
+        let mut bench = Bench::new(&[("0.1:0.1", 100)], ms(1));
+        bench.run_until(at(200));
+        bench.send(TokenEvent::ShareChanged { client: id(0), share: share("0.1:0.9", 100) });
+        bench.run_until(at(1_200));
+        assert!((910..=920).contains(&bench.used_ms(0)), "{}", bench.used_ms(0));
+    }
+
+    #[test]
+    fn gpus_do_not_touch_each_other() {
+        let mut bench = Bench::new(&[("0.5:0.5", 100)], ms(1));
+        bench.send(TokenEvent::ClientJoined { client: id(9), gpu: GpuId(3), share: share("1:1", 100) });
+        bench.log.clear();
+        bench.send(TokenEvent::TokenRequested { client: id(9) });
+        assert!(matches!(bench.log[..], [(_, TokenAction::Grant { client, .. })] if client == id(9)));
+    }
+
+    #[test]
+    fn every_error_leaves_the_state_as_it_was() {
+        let mut bench = Bench::new(&[("0.5:0.5", 100)], ms(1));
+        bench.now = at(5);
+        bench.send(TokenEvent::UsageReported { client: id(0), lease: LeaseId(1), used: ms(5) });
+        let before = format!("{:?}", bench.engine);
+        let zero_sm = Share { quota: QuotaRange::BEST_EFFORT, sm: SmShare::ZERO };
+        let good = share("0.5:0.5", 100);
+        let (far, ghost) = (ClientId::new(1 << 30, 0), ClientId::new(0, 1));
+        let bad = [
+            (at(4), TokenEvent::DeadlineReached),
+            (at(6), TokenEvent::ClientJoined { client: id(0), gpu: GpuId(0), share: good }),
+            (at(6), TokenEvent::ClientJoined { client: ghost, gpu: GpuId(0), share: good }),
+            (at(6), TokenEvent::ClientJoined { client: far, gpu: GpuId(0), share: good }),
+            (at(6), TokenEvent::ClientJoined { client: id(1), gpu: GpuId(1 << 30), share: good }),
+            (at(6), TokenEvent::ClientJoined { client: id(1), gpu: GpuId(0), share: zero_sm }),
+            (at(6), TokenEvent::ShareChanged { client: id(0), share: zero_sm }),
+            (at(6), TokenEvent::ShareChanged { client: ghost, share: good }),
+            (at(6), TokenEvent::ClientLeft { client: ghost }),
+            (at(6), TokenEvent::TokenReturned { client: id(0), lease: LeaseId(7), used: ms(1) }),
+            (at(6), TokenEvent::UsageReported { client: id(0), lease: LeaseId(1), used: ms(4) }),
+        ];
+        for (now, event) in bad {
+            let mut actions = Vec::new();
+            assert!(bench.engine.handle(now, event, &mut actions).is_err(), "{event:?}");
+            assert!(actions.is_empty());
+            assert_eq!(format!("{:?}", bench.engine), before, "{event:?}");
+        }
+    }
+
+    #[test]
+    fn a_slot_is_reused_only_by_a_newer_generation() {
+        let mut bench = Bench::new(&[("0.5:0.5", 100)], ms(1));
+        bench.send(TokenEvent::ClientLeft { client: id(0) });
+        let join = |client| TokenEvent::ClientJoined { client, gpu: GpuId(0), share: share("0.5:0.5", 100) };
+        let old = bench.engine.handle(bench.now, join(id(0)), &mut Vec::new());
+        assert_eq!(old, Err(TokenError::ClientExists { client: id(0) }));
+        bench.send(join(ClientId::new(0, 1)));
+    }
+
+    #[test]
+    fn a_bad_configuration_names_field_and_bound() {
+        let text = |config: MultiTokenConfig| MultiToken::new(config).unwrap_err().to_string();
+        let config = MultiTokenConfig { window: Duration::ZERO, ..Default::default() };
+        assert_eq!(text(config), "window is 0ns: need 1ms to 60s");
+        let config = MultiTokenConfig { max_token: ms(200), ..Default::default() };
+        assert_eq!(text(config), "max_token is 200ms: need 10us to the window");
+        let config = MultiTokenConfig { max_clients: 0, ..Default::default() };
+        assert_eq!(text(config), "max_clients is 0: need 1 to 1048576");
+    }
+}
