@@ -1,0 +1,103 @@
+//! The admin socket: questions about a daemon, one JSON object per line and answer.
+//!
+//! ```text
+//! {"query":"snapshot"}    ──▶    ◀── a Snapshot
+//! {"query":"metrics"}     ──▶    ◀── {"text":"…"}
+//! ```
+//! It is a stream socket of its own, served by a thread of its own: a reader that is slow waits by itself, and the
+//! daemon's loop gives a snapshot in one step. The same users may ask that may connect.
+
+use crate::handle::Handle;
+use crate::server::DaemonError;
+use crate::snapshot::Snapshot;
+use rustix::net::sockopt::socket_peercred;
+use serde::{Deserialize, Serialize};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+/// How long either side waits for the other.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest question.
+const MAX_QUERY: u64 = 4096;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "query", rename_all = "snake_case", deny_unknown_fields)]
+enum Query {
+    Snapshot,
+    Metrics,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Text {
+    text: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Failure {
+    error: String,
+}
+
+/// Asks the daemon behind an admin socket for a snapshot.
+pub fn snapshot(socket: &Path) -> io::Result<Snapshot> {
+    ask(socket, &Query::Snapshot)
+}
+
+/// Asks the daemon behind an admin socket for its metrics in Prometheus' text form.
+pub fn metrics(socket: &Path) -> io::Result<String> {
+    ask::<Text>(socket, &Query::Metrics).map(|answer| answer.text)
+}
+
+fn ask<T: for<'de> Deserialize<'de>>(socket: &Path, query: &Query) -> io::Result<T> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut line = serde_json::to_vec(query)?;
+    line.push(b'\n');
+    stream.write_all(&line)?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(serde_json::from_str(&answer)?)
+}
+
+/// Answers questions until the daemon is gone.
+pub(crate) fn serve(listener: &UnixListener, handle: &Handle, allows: impl Fn(u32) -> bool) {
+    for stream in listener.incoming() {
+        let answered = stream.and_then(|stream| {
+            if !allows(socket_peercred(&stream)?.uid.as_raw()) {
+                return Err(io::ErrorKind::PermissionDenied.into());
+            }
+            answer(stream, handle)
+        });
+        match answered {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => tracing::debug!(%error, "an admin question was not answered"),
+        }
+    }
+}
+
+/// Answers one question; `false` when the daemon is gone.
+fn answer(mut stream: UnixStream, handle: &Handle) -> io::Result<bool> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut line = String::new();
+    BufReader::new((&stream).take(MAX_QUERY)).read_line(&mut line)?;
+    let answer = match serde_json::from_str(&line) {
+        Ok(Query::Snapshot) => handle.snapshot().and_then(|snapshot| json(&snapshot)),
+        Ok(Query::Metrics) => handle.metrics().and_then(|text| json(&Text { text })),
+        Err(error) => json(&Failure { error: format!("not a query: {error}") }),
+    };
+    match answer {
+        Err(DaemonError::Stopped) => Ok(false),
+        Err(error) => Err(io::Error::other(error)),
+        Ok(bytes) => stream.write_all(&bytes).map(|()| true),
+    }
+}
+
+fn json(value: &impl Serialize) -> Result<Vec<u8>, DaemonError> {
+    let mut bytes = serde_json::to_vec(value).map_err(io::Error::from)?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}

@@ -1,0 +1,138 @@
+//! How the rest of a process talks to a running daemon.
+
+use crate::config::{Config, ConfigError};
+use crate::metrics::Metrics;
+use crate::server::DaemonError;
+use crate::snapshot::Snapshot;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+
+/// What a host asks of the daemon's loop.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Snapshot(SyncSender<Snapshot>),
+    Reload(Box<Config>, SyncSender<Result<(), ConfigError>>),
+    Stop,
+}
+
+/// The loop's end of the line.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    pub(crate) commands: Receiver<Command>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Inbox {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// Takes back the wake-ups so far.
+    pub(crate) fn clear(&self) {
+        let mut count = [0u8; 8];
+        // EAGAIN: somebody was faster.
+        let _ = rustix::io::read(&self.wake, &mut count);
+    }
+}
+
+/// A handle on a daemon: cheap to clone, usable from any thread. After the daemon has stopped its calls answer
+/// [`DaemonError::Stopped`].
+#[derive(Debug, Clone)]
+pub struct Handle {
+    commands: Sender<Command>,
+    wake: Arc<OwnedFd>,
+    metrics: Arc<Metrics>,
+}
+
+pub(crate) fn line(metrics: Arc<Metrics>) -> rustix::io::Result<(Handle, Inbox)> {
+    let (sender, receiver) = channel();
+    let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let inbox = Inbox { commands: receiver, wake: Arc::clone(&wake) };
+    Ok((Handle { commands: sender, wake, metrics }, inbox))
+}
+
+impl Handle {
+    fn send(&self, command: Command) -> Result<(), DaemonError> {
+        self.commands.send(command).map_err(|_| DaemonError::Stopped)?;
+        self.wake();
+        Ok(())
+    }
+
+    /// Makes the daemon look at its clock again. Only needed after moving a clock of one's own.
+    pub fn wake(&self) {
+        // Fails only when the counter is full, and then the daemon is awake already.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// The daemon as it is now.
+    pub fn snapshot(&self) -> Result<Snapshot, DaemonError> {
+        let (sender, receiver) = sync_channel(1);
+        self.send(Command::Snapshot(sender))?;
+        receiver.recv().map_err(|_| DaemonError::Stopped)
+    }
+
+    /// Puts another configuration in force, or changes nothing and says why.
+    pub fn reload(&self, config: Config) -> Result<(), DaemonError> {
+        let (sender, receiver) = sync_channel(1);
+        self.send(Command::Reload(Box::new(config), sender))?;
+        receiver.recv().map_err(|_| DaemonError::Stopped)?.map_err(DaemonError::Config)
+    }
+
+    /// Counts a reload that did not get as far as the daemon.
+    pub fn reload_failed(&self) {
+        self.metrics.reloads.get_or_create(&crate::metrics::ReasonLabelSet { result: "refused" }).inc();
+    }
+
+    /// All metrics in Prometheus' text form.
+    pub fn metrics(&self) -> Result<String, DaemonError> {
+        Ok(self.metrics.encode(&self.snapshot()?))
+    }
+
+    /// Asks the daemon to stop; does not wait for it.
+    pub fn stop(&self) {
+        let _ = self.send(Command::Stop);
+    }
+}
+
+/// A daemon that runs in a thread of its own. Dropping it stops the daemon.
+#[derive(Debug)]
+pub struct Running {
+    handle: Handle,
+    thread: Option<JoinHandle<Result<(), DaemonError>>>,
+}
+
+impl Running {
+    pub(crate) fn new(handle: Handle, thread: JoinHandle<Result<(), DaemonError>>) -> Self {
+        Self { handle, thread: Some(thread) }
+    }
+
+    /// A handle on it.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Stops it and waits until its sockets are gone and its journal is complete.
+    pub fn stop(mut self) -> Result<(), DaemonError> {
+        self.join()
+    }
+
+    fn join(&mut self) -> Result<(), DaemonError> {
+        self.handle.stop();
+        match self.thread.take().map(JoinHandle::join) {
+            None => Ok(()),
+            Some(Ok(result)) => result,
+            Some(Err(_)) => Err(DaemonError::Stopped),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Err(error) = self.join() {
+            tracing::error!(%error, "the daemon did not stop well");
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Memory accounts: who may allocate how much of which GPU.
+//!
+//! # Problem
+//! Two processes that both look at the free memory and then both allocate have both looked in vain. So memory is
+//! reserved here **before** it is allocated, and one ledger sees every reservation of the node.
+//!
+//! # Terms
+//! - **device account**: what all clients of one GPU hold; at most its memory less a headroom for contexts and code.
+//! - **tenant account**: what one instance holds on one GPU, over all its processes; at most its spec's memory.
+//! - **client account**: what one process holds on one GPU; freed as a whole when it dies.
+//!
+//! # Algorithm
+//! A reservation says how much it needs (`bytes`) and how much would be welcome (`wish`), so that a client can serve
+//! small allocations without asking again. It is given `min(wish, free)`, if that is at least `bytes`, else nothing.
+//! `free` is the smaller of what the tenant's and the device's limit leave. Example: limit 256 MiB, held 250 MiB,
+//! reserve(bytes 4 MiB, wish 16 MiB) gives 6 MiB; reserve(8 MiB) is denied with 6 MiB free.
+//!
+//! After a reconnect a client re-states what it holds. That is taken as it is, even past a limit: the memory is
+//! allocated and refusing to write it down would not free it. Nothing more is given until the account is below again.
+//!
+//! # Invariants
+//! Each tenant's account is the sum of its clients', each device's the sum of its tenants'; no account passes its
+//! limit by a reservation.
+//!
+//! # Cost
+//! Every operation is a few map look-ups in the number of tenants of one GPU.
+
+use gshare_core::{Bytes, GpuId};
+use std::collections::BTreeMap;
+
+/// One instance on one GPU.
+pub(crate) type Tenant = (GpuId, u32);
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Account {
+    limit: Option<Bytes>,
+    held: Bytes,
+}
+
+impl Account {
+    fn free(&self) -> Bytes {
+        self.limit.map_or(Bytes(u64::MAX), |limit| limit.saturating_sub(self.held))
+    }
+}
+
+/// A reservation that does not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Denied {
+    /// How much would have.
+    pub(crate) free: Bytes,
+}
+
+/// The accounts of a node. See the [module](self).
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    devices: BTreeMap<GpuId, Account>,
+    tenants: BTreeMap<Tenant, Account>,
+}
+
+/// One client's account; kept by its owner, changed by the [`Ledger`] only.
+#[derive(Debug)]
+pub(crate) struct ClientAccount {
+    tenant: Tenant,
+    held: Bytes,
+}
+
+impl ClientAccount {
+    pub(crate) fn held(&self) -> Bytes {
+        self.held
+    }
+}
+
+impl Ledger {
+    /// Sets the most that all clients of a GPU may hold.
+    pub(crate) fn set_device(&mut self, gpu: GpuId, limit: Bytes) {
+        self.devices.entry(gpu).or_default().limit = Some(limit);
+    }
+
+    /// Sets the most that a tenant may hold; what it holds already it keeps.
+    pub(crate) fn set_tenant(&mut self, tenant: Tenant, limit: Option<Bytes>) {
+        self.tenants.entry(tenant).or_default().limit = limit;
+    }
+
+    /// Opens a client's account with what it says it has allocated already.
+    pub(crate) fn open(&mut self, tenant: Tenant, allocated: Bytes) -> ClientAccount {
+        let mut account = ClientAccount { tenant, held: Bytes::ZERO };
+        self.add(&mut account, allocated);
+        account
+    }
+
+    /// Closes a client's account; all it held is free again.
+    pub(crate) fn close(&mut self, account: ClientAccount) {
+        let mut account = account;
+        let held = account.held;
+        self.subtract(&mut account, held);
+    }
+
+    /// Forgets a tenant whose clients are all gone.
+    pub(crate) fn forget(&mut self, tenant: Tenant) {
+        let left = self.tenants.remove(&tenant);
+        debug_assert!(left.is_none_or(|account| account.held == Bytes::ZERO));
+    }
+
+    /// Gives between `bytes` and `wish`, or nothing.
+    pub(crate) fn reserve(
+        &mut self,
+        account: &mut ClientAccount,
+        bytes: Bytes,
+        wish: Bytes,
+    ) -> Result<Bytes, Denied> {
+        let free = self.free(account.tenant);
+        if bytes > free {
+            return Err(Denied { free });
+        }
+        let given = wish.max(bytes).min(free);
+        self.add(account, given);
+        Ok(given)
+    }
+
+    /// Takes `bytes` back. `false`, and no change, when the client does not hold so much.
+    #[must_use]
+    pub(crate) fn release(&mut self, account: &mut ClientAccount, bytes: Bytes) -> bool {
+        let fits = bytes <= account.held;
+        if fits {
+            self.subtract(account, bytes);
+        }
+        fits
+    }
+
+    /// What a tenant could still reserve.
+    pub(crate) fn free(&self, tenant: Tenant) -> Bytes {
+        let device = self.devices.get(&tenant.0).copied().unwrap_or_default();
+        let own = self.tenants.get(&tenant).copied().unwrap_or_default();
+        // Accounts add up within u64, whatever the limits are.
+        device.free().min(own.free()).min(Bytes(u64::MAX - device.held.0))
+    }
+
+    /// What all clients of a GPU hold.
+    pub(crate) fn device_held(&self, gpu: GpuId) -> Bytes {
+        self.devices.get(&gpu).map_or(Bytes::ZERO, |account| account.held)
+    }
+
+    /// What a tenant holds.
+    pub(crate) fn tenant_held(&self, tenant: Tenant) -> Bytes {
+        self.tenants.get(&tenant).map_or(Bytes::ZERO, |account| account.held)
+    }
+
+    fn add(&mut self, account: &mut ClientAccount, bytes: Bytes) {
+        let device = self.devices.entry(account.tenant.0).or_default();
+        // Only a re-stated account can be so large; it is cut so that sums stay sums.
+        let bytes = bytes.min(Bytes(u64::MAX - device.held.0));
+        device.held = device.held + bytes;
+        let tenant = self.tenants.entry(account.tenant).or_default();
+        tenant.held = tenant.held + bytes;
+        account.held = account.held + bytes;
+    }
+
+    fn subtract(&mut self, account: &mut ClientAccount, bytes: Bytes) {
+        let device = self.devices.entry(account.tenant.0).or_default();
+        device.held = device.held - bytes;
+        let tenant = self.tenants.entry(account.tenant).or_default();
+        tenant.held = tenant.held - bytes;
+        account.held = account.held - bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GPU: GpuId = GpuId(0);
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_wish_is_met_as_far_as_the_limit_goes_and_a_need_wholly_or_not_at_all() {
+        let mut ledger = Ledger::default();
+        ledger.set_device(GPU, Bytes::from_gib(1));
+        ledger.set_tenant((GPU, 0), Some(Bytes(256 * MIB)));
+        let mut client = ledger.open((GPU, 0), Bytes(250 * MIB));
+        let denied = ledger.reserve(&mut client, Bytes(8 * MIB), Bytes(8 * MIB));
+        assert_eq!(denied, Err(Denied { free: Bytes(6 * MIB) }));
+        assert_eq!(ledger.reserve(&mut client, Bytes(4 * MIB), Bytes(16 * MIB)), Ok(Bytes(6 * MIB)));
+        assert!(!ledger.release(&mut client, Bytes(257 * MIB)), "more than it holds");
+        assert!(ledger.release(&mut client, Bytes(56 * MIB)));
+        assert_eq!(ledger.tenant_held((GPU, 0)), Bytes(200 * MIB));
+    }
+
+    #[test]
+    fn two_tenants_cannot_both_have_the_last_of_a_device() {
+        let mut ledger = Ledger::default();
+        ledger.set_device(GPU, Bytes(100));
+        let mut one = ledger.open((GPU, 0), Bytes::ZERO);
+        let mut other = ledger.open((GPU, 1), Bytes::ZERO);
+        assert_eq!(ledger.reserve(&mut one, Bytes(60), Bytes(60)), Ok(Bytes(60)));
+        assert_eq!(ledger.reserve(&mut other, Bytes(60), Bytes(60)), Err(Denied { free: Bytes(40) }));
+        ledger.close(one);
+        assert_eq!(ledger.reserve(&mut other, Bytes(60), Bytes(60)), Ok(Bytes(60)));
+    }
+
+    #[test]
+    fn what_is_re_stated_past_a_limit_is_written_down_and_blocks_more() {
+        let mut ledger = Ledger::default();
+        ledger.set_device(GPU, Bytes(100));
+        let mut client = ledger.open((GPU, 0), Bytes(130));
+        assert_eq!(ledger.device_held(GPU), Bytes(130));
+        assert_eq!(ledger.reserve(&mut client, Bytes(1), Bytes(1)), Err(Denied { free: Bytes::ZERO }));
+        assert!(ledger.release(&mut client, Bytes(31)));
+        assert_eq!(ledger.reserve(&mut client, Bytes(1), Bytes(9)), Ok(Bytes(1)));
+        let huge = ledger.open((GPU, 1), Bytes(u64::MAX));
+        ledger.close(huge);
+        assert_eq!(ledger.device_held(GPU), Bytes(100));
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Reserve { client: usize, bytes: u64, wish: u64 },
+        Release { client: usize, bytes: u64 },
+        Restart { client: usize, allocated: u64 },
+        Limit { tenant: u32, limit: Option<u64> },
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => (0usize..6, 0u64..40, 0u64..60)
+                .prop_map(|(client, bytes, wish)| Step::Reserve { client, bytes, wish }),
+            3 => (0usize..6, 0u64..60).prop_map(|(client, bytes)| Step::Release { client, bytes }),
+            1 => (0usize..6, 0u64..30).prop_map(|(client, allocated)| Step::Restart { client, allocated }),
+            1 => (0u32..3, prop::option::of(0u64..100)).prop_map(|(tenant, limit)| Step::Limit { tenant, limit }),
+        ]
+    }
+
+    proptest! {
+        /// The model keeps one number per client and adds them up anew each time.
+        #[test]
+        fn the_ledger_agrees_with_adding_up_every_client(steps in prop::collection::vec(step(), 0..200)) {
+            const DEVICE: u64 = 150;
+            let mut ledger = Ledger::default();
+            ledger.set_device(GPU, Bytes(DEVICE));
+            let tenant_of = |client: usize| (GPU, u32::try_from(client % 3).unwrap());
+            let mut accounts: Vec<_> = (0..6).map(|n| Some(ledger.open(tenant_of(n), Bytes::ZERO))).collect();
+            let (mut held, mut limits) = ([0u64; 6], [None; 3]);
+            for step in steps {
+                match step {
+                    Step::Reserve { client, bytes, wish } => {
+                        let tenant: u64 = (0..6).filter(|n| n % 3 == client % 3).map(|n| held[n]).sum();
+                        let all: u64 = held.iter().sum();
+                        let own = limits[client % 3].map_or(u64::MAX, |limit: u64| limit.saturating_sub(tenant));
+                        let free = DEVICE.saturating_sub(all).min(own);
+                        let given = ledger.reserve(accounts[client].as_mut().unwrap(), Bytes(bytes), Bytes(wish));
+                        if bytes > free {
+                            prop_assert_eq!(given, Err(Denied { free: Bytes(free) }));
+                        } else {
+                            let expected = wish.max(bytes).min(free);
+                            prop_assert_eq!(given, Ok(Bytes(expected)));
+                            held[client] += expected;
+                        }
+                    }
+                    Step::Release { client, bytes } => {
+                        let fits = ledger.release(accounts[client].as_mut().unwrap(), Bytes(bytes));
+                        prop_assert_eq!(fits, bytes <= held[client]);
+                        held[client] -= if fits { bytes } else { 0 };
+                    }
+                    Step::Restart { client, allocated } => {
+                        ledger.close(accounts[client].take().unwrap());
+                        accounts[client] = Some(ledger.open(tenant_of(client), Bytes(allocated)));
+                        held[client] = allocated;
+                    }
+                    Step::Limit { tenant, limit } => {
+                        ledger.set_tenant((GPU, tenant), limit.map(Bytes));
+                        limits[tenant as usize] = limit;
+                    }
+                }
+                prop_assert_eq!(ledger.device_held(GPU), Bytes(held.iter().sum()));
+                for n in 0..3 {
+                    let sum = held[n] + held[n + 3];
+                    prop_assert_eq!(ledger.tenant_held(tenant_of(n)), Bytes(sum));
+                }
+            }
+        }
+    }
+}

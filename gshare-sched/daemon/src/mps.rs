@@ -1,0 +1,111 @@
+//! NVIDIA's Multi-Process Service: found, started and asked through its control program.
+//!
+//! Kernels of several processes run side by side only under MPS; without it the driver gives them time slices, and an
+//! SM partition has no effect. Its control program, `nvidia-cuda-mps-control`, reads commands from its standard input.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The program, and the directory in which its clients find it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mps {
+    program: PathBuf,
+    pipe_dir: PathBuf,
+}
+
+/// Where MPS puts its pipes unless `CUDA_MPS_PIPE_DIRECTORY` says otherwise.
+const DEFAULT_PIPE_DIR: &str = "/tmp/nvidia-mps";
+
+impl Mps {
+    /// Looks for the control program on `PATH`.
+    pub fn find() -> Option<Self> {
+        let path = std::env::var_os("PATH")?;
+        let program = std::env::split_paths(&path)
+            .map(|dir| dir.join("nvidia-cuda-mps-control"))
+            .find(|file| file.is_file())?;
+        let pipe_dir = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY")
+            .map_or_else(|| DEFAULT_PIPE_DIR.into(), PathBuf::from);
+        Some(Self { program, pipe_dir })
+    }
+
+    /// A control program at a place of one's own.
+    pub fn at(program: impl Into<PathBuf>, pipe_dir: impl Into<PathBuf>) -> Self {
+        Self { program: program.into(), pipe_dir: pipe_dir.into() }
+    }
+
+    /// The control program.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// Whether a control daemon answers.
+    pub fn is_running(&self) -> bool {
+        self.pipe_dir.join("control").exists() && self.ask("get_server_list").is_ok()
+    }
+
+    /// Starts the control daemon, unless one answers already; says whether it was this call that started it.
+    pub fn start(&self) -> io::Result<bool> {
+        if self.is_running() {
+            return Ok(false);
+        }
+        let status = self.command().arg("-d").stdin(Stdio::null()).stdout(Stdio::null()).status()?;
+        if !status.success() {
+            return Err(io::Error::other(format!("{} -d: {status}", self.program.display())));
+        }
+        Ok(true)
+    }
+
+    /// Ends the control daemon and its servers.
+    pub fn stop(&self) -> io::Result<()> {
+        self.ask("quit").map(drop)
+    }
+
+    /// Sends one command; gives its answer.
+    pub fn ask(&self, command: &str) -> io::Result<String> {
+        let mut child =
+            self.command().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            writeln!(stdin, "{command}")?;
+        }
+        let output = child.wait_with_output()?;
+        if !output.status.success() {
+            let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(io::Error::other(format!("{command}: {}: {text}", output.status)));
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env("CUDA_MPS_PIPE_DIRECTORY", &self.pipe_dir);
+        command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A shell script stands for the control program: it keeps its state in the pipe directory, as the real one does.
+    #[test]
+    fn the_control_daemon_is_started_once_and_stopped() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("nvidia-cuda-mps-control");
+        let script = "#!/bin/sh\ncd \"$CUDA_MPS_PIPE_DIRECTORY\" || exit 1\n\
+            if [ \"$1\" = -d ]; then echo started >> log; : > control; exit; fi\n\
+            read -r line; echo \"$line\" >> log\n\
+            case $line in get_server_list) echo 17;; quit) rm control;; *) echo bad >&2; exit 1;; esac\n";
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mps = Mps::at(&program, dir.path());
+        assert!(!mps.is_running());
+        assert!(mps.start().unwrap());
+        assert!(!mps.start().unwrap(), "it runs already");
+        assert_eq!(mps.ask("get_server_list").unwrap(), "17");
+        assert!(mps.ask("nonsense").unwrap_err().to_string().contains("bad"));
+        mps.stop().unwrap();
+        assert!(!mps.is_running());
+    }
+}

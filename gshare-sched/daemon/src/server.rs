@@ -1,0 +1,612 @@
+//! The daemon's loop: sockets, pidfds, clock and commands around a [`Node`].
+
+use crate::admin;
+use crate::clock::{Clock, MonotonicClock};
+use crate::config::{Config, ConfigError};
+use crate::handle::{Command, Handle, Inbox, Running, line};
+use crate::http::Endpoint;
+use crate::journal::Journal;
+use crate::metrics::{DropReason, Metrics, ReasonLabelSet};
+use crate::node::{ConnId, Effect, Node, Peer};
+use crate::slots::Slots;
+use crate::snapshot::Snapshot;
+use gshare_core::token::TokenScheduler;
+use gshare_core::wire::{MAX_FRAME, RefusalCode, Sequence, ToClient, ToDaemon};
+use gshare_core::{Duration, Timestamp};
+use rustix::event::{Timespec, epoll};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
+    recv, send, socket_with, sockopt,
+};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
+use std::collections::VecDeque;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Why a daemon cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DaemonError {
+    /// The configuration cannot be put in force.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A setting of the token engine is out of its bounds.
+    #[error("token engine: {0}")]
+    Engine(#[from] gshare_sched::token::ConfigError),
+    /// Another daemon listens there.
+    #[error("{path}: a daemon listens there already")]
+    InUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// A path, socket or address cannot be used.
+    #[error("{what}: {source}")]
+    Setup {
+        /// Which.
+        what: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The daemon has stopped.
+    #[error("the daemon has stopped")]
+    Stopped,
+    /// A system call failed that does not fail.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl From<Errno> for DaemonError {
+    fn from(errno: Errno) -> Self {
+        Self::Io(errno.into())
+    }
+}
+
+/// Most frames that wait for one peer to read. 64: a peer that is this far behind has stopped reading, for the kernel
+/// has buffered some 200 before.
+const MAX_QUEUE: usize = 64;
+/// How long a peer may take to say Hello.
+const HELLO_PATIENCE: Duration = Duration::from_millis(5_000);
+/// How long the listener rests when the system has no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Events taken from the kernel at a time.
+const BATCH: usize = 64;
+
+/// What a readiness event is about: in the upper byte of its data; below are 24 bits of generation and 32 of slot.
+const LISTENER: u64 = 0;
+const INBOX: u64 = 1;
+const FRAME: u64 = 2;
+const PROCESS: u64 = 3;
+
+/// Builds a [`Daemon`] with a clock or a policy of one's own.
+#[derive(Debug)]
+pub struct DaemonBuilder {
+    config: Config,
+    clock: Arc<dyn Clock>,
+    engine: Option<EngineBox>,
+}
+
+struct EngineBox(Box<dyn TokenScheduler>);
+
+impl std::fmt::Debug for EngineBox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("dyn TokenScheduler")
+    }
+}
+
+impl DaemonBuilder {
+    /// Another clock than `CLOCK_MONOTONIC`.
+    #[must_use]
+    pub fn clock(self, clock: Arc<dyn Clock>) -> Self {
+        Self { clock, ..self }
+    }
+
+    /// Another policy than the multi-token scheduler.
+    #[must_use]
+    pub fn engine(self, engine: Box<dyn TokenScheduler>) -> Self {
+        Self { engine: Some(EngineBox(engine)), ..self }
+    }
+
+    /// Binds the sockets and begins the journal. Processes may connect from here on; they are served by
+    /// [`Daemon::run`].
+    pub fn build(self) -> Result<Daemon, DaemonError> {
+        let Self { config, clock, engine } = self;
+        let engine_config = config.tokens.engine(config.max_clients);
+        let described = serde_json::to_value(&engine_config).map_err(io::Error::from)?;
+        let engine = match engine {
+            Some(EngineBox(engine)) => engine,
+            None => Box::new(gshare_sched::token::MultiToken::new(engine_config)?),
+        };
+        // The only use of the wall clock: a number that no earlier run has had.
+        let epoch = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
+        let epoch = u64::try_from(epoch).unwrap_or(u64::MAX);
+        let setup = |what: &Path| {
+            let what = what.display().to_string();
+            move |source: io::Error| DaemonError::Setup { what, source }
+        };
+        raise_descriptor_limit();
+        let listener = bind_frames(&config.socket)?;
+        let admin = bind_admin(&config.admin_socket).map_err(setup(&config.admin_socket))?;
+        let journal = match &config.journal {
+            None => Journal::off(),
+            Some(journal) => Journal::create(journal, epoch, described).map_err(setup(&journal.dir))?,
+        };
+        let metrics = Arc::new(Metrics::default());
+        let (handle, inbox) = line(Arc::clone(&metrics))?;
+        let endpoint = match &config.metrics {
+            None => None,
+            Some(address) => Some(
+                Endpoint::start(address, handle.clone())
+                    .map_err(|source| DaemonError::Setup { what: format!("metrics = {address}"), source })?,
+            ),
+        };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let data = |tag: u64| epoll::EventData::new_u64(tag << 56);
+        epoll::add(&epoll, &listener, data(LISTENER), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, inbox.fd(), data(INBOX), epoll::EventFlags::IN)?;
+        Ok(Daemon {
+            sockets: vec![config.socket.clone(), config.admin_socket.clone()],
+            node: Node::new(config, engine, journal, Arc::clone(&metrics), epoch),
+            admin: Some(admin),
+            endpoint,
+            clock,
+            epoll,
+            listener,
+            resume_accept: None,
+            inbox,
+            handle,
+            metrics,
+            epoch,
+            conns: Slots::default(),
+            hello_due: VecDeque::new(),
+            effects: Vec::new(),
+            frame: Vec::with_capacity(MAX_FRAME),
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Conn {
+    socket: OwnedFd,
+    /// The process, once it has said Hello.
+    process: Option<OwnedFd>,
+    peer: Peer,
+    received: Sequence,
+    sent: Sequence,
+    /// Frames that the kernel had no room for.
+    queue: VecDeque<Box<[u8]>>,
+    greeted: bool,
+}
+
+/// A node daemon. See the [crate](crate) for what it does and how to embed it.
+#[derive(Debug)]
+pub struct Daemon {
+    node: Node,
+    clock: Arc<dyn Clock>,
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    /// When to listen again, after the system had no descriptors left.
+    resume_accept: Option<Timestamp>,
+    admin: Option<UnixListener>,
+    endpoint: Option<Endpoint>,
+    sockets: Vec<PathBuf>,
+    inbox: Inbox,
+    handle: Handle,
+    metrics: Arc<Metrics>,
+    epoch: u64,
+    conns: Slots<Conn>,
+    /// Connections that have not said Hello, oldest first.
+    hello_due: VecDeque<(Timestamp, ConnId)>,
+    effects: Vec<Effect>,
+    frame: Vec<u8>,
+}
+
+impl Daemon {
+    /// A daemon with the monotonic clock and the multi-token scheduler.
+    pub fn new(config: Config) -> Result<Self, DaemonError> {
+        Self::builder(config).build()
+    }
+
+    /// A daemon with other parts.
+    pub fn builder(config: Config) -> DaemonBuilder {
+        DaemonBuilder { config, clock: Arc::new(MonotonicClock), engine: None }
+    }
+
+    /// A handle on it.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Serves in a thread of its own.
+    pub fn spawn(self) -> Result<Running, DaemonError> {
+        let handle = self.handle();
+        let thread = std::thread::Builder::new().name("gshared".into()).spawn(move || self.run())?;
+        Ok(Running::new(handle, thread))
+    }
+
+    /// Serves until it is told to stop.
+    pub fn run(mut self) -> Result<(), DaemonError> {
+        let admin = self.start_admin()?;
+        // Wake-ups at deadlines are otherwise up to 50 us late.
+        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+        tracing::info!(socket = %self.sockets[0].display(), epoch = self.epoch, "listening");
+        let served = self.serve();
+        tracing::info!("stopping");
+        drop(self.endpoint.take());
+        self.node.finish();
+        // The admin thread wakes up to find the daemon gone.
+        let admin_socket = self.sockets[1].clone();
+        let sockets = std::mem::take(&mut self.sockets);
+        drop(self);
+        let _ = std::os::unix::net::UnixStream::connect(admin_socket).map(|mut stream| {
+            use std::io::Write as _;
+            stream.write_all(b"{\"query\":\"snapshot\"}\n")
+        });
+        let _ = admin.join();
+        for socket in sockets {
+            let _ = std::fs::remove_file(socket);
+        }
+        served
+    }
+
+    fn start_admin(&mut self) -> Result<std::thread::JoinHandle<()>, DaemonError> {
+        let listener = self.admin.take().ok_or(DaemonError::Stopped)?;
+        let handle = self.handle();
+        let config = self.node.config().clone();
+        let own = rustix::process::geteuid().as_raw();
+        let allows =
+            move |uid| config.allow_any_user || uid == 0 || uid == own || config.allow_uids.contains(&uid);
+        let serve = move || admin::serve(&listener, &handle, allows);
+        Ok(std::thread::Builder::new().name("gshared-admin".into()).stack_size(256 << 10).spawn(serve)?)
+    }
+
+    fn serve(&mut self) -> Result<(), DaemonError> {
+        let mut events = Vec::with_capacity(BATCH);
+        let mut now = self.clock.now();
+        loop {
+            let timeout = self.next_deadline().map(|due| {
+                let wait = due.saturating_since(now).as_nanos();
+                Timespec {
+                    tv_sec: i64::try_from(wait / 1_000_000_000).unwrap_or(i64::MAX),
+                    tv_nsec: i64::try_from(wait % 1_000_000_000).unwrap_or(0),
+                }
+            });
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            for event in &events {
+                now = self.clock.now();
+                let (flags, data) = (event.flags, event.data.u64());
+                let id = self.conn_of(data);
+                match (data >> 56, id) {
+                    (LISTENER, _) => self.accept(now),
+                    (INBOX, _) => {
+                        if !self.command(now) {
+                            return Ok(());
+                        }
+                    }
+                    (FRAME, Some(id)) => self.ready(now, id, flags),
+                    (PROCESS, Some(id)) => self.close(now, id),
+                    // Closed by an event of this batch.
+                    _ => continue,
+                }
+                self.settle(now);
+            }
+            if events.is_empty() || self.next_deadline().is_some_and(|due| due <= now) {
+                now = self.clock.now();
+                self.deadlines(now);
+                self.settle(now);
+            }
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        let hello = self.hello_due.front().map(|(due, _)| *due);
+        [self.node.next_deadline(), hello, self.resume_accept].into_iter().flatten().min()
+    }
+
+    fn deadlines(&mut self, now: Timestamp) {
+        if self.node.next_deadline().is_some_and(|due| due <= now) {
+            self.node.deadline(now, &mut self.effects);
+        }
+        while let Some((due, id)) = self.hello_due.front().copied() {
+            let greeted = self.conns.get(id.slot, id.generation).is_none_or(|conn| conn.greeted);
+            if due > now && !greeted {
+                break;
+            }
+            self.hello_due.pop_front();
+            if !greeted {
+                self.effects.push(Effect::Drop(id, DropReason::Slow));
+            }
+        }
+        if self.resume_accept.is_some_and(|due| due <= now) {
+            self.resume_accept = None;
+            let data = epoll::EventData::new_u64(LISTENER << 56);
+            let _ = epoll::modify(&self.epoll, &self.listener, data, epoll::EventFlags::IN);
+        }
+    }
+
+    fn conn_of(&self, data: u64) -> Option<ConnId> {
+        #[expect(clippy::cast_possible_truncation, reason = "the fields of the integer")]
+        let (slot, generation) = (data as u32, (data >> 32) as u32 & 0xff_ffff);
+        let id = ConnId { slot, generation };
+        self.conns.get(slot, generation).map(|_| id)
+    }
+
+    fn data(id: ConnId, tag: u64) -> epoll::EventData {
+        epoll::EventData::new_u64(tag << 56 | u64::from(id.generation & 0xff_ffff) << 32 | u64::from(id.slot))
+    }
+
+    fn accept(&mut self, now: Timestamp) {
+        let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => socket,
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                // Would be ready again at once: rest, so that clients which are in are served.
+                self.resume_accept = Some(now.saturating_add(ACCEPT_PAUSE));
+                let data = epoll::EventData::new_u64(LISTENER << 56);
+                let _ = epoll::modify(&self.epoll, &self.listener, data, epoll::EventFlags::empty());
+                self.metrics.dropped(DropReason::Full);
+                return;
+            }
+            // The peer is gone already, or another thread of a host took it.
+            Err(_) => return,
+        };
+        self.metrics.connects.inc();
+        let Ok(credentials) = sockopt::socket_peercred(&socket) else { return };
+        let peer = Peer { pid: credentials.pid.as_raw_nonzero().get(), uid: credentials.uid.as_raw() };
+        let refusal = if !self.node.allows(peer.uid) {
+            Some((RefusalCode::NotAllowed, format!("user {} may not use this daemon (allow_uids)", peer.uid)))
+        } else if self.conns.next(self.node.config().max_connections).is_none() {
+            let limit = self.node.config().max_connections;
+            Some((RefusalCode::Full, format!("{limit} connections are open already (max_connections)")))
+        } else {
+            None
+        };
+        if let Some((code, text)) = refusal {
+            tracing::info!(uid = peer.uid, pid = peer.pid, text, "refused");
+            self.frame.clear();
+            ToClient::Refused { code, text }.encode(0, &mut self.frame);
+            let _ = send(&socket, &self.frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+            self.metrics.dropped(code.into());
+            return;
+        }
+        let conn = Conn {
+            socket,
+            process: None,
+            peer,
+            received: Sequence::default(),
+            sent: Sequence::default(),
+            queue: VecDeque::new(),
+            greeted: false,
+        };
+        let (slot, generation) = self.conns.insert(conn);
+        let id = ConnId { slot, generation };
+        let Some(conn) = self.conns.get(slot, generation) else { return };
+        if epoll::add(&self.epoll, &conn.socket, Self::data(id, FRAME), epoll::EventFlags::IN).is_err() {
+            self.conns.remove(slot, generation);
+            self.metrics.dropped(DropReason::Full);
+            return;
+        }
+        self.hello_due.push_back((now.saturating_add(HELLO_PATIENCE), id));
+        while self
+            .hello_due
+            .front()
+            .is_some_and(|(_, id)| self.conns.get(id.slot, id.generation).is_none_or(|conn| conn.greeted))
+        {
+            self.hello_due.pop_front();
+        }
+    }
+
+    fn ready(&mut self, now: Timestamp, id: ConnId, flags: epoll::EventFlags) {
+        if flags.contains(epoll::EventFlags::OUT) && !self.flush(id) {
+            return;
+        }
+        if !flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+            return;
+        }
+        let Some(conn) = self.conns.get_mut(id.slot, id.generation) else { return };
+        // One byte more than a frame, so that a longer one is seen as such.
+        let mut bytes = [0u8; MAX_FRAME + 1];
+        let length = match recv(&conn.socket, &mut bytes, RecvFlags::TRUNC) {
+            Ok((length, _)) if length > 0 => length,
+            Err(Errno::AGAIN | Errno::INTR) => return,
+            // The peer closed, or is gone.
+            Ok(_) | Err(_) => return self.close(now, id),
+        };
+        let frame = &bytes[..length.min(bytes.len())];
+        let decoded = ToDaemon::decode(frame)
+            .and_then(|(sequence, message)| conn.received.check(sequence).map(|()| message));
+        let peer = conn.peer;
+        match decoded {
+            Err(error) => {
+                tracing::warn!(pid = peer.pid, %error, "a bad frame");
+                self.effects.push(Effect::Drop(id, error.into()));
+            }
+            Ok(message) => {
+                if !conn.greeted {
+                    conn.greeted = matches!(message, ToDaemon::Hello { .. });
+                    self.watch(id);
+                }
+                self.node.received(now, id, peer, message, &mut self.effects);
+            }
+        }
+    }
+
+    /// Watches the process behind a connection: a forked child would keep the socket open after its death.
+    fn watch(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id.slot, id.generation) else { return };
+        // Not ours to see in another pid namespace; the end of the connection must do then.
+        let Some(pid) = Pid::from_raw(conn.peer.pid) else { return };
+        let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
+        if epoll::add(&self.epoll, &process, Self::data(id, PROCESS), epoll::EventFlags::IN).is_ok() {
+            conn.process = Some(process);
+        }
+    }
+
+    /// Carries out effects until there are none; a drop may lead to more.
+    fn settle(&mut self, now: Timestamp) {
+        let mut next = 0;
+        while next < self.effects.len() {
+            let effect = std::mem::replace(
+                &mut self.effects[next],
+                Effect::Drop(ConnId { slot: u32::MAX, generation: 0 }, DropReason::Protocol),
+            );
+            next += 1;
+            match effect {
+                Effect::Send(id, message) => {
+                    if !self.send(id, &message) {
+                        self.effects.push(Effect::Drop(id, DropReason::Slow));
+                    }
+                }
+                Effect::Drop(id, reason) => {
+                    if self.conns.get(id.slot, id.generation).is_some() {
+                        self.metrics.dropped(reason);
+                        self.close(now, id);
+                    }
+                }
+            }
+        }
+        self.effects.clear();
+    }
+
+    /// Sends without waiting; `false` when the peer is too far behind.
+    fn send(&mut self, id: ConnId, message: &ToClient) -> bool {
+        let Some(conn) = self.conns.get_mut(id.slot, id.generation) else { return true };
+        self.frame.clear();
+        message.encode(conn.sent.stamp(), &mut self.frame);
+        if conn.queue.is_empty() {
+            match send(&conn.socket, &self.frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => {}
+                // Sent; or the peer is gone, and the kernel will say so.
+                _ => return true,
+            }
+            let both = epoll::EventFlags::IN | epoll::EventFlags::OUT;
+            let _ = epoll::modify(&self.epoll, &conn.socket, Self::data(id, FRAME), both);
+        }
+        if conn.queue.len() == MAX_QUEUE {
+            return false;
+        }
+        conn.queue.push_back(self.frame.as_slice().into());
+        true
+    }
+
+    /// Sends what waits; `false` when the connection is closed.
+    fn flush(&mut self, id: ConnId) -> bool {
+        let Some(conn) = self.conns.get_mut(id.slot, id.generation) else { return false };
+        while let Some(frame) = conn.queue.front() {
+            match send(&conn.socket, frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => return true,
+                _ => conn.queue.pop_front(),
+            };
+        }
+        conn.queue.shrink_to_fit();
+        let _ = epoll::modify(&self.epoll, &conn.socket, Self::data(id, FRAME), epoll::EventFlags::IN);
+        true
+    }
+
+    /// Forgets a connection; the node hears of it.
+    fn close(&mut self, now: Timestamp, id: ConnId) {
+        // A descriptor that is closed leaves the epoll set by itself, unless a forked child holds it too.
+        if let Some(conn) = self.conns.get(id.slot, id.generation) {
+            let _ = epoll::delete(&self.epoll, &conn.socket);
+        }
+        drop(self.conns.remove(id.slot, id.generation));
+        self.node.closed(now, id, &mut self.effects);
+    }
+
+    /// Does what the host asked for; `false` when that is to stop.
+    fn command(&mut self, now: Timestamp) -> bool {
+        self.inbox.clear();
+        while let Ok(command) = self.inbox.commands.try_recv() {
+            match command {
+                Command::Stop => return false,
+                Command::Snapshot(reply) => {
+                    let _ = reply.send(self.snapshot(now));
+                }
+                Command::Reload(config, reply) => {
+                    let result = self.node.reload(now, *config, &mut self.effects);
+                    let label = if result.is_ok() { "done" } else { "refused" };
+                    self.metrics.reloads.get_or_create(&ReasonLabelSet { result: label }).inc();
+                    self.settle(now);
+                    let _ = reply.send(result);
+                }
+            }
+        }
+        true
+    }
+
+    fn snapshot(&self, now: Timestamp) -> Snapshot {
+        let (devices, clients) = self.node.snapshot(now);
+        Snapshot {
+            now_ns: now,
+            epoch: self.epoch,
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            socket: self.node.config().socket.clone(),
+            connections: self.conns.len(),
+            processes: self.node.session_count(),
+            drops: self.metrics.drops(),
+            journal_lost: self.node.journal_lost(),
+            devices,
+            clients,
+        }
+    }
+}
+
+/// Two descriptors per process: the soft limit of 1024 would end at 500 clients.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
+
+/// Makes the directory of a socket, and takes away a socket that nobody listens at.
+fn clear_the_way(path: &Path, in_use: impl Fn() -> bool) -> Result<(), DaemonError> {
+    let setup = |source| DaemonError::Setup { what: path.display().to_string(), source };
+    if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        std::fs::create_dir_all(dir).map_err(setup)?;
+    }
+    if in_use() {
+        return Err(DaemonError::InUse { path: path.to_owned() });
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(setup(error)),
+        _ => Ok(()),
+    }
+}
+
+fn bind_frames(path: &Path) -> Result<OwnedFd, DaemonError> {
+    let setup = |source: Errno| DaemonError::Setup {
+        what: format!("socket = {}", path.display()),
+        source: source.into(),
+    };
+    let address = SocketAddrUnix::new(path).map_err(setup)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let new = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    clear_the_way(path, || {
+        new().is_ok_and(|probe| matches!(rustix::net::connect(&probe, &address), Ok(()) | Err(Errno::AGAIN)))
+    })?;
+    let socket = new().map_err(setup)?;
+    bind(&socket, &address).map_err(setup)?;
+    open_to_all(path)?;
+    listen(socket.as_fd(), 1024).map_err(setup)?;
+    Ok(socket)
+}
+
+fn bind_admin(path: &Path) -> io::Result<UnixListener> {
+    // The other socket is ours by now, so whoever left this one is gone.
+    let _ = std::fs::remove_file(path);
+    let listener = UnixListener::bind(path)?;
+    open_to_all(path)?;
+    Ok(listener)
+}
+
+/// Who may talk is decided by the peer's uid, so that who may not gets an answer.
+fn open_to_all(path: &Path) -> io::Result<()> {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))
+}

@@ -1,0 +1,95 @@
+//! What `gshare status`, `gshare top` and the metrics show.
+
+use gshare_core::wire::OnDaemonLoss;
+use gshare_core::{Bytes, ClientId, Duration, GpuId, Timestamp};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// The daemon at one instant. Shares are fractions of 1.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// `CLOCK_MONOTONIC`, in ns.
+    pub now_ns: Timestamp,
+    /// Number of the daemon's run.
+    pub epoch: u64,
+    /// The daemon's process.
+    pub pid: u32,
+    /// The daemon's version.
+    pub version: String,
+    /// Where hooks find it.
+    pub socket: PathBuf,
+    /// Connections, those included that have not said Hello.
+    pub connections: usize,
+    /// Processes let in.
+    pub processes: usize,
+    /// Connections dropped since the start, by reason.
+    pub drops: BTreeMap<String, u64>,
+    /// Events that are not in the journal because it could not be written.
+    pub journal_lost: u64,
+    /// Its devices.
+    pub devices: Vec<DeviceSnapshot>,
+    /// Its clients, by slot.
+    pub clients: Vec<ClientSnapshot>,
+}
+
+/// A device.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DeviceSnapshot {
+    /// The daemon's number of it.
+    pub gpu: GpuId,
+    /// Its UUID.
+    pub uuid: String,
+    /// Its memory; 0 while unknown.
+    pub memory_bytes: Bytes,
+    /// Memory that clients hold.
+    pub held_bytes: Bytes,
+    /// How many clients it has.
+    pub clients: u32,
+}
+
+/// A client: one process on one GPU.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ClientSnapshot {
+    /// Its id.
+    pub client: ClientId,
+    /// Name of its instance.
+    pub name: String,
+    /// Its process.
+    pub pid: i32,
+    /// Its user.
+    pub uid: u32,
+    /// Its program.
+    pub program: String,
+    /// Its GPU.
+    pub gpu: GpuId,
+    /// Guaranteed share of time.
+    pub quota_request: f64,
+    /// Most share of time.
+    pub quota_limit: f64,
+    /// Share of the SMs.
+    pub sm: f64,
+    /// Share of time used in the last one to two seconds.
+    pub measured: f64,
+    /// GPU time since it attached, in ns.
+    pub total_used_ns: Duration,
+    /// GPU time in this window, in ns.
+    pub window_used_ns: Duration,
+    /// Whether it holds a token.
+    pub holds_token: bool,
+    /// For how long it has been waiting for a token, in ns.
+    pub waiting_ns: Option<Duration>,
+    /// How long its threads have waited in all, in ns.
+    pub waited_ns: Duration,
+    /// Kernels launched.
+    pub launches: u64,
+    /// Memory it holds.
+    pub memory_bytes: Bytes,
+    /// Most memory of its instance on this GPU.
+    pub memory_limit_bytes: Option<Bytes>,
+    /// What it does when the daemon is gone.
+    pub on_daemon_loss: OnDaemonLoss,
+}

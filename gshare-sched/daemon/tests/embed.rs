@@ -1,0 +1,167 @@
+//! The daemon inside another program, with parts of its own.
+
+mod common;
+
+use common::{Client, attached, within};
+use gshare_core::token::{ClientStatus, TokenError};
+use gshare_core::wire::{ToClient, ToDaemon};
+use gshare_core::{
+    ClientId, Duration, Engine, LeaseId, ResourceSpec, Timestamp, TokenAction, TokenEvent, TokenScheduler,
+};
+use gshared::{Config, Daemon, DaemonError, ManualClock};
+use std::sync::Arc;
+
+/// Two daemons in one process: sockets, clients and metrics are each one's own.
+#[test]
+fn two_daemons_in_one_process_know_nothing_of_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = [dir.path().join("a.sock"), dir.path().join("b.sock")];
+    let daemons: Vec<_> =
+        paths.iter().map(|path| Daemon::new(Config::at(path)).unwrap().spawn().unwrap()).collect();
+    let (_client, _) = attached(&paths[0], 1, "alice", ResourceSpec::UNLIMITED);
+    let clients = |n: usize| daemons[n].handle().snapshot().unwrap().clients.len();
+    assert_eq!((clients(0), clients(1)), (1, 0));
+    let connects = |n: usize| {
+        let text = daemons[n].handle().metrics().unwrap();
+        text.lines().find_map(|line| line.strip_prefix("gshare_connects_total ")).unwrap().to_owned()
+    };
+    assert_eq!((connects(0).as_str(), connects(1).as_str()), ("1", "0"));
+    let taken = Daemon::new(Config::at(&paths[0])).unwrap_err();
+    assert!(matches!(taken, DaemonError::InUse { .. }), "{taken}");
+}
+
+/// A lease ends by the host's clock, not by the machine's.
+#[test]
+fn the_clock_is_the_hosts() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gshare.sock");
+    let clock = Arc::new(ManualClock::new(Timestamp::from_millis(1)));
+    let daemon =
+        Daemon::builder(Config::at(&path)).clock(Arc::clone(&clock) as _).build().unwrap().spawn().unwrap();
+    let (mut client, id) = attached(&path, 1, "alice", ResourceSpec::UNLIMITED);
+    client.send(&ToDaemon::TokenRequest { client: id });
+    let expires = client.until(|message| match message {
+        ToClient::Grant { expires, .. } => Some(*expires),
+        _ => None,
+    });
+    assert!(expires < Timestamp::from_millis(1_000));
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert!(daemon.handle().snapshot().unwrap().clients[0].holds_token, "time stands still");
+    clock.set(Timestamp::from_millis(1_000));
+    daemon.handle().wake();
+    client.until(|message| matches!(message, ToClient::Revoke { .. }).then_some(()));
+}
+
+/// Grants a second to whoever asks; keeps no books.
+#[derive(Debug, Default)]
+struct Generous {
+    clients: Vec<ClientStatus>,
+    leases: u64,
+}
+
+impl Engine for Generous {
+    type Event = TokenEvent;
+    type Action = TokenAction;
+    type Error = TokenError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: TokenEvent,
+        out: &mut Vec<TokenAction>,
+    ) -> Result<(), TokenError> {
+        match event {
+            TokenEvent::ClientJoined { client, gpu, share } => {
+                self.clients.push(ClientStatus::joined(client, gpu, share));
+            }
+            TokenEvent::ClientLeft { client } => self.clients.retain(|status| status.client != client),
+            TokenEvent::TokenRequested { client } => {
+                self.leases += 1;
+                let budget = Duration::from_millis(1_000);
+                let lease = LeaseId(self.leases);
+                out.push(TokenAction::Grant { client, lease, budget, expires: now.saturating_add(budget) });
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        None
+    }
+}
+
+impl TokenScheduler for Generous {
+    fn client(&self, client: ClientId) -> Option<ClientStatus> {
+        self.clients.iter().find(|status| status.client == client).copied()
+    }
+
+    fn window(&self) -> Duration {
+        Duration::from_millis(1_000)
+    }
+}
+
+#[test]
+fn the_policy_is_the_hosts() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gshare.sock");
+    let daemon = Daemon::builder(Config::at(&path)).engine(Box::<Generous>::default()).build().unwrap();
+    let daemon = daemon.spawn().unwrap();
+    let mut holders: Vec<_> =
+        (0..3).map(|n| attached(&path, n, &format!("client-{n}"), ResourceSpec::UNLIMITED)).collect();
+    for (client, id) in &mut holders {
+        client.send(&ToDaemon::TokenRequest { client: *id });
+        assert_eq!(client.granted().1, Duration::from_millis(1_000), "all of it to all of them at once");
+    }
+    assert_eq!(daemon.handle().snapshot().unwrap().clients.len(), 3);
+}
+
+#[test]
+fn a_stopped_daemon_leaves_no_sockets_and_its_handles_say_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gshare.sock");
+    let daemon = Daemon::new(Config::at(&path)).unwrap().spawn().unwrap();
+    let handle = daemon.handle().clone();
+    let mut client = Client::connect(&path);
+    client.enter(1, "alice", ResourceSpec::UNLIMITED);
+    daemon.stop().unwrap();
+    assert_eq!(client.receive(), None);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    assert!(matches!(handle.snapshot(), Err(DaemonError::Stopped)));
+}
+
+#[test]
+fn metrics_are_served_where_the_configuration_says() {
+    use std::io::{Read as _, Write as _};
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gshare.sock");
+    let mut config = Config::at(&path);
+    let endpoint = dir.path().join("metrics.sock");
+    config.metrics = Some(gshared::config::MetricsAddress::Unix(endpoint.clone()));
+    let daemon = Daemon::new(config).unwrap().spawn().unwrap();
+    let (client, _) = attached(
+        &path,
+        1,
+        "alice",
+        "0.2:0.5".parse().map(|q| ResourceSpec::UNLIMITED.with_quota(q)).unwrap(),
+    );
+    let get = |url: &str| {
+        let mut stream = std::os::unix::net::UnixStream::connect(&endpoint).unwrap();
+        write!(stream, "GET {url} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    let text = get("/metrics");
+    let labels = format!("{{name=\"alice\",gpu=\"0\",pid=\"{}\"}}", std::process::id());
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    assert!(text.contains(&format!("gshare_client_limit_ratios{labels} 0.5")), "{text}");
+    assert!(text.contains("gshare_dropped_connections_total{reason=\"slow\"} 0"), "{text}");
+    assert!(text.trim_end().ends_with("# EOF"), "{text}");
+    assert!(get("/nothing").starts_with("HTTP/1.1 404"));
+    drop(client);
+    within(|| daemon.handle().snapshot().unwrap().clients.is_empty().then_some(()));
+    assert!(!get("/metrics").contains("alice"), "a client that is gone leaves no label");
+    daemon.stop().unwrap();
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
