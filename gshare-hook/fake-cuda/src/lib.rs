@@ -1,1 +1,49 @@
-//! See the crate's description.
+//! A simulated CUDA driver: `libcuda.so.1` and `libnvidia-ml.so.1` that real clients accept, on a machine without a GPU.
+//!
+//! # Problem
+//!
+//! Everything that shares a GPU among processes must be tested with real processes, real client libraries and contention,
+//! also where there is no GPU. So this library answers the driver API of CUDA 12 and 13 for any program, and all
+//! programs that name the same device file share one simulated device: their kernels take time, queue and contend.
+//!
+//! # Terms
+//!
+//! *Device file*: what the processes share, [`sim::default_path`]. *Profile*: what GPUs it has and what kernels cost,
+//! [`profile`]. *Ground truth*: what happened on it, per process, [`sim::Truth`].
+//!
+//! # Layers
+//!
+//! 1. [`sim`]: the device, without a word of C. [`sim::engine`] is the schedule, told the time; [`sim::device`] the
+//!    file, its lock and the sweep of dead processes.
+//! 2. [`driver`]: the driver API over it, exported by one table of names.
+//! 3. [`install`]: putting the library where programs look for it.
+//!
+//! # Use
+//!
+//! The build makes `libfake_cuda.so` with the soname `libcuda.so.1`. Link or copy it into a directory of its own as
+//! `libcuda.so.1` ([`install_into`]) and put that on `LD_LIBRARY_PATH`:
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `GSHARE_SIM_DEVICE` | path of the device file | in `XDG_RUNTIME_DIR`, or `/tmp` by uid |
+//! | `GSHARE_SIM_PROFILE` | `v100`, `a100`, `h100`, `h200`, `t4`, `tiny` or a path | the file's own; `v100` for a new file |
+//! | `GSHARE_SIM_GPUS` | number of GPUs | the profile's |
+//! | `GSHARE_SIM_DRIVER_VERSION` | such as `12.8` or `13000` | `12.8` |
+//! | `GSHARE_SIM_VERBOSE` | a line on stderr at `cuInit` | off |
+//! | `CUDA_VISIBLE_DEVICES`, `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | as with the real driver | |
+//!
+//! A kernel named `spin_1000us` lasts 1000 us, one named `zero` costs nothing; see [`profile`] for the rest.
+//!
+//! # Differences from a real driver
+//!
+//! Kernels take time but compute nothing. Every name of the driver's table is exported whatever the version;
+//! `cuGetProcAddress` keeps to the version. Names without a function here answer `CUDA_ERROR_NOT_SUPPORTED`
+//! ([`driver::IMPLEMENTED`] lists the others). Device names carry "(simulated)".
+#![allow(clippy::cast_possible_truncation)] // indices into tables whose sizes are constants below 2^32
+
+pub mod driver;
+pub mod install;
+pub mod profile;
+pub mod sim;
+
+pub use install::install_into;

@@ -1,0 +1,721 @@
+//! What every function stands on: the process's attachment, handles, contexts and streams, and how work is queued.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::graph::{Capture, Node};
+use super::*;
+use crate::profile::Profile;
+use crate::sim::device::now_ns;
+use crate::sim::{SimDevice, SimError, Work};
+
+pub(crate) const SUCCESS: CUresult = CUresult::CUDA_SUCCESS;
+pub(crate) const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+pub(crate) const INVALID_HANDLE: CUresult = CUresult::CUDA_ERROR_INVALID_HANDLE;
+pub(crate) const OUT_OF_MEMORY: CUresult = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+pub(crate) const NOT_SUPPORTED: CUresult = CUresult::CUDA_ERROR_NOT_SUPPORTED;
+pub(crate) const NOT_READY: CUresult = CUresult::CUDA_ERROR_NOT_READY;
+pub(crate) const NOT_FOUND: CUresult = CUresult::CUDA_ERROR_NOT_FOUND;
+pub(crate) const INVALID_CONTEXT: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;
+pub(crate) const INVALID_DEVICE: CUresult = CUresult::CUDA_ERROR_INVALID_DEVICE;
+
+impl From<SimError> for CUresult {
+    fn from(error: SimError) -> Self {
+        match error {
+            SimError::OutOfMemory { .. } | SimError::NoSlot(_) => OUT_OF_MEMORY,
+            SimError::Gone => INVALID_HANDLE,
+            SimError::RingFull => NOT_READY,
+        }
+    }
+}
+
+/// Locks a mutex; what it guards is whole after every statement, so a panic elsewhere does not spoil it.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes through an out-pointer of a C caller.
+pub(crate) unsafe fn put<T>(to: *mut T, value: T) -> Answer {
+    if to.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    to.write_unaligned(value);
+    Ok(())
+}
+
+/// Writes through an out-pointer that may be null.
+pub(crate) unsafe fn put_opt<T>(to: *mut T, value: T) {
+    if !to.is_null() {
+        to.write_unaligned(value);
+    }
+}
+
+// --- The process -----------------------------------------------------------------------------------
+
+const UNINITIALISED: u8 = 0;
+const READY: u8 = 1;
+const FORKED: u8 = 2;
+
+static STATE: AtomicU8 = AtomicU8::new(UNINITIALISED);
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+static INIT: Mutex<()> = Mutex::new(());
+
+/// This process's attachment to the device file.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    pub(crate) device: SimDevice,
+    pub(crate) process: u32,
+    /// Ordinal -> GPU of the file.
+    pub(crate) visible: Vec<u32>,
+    pub(crate) primaries: Vec<Primary>,
+    pub(crate) percent: f64,
+    pub(crate) memory: memory::Registry,
+    pub(crate) pools: Vec<pool::DevicePools>,
+    hosts: Mutex<Hosts>,
+    hosts_more: Condvar,
+    /// Host entries of this process that have not run: while there are any, bytes move when the device reaches a copy.
+    pub(crate) hosts_pending: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Primary {
+    pub(crate) state: Mutex<PrimaryState>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct PrimaryState {
+    pub(crate) context: Option<&'static Object<Context>>,
+    pub(crate) retained: u32,
+    pub(crate) flags: u32,
+}
+
+#[derive(Default)]
+struct Hosts {
+    started: bool,
+    queue: VecDeque<HostTask>,
+}
+
+impl std::fmt::Debug for Hosts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} host functions", self.queue.len())
+    }
+}
+
+/// What runs on the host when its stream reaches it. `false`: not yet, ask again.
+pub(crate) type HostAction = Box<dyn FnMut() -> bool + Send>;
+
+struct HostTask {
+    slot: u32,
+    position: u64,
+    action: HostAction,
+}
+
+extern "C" fn after_fork_in_child() {
+    if STATE.load(Acquire) == READY {
+        STATE.store(FORKED, Release);
+    }
+}
+
+/// The driver, once initialised.
+#[inline]
+pub(crate) fn driver() -> Result<&'static Driver, CUresult> {
+    if STATE.load(Acquire) == READY
+        && let Some(driver) = DRIVER.get()
+    {
+        return Ok(driver);
+    }
+    Err(CUresult::CUDA_ERROR_NOT_INITIALIZED)
+}
+
+pub(crate) fn driver_version() -> u32 {
+    static VERSION: AtomicU32 = AtomicU32::new(0);
+    let known = VERSION.load(Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let text = std::env::var("GSHARE_SIM_DRIVER_VERSION").unwrap_or_default();
+    let version = match text.trim().split_once('.') {
+        Some((major, minor)) => {
+            major.parse::<u32>().ok().zip(minor.parse::<u32>().ok()).map(|(a, b)| a * 1000 + b * 10)
+        }
+        None => text.trim().parse().ok(),
+    };
+    let version = version.filter(|v| (11_000..=99_990).contains(v)).unwrap_or(12_080);
+    VERSION.store(version, Relaxed);
+    version
+}
+
+fn open_device() -> Result<Driver, CUresult> {
+    let say = |text: &dyn std::fmt::Display| eprintln!("gshare simulated CUDA driver: {text}");
+    let path = crate::sim::default_path();
+    let spec = std::env::var("GSHARE_SIM_PROFILE").ok().filter(|s| !s.is_empty());
+    let gpus = std::env::var("GSHARE_SIM_GPUS").ok().and_then(|n| n.parse().ok());
+    let device = SimDevice::open(&path, spec.as_deref(), gpus).map_err(|e| {
+        say(&e);
+        CUresult::CUDA_ERROR_SYSTEM_NOT_READY
+    })?;
+    let visible = device::visible(&device);
+    if std::env::var_os("GSHARE_SIM_VERBOSE").is_some() {
+        say(&format_args!(
+            "{} of {} GPUs visible, {}, {}",
+            visible.len(),
+            device.profile().gpus,
+            device.profile().device_name,
+            path.display()
+        ));
+    }
+    if visible.is_empty() {
+        return Err(CUresult::CUDA_ERROR_NO_DEVICE);
+    }
+    let percent = std::env::var("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").ok().and_then(|p| p.trim().parse().ok());
+    let percent = percent.filter(|p: &f64| *p > 0.0 && *p <= 100.0).unwrap_or(100.0);
+    let process = device.attach(percent).map_err(CUresult::from)?;
+    let primaries = visible.iter().map(|_| Primary::default()).collect();
+    let pools = visible.iter().map(|_| pool::DevicePools::default()).collect();
+    let memory = memory::Registry::default();
+    Ok(Driver {
+        device,
+        process,
+        visible,
+        primaries,
+        percent,
+        memory,
+        pools,
+        hosts: Mutex::default(),
+        hosts_more: Condvar::new(),
+        hosts_pending: AtomicU64::new(0),
+    })
+}
+
+/// `cuInit`: attaches once; in a child of an initialised process it fails as the real driver does.
+pub(crate) fn initialise() -> Answer {
+    match STATE.load(Acquire) {
+        READY => return Ok(()),
+        FORKED => return Err(CUresult::CUDA_ERROR_NOT_INITIALIZED),
+        _ => {}
+    }
+    let _one = lock(&INIT);
+    if STATE.load(Acquire) == READY {
+        return Ok(());
+    }
+    let driver = open_device()?;
+    if DRIVER.set(driver).is_err() {
+        return Err(CUresult::CUDA_ERROR_UNKNOWN);
+    }
+    // SAFETY: the handler only stores to an atomic.
+    unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+    STATE.store(READY, Release);
+    Ok(())
+}
+
+impl Driver {
+    pub(crate) fn profile(&self) -> &Profile {
+        self.device.profile()
+    }
+
+    /// GPU of the file for an ordinal.
+    pub(crate) fn gpu(&self, ordinal: i32) -> Result<u32, CUresult> {
+        usize::try_from(ordinal).ok().and_then(|i| self.visible.get(i)).copied().ok_or(INVALID_DEVICE)
+    }
+
+    /// Hands a host action to the process's host thread, to run when the entry at `position` is reached.
+    fn add_host(&'static self, slot: u32, position: u64, action: HostAction) {
+        let mut hosts = lock(&self.hosts);
+        hosts.queue.push_back(HostTask { slot, position, action });
+        if !hosts.started {
+            hosts.started = true;
+            let run = move || self.run_hosts();
+            // Signals are the application's: its handlers must not run on this thread.
+            // SAFETY: plain signal mask calls on this thread, restored below.
+            unsafe {
+                let mut all = std::mem::zeroed();
+                let mut old = std::mem::zeroed();
+                libc::sigfillset(&raw mut all);
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+                let spawned = std::thread::Builder::new().name("sim-cuda-host".into()).spawn(run);
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+                hosts.started = spawned.is_ok();
+            }
+        }
+        drop(hosts);
+        self.hosts_more.notify_one();
+    }
+
+    fn run_hosts(&self) {
+        let mut pause = 10_000_u64;
+        loop {
+            let mut hosts = lock(&self.hosts);
+            while hosts.queue.is_empty() {
+                hosts = self.hosts_more.wait(hosts).unwrap_or_else(PoisonError::into_inner);
+            }
+            let keys: Vec<(u32, u64)> = hosts.queue.iter().map(|t| (t.slot, t.position)).collect();
+            drop(hosts);
+            // Which are reached, and when is the next one reached at the earliest?
+            let (reached, soonest) = self.device.with(|engine, now| {
+                let mut soonest = now + 2_000_000;
+                let mut reached = Vec::new();
+                for &(slot, position) in &keys {
+                    if engine.host_reached(slot, position) {
+                        reached.push((slot, position));
+                    } else if position > 0 {
+                        soonest =
+                            soonest.min(engine.not_before(slot, position - 1, 8).unwrap_or(now + 20_000));
+                    }
+                }
+                (reached, soonest.max(now))
+            });
+            let mut progress = false;
+            for key in reached {
+                let mut hosts = lock(&self.hosts);
+                let Some(at) = hosts.queue.iter().position(|t| (t.slot, t.position) == key) else { continue };
+                let Some(mut task) = hosts.queue.remove(at) else { continue };
+                drop(hosts);
+                let done =
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut task.action)).unwrap_or(true);
+                if done {
+                    self.device.with(|engine, now| engine.host_done(now, key.0));
+                    self.hosts_pending.fetch_sub(1, AcqRel);
+                    progress = true;
+                } else {
+                    lock(&self.hosts).queue.push_back(task);
+                }
+            }
+            if progress {
+                pause = 10_000;
+            } else {
+                let now = now_ns();
+                crate::sim::device::sleep_until(soonest.clamp(now + pause.min(50_000), now + 2_000_000));
+                pause = (pause * 2).min(500_000);
+            }
+        }
+    }
+}
+
+// --- Handles ---------------------------------------------------------------------------------------
+
+/// What a handle points to.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Object<T> {
+    magic: AtomicU64,
+    value: T,
+}
+
+/// A kind of object: its magic number.
+pub(crate) trait Kind: Sized + 'static {
+    const MAGIC: u64;
+    /// What a call with a bad handle answers.
+    const BAD: CUresult = INVALID_HANDLE;
+}
+
+impl<T> std::ops::Deref for Object<T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T: Kind> Object<T> {
+    /// A new object; it lives until [`Object::retire`].
+    pub(crate) fn create(value: T) -> &'static Self {
+        Box::leak(Box::new(Self { magic: AtomicU64::new(T::MAGIC), value }))
+    }
+
+    /// The object behind a handle.
+    #[inline]
+    pub(crate) unsafe fn get<H>(handle: *mut H) -> Result<&'static Self, CUresult> {
+        let at = handle.cast::<Self>();
+        if (at as usize) < 4096 || !at.is_aligned() || (*at).magic.load(Relaxed) != T::MAGIC {
+            return Err(T::BAD);
+        }
+        Ok(&*at)
+    }
+
+    /// The handle.
+    pub(crate) fn handle<H>(&'static self) -> *mut H {
+        std::ptr::from_ref(self).cast_mut().cast()
+    }
+
+    pub(crate) fn live(&self) -> bool {
+        self.magic.load(Relaxed) == T::MAGIC
+    }
+
+    /// Makes the handle invalid; `false` if it was already. The object's memory stays: others may still look at it.
+    pub(crate) fn retire(&self) -> bool {
+        self.magic.swap(0, AcqRel) == T::MAGIC
+    }
+}
+
+// --- Threads ---------------------------------------------------------------------------------------
+
+thread_local! {
+    static CURRENT: Cell<Option<&'static Object<Context>>> = const { Cell::new(None) };
+    static SHARD: Cell<usize> = const { Cell::new(usize::MAX) };
+    static STACK: RefCell<Vec<&'static Object<Context>>> = const { RefCell::new(Vec::new()) };
+    static OWN_STREAMS: RefCell<BTreeMap<u64, &'static Object<Stream>>> = const { RefCell::new(BTreeMap::new()) };
+    pub(crate) static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The calling thread's current context.
+#[inline]
+pub(crate) fn current() -> Result<&'static Object<Context>, CUresult> {
+    match CURRENT.try_with(Cell::get) {
+        Ok(Some(context)) if STATE.load(Relaxed) == READY => {
+            if context.live() {
+                Ok(context)
+            } else {
+                Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
+            }
+        }
+        _ => {
+            driver()?;
+            Err(INVALID_CONTEXT)
+        }
+    }
+}
+
+pub(crate) fn current_opt() -> Option<&'static Object<Context>> {
+    CURRENT.try_with(Cell::get).ok().flatten()
+}
+
+/// Replaces the top of the calling thread's stack (`None` pops it).
+pub(crate) fn set_current(context: Option<&'static Object<Context>>) {
+    let _ = STACK.try_with(|stack| {
+        let mut stack = stack.borrow_mut();
+        stack.pop();
+        stack.extend(context);
+        let _ = CURRENT.try_with(|c| c.set(stack.last().copied()));
+    });
+}
+
+pub(crate) fn push_current(context: &'static Object<Context>) {
+    let _ = STACK.try_with(|stack| stack.borrow_mut().push(context));
+    let _ = CURRENT.try_with(|c| c.set(Some(context)));
+}
+
+pub(crate) fn pop_current() -> Option<&'static Object<Context>> {
+    STACK
+        .try_with(|stack| {
+            let mut stack = stack.borrow_mut();
+            let popped = stack.pop();
+            let _ = CURRENT.try_with(|c| c.set(stack.last().copied()));
+            popped
+        })
+        .ok()
+        .flatten()
+}
+
+#[inline]
+pub(crate) fn shard() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    SHARD
+        .try_with(|cell| {
+            if cell.get() == usize::MAX {
+                cell.set(NEXT.fetch_add(1, Relaxed));
+            }
+            cell.get()
+        })
+        .unwrap_or(usize::MAX)
+}
+
+// --- Contexts and streams --------------------------------------------------------------------------
+
+/// A context.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) id: u64,
+    pub(crate) ordinal: i32,
+    pub(crate) gpu: u32,
+    pub(crate) primary: bool,
+    pub(crate) flags: AtomicU32,
+    /// SMs of a green context or of an execution affinity.
+    pub(crate) sms: Option<u32>,
+    pub(crate) legacy: OnceLock<&'static Object<Stream>>,
+    pub(crate) streams: Mutex<Vec<&'static Object<Stream>>>,
+    pub(crate) limits: Mutex<BTreeMap<u32, usize>>,
+    pub(crate) peers: Mutex<Vec<i32>>,
+}
+
+impl Kind for Context {
+    const MAGIC: u64 = 0x6773_6861_7265_4354;
+    const BAD: CUresult = INVALID_CONTEXT;
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+pub(crate) fn next_id() -> u64 {
+    NEXT_ID.fetch_add(1, Relaxed)
+}
+
+impl Context {
+    /// A new context with its legacy stream; charges the context's memory.
+    pub(crate) fn create(
+        ordinal: i32,
+        primary: bool,
+        flags: u32,
+        sms: Option<u32>,
+        charged: bool,
+    ) -> Result<&'static Object<Self>, CUresult> {
+        let driver = driver()?;
+        let gpu = driver.gpu(ordinal)?;
+        let bytes = if charged { driver.profile().context_bytes } else { 0 };
+        let slot = driver.device.with(|engine, now| {
+            driver.device.sweep(engine, now);
+            engine.charge(driver.process, gpu, crate::sim::MemKind::Context, bytes)?;
+            engine.open_stream(driver.process, gpu)
+        })?;
+        let context = Object::create(Self {
+            id: next_id(),
+            ordinal,
+            gpu,
+            primary,
+            flags: AtomicU32::new(flags),
+            sms,
+            legacy: OnceLock::new(),
+            streams: Mutex::default(),
+            limits: Mutex::default(),
+            peers: Mutex::default(),
+        });
+        let legacy = Stream::create(driver, context, slot, 0, 0, StreamKind::Legacy);
+        let _ = context.legacy.set(legacy);
+        Ok(context)
+    }
+
+    pub(crate) fn legacy(&self) -> Result<&'static Object<Stream>, CUresult> {
+        self.legacy.get().copied().ok_or(INVALID_CONTEXT)
+    }
+
+    /// All streams, the legacy one first.
+    pub(crate) fn all_streams(&self) -> Vec<&'static Object<Stream>> {
+        let mut all: Vec<_> = self.legacy.get().copied().into_iter().collect();
+        all.extend(lock(&self.streams).iter().copied());
+        all
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamKind {
+    Legacy,
+    PerThread,
+    Created,
+}
+
+/// A stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) id: u64,
+    pub(crate) slot: u32,
+    pub(crate) context: &'static Object<Context>,
+    pub(crate) kind: StreamKind,
+    pub(crate) flags: u32,
+    pub(crate) priority: i32,
+    /// Position of the next entry, as this process knows it.
+    pub(crate) tail: AtomicU64,
+    /// Position in the legacy stream that entries pushed here wait for already.
+    seen_legacy: AtomicU64,
+    /// For the legacy stream: what it waits for already of each blocking stream lies there.
+    seen_by_legacy: AtomicU64,
+    pub(crate) capturing: AtomicBool,
+    pub(crate) capture: Mutex<Option<Capture>>,
+    pub(crate) green: AtomicU64,
+}
+
+impl Kind for Stream {
+    const MAGIC: u64 = 0x6773_6861_7265_5354;
+}
+
+impl Stream {
+    pub(crate) fn create(
+        driver: &'static Driver,
+        context: &'static Object<Context>,
+        slot: u32,
+        flags: u32,
+        priority: i32,
+        kind: StreamKind,
+    ) -> &'static Object<Self> {
+        let done = driver.device.completed_now(slot);
+        let stream = Object::create(Self {
+            id: next_id(),
+            slot,
+            context,
+            kind,
+            flags,
+            priority,
+            tail: AtomicU64::new(done),
+            seen_legacy: AtomicU64::new(0),
+            seen_by_legacy: AtomicU64::new(done),
+            capturing: AtomicBool::new(false),
+            capture: Mutex::new(None),
+            green: AtomicU64::new(0),
+        });
+        if kind != StreamKind::Legacy {
+            lock(&context.streams).push(stream);
+        }
+        stream
+    }
+
+    /// Whether it takes part in the legacy stream's barriers.
+    pub(crate) fn blocking(&self) -> bool {
+        self.flags & 1 == 0
+    }
+}
+
+/// The stream behind a handle: 0 by flavour, 1 legacy, 2 the thread's own.
+#[inline]
+pub(crate) unsafe fn stream(
+    flavor: Flavor,
+    handle: sys::CUstream,
+) -> Result<&'static Object<Stream>, CUresult> {
+    let number = handle as usize;
+    if number > 2 {
+        let stream = Object::<Stream>::get(handle)?;
+        return if stream.context.live() {
+            Ok(stream)
+        } else {
+            Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        };
+    }
+    let context = current()?;
+    if number == 2 || (number == 0 && flavor == Flavor::PerThread) {
+        own_stream(context)
+    } else {
+        context.legacy()
+    }
+}
+
+fn own_stream(context: &'static Object<Context>) -> Result<&'static Object<Stream>, CUresult> {
+    OWN_STREAMS
+        .try_with(|own| {
+            if let Some(stream) = own.borrow().get(&context.id) {
+                return Ok(*stream);
+            }
+            let driver = driver()?;
+            let slot = driver.device.with(|engine, _| engine.open_stream(driver.process, context.gpu))?;
+            let stream = Stream::create(driver, context, slot, 0, 0, StreamKind::PerThread);
+            own.borrow_mut().insert(context.id, stream);
+            Ok(stream)
+        })
+        .unwrap_or(Err(INVALID_HANDLE))
+}
+
+/// Appends work to a stream behind the barriers it needs; waits while the stream is full. Returns the work's position.
+pub(crate) fn push(stream: &'static Object<Stream>, work: Work) -> Result<u64, CUresult> {
+    push_with_action(stream, work, None)
+}
+
+/// Appends a host action.
+pub(crate) fn push_host(stream: &'static Object<Stream>, action: HostAction) -> Result<u64, CUresult> {
+    push_with_action(stream, Work::Host, Some(action))
+}
+
+fn push_with_action(
+    stream: &'static Object<Stream>,
+    work: Work,
+    action: Option<HostAction>,
+) -> Result<u64, CUresult> {
+    let driver = driver()?;
+    if action.is_some() {
+        driver.hosts_pending.fetch_add(1, AcqRel);
+    }
+    let pushed = push_raw(driver, stream, work);
+    match (&pushed, action) {
+        (Ok(position), Some(action)) => driver.add_host(stream.slot, *position, action),
+        (Err(_), Some(_)) => {
+            driver.hosts_pending.fetch_sub(1, AcqRel);
+        }
+        _ => {}
+    }
+    pushed
+}
+
+fn push_raw(driver: &'static Driver, stream: &'static Object<Stream>, work: Work) -> Result<u64, CUresult> {
+    // Barriers of the legacy default stream: it waits for the blocking streams, and they for it.
+    let mut waits: Vec<(u32, u64)> = Vec::new();
+    if stream.kind == StreamKind::Legacy {
+        for other in lock(&stream.context.streams).iter().filter(|s| s.blocking()) {
+            let tail = other.tail.load(Acquire);
+            if tail > other.seen_by_legacy.load(Relaxed) {
+                other.seen_by_legacy.store(tail, Relaxed);
+                if driver.device.completed_now(other.slot) < tail {
+                    waits.push((other.slot, tail - 1));
+                }
+            }
+        }
+    } else if stream.blocking() {
+        let legacy = stream.context.legacy()?;
+        let tail = legacy.tail.load(Acquire);
+        if tail > stream.seen_legacy.load(Relaxed) {
+            stream.seen_legacy.store(tail, Relaxed);
+            if driver.device.completed_now(legacy.slot) < tail {
+                waits.push((legacy.slot, tail - 1));
+            }
+        }
+    }
+    for (slot, position) in waits {
+        push_one(driver, stream, Work::Wait { stream: slot, position })?;
+    }
+    push_one(driver, stream, work)
+}
+
+fn push_one(driver: &'static Driver, stream: &'static Object<Stream>, work: Work) -> Result<u64, CUresult> {
+    loop {
+        let pushed = driver.device.with(|engine, now| {
+            let pushed = engine.push(now, stream.slot, work);
+            if let Ok(position) = pushed {
+                stream.tail.fetch_max(position + 1, AcqRel);
+            }
+            pushed
+        });
+        match pushed {
+            Ok(position) => return Ok(position),
+            Err(SimError::RingFull) => {
+                let open = &driver.device.open_part().procs[driver.process as usize];
+                open.ring_full.fetch_add(1, Relaxed);
+                let oldest = stream.tail.load(Acquire).saturating_sub(crate::sim::RING as u64);
+                driver.device.wait(driver.process, stream.slot, oldest);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Waits until everything pushed to the stream so far is done.
+pub(crate) fn drain(stream: &'static Object<Stream>) -> Answer {
+    let driver = driver()?;
+    let tail = stream.tail.load(Acquire);
+    if tail > 0 && driver.device.completed_now(stream.slot) < tail {
+        driver.device.wait(driver.process, stream.slot, tail - 1);
+    }
+    Ok(())
+}
+
+/// Whether everything pushed to the stream so far is done.
+pub(crate) fn drained(stream: &'static Object<Stream>) -> Result<bool, CUresult> {
+    let driver = driver()?;
+    let tail = stream.tail.load(Acquire);
+    Ok(tail == 0 || driver.device.is_done(stream.slot, tail - 1))
+}
+
+/// Runs a node of a graph, or what a call on a stream that is not capturing asks for.
+pub(crate) fn submit(stream: &'static Object<Stream>, node: Node) -> Answer {
+    if stream.capturing.load(Acquire) {
+        return graph::capture_node(stream, node);
+    }
+    graph::run_node(stream, &node)
+}
+
+/// SMs a context may use, `None` for all.
+pub(crate) fn context_sms(stream: &Stream) -> Option<u32> {
+    let green = stream.green.load(Relaxed) as u32;
+    if green > 0 { Some(green) } else { stream.context.sms }
+}
+
+/// A process-wide counter as an i32 handle number.
+pub(crate) fn next_small() -> i32 {
+    static NEXT: AtomicI32 = AtomicI32::new(1);
+    NEXT.fetch_add(1, Relaxed)
+}

@@ -1,0 +1,247 @@
+//! Devices.
+
+use std::ffi::CStr;
+
+use super::core::*;
+use super::*;
+use crate::sim::SimDevice;
+use crate::sim::device::{device_name, device_uuid};
+
+/// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+pub(crate) fn pci_text(gpu: u32) -> String {
+    format!("0000:{:02X}:00.0", gpu + 1)
+}
+
+/// The GPUs that `CUDA_VISIBLE_DEVICES` shows, by index or UUID; the list ends at the first bad entry.
+pub(crate) fn visible(device: &SimDevice) -> Vec<u32> {
+    let count = device.profile().gpus;
+    let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else { return (0..count).collect() };
+    let mut out = Vec::new();
+    for word in list.split(',').map(str::trim) {
+        let found = if word.starts_with("GPU-") {
+            let mut matches =
+                (0..count).filter(|i| uuid_text(&device_uuid(device.path(), *i)).starts_with(word));
+            matches.next().filter(|_| matches.next().is_none())
+        } else {
+            word.parse().ok().filter(|i: &u32| *i < count)
+        };
+        match found {
+            Some(gpu) if !out.contains(&gpu) => out.push(gpu),
+            // The same device twice: no device at all, as the driver has it.
+            Some(_) => return Vec::new(),
+            None => break,
+        }
+    }
+    out
+}
+
+unsafe fn put_text(to: *mut c_char, len: c_int, text: &str) -> Answer {
+    if to.is_null() || len <= 0 {
+        return Err(INVALID_VALUE);
+    }
+    let n = text.len().min(len as usize - 1);
+    std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, n);
+    to.add(n).write(0);
+    Ok(())
+}
+
+pub(super) unsafe fn cuDeviceGetCount(count: *mut c_int) -> Answer {
+    put(count, driver()?.visible.len() as c_int)
+}
+
+pub(super) unsafe fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) -> Answer {
+    driver()?.gpu(ordinal)?;
+    put(device, ordinal)
+}
+
+pub(super) unsafe fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: CUdevice) -> Answer {
+    let driver = driver()?;
+    driver.gpu(dev)?;
+    put_text(name, len, &device_name(driver.profile()))
+}
+
+pub(super) unsafe fn cuDeviceGetUuid(uuid: *mut sys::CUuuid, dev: CUdevice) -> Answer {
+    let driver = driver()?;
+    let gpu = driver.gpu(dev)?;
+    put(uuid.cast::<[u8; 16]>(), device_uuid(driver.device.path(), gpu))
+}
+
+pub(super) unsafe fn cuDeviceGetUuid_v2(uuid: *mut sys::CUuuid, dev: CUdevice) -> Answer {
+    cuDeviceGetUuid(uuid, dev)
+}
+
+pub(super) unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) -> Answer {
+    let driver = driver()?;
+    driver.gpu(dev)?;
+    put(bytes, driver.profile().memory_bytes as usize)
+}
+
+pub(super) unsafe fn cuDeviceTotalMem(bytes: *mut c_uint, dev: CUdevice) -> Answer {
+    let driver = driver()?;
+    driver.gpu(dev)?;
+    put(bytes, u32::try_from(driver.profile().memory_bytes).unwrap_or(u32::MAX))
+}
+
+pub(super) unsafe fn cuDeviceComputeCapability(
+    major: *mut c_int,
+    minor: *mut c_int,
+    dev: CUdevice,
+) -> Answer {
+    let driver = driver()?;
+    driver.gpu(dev)?;
+    let (a, b) = driver.profile().compute_capability;
+    put(major, a as c_int)?;
+    put(minor, b as c_int)
+}
+
+pub(super) unsafe fn cuDeviceGetPCIBusId(pciBusId: *mut c_char, len: c_int, dev: CUdevice) -> Answer {
+    put_text(pciBusId, len, &pci_text(driver()?.gpu(dev)?))
+}
+
+pub(super) unsafe fn cuDeviceGetByPCIBusId(dev: *mut CUdevice, pciBusId: *const c_char) -> Answer {
+    let driver = driver()?;
+    if pciBusId.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let asked = CStr::from_ptr(pciBusId).to_string_lossy().to_ascii_uppercase();
+    let matches = |gpu: &u32| {
+        pci_text(*gpu).ends_with(asked.trim_start_matches("00000000:").trim_start_matches("0000:"))
+    };
+    let at =
+        driver.visible.iter().position(|gpu| !asked.is_empty() && (pci_text(*gpu) == asked || matches(gpu)));
+    put(dev, at.ok_or(INVALID_DEVICE)? as c_int)
+}
+
+pub(super) unsafe fn cuDeviceCanAccessPeer(
+    canAccessPeer: *mut c_int,
+    dev: CUdevice,
+    peerDev: CUdevice,
+) -> Answer {
+    let driver = driver()?;
+    driver.gpu(dev)?;
+    driver.gpu(peerDev)?;
+    put(canAccessPeer, c_int::from(dev != peerDev))
+}
+
+pub(super) unsafe fn cuDeviceGetP2PAttribute(
+    value: *mut c_int,
+    attrib: c_uint,
+    srcDevice: CUdevice,
+    dstDevice: CUdevice,
+) -> Answer {
+    let driver = driver()?;
+    driver.gpu(srcDevice)?;
+    driver.gpu(dstDevice)?;
+    if srcDevice == dstDevice {
+        return Err(INVALID_DEVICE);
+    }
+    put(
+        value,
+        match attrib {
+            1 => 0,
+            2 => 1,
+            3 | 4 => 0,
+            _ => return Err(INVALID_VALUE),
+        },
+    )
+}
+
+pub(super) unsafe fn cuDeviceGetExecAffinitySupport(pi: *mut c_int, type_: c_uint, dev: CUdevice) -> Answer {
+    driver()?.gpu(dev)?;
+    put(pi, c_int::from(type_ == 0))
+}
+
+pub(super) unsafe fn cuDeviceGetTexture1DLinearMaxWidth(
+    maxWidthInElements: *mut usize,
+    _format: c_uint,
+    _numChannels: c_uint,
+    dev: CUdevice,
+) -> Answer {
+    driver()?.gpu(dev)?;
+    put(maxWidthInElements, 1 << 28)
+}
+
+pub(super) unsafe fn cuDeviceGetAttribute(pi: *mut c_int, attrib: c_uint, dev: CUdevice) -> Answer {
+    let driver = driver()?;
+    let gpu = driver.gpu(dev)?;
+    let p = driver.profile();
+    let shared = p.shared_memory_per_sm_bytes as c_int;
+    let hopper = c_int::from(p.compute_capability.0 >= 9);
+    put(
+        pi,
+        match attrib {
+            1..=3 => 1024,
+            4 => 64,
+            5 | 11 => c_int::MAX,
+            6 | 7 => 65_535,
+            8 => 48 << 10,
+            9 => 64 << 10,
+            10 => 32,
+            12 | 82 => 65_536,
+            13 => p.clock_khz as c_int,
+            14 | 30 => 512,
+            15 | 19 | 31 | 32 | 41 => 1,
+            16 => p.sms as c_int,
+            21 | 22 => 131_072,
+            23 => 65_536,
+            24..=29 => 16_384,
+            33 => gpu as c_int + 1,
+            36 => p.memory_clock_khz as c_int,
+            37 => p.memory_bus_bits as c_int,
+            38 => p.l2_bytes as c_int,
+            39 => p.threads_per_sm as c_int,
+            40 => 2,
+            42..=74 if attrib != 50 => 32_768,
+            75 => p.compute_capability.0 as c_int,
+            76 => p.compute_capability.1 as c_int,
+            // Priorities are accepted and ignored.
+            78..=80 | 83 | 89..=96 | 99 => 1,
+            81 => shared,
+            85 => gpu as c_int,
+            87 => 2,
+            97 => shared - 1024,
+            102 | 103 | 113 | 115 => 1,
+            106 => p.blocks_per_sm as c_int,
+            108 | 109 => p.l2_bytes as c_int / 2,
+            111 => 1024,
+            119 => 1,
+            120 | 121 | 127 => hopper,
+            122 | 123 | 125 => 1,
+            126 => 1 + 3 * hopper,
+            131 | 134 => -1,
+            133 => c_int::from(driver.percent < 100.0),
+            0 | 160.. => return Err(INVALID_VALUE),
+            _ => 0,
+        },
+    )
+}
+
+pub(super) unsafe fn cuDeviceGetProperties(prop: *mut sys::CUdevprop, dev: CUdevice) -> Answer {
+    let driver = driver()?;
+    driver.gpu(dev)?;
+    // maxThreadsPerBlock, maxThreadsDim[3], maxGridSize[3], shared, constant, warp, pitch, registers, clock, alignment.
+    put(
+        prop.cast::<[c_int; 14]>(),
+        [
+            1024,
+            1024,
+            1024,
+            64,
+            c_int::MAX,
+            65_535,
+            65_535,
+            48 << 10,
+            64 << 10,
+            32,
+            c_int::MAX,
+            65_536,
+            driver.profile().clock_khz as c_int,
+            512,
+        ],
+    )
+}

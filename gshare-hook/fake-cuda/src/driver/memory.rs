@@ -1,0 +1,829 @@
+//! Device memory by pointer: plain, pitched, managed; host memory; what a pointer is.
+//!
+//! Each GPU has a reserved range of host address space, four times its memory, that costs nothing until it is touched.
+//! Allocations are spans of it (512 bytes aligned, 2 MiB from 2 MiB on), so copies and sets move real bytes. A freed span
+//! is reused for the same size, and given back to the host if anything was written to it. The account is charged
+//! the bytes asked for, without rounding (a pitched allocation: pitch x height).
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::Acquire;
+
+use super::core::*;
+use super::graph::{Node, legacy_not_implied, not_while_capturing};
+use super::vmm::Backing;
+use super::*;
+use crate::sim::{MAX_GPUS, MemKind, Work};
+
+/// A live allocation.
+#[derive(Clone, Debug)]
+pub(crate) struct Alloc {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    span: u64,
+    pub(crate) what: What,
+    pub(crate) gpu: u32,
+    pub(crate) ordinal: i32,
+    pub(crate) context: u64,
+    pub(crate) id: u64,
+    touched: bool,
+    /// Set once its bytes lie in a file that other processes map.
+    pub(crate) backing: Option<Backing>,
+}
+
+/// What an address range is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// Charged as this kind.
+    Charged(MemKind),
+    /// In a pool, which carries the charge: the pool's address.
+    Pooled(u64),
+    /// Another process's memory.
+    Imported,
+    /// A mapping of the virtual memory API.
+    Mapped,
+    /// Page-locked host memory: flags.
+    Host(u32),
+    /// Host memory of the application, registered: flags.
+    Registered(u32),
+}
+
+#[derive(Debug, Default)]
+struct Arena {
+    next: u64,
+    end: u64,
+    /// Freed spans by size.
+    free: HashMap<u64, Vec<u64>>,
+    /// Freed spans of sizes nobody asked for, when the range is used up.
+    pieces: BTreeMap<u64, u64>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    arenas: [Arena; MAX_GPUS],
+    live: BTreeMap<u64, Alloc>,
+}
+
+/// All allocations of the process.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    inner: Mutex<Inner>,
+}
+
+impl Arena {
+    fn reserve(&mut self, bytes: u64) -> Result<(), CUresult> {
+        let size = bytes.saturating_mul(4).next_multiple_of(2 << 20);
+        // SAFETY: a new anonymous mapping, not reserved and not touched.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                size as usize + (2 << 20),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if at == libc::MAP_FAILED {
+            return Err(OUT_OF_MEMORY);
+        }
+        // SAFETY: our mapping. It must not make core files huge, nor huge pages of a touched byte.
+        unsafe {
+            libc::madvise(at, size as usize, libc::MADV_DONTDUMP);
+            libc::madvise(at, size as usize, libc::MADV_NOHUGEPAGE);
+        }
+        self.next = (at as u64).next_multiple_of(2 << 20);
+        self.end = self.next + size;
+        Ok(())
+    }
+
+    fn take(&mut self, span: u64, total: u64) -> Result<u64, CUresult> {
+        if let Some(at) = self.free.get_mut(&span).and_then(Vec::pop) {
+            return Ok(at);
+        }
+        if self.end == 0 {
+            self.reserve(total)?;
+        }
+        let alignment = if span >= 2 << 20 { 2 << 20 } else { 512 };
+        let at = self.next.next_multiple_of(alignment);
+        if at + span <= self.end {
+            self.next = at + span;
+            return Ok(at);
+        }
+        // The range is used up: join what was freed, and take the first piece that fits.
+        for (size, list) in self.free.drain() {
+            self.pieces.extend(list.into_iter().map(|at| (at, size)));
+        }
+        let mut joined: BTreeMap<u64, u64> = BTreeMap::new();
+        for (at, size) in std::mem::take(&mut self.pieces) {
+            match joined.last_entry() {
+                Some(mut last) if *last.key() + *last.get() == at => *last.get_mut() += size,
+                _ => {
+                    joined.insert(at, size);
+                }
+            }
+        }
+        self.pieces = joined;
+        let fits = self.pieces.iter().find_map(|(at, size)| {
+            let start = at.next_multiple_of(alignment);
+            (start + span <= at + size).then_some((*at, *size, start))
+        });
+        let (at, size, start) = fits.ok_or(OUT_OF_MEMORY)?;
+        self.pieces.remove(&at);
+        if start > at {
+            self.pieces.insert(at, start - at);
+        }
+        if start + span < at + size {
+            self.pieces.insert(start + span, at + size - start - span);
+        }
+        Ok(start)
+    }
+}
+
+fn span_of(bytes: u64) -> u64 {
+    if bytes >= 2 << 20 { bytes.next_multiple_of(2 << 20) } else { bytes.next_multiple_of(512) }
+}
+
+impl Registry {
+    /// Takes addresses for `bytes`; the caller has charged them.
+    pub(crate) fn insert(
+        &self,
+        bytes: u64,
+        what: What,
+        gpu: u32,
+        ordinal: i32,
+        context: u64,
+    ) -> Result<u64, CUresult> {
+        let total = driver()?.profile().memory_bytes;
+        let mut inner = lock(&self.inner);
+        let span = span_of(bytes);
+        let address = inner.arenas[gpu as usize % MAX_GPUS].take(span, total)?;
+        let alloc = Alloc {
+            address,
+            bytes,
+            span,
+            what,
+            gpu,
+            ordinal,
+            context,
+            id: next_id(),
+            touched: false,
+            backing: None,
+        };
+        inner.live.insert(address, alloc);
+        Ok(address)
+    }
+
+    /// Notes a range whose addresses come from elsewhere.
+    pub(crate) fn note(&self, address: u64, bytes: u64, what: What, gpu: u32, ordinal: i32, context: u64) {
+        let alloc = Alloc {
+            address,
+            bytes,
+            span: 0,
+            what,
+            gpu,
+            ordinal,
+            context,
+            id: next_id(),
+            touched: false,
+            backing: None,
+        };
+        lock(&self.inner).live.insert(address, alloc);
+    }
+
+    /// Removes the allocation that begins at `address` if `which` agrees, and gives its span back.
+    pub(crate) fn remove(&self, address: u64, which: impl FnOnce(&Alloc) -> bool) -> Option<Alloc> {
+        let mut inner = lock(&self.inner);
+        if !inner.live.get(&address).is_some_and(which) {
+            return None;
+        }
+        let alloc = inner.live.remove(&address)?;
+        if alloc.span > 0 {
+            if alloc.backing.is_some() {
+                // Private zero pages again in the place of the shared file.
+                // SAFETY: the span is ours and no longer in use.
+                unsafe {
+                    libc::mmap(
+                        address as *mut c_void,
+                        alloc.span as usize,
+                        libc::PROT_READ | libc::PROT_WRITE,
+                        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+                        -1,
+                        0,
+                    );
+                }
+            } else if alloc.touched && alloc.span >= 4096 {
+                let start = address.next_multiple_of(4096);
+                let end = (address + alloc.span) & !4095;
+                if end > start {
+                    // SAFETY: whole pages inside our span.
+                    unsafe {
+                        libc::madvise(start as *mut c_void, (end - start) as usize, libc::MADV_DONTNEED)
+                    };
+                }
+            }
+            inner.arenas[alloc.gpu as usize % MAX_GPUS].free.entry(alloc.span).or_default().push(address);
+        }
+        Some(alloc)
+    }
+
+    /// The allocation that holds `address`.
+    pub(crate) fn find(&self, address: u64) -> Option<Alloc> {
+        let inner = lock(&self.inner);
+        let (_, alloc) = inner.live.range(..=address).next_back()?;
+        (address < alloc.address + alloc.bytes.max(1)).then(|| alloc.clone())
+    }
+
+    /// Whether device (or page-locked) memory holds all of the range; remembers that it is written to.
+    fn touch(&self, address: u64, bytes: u64) -> bool {
+        let mut inner = lock(&self.inner);
+        let Some((_, alloc)) = inner.live.range_mut(..=address).next_back() else { return false };
+        if address + bytes > alloc.address + alloc.bytes {
+            return false;
+        }
+        alloc.touched = true;
+        true
+    }
+
+    pub(crate) fn set_backing(&self, address: u64, backing: Backing) {
+        if let Some(alloc) = lock(&self.inner).live.get_mut(&address) {
+            alloc.backing = Some(backing);
+        }
+    }
+
+    pub(crate) fn of_context(&self, context: u64) -> Vec<Alloc> {
+        lock(&self.inner).live.values().filter(|a| a.context == context).cloned().collect()
+    }
+}
+
+/// Whether the address belongs to the device as far as copies are concerned.
+pub(crate) fn on_device(address: u64) -> bool {
+    driver().is_ok_and(|d| {
+        d.memory.find(address).is_some_and(|a| !matches!(a.what, What::Host(_) | What::Registered(_)))
+    })
+}
+
+/// Checks a range of device memory that a call reads or writes.
+pub(crate) fn check_range(address: u64, bytes: u64) -> Answer {
+    if bytes == 0 || driver()?.memory.touch(address, bytes) { Ok(()) } else { Err(INVALID_VALUE) }
+}
+
+/// Allocates and charges device memory.
+pub(crate) fn allocate(context: &Context, bytes: u64, kind: MemKind) -> Result<u64, CUresult> {
+    let driver = driver()?;
+    charge(context.gpu, kind, bytes)?;
+    let inserted = driver.memory.insert(bytes, What::Charged(kind), context.gpu, context.ordinal, context.id);
+    if inserted.is_err() {
+        driver.device.with(|engine, _| engine.refund(driver.process, context.gpu, kind, bytes));
+    }
+    inserted
+}
+
+/// Charges bytes; before it says that there are none, it looks for dead processes and trims this one's pools.
+pub(crate) fn charge(gpu: u32, kind: MemKind, bytes: u64) -> Answer {
+    let driver = driver()?;
+    let charged = driver.device.with(|engine, now| {
+        engine.charge(driver.process, gpu, kind, bytes).or_else(|_| {
+            driver.device.sweep(engine, now);
+            engine.charge(driver.process, gpu, kind, bytes)
+        })
+    });
+    if charged.is_err() && pool::trim_all(gpu)? > 0 {
+        driver.device.with(|engine, _| engine.charge(driver.process, gpu, kind, bytes))?;
+        return Ok(());
+    }
+    charged.map_err(CUresult::from)
+}
+
+/// Frees what [`allocate`] gave.
+pub(crate) fn free(address: u64) -> Answer {
+    let driver = driver()?;
+    let ours = |a: &Alloc| matches!(a.what, What::Charged(_) | What::Pooled(_));
+    let alloc =
+        driver.memory.find(address).filter(|a| a.address == address && ours(a)).ok_or(INVALID_VALUE)?;
+    match alloc.what {
+        What::Pooled(_) => pool::free_now(address),
+        What::Charged(kind) => {
+            let alloc = driver.memory.remove(address, ours).ok_or(INVALID_VALUE)?;
+            driver.device.with(|engine, _| match &alloc.backing {
+                Some(backing) => engine.leave(driver.process, backing.id, backing.generation),
+                None => engine.refund(driver.process, alloc.gpu, kind, alloc.bytes),
+            });
+            Ok(())
+        }
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+pub(crate) fn free_all_of(context: &Context) -> Answer {
+    for alloc in driver()?.memory.of_context(context.id) {
+        if matches!(alloc.what, What::Charged(_)) {
+            free(alloc.address)?;
+        }
+    }
+    Ok(())
+}
+
+// --- Plain, pitched, managed -----------------------------------------------------------------------
+
+pub(super) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) -> Answer {
+    let context = current()?;
+    if dptr.is_null() || bytesize == 0 {
+        return Err(INVALID_VALUE);
+    }
+    not_while_capturing()?;
+    put(dptr, allocate(context, bytesize as u64, MemKind::Plain)?)
+}
+
+pub(super) unsafe fn cuMemAllocPitch_v2(
+    dptr: *mut CUdeviceptr,
+    pPitch: *mut usize,
+    WidthInBytes: usize,
+    Height: usize,
+    ElementSizeBytes: c_uint,
+) -> Answer {
+    let context = current()?;
+    if dptr.is_null()
+        || pPitch.is_null()
+        || WidthInBytes == 0
+        || Height == 0
+        || !matches!(ElementSizeBytes, 4 | 8 | 16)
+    {
+        return Err(INVALID_VALUE);
+    }
+    not_while_capturing()?;
+    let pitch = WidthInBytes.checked_next_multiple_of(512).ok_or(INVALID_VALUE)?;
+    let bytes = pitch.checked_mul(Height).ok_or(OUT_OF_MEMORY)?;
+    put(dptr, allocate(context, bytes as u64, MemKind::Plain)?)?;
+    put(pPitch, pitch)
+}
+
+pub(super) unsafe fn cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: c_uint) -> Answer {
+    let context = current()?;
+    if dptr.is_null() || bytesize == 0 || !matches!(flags, 1 | 2) {
+        return Err(INVALID_VALUE);
+    }
+    not_while_capturing()?;
+    put(dptr, allocate(context, bytesize as u64, MemKind::Managed)?)
+}
+
+pub(super) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> Answer {
+    driver()?;
+    if dptr == 0 {
+        return Ok(());
+    }
+    not_while_capturing()?;
+    free(dptr)
+}
+
+pub(super) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Answer {
+    let context = current()?;
+    let driver = driver()?;
+    let (left, all) = driver.device.with(|engine, now| {
+        driver.device.sweep(engine, now);
+        engine.memory(context.gpu)
+    });
+    put_opt(free, left as usize);
+    put_opt(total, all as usize);
+    Ok(())
+}
+
+pub(super) unsafe fn cuMemGetAddressRange_v2(
+    pbase: *mut CUdeviceptr,
+    psize: *mut usize,
+    dptr: CUdeviceptr,
+) -> Answer {
+    current()?;
+    let alloc = driver()?.memory.find(dptr).ok_or(NOT_FOUND)?;
+    put_opt(pbase, alloc.address);
+    put_opt(psize, alloc.bytes as usize);
+    Ok(())
+}
+
+pub(super) unsafe fn cuMemAdvise(
+    devPtr: CUdeviceptr,
+    count: usize,
+    _advice: c_uint,
+    _device: CUdevice,
+) -> Answer {
+    driver()?;
+    check_range(devPtr, count as u64)
+}
+
+pub(super) unsafe fn cuMemAdvise_v2(
+    devPtr: CUdeviceptr,
+    count: usize,
+    _advice: c_uint,
+    _location: CUmemLocation,
+) -> Answer {
+    driver()?;
+    check_range(devPtr, count as u64)
+}
+
+/// Prefetching moves nothing (managed memory is charged to its device at once) but takes a copy's time.
+fn prefetch(stream: &'static Object<Stream>, address: u64, bytes: u64) -> Answer {
+    check_range(address, bytes)?;
+    legacy_not_implied(stream)?;
+    if stream.capturing.load(Acquire) {
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    let ns = driver()?.profile().copy_ns(bytes, true);
+    push(stream, Work::Copy { engine: 0, bytes, ns })?;
+    Ok(())
+}
+
+pub(super) unsafe fn cuMemPrefetchAsync(
+    flavor: Flavor,
+    devPtr: CUdeviceptr,
+    count: usize,
+    _dstDevice: CUdevice,
+    hStream: sys::CUstream,
+) -> Answer {
+    prefetch(stream(flavor, hStream)?, devPtr, count as u64)
+}
+
+pub(super) unsafe fn cuMemPrefetchAsync_v2(
+    flavor: Flavor,
+    devPtr: CUdeviceptr,
+    count: usize,
+    _location: CUmemLocation,
+    _flags: c_uint,
+    hStream: sys::CUstream,
+) -> Answer {
+    prefetch(stream(flavor, hStream)?, devPtr, count as u64)
+}
+
+pub(super) unsafe fn cuMemPrefetchBatchAsync(
+    flavor: Flavor,
+    dptrs: *mut CUdeviceptr,
+    sizes: *mut usize,
+    count: usize,
+    _prefetchLocs: *mut CUmemLocation,
+    _prefetchLocIdxs: *mut usize,
+    _numPrefetchLocs: usize,
+    flags: c_ulonglong,
+    hStream: sys::CUstream,
+) -> Answer {
+    cuMemDiscardBatchAsync(flavor, dptrs, sizes, count, flags, hStream)
+}
+
+pub(super) unsafe fn cuMemDiscardAndPrefetchBatchAsync(
+    flavor: Flavor,
+    dptrs: *mut CUdeviceptr,
+    sizes: *mut usize,
+    count: usize,
+    _prefetchLocs: *mut CUmemLocation,
+    _prefetchLocIdxs: *mut usize,
+    _numPrefetchLocs: usize,
+    flags: c_ulonglong,
+    hStream: sys::CUstream,
+) -> Answer {
+    cuMemDiscardBatchAsync(flavor, dptrs, sizes, count, flags, hStream)
+}
+
+pub(super) unsafe fn cuMemDiscardBatchAsync(
+    flavor: Flavor,
+    dptrs: *mut CUdeviceptr,
+    sizes: *mut usize,
+    count: usize,
+    flags: c_ulonglong,
+    hStream: sys::CUstream,
+) -> Answer {
+    let stream = stream(flavor, hStream)?;
+    if dptrs.is_null() || sizes.is_null() || count == 0 || flags != 0 {
+        return Err(INVALID_VALUE);
+    }
+    for i in 0..count {
+        prefetch(stream, *dptrs.add(i), *sizes.add(i) as u64)?;
+    }
+    Ok(())
+}
+
+// --- Sets ------------------------------------------------------------------------------------------
+
+/// A memset: rows of equal elements.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fill {
+    pub(crate) address: u64,
+    pub(crate) pitch: u64,
+    pub(crate) value: u32,
+    /// Bytes per element: 1, 2 or 4.
+    pub(crate) element: u32,
+    pub(crate) width: u64,
+    pub(crate) height: u64,
+}
+
+impl Fill {
+    fn bytes(&self) -> u64 {
+        self.width * self.height * u64::from(self.element)
+    }
+
+    pub(crate) fn check(&self) -> Answer {
+        let row = self.width * u64::from(self.element);
+        if !self.address.is_multiple_of(u64::from(self.element)) || self.height > 1 && self.pitch < row {
+            return Err(INVALID_VALUE);
+        }
+        if self.bytes() > 0 {
+            check_range(self.address, self.pitch * (self.height - 1) + row)?;
+        }
+        Ok(())
+    }
+
+    fn apply(&self) {
+        let bytes = self.value.to_le_bytes();
+        let same = match self.element {
+            1 => true,
+            2 => bytes[0] == bytes[1],
+            _ => bytes.iter().all(|b| *b == bytes[0]),
+        };
+        for row in 0..self.height {
+            let at = self.address + row * self.pitch;
+            // SAFETY: the range was checked to lie in live device memory, which this process has mapped.
+            unsafe {
+                if same {
+                    std::ptr::write_bytes(
+                        at as *mut u8,
+                        bytes[0],
+                        (self.width * u64::from(self.element)) as usize,
+                    );
+                } else if self.element == 2 {
+                    for i in 0..self.width {
+                        ((at + 2 * i) as *mut u16).write(self.value as u16);
+                    }
+                } else {
+                    for i in 0..self.width {
+                        ((at + 4 * i) as *mut u32).write(self.value);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) fn run(self, stream: &'static Object<Stream>) -> Answer {
+        if self.bytes() == 0 {
+            return Ok(());
+        }
+        let driver = driver()?;
+        if driver.hosts_pending.load(Acquire) == 0 {
+            self.apply();
+        } else {
+            push_host(
+                stream,
+                Box::new(move || {
+                    self.apply();
+                    true
+                }),
+            )?;
+        }
+        let bytes = self.bytes();
+        push(stream, Work::Copy { engine: 0, bytes, ns: driver.profile().copy_ns(bytes, false) })?;
+        Ok(())
+    }
+}
+
+fn set(flavor: Flavor, handle: sys::CUstream, synchronous: bool, fill: Fill) -> Answer {
+    current()?;
+    // SAFETY: the handle is the C caller's.
+    let stream = unsafe { stream(flavor, handle)? };
+    if synchronous {
+        not_while_capturing()?;
+    }
+    legacy_not_implied(stream)?;
+    fill.check()?;
+    submit(stream, Node::Set(fill))
+}
+
+macro_rules! sets {
+    ($($sync:ident $asynchronous:ident $sync2:ident $async2:ident $value:ty, $element:literal;)*) => {$(
+        pub(super) unsafe fn $sync(flavor: Flavor, at: CUdeviceptr, value: $value, n: usize) -> Answer {
+            let fill = Fill { address: at, pitch: 0, value: u32::from(value), element: $element, width: n as u64, height: 1 };
+            set(flavor, std::ptr::null_mut(), true, fill)
+        }
+        pub(super) unsafe fn $asynchronous(flavor: Flavor, at: CUdeviceptr, value: $value, n: usize, stream: sys::CUstream) -> Answer {
+            let fill = Fill { address: at, pitch: 0, value: u32::from(value), element: $element, width: n as u64, height: 1 };
+            set(flavor, stream, false, fill)
+        }
+        pub(super) unsafe fn $sync2(flavor: Flavor, at: CUdeviceptr, pitch: usize, value: $value, w: usize, h: usize) -> Answer {
+            let fill = Fill { address: at, pitch: pitch as u64, value: u32::from(value), element: $element, width: w as u64, height: h as u64 };
+            set(flavor, std::ptr::null_mut(), true, fill)
+        }
+        pub(super) unsafe fn $async2(flavor: Flavor, at: CUdeviceptr, pitch: usize, value: $value, w: usize, h: usize, stream: sys::CUstream) -> Answer {
+            let fill = Fill { address: at, pitch: pitch as u64, value: u32::from(value), element: $element, width: w as u64, height: h as u64 };
+            set(flavor, stream, false, fill)
+        }
+    )*};
+}
+sets! {
+    cuMemsetD8_v2 cuMemsetD8Async cuMemsetD2D8_v2 cuMemsetD2D8Async u8, 1;
+    cuMemsetD16_v2 cuMemsetD16Async cuMemsetD2D16_v2 cuMemsetD2D16Async u16, 2;
+    cuMemsetD32_v2 cuMemsetD32Async cuMemsetD2D32_v2 cuMemsetD2D32Async u32, 4;
+}
+
+// --- Host memory -----------------------------------------------------------------------------------
+
+pub(super) unsafe fn cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, Flags: c_uint) -> Answer {
+    let context = current()?;
+    if pp.is_null() || bytesize == 0 || Flags > 7 {
+        return Err(INVALID_VALUE);
+    }
+    not_while_capturing()?;
+    let at = libc::mmap(
+        std::ptr::null_mut(),
+        bytesize.next_multiple_of(4096),
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        -1,
+        0,
+    );
+    if at == libc::MAP_FAILED {
+        return Err(OUT_OF_MEMORY);
+    }
+    driver()?.memory.note(
+        at as u64,
+        bytesize as u64,
+        What::Host(Flags),
+        context.gpu,
+        context.ordinal,
+        context.id,
+    );
+    put(pp, at)
+}
+
+pub(super) unsafe fn cuMemAllocHost_v2(pp: *mut *mut c_void, bytesize: usize) -> Answer {
+    cuMemHostAlloc(pp, bytesize, 0)
+}
+
+pub(super) unsafe fn cuMemFreeHost(p: *mut c_void) -> Answer {
+    let driver = driver()?;
+    if p.is_null() {
+        return Ok(());
+    }
+    not_while_capturing()?;
+    let alloc = driver.memory.remove(p as u64, |a| matches!(a.what, What::Host(_))).ok_or(INVALID_VALUE)?;
+    libc::munmap(p, (alloc.bytes as usize).next_multiple_of(4096));
+    Ok(())
+}
+
+pub(super) unsafe fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: c_uint) -> Answer {
+    let context = current()?;
+    if p.is_null() || bytesize == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let driver = driver()?;
+    if driver.memory.find(p as u64).is_some() {
+        return Err(CUresult(712));
+    }
+    driver.memory.note(
+        p as u64,
+        bytesize as u64,
+        What::Registered(Flags),
+        context.gpu,
+        context.ordinal,
+        context.id,
+    );
+    Ok(())
+}
+
+pub(super) unsafe fn cuMemHostRegister(p: *mut c_void, bytesize: usize, Flags: c_uint) -> Answer {
+    cuMemHostRegister_v2(p, bytesize, Flags)
+}
+
+pub(super) unsafe fn cuMemHostUnregister(p: *mut c_void) -> Answer {
+    let removed = driver()?.memory.remove(p as u64, |a| matches!(a.what, What::Registered(_)));
+    removed.map(|_| ()).ok_or(CUresult(713))
+}
+
+pub(super) unsafe fn cuMemHostGetDevicePointer_v2(
+    pdptr: *mut CUdeviceptr,
+    p: *mut c_void,
+    Flags: c_uint,
+) -> Answer {
+    let driver = driver()?;
+    let known =
+        driver.memory.find(p as u64).is_some_and(|a| matches!(a.what, What::Host(_) | What::Registered(_)));
+    if Flags != 0 || !known {
+        return Err(INVALID_VALUE);
+    }
+    put(pdptr, p as u64)
+}
+
+pub(super) unsafe fn cuMemHostGetFlags(pFlags: *mut c_uint, p: *mut c_void) -> Answer {
+    match driver()?.memory.find(p as u64).map(|a| a.what) {
+        Some(What::Host(flags)) => put(pFlags, flags | 2),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+// --- What a pointer is -----------------------------------------------------------------------------
+
+/// One attribute; `Ok(None)`: the pointer is not known to the driver.
+unsafe fn attribute(data: *mut c_void, attribute: u32, address: u64) -> Result<Option<()>, CUresult> {
+    if data.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let driver = driver()?;
+    let Some(alloc) = driver.memory.find(address) else {
+        return Ok(None);
+    };
+    let host = matches!(alloc.what, What::Host(_) | What::Registered(_));
+    let managed = alloc.what == What::Charged(MemKind::Managed);
+    match attribute {
+        1 => {
+            let current = current_opt().filter(|c| c.id == alloc.context);
+            let primary = lock(&driver.primaries[alloc.ordinal as usize].state)
+                .context
+                .filter(|c| c.id == alloc.context);
+            let context = current.or(primary).map_or(std::ptr::null_mut::<c_void>(), Object::handle);
+            data.cast::<*mut c_void>().write_unaligned(context);
+        }
+        2 => data.cast::<u32>().write_unaligned(if host { 1 } else { 2 }),
+        3 => data.cast::<u64>().write_unaligned(address),
+        4 => data.cast::<u64>().write_unaligned(if host || managed {
+            address
+        } else {
+            return Err(INVALID_VALUE);
+        }),
+        6 => data.cast::<u32>().write_unaligned(0),
+        7 => data.cast::<u64>().write_unaligned(alloc.id),
+        8 => data.cast::<u32>().write_unaligned(u32::from(managed)),
+        9 => data.cast::<i32>().write_unaligned(alloc.ordinal),
+        10 => data.cast::<u32>().write_unaligned(u32::from(alloc.what == What::Charged(MemKind::Plain))),
+        11 => data.cast::<u64>().write_unaligned(alloc.address),
+        12 => data.cast::<usize>().write_unaligned(alloc.bytes as usize),
+        13 => data.cast::<u32>().write_unaligned(1),
+        14 => data.cast::<u64>().write_unaligned(0),
+        15 => data.cast::<u32>().write_unaligned(0),
+        16 => data.cast::<u64>().write_unaligned(3),
+        17 => {
+            let pool = if let What::Pooled(pool) = alloc.what { pool } else { 0 };
+            data.cast::<u64>().write_unaligned(pool);
+        }
+        18 => data.cast::<usize>().write_unaligned(0),
+        19 => data.cast::<u64>().write_unaligned(0),
+        20 | 21 => data.cast::<u32>().write_unaligned(0),
+        _ => return Err(INVALID_VALUE),
+    }
+    Ok(Some(()))
+}
+
+pub(super) unsafe fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, ptr: CUdeviceptr) -> Answer {
+    self::attribute(data, attribute, ptr)?.ok_or(INVALID_VALUE)
+}
+
+/// Unknown pointers are no error here: their attributes are 0.
+pub(super) unsafe fn cuPointerGetAttributes(
+    numAttributes: c_uint,
+    attributes: *mut c_uint,
+    data: *mut *mut c_void,
+    ptr: CUdeviceptr,
+) -> Answer {
+    driver()?;
+    if attributes.is_null() || data.is_null() || numAttributes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    for i in 0..numAttributes as usize {
+        let (kind, to) = (*attributes.add(i), *data.add(i));
+        if attribute(to, kind, ptr).is_ok_and(|known| known.is_some()) {
+            continue;
+        }
+        let width = match kind {
+            1 | 3 | 4 | 7 | 11 | 12 | 14 | 16..=19 => 8,
+            9 => {
+                to.cast::<i32>().write_unaligned(-2);
+                continue;
+            }
+            _ => 4,
+        };
+        std::ptr::write_bytes(to.cast::<u8>(), 0, width);
+    }
+    Ok(())
+}
+
+pub(super) unsafe fn cuPointerSetAttribute(
+    value: *const c_void,
+    attribute: c_uint,
+    ptr: CUdeviceptr,
+) -> Answer {
+    // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+    if value.is_null() || attribute != 6 || driver()?.memory.find(ptr).is_none() {
+        return Err(INVALID_VALUE);
+    }
+    Ok(())
+}
+
+// --- Memory of graphs ------------------------------------------------------------------------------
+
+/// A graph's allocation node runs: its memory exists from now on.
+pub(crate) fn graph_alloc(_stream: &'static Object<Stream>, gpu: u32, bytes: u64, address: u64) -> Answer {
+    let driver = driver()?;
+    if driver.memory.find(address).is_some_and(|a| a.address == address && a.touched) {
+        return Ok(());
+    }
+    let _ = (gpu, bytes);
+    Ok(())
+}
+
+/// A graph's free node runs.
+pub(crate) fn graph_free(_stream: &'static Object<Stream>, _address: u64) -> Answer {
+    Ok(())
+}

@@ -1,0 +1,280 @@
+//! Profiles: what GPUs a simulated device has and what kernels cost on them. Data files, see `profiles/`.
+//!
+//! A kernel's demand and duration come from, in this order:
+//! 1. its name: `zero…` costs nothing; `spin_<n>ns`, `spin_<n>us`, `spin_<n>ms` lasts exactly that long; `spin_ns` lasts
+//!    as many ns as its first argument, a 64-bit integer, says. A suffix `_sm<n>` sets the demand, `_full` takes every SM;
+//! 2. the first `[[kernel]]` of the profile whose `name` is the kernel's, or its beginning if it ends in `*`;
+//! 3. the launch: blocks spread over SMs one each, as hardware places them, so demand = min(blocks, SMs);
+//!    waves = ceil(blocks / (demand x blocks that fit on an SM)), duration = `fixed_ns` + waves x `ns_per_wave`.
+
+use serde::{Deserialize, Serialize};
+
+/// A device file's GPUs (all alike) and costs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Name of the device; " (simulated)" is added.
+    pub device_name: String,
+    /// Number of GPUs.
+    #[serde(default = "one")]
+    pub gpus: u32,
+    /// Streaming multiprocessors per GPU.
+    pub sms: u32,
+    /// Memory per GPU in bytes.
+    pub memory_bytes: u64,
+    /// Major and minor compute capability.
+    pub compute_capability: (u32, u32),
+    /// Resident threads per SM.
+    pub threads_per_sm: u32,
+    /// Resident blocks per SM.
+    pub blocks_per_sm: u32,
+    /// Shared memory per SM in bytes.
+    pub shared_memory_per_sm_bytes: u32,
+    /// Level 2 cache in bytes.
+    pub l2_bytes: u32,
+    /// SM clock in kHz.
+    pub clock_khz: u32,
+    /// Memory clock in kHz.
+    pub memory_clock_khz: u32,
+    /// Width of the memory bus in bits.
+    pub memory_bus_bits: u32,
+    /// Bytes per second between host and device.
+    pub host_bandwidth: u64,
+    /// Bytes per second within the device (a copy reads and writes).
+    pub device_bandwidth: u64,
+    /// Time of an empty copy or memset in ns.
+    pub copy_fixed_ns: u64,
+    /// Device memory a context takes in bytes.
+    pub context_bytes: u64,
+    /// Cost of kernels nothing else is known about.
+    pub cost: Cost,
+    /// Costs by name.
+    #[serde(default)]
+    pub kernel: Vec<KernelCost>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// Duration by launch size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cost {
+    /// Per kernel.
+    pub fixed_ns: u64,
+    /// Per wave of blocks.
+    pub ns_per_wave: u64,
+}
+
+/// Duration of kernels by name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KernelCost {
+    /// Name, or its beginning followed by `*`.
+    pub name: String,
+    /// Duration in ns whatever the launch.
+    pub duration_ns: Option<u64>,
+    /// Duration in ns per block, instead.
+    pub ns_per_block: Option<u64>,
+    /// Demand in SMs; without it, by launch size.
+    pub sms: Option<u32>,
+}
+
+/// Why a profile cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProfileError {
+    /// Neither a built-in name nor a readable file.
+    #[error(
+        "profile {0:?}: no built-in profile of this name (v100, a100, h100, h200, t4, tiny) and not readable: {1}"
+    )]
+    Unknown(String, std::io::Error),
+    /// The file is not a profile.
+    #[error("profile {0:?}: {1}")]
+    Syntax(String, toml::de::Error),
+    /// A number is out of range.
+    #[error("profile {0:?}: {1} must be {2}")]
+    Range(String, &'static str, &'static str),
+}
+
+const BUILT_IN: [(&str, &str); 6] = [
+    ("v100", include_str!("../profiles/v100.toml")),
+    ("a100", include_str!("../profiles/a100.toml")),
+    ("h100", include_str!("../profiles/h100.toml")),
+    ("h200", include_str!("../profiles/h200.toml")),
+    ("t4", include_str!("../profiles/t4.toml")),
+    ("tiny", include_str!("../profiles/tiny.toml")),
+];
+
+/// The text of a profile by name (`a100`, …; case does not matter) or path.
+pub fn load_text(spec: &str) -> Result<String, ProfileError> {
+    let lower = spec.to_ascii_lowercase();
+    if let Some((_, text)) = BUILT_IN.iter().find(|(name, _)| *name == lower) {
+        return Ok((*text).to_owned());
+    }
+    std::fs::read_to_string(spec).map_err(|e| ProfileError::Unknown(spec.to_owned(), e))
+}
+
+/// How a kernel's name decides its cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// Where the duration comes from.
+    pub duration: Duration,
+    /// Demand in SMs, if the name or the profile sets it.
+    pub sms: Option<u32>,
+}
+
+/// Where a kernel's duration comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Duration {
+    /// Always so many ns.
+    Fixed(u64),
+    /// So many ns a block.
+    PerBlock(u64),
+    /// As many ns as the first argument says.
+    FirstArgument,
+    /// By launch size.
+    BySize,
+}
+
+impl Profile {
+    /// Reads a profile's text; `origin` is for messages.
+    pub fn parse(text: &str, origin: &str) -> Result<Self, ProfileError> {
+        let profile: Self = toml::from_str(text).map_err(|e| ProfileError::Syntax(origin.to_owned(), e))?;
+        let range = |field, bound| Err(ProfileError::Range(origin.to_owned(), field, bound));
+        match &profile {
+            p if p.gpus == 0 || p.gpus > 16 => range("gpus", "1 to 16"),
+            p if p.sms == 0 || p.sms > 1024 => range("sms", "1 to 1024"),
+            p if p.memory_bytes == 0 || p.memory_bytes > 1 << 42 => range("memory_bytes", "1 to 2^42"),
+            p if p.host_bandwidth == 0 => range("host_bandwidth", "positive"),
+            p if p.device_bandwidth == 0 => range("device_bandwidth", "positive"),
+            p if p.threads_per_sm == 0 => range("threads_per_sm", "positive"),
+            p if p.blocks_per_sm == 0 => range("blocks_per_sm", "positive"),
+            _ => Ok(profile),
+        }
+    }
+
+    /// What the kernel's name says about its cost.
+    pub fn named(&self, name: &str) -> Named {
+        if let Some(named) = by_name(name, self.sms) {
+            return named;
+        }
+        let found = self.kernel.iter().find(|k| match k.name.strip_suffix('*') {
+            Some(beginning) => name.starts_with(beginning),
+            None => k.name == name,
+        });
+        let Some(cost) = found else { return Named { duration: Duration::BySize, sms: None } };
+        let duration = match (cost.duration_ns, cost.ns_per_block) {
+            (Some(ns), _) => Duration::Fixed(ns),
+            (None, Some(ns)) => Duration::PerBlock(ns),
+            (None, None) => Duration::BySize,
+        };
+        Named { duration, sms: cost.sms }
+    }
+
+    /// Demand in SMs and duration in ns of a launch. `first` is the first argument, where the name asks for it.
+    pub fn cost(&self, named: Named, blocks: u64, threads: u32, first: Option<u64>) -> (u32, u64) {
+        let fit = u64::from((self.threads_per_sm / threads.max(1)).clamp(1, self.blocks_per_sm));
+        let by_size = u32::try_from(blocks.clamp(1, u64::from(self.sms))).unwrap_or(self.sms);
+        let sms = named.sms.unwrap_or(by_size).clamp(1, self.sms);
+        let ns = match named.duration {
+            Duration::Fixed(ns) => ns,
+            Duration::PerBlock(ns) => ns.saturating_mul(blocks),
+            Duration::FirstArgument => first.unwrap_or(0),
+            Duration::BySize => {
+                let waves = blocks.div_ceil(u64::from(sms) * fit);
+                self.cost.fixed_ns.saturating_add(waves.saturating_mul(self.cost.ns_per_wave))
+            }
+        };
+        (sms, ns)
+    }
+
+    /// Duration of a copy in ns: between host and device, or within the device.
+    pub fn copy_ns(&self, bytes: u64, crosses: bool) -> u64 {
+        let bandwidth = if crosses { self.host_bandwidth } else { self.device_bandwidth };
+        let ns = u128::from(bytes) * 1_000_000_000 / u128::from(bandwidth);
+        self.copy_fixed_ns.saturating_add(u64::try_from(ns).unwrap_or(u64::MAX / 4))
+    }
+}
+
+fn by_name(name: &str, all: u32) -> Option<Named> {
+    let (rest, sms) = if let Some(rest) = name.strip_suffix("_full") {
+        (rest, Some(all))
+    } else if let Some((rest, n)) = name.rsplit_once("_sm") {
+        match n.parse() {
+            Ok(n) => (rest, Some(n)),
+            Err(_) => (name, None),
+        }
+    } else {
+        (name, None)
+    };
+    if rest.starts_with("zero") {
+        return Some(Named { duration: Duration::Fixed(0), sms });
+    }
+    let time = rest.strip_prefix("spin_")?;
+    if time == "ns" {
+        return Some(Named { duration: Duration::FirstArgument, sms });
+    }
+    let digits = time.bytes().take_while(u8::is_ascii_digit).count();
+    let n: u64 = time[..digits].parse().ok()?;
+    let unit = match &time[digits..] {
+        "ns" => 1,
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        _ => return None,
+    };
+    Some(Named { duration: Duration::Fixed(n.saturating_mul(unit)), sms })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn a100() -> Profile {
+        Profile::parse(&load_text("A100").unwrap(), "A100").unwrap()
+    }
+
+    #[test]
+    fn every_built_in_profile_reads() {
+        for (name, text) in BUILT_IN {
+            Profile::parse(text, name).unwrap();
+        }
+    }
+
+    #[test]
+    fn names_say_duration_and_demand() {
+        let p = a100();
+        let fixed = |ns, sms| Named { duration: Duration::Fixed(ns), sms };
+        assert_eq!(p.named("zero"), fixed(0, None));
+        assert_eq!(p.named("spin_1000us"), fixed(1_000_000, None));
+        assert_eq!(p.named("spin_30ms_full"), fixed(30_000_000, Some(108)));
+        assert_eq!(p.named("spin_7ns_sm12"), fixed(7, Some(12)));
+        assert_eq!(p.named("spin_ns_sm3"), Named { duration: Duration::FirstArgument, sms: Some(3) });
+        for other in ["spin_", "spin_5", "spin_5h", "matmul_small", "spin_99999999999999999999ns"] {
+            assert_eq!(p.named(other), Named { duration: Duration::BySize, sms: None }, "{other}");
+        }
+    }
+
+    #[test]
+    fn cost_by_size_counts_waves() {
+        let p = a100();
+        let by_size = p.named("matmul");
+        let fit = u64::from(p.threads_per_sm / 1024);
+        let (sms, one) = p.cost(by_size, 108 * fit, 1024, None);
+        let (_, two) = p.cost(by_size, 108 * fit + 1, 1024, None);
+        assert_eq!((sms, two - one), (108, p.cost.ns_per_wave));
+        assert_eq!(p.cost(by_size, 1, 32, None), (1, p.cost.fixed_ns + p.cost.ns_per_wave));
+        assert_eq!(p.cost(p.named("spin_ns"), 4, 32, Some(77)), (4, 77));
+    }
+
+    #[test]
+    fn a_bad_profile_names_the_key() {
+        let text = load_text("a100").unwrap();
+        let unknown = Profile::parse(&format!("wrong = 1\n{text}"), "x").unwrap_err().to_string();
+        assert!(unknown.contains("wrong"), "{unknown}");
+        let zero = Profile::parse(&text.replace("sms = 108", "sms = 0"), "x").unwrap_err().to_string();
+        assert!(zero.contains("sms must be 1 to 1024"), "{zero}");
+        assert!(load_text("/nowhere/at/all").unwrap_err().to_string().contains("a100"));
+    }
+}

@@ -1,0 +1,482 @@
+//! The device file: one mapping that every process shares, and the lock that survives `kill -9`.
+//!
+//! # Problem
+//! Several processes play one device without a server. Any of them may be killed at any instruction.
+//!
+//! # Algorithm
+//! - The file holds a header with the profile's text, a robust process-shared mutex, and the state (module `layout`).
+//! - Whoever needs the device takes the mutex, reads the clock and advances the schedule to that time.
+//!   If the last holder died inside, the mutex says so and derived state is rebuilt before anything else.
+//! - Each attached process holds a POSIX record lock on one byte beyond the end of the file. The kernel
+//!   drops it when the process dies (a zombie has none) or executes another program, so asking
+//!   for the lock tells the living from the dead. This sweep runs at most every 5 ms, and whenever memory is asked for or figures are read.
+//!
+//! # Cost
+//! Uncontended lock, clock and advance on an idle device: about 0.1 us. A file of about 210 MB that is sparse: some 100 KiB are really used.
+//!
+//! # Differences
+//! As with a real driver, closing all file descriptors under it detaches the process: its lock is gone.
+#![allow(unsafe_code)] // a shared mapping and a process-shared mutex
+
+use std::fs::{File, OpenOptions};
+use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::ptr::{addr_of_mut, null_mut};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::{AtomicU64, compiler_fence};
+
+use super::engine::{Engine, SimError};
+use super::layout::{Locked, Open, SHARDS};
+use crate::profile::{Profile, ProfileError, load_text};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"gsh-sim\x01");
+const PROFILE_BYTES: usize = 16 << 10;
+const SWEEP_NS: u64 = 5_000_000;
+const LIFE_OFFSET: i64 = 1 << 40;
+
+#[repr(C)]
+struct Header {
+    magic: AtomicU64,
+    size: u64,
+    boot: [u8; 40],
+    gpus: u32,
+    profile_len: u32,
+    profile: [u8; PROFILE_BYTES],
+    mutex: libc::pthread_mutex_t,
+}
+
+#[repr(C, align(4096))]
+struct Image {
+    header: Header,
+    open: Open,
+    locked: Locked,
+}
+
+/// Why a device file cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The profile cannot be used.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// The file cannot be opened, sized or mapped.
+    #[error("device file {0}: {1}")]
+    Io(PathBuf, std::io::Error),
+    /// Another profile or number of GPUs is asked for while processes use the device.
+    #[error(
+        "device file {0} is in use with another profile; give GSHARE_SIM_DEVICE another path or stop its users"
+    )]
+    InUse(PathBuf),
+    /// The profile's text is longer than the header holds.
+    #[error("profile of {0} bytes; at most 16384")]
+    ProfileTooLong(usize),
+}
+
+/// `CLOCK_MONOTONIC` in ns.
+#[inline]
+pub fn now_ns() -> u64 {
+    let mut t = MaybeUninit::<libc::timespec>::uninit();
+    // SAFETY: `t` is valid for writes, and clock_gettime fills it for this clock.
+    let t = unsafe {
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, t.as_mut_ptr());
+        t.assume_init()
+    };
+    t.tv_sec.cast_unsigned() * 1_000_000_000 + t.tv_nsec.cast_unsigned()
+}
+
+/// `GSHARE_SIM_DEVICE`, or `gshare-sim-device` in `XDG_RUNTIME_DIR`, or `/tmp/gshare-sim-device-<uid>`.
+pub fn default_path() -> PathBuf {
+    if let Some(path) = std::env::var_os("GSHARE_SIM_DEVICE").filter(|p| !p.is_empty()) {
+        return path.into();
+    }
+    if let Some(dir) = std::env::var_os("XDG_RUNTIME_DIR").filter(|p| Path::new(p).is_dir()) {
+        return Path::new(&dir).join("gshare-sim-device");
+    }
+    // SAFETY: getuid has no preconditions.
+    let uid = unsafe { libc::getuid() };
+    PathBuf::from(format!("/tmp/gshare-sim-device-{uid}"))
+}
+
+/// A mapped device file. The mapping and the file stay open for the life of the process: closing the file would drop the
+/// process's record lock, its sign of life.
+pub struct SimDevice {
+    image: *mut Image,
+    file: File,
+    path: PathBuf,
+    profile: Profile,
+}
+
+// SAFETY: the mapping is never unmapped; `Open` is atomics, `Locked` is reached under the mutex only.
+unsafe impl Send for SimDevice {}
+// SAFETY: as above.
+unsafe impl Sync for SimDevice {}
+
+impl std::fmt::Debug for SimDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SimDevice")
+            .field("path", &self.path)
+            .field("profile", &self.profile)
+            .finish_non_exhaustive()
+    }
+}
+
+fn boot_id() -> [u8; 40] {
+    let mut id = [0; 40];
+    if let Ok(text) = std::fs::read("/proc/sys/kernel/random/boot_id") {
+        let n = text.len().min(40);
+        id[..n].copy_from_slice(&text[..n]);
+    }
+    id
+}
+
+/// Start time of this process (field 22 of /proc/self/stat).
+fn own_start_time() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let after = stat.rsplit(')').next().unwrap_or_default();
+    after.split_whitespace().nth(19).and_then(|f| f.parse().ok()).unwrap_or(0)
+}
+
+/// A number that differs between programs executed one after the other under one pid.
+fn own_image() -> u64 {
+    // SAFETY: AT_RANDOM is the address of 16 bytes that stay for the life of the process, or 0.
+    unsafe {
+        let at = libc::getauxval(libc::AT_RANDOM) as *const u64;
+        if at.is_null() { 0 } else { at.read_unaligned() }
+    }
+}
+
+impl SimDevice {
+    /// Opens the device file, creating it if need be. `profile` is a name or path; `None` takes the file's own, or V100 for
+    /// a new one. A file of another boot, layout or profile is replaced unless a process uses it.
+    pub fn open(path: &Path, profile: Option<&str>, gpus: Option<u32>) -> Result<Self, DeviceError> {
+        let io = |e| DeviceError::Io(path.to_owned(), e);
+        let wanted = match profile {
+            None => None,
+            Some(spec) => Some((load_text(spec)?, spec)),
+        };
+        for _ in 0..100 {
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags(libc::O_CLOEXEC)
+                .open(path)
+                .map_err(io)?;
+            // SAFETY: a valid descriptor.
+            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } != 0 {
+                return Err(io(std::io::Error::last_os_error()));
+            }
+            let meta = file.metadata().map_err(io)?;
+            let same = std::fs::metadata(path).is_ok_and(|m| m.ino() == meta.ino() && m.dev() == meta.dev());
+            if !same {
+                keep_open(file);
+                continue;
+            }
+            if meta.len() == 0 {
+                let (text, origin) = match &wanted {
+                    Some((text, spec)) => (text.clone(), *spec),
+                    None => (load_text("v100")?, "v100"),
+                };
+                let mut parsed = Profile::parse(&text, origin)?;
+                if text.len() > PROFILE_BYTES {
+                    return Err(DeviceError::ProfileTooLong(text.len()));
+                }
+                if let Some(n) = gpus {
+                    parsed.gpus = n.clamp(1, 16);
+                }
+                file.set_len(size_of::<Image>() as u64).map_err(io)?;
+                let image = map(&file).map_err(io)?;
+                // SAFETY: the mapping is fresh, zeroed and ours while we hold the file lock.
+                unsafe { initialise(image, &text, &parsed) };
+                return Ok(Self::ready(image, file, path, parsed));
+            }
+            let usable = meta.len() == size_of::<Image>() as u64;
+            if usable {
+                let image = map(&file).map_err(io)?;
+                // SAFETY: the mapping has the size of an Image, and its header is written once, under the file lock we hold.
+                let header = unsafe { &(*image).header };
+                if header.magic.load(Acquire) == MAGIC && header.boot == boot_id() {
+                    let len = (header.profile_len as usize).min(PROFILE_BYTES);
+                    let text = String::from_utf8_lossy(&header.profile[..len]).into_owned();
+                    let count = header.gpus;
+                    let fits = wanted.as_ref().is_none_or(|(t, _)| *t == text)
+                        && gpus.is_none_or(|n| n.clamp(1, 16) == count);
+                    let mut parsed = Profile::parse(&text, "of the device file")?;
+                    parsed.gpus = count;
+                    let device = Self::ready(image, file, path, parsed);
+                    if fits {
+                        return Ok(device);
+                    }
+                    let used = device.with(|engine, now| {
+                        device.sweep(engine, now);
+                        engine.live().count() > 0
+                    });
+                    if used {
+                        return Err(DeviceError::InUse(path.to_owned()));
+                    }
+                    std::fs::remove_file(path).map_err(io)?;
+                    std::mem::forget(device);
+                    continue;
+                }
+            }
+            std::fs::remove_file(path).map_err(io)?;
+            keep_open(file);
+        }
+        Err(io(std::io::Error::other("the file keeps changing")))
+    }
+
+    fn ready(image: *mut Image, file: File, path: &Path, profile: Profile) -> Self {
+        // SAFETY: a valid descriptor.
+        unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) };
+        Self { image, file, path: path.to_owned(), profile }
+    }
+
+    /// The profile in force.
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// Where the file lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    #[inline]
+    pub(crate) fn open_part(&self) -> &Open {
+        // SAFETY: the mapping lives as long as the process; `Open` is atomics only.
+        unsafe { &(*self.image).open }
+    }
+
+    /// Runs `f` with the lock held and the time read under it, after bringing the schedule up to date.
+    pub fn with<R>(&self, f: impl FnOnce(&mut Engine<'_>, u64) -> R) -> R {
+        // SAFETY: the mutex was initialised before the magic was written; the guard gives it back.
+        unsafe {
+            let mutex = addr_of_mut!((*self.image).header.mutex);
+            let died = libc::pthread_mutex_lock(mutex) == libc::EOWNERDEAD;
+            compiler_fence(Acquire);
+            let _guard = Unlock(mutex);
+            let mut engine = Engine { l: &mut (*self.image).locked, o: &(*self.image).open };
+            if died {
+                engine.rebuild();
+                engine.l.repairs += 1;
+                libc::pthread_mutex_consistent(mutex);
+            }
+            let now = now_ns();
+            engine.advance(now);
+            if now.saturating_sub(engine.l.last_sweep) > SWEEP_NS {
+                self.sweep(&mut engine, now);
+            }
+            f(&mut engine, now)
+        }
+    }
+
+    /// Removes the processes that no longer hold their record lock.
+    pub fn sweep(&self, engine: &mut Engine<'_>, now: u64) {
+        engine.l.last_sweep = now;
+        let pid = std::process::id();
+        let image = own_image();
+        let dead: Vec<u32> = engine
+            .live()
+            .filter(
+                |&(slot, its_pid, its_image)| {
+                    if its_pid == pid { its_image != image } else { !self.lock_held(slot) }
+                },
+            )
+            .map(|(slot, ..)| slot)
+            .collect();
+        for slot in dead {
+            engine.detach(now, slot);
+        }
+    }
+
+    fn life_lock(slot: u32, kind: i32) -> libc::flock {
+        // SAFETY: all zero is a valid flock.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = kind as libc::c_short;
+        lock.l_whence = libc::SEEK_SET as libc::c_short;
+        lock.l_start = LIFE_OFFSET + i64::from(slot);
+        lock.l_len = 1;
+        lock
+    }
+
+    fn lock_held(&self, slot: u32) -> bool {
+        let mut lock = Self::life_lock(slot, libc::F_WRLCK);
+        // SAFETY: a valid descriptor and a valid flock.
+        let rc = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
+        rc != 0 || i32::from(lock.l_type) != libc::F_UNLCK
+    }
+
+    /// Attaches this process with a share of SMs in percent (0 < percent <= 100). Returns its slot.
+    pub fn attach(&self, percent: f64) -> Result<u32, SimError> {
+        let name = std::fs::read("/proc/self/comm").unwrap_or_default();
+        let name = name.trim_ascii_end().to_vec();
+        #[allow(clippy::cast_sign_loss)] // a share is positive
+        self.with(|engine, now| {
+            self.sweep(engine, now);
+            let cap = |sms: u32| (f64::from(sms) * percent / 100.0).ceil() as u32;
+            let slot = engine.attach(now, std::process::id(), own_start_time(), own_image(), &name, cap)?;
+            let lock = Self::life_lock(slot, libc::F_WRLCK);
+            // SAFETY: a valid descriptor and a valid flock.
+            unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_SETLK, &raw const lock) };
+            Ok(slot)
+        })
+    }
+
+    /// Detaches: everything of this process on the device is gone.
+    pub fn detach(&self, slot: u32) {
+        self.with(|engine, now| engine.detach(now, slot));
+    }
+
+    /// Counts a launch that costs nothing; `shard` is the caller's thread number. A few ns, no lock.
+    #[inline]
+    pub(crate) fn count_free(&self, slot: u32, shard: usize) {
+        let shards = &self.open_part().procs[slot as usize].shards;
+        if shard < SHARDS - 1 {
+            // This thread alone writes the shard.
+            let cell = &shards[shard].launches;
+            cell.store(cell.load(Relaxed) + 1, Relaxed);
+        } else {
+            shards[SHARDS - 1].launches.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Entries of a stream that are done, without the lock and without advancing.
+    #[inline]
+    pub(crate) fn completed_now(&self, stream: u32) -> u64 {
+        self.open_part().streams[stream as usize].completed.load(Acquire)
+    }
+
+    /// Whether the entry at `position` is done by now.
+    pub fn is_done(&self, stream: u32, position: u64) -> bool {
+        self.completed_now(stream) > position || self.with(|engine, _| engine.completed(stream) > position)
+    }
+
+    /// Blocks until the entry at `position` is done.
+    pub fn wait(&self, process: u32, stream: u32, position: u64) {
+        if self.is_done(stream, position) {
+            return;
+        }
+        let began = now_ns();
+        let mut pause = 20_000;
+        loop {
+            let (done, until) =
+                self.with(|e, _| (e.completed(stream) > position, e.not_before(stream, position, 8)));
+            if done {
+                break;
+            }
+            let now = now_ns();
+            let until = until.unwrap_or(now + pause).clamp(now, now + 10_000_000);
+            if until <= now + 2_000 {
+                pause = (pause * 2).min(500_000);
+                std::thread::yield_now();
+            }
+            sleep_until(until);
+        }
+        let open = &self.open_part().procs[process as usize];
+        open.host_waits.fetch_add(1, Relaxed);
+        open.host_wait_ns.fetch_add(now_ns() - began, Relaxed);
+    }
+}
+
+/// Sleeps to an absolute time as exactly as the kernel can.
+pub(crate) fn sleep_until(until: u64) {
+    thread_local! {
+        static SLACK: () = {
+            // SAFETY: sets the calling thread's timer slack to the least, so that waits end on time.
+            unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
+        };
+    }
+    // A thread that is ending has no thread-locals: it sleeps with the slack it has.
+    let _ = SLACK.try_with(|()| ());
+    let at = libc::timespec {
+        tv_sec: (until / 1_000_000_000).cast_signed(),
+        tv_nsec: (until % 1_000_000_000).cast_signed(),
+    };
+    // SAFETY: a valid timespec; an early return by a signal is fine.
+    unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &raw const at, null_mut()) };
+}
+
+struct Unlock(*mut libc::pthread_mutex_t);
+
+impl Drop for Unlock {
+    fn drop(&mut self) {
+        compiler_fence(std::sync::atomic::Ordering::Release);
+        // SAFETY: the guard exists only while the mutex is held.
+        unsafe { libc::pthread_mutex_unlock(self.0) };
+    }
+}
+
+fn keep_open(file: File) {
+    // Closing any descriptor of a device file drops this process's record locks on it.
+    // SAFETY: a valid descriptor; the file lock is given back by hand since the descriptor stays.
+    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) };
+    std::mem::forget(file);
+}
+
+fn map(file: &File) -> std::io::Result<*mut Image> {
+    // SAFETY: a new shared mapping of a file at least as long as the mapping.
+    let at = unsafe {
+        libc::mmap(
+            null_mut(),
+            size_of::<Image>(),
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_NORESERVE,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if at == libc::MAP_FAILED { Err(std::io::Error::last_os_error()) } else { Ok(at.cast()) }
+}
+
+/// # Safety
+/// `image` is a zeroed mapping nobody else uses yet.
+unsafe fn initialise(image: *mut Image, text: &str, profile: &Profile) {
+    // SAFETY: by the contract.
+    unsafe {
+        let header = addr_of_mut!((*image).header);
+        (*header).size = size_of::<Image>() as u64;
+        (*header).boot = boot_id();
+        (*header).gpus = profile.gpus;
+        (*header).profile_len = text.len() as u32;
+        (&mut (*header).profile)[..text.len()].copy_from_slice(text.as_bytes());
+        let mut attributes = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
+        libc::pthread_mutexattr_init(attributes.as_mut_ptr());
+        libc::pthread_mutexattr_setpshared(attributes.as_mut_ptr(), libc::PTHREAD_PROCESS_SHARED);
+        libc::pthread_mutexattr_setrobust(attributes.as_mut_ptr(), libc::PTHREAD_MUTEX_ROBUST);
+        libc::pthread_mutex_init(addr_of_mut!((*header).mutex), attributes.as_ptr());
+        libc::pthread_mutexattr_destroy(attributes.as_mut_ptr());
+        let locked = addr_of_mut!((*image).locked);
+        (*locked).gpus_len = profile.gpus;
+        for g in 0..profile.gpus as usize {
+            (*locked).gpus[g].sms = profile.sms;
+            (*locked).gpus[g].sm_free = profile.sms;
+            (*locked).gpus[g].mem_total = profile.memory_bytes;
+        }
+        (*header).magic.store(MAGIC, std::sync::atomic::Ordering::Release);
+    }
+}
+
+/// The name of a simulated GPU as C callers see it.
+pub fn device_name(profile: &Profile) -> String {
+    format!("{} (simulated)", profile.device_name)
+}
+
+/// The UUID of GPU `index` of the device file at `path`: the same for every process that opens it.
+pub fn device_uuid(path: &Path, index: u32) -> [u8; 16] {
+    // FNV-1a, twice with different seeds: an identifier, not a secret.
+    let mut out = [0; 16];
+    for (half, seed) in [(0, 0xcbf2_9ce4_8422_2325_u64), (8, 0x9e37_79b9_7f4a_7c15)] {
+        let mut hash = seed;
+        for byte in path.as_os_str().as_encoded_bytes().iter().copied().chain(index.to_le_bytes()) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+        out[half..half + 8].copy_from_slice(&hash.to_le_bytes());
+    }
+    out[6] = (out[6] & 0x0f) | 0x40;
+    out[8] = (out[8] & 0x3f) | 0x80;
+    out
+}

@@ -1,0 +1,1086 @@
+//! The schedule of the simulated device: what runs when, told the time.
+//!
+//! # Problem
+//! Streams of many processes hold kernels, copies, event records, waits and host functions. Given the time of
+//! every push, the exact start and end of every entry must follow, without a thread that plays the device.
+//!
+//! # Terms
+//! *Entry*: one thing in a stream, at a *position* that never repeats. *Head*: the oldest entry not yet done.
+//! *Demand*: SMs a kernel occupies from start to end. *Cap*: most SMs a process may occupy at once (MPS).
+//! *Turn list*: processes with a ready kernel, in the order of their turns.
+//!
+//! # Algorithm
+//! [`Engine::advance`] jumps from one completion to the next until `now`. At each instant T, in this order:
+//! 1. every kernel or copy that ends at T completes, oldest start first;
+//! 2. each stream concerned consumes what takes no time (records, satisfied waits, kernels of 0 ns) and then
+//!    shows its head: a kernel joins the tail of its process's ready list, and the process, if it is not
+//!    there, the tail of the turn list; a copy joins its engine's list; a wait joins the blocked list;
+//! 3. blocked streams whose wait is satisfied do the same, in the order in which they blocked;
+//! 4. free copy engines take the front of their list; then processes are served from the front of the turn
+//!    list: one that has no room under its own cap is passed over and keeps its turn, one whose
+//!    kernel does not fit into the free SMs stops the round (so narrow kernels cannot starve a wide one),
+//!    any other starts its kernel and goes to the tail if it has more.
+//!
+//! Example, 10 SMs: A queues three kernels of 10 SMs x 4 ns, B one of 10 SMs x 2 ns, all at 0.
+//! A runs 0-4, B 4-6 (its turn was first), A 6-10 and 10-14.
+//!
+//! # Invariants
+//! [`Engine::check`]: demand of running kernels + free SMs = SMs of the GPU; no process above its cap;
+//! one running entry per stream; memory used = sum over processes. All but rings, positions, run intervals and accounts
+//! is derived, so [`Engine::rebuild`] restores it when a process died in the middle of a change.
+//!
+//! # Cost
+//! O(running + processes passed over) per completion; nothing while nothing is queued.
+//!
+//! # Differences from hardware
+//! All processes run side by side as under MPS; without MPS real GPUs slice time between contexts. A kernel
+//! occupies its SMs as a block from start to end, and starts only when all of them are free.
+
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use super::layout::{
+    COPY, EVENTS, HOST, History, Item, KERNEL, Locked, MEM_KINDS, MemKind, Open, PROC_FREE, PROC_GONE,
+    PROC_LIVE, PROCS, ProcGpu, RECORD, RING, SHARED, STREAMS, Stream, StreamState, WAIT,
+};
+
+const NO_POSITION: u64 = u64::MAX;
+
+/// What a stream is asked to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Occupy `sms` SMs for `ns`. A demand above the process's cap is cut to it and takes proportionally longer.
+    Kernel {
+        /// Demand in SMs.
+        sms: u32,
+        /// Duration at full demand, in ns.
+        ns: u64,
+    },
+    /// Occupy a copy engine for `ns`.
+    Copy {
+        /// 0 = towards the device, on it, or memset; 1 = towards the host.
+        engine: u32,
+        /// Bytes, for the account only.
+        bytes: u64,
+        /// Duration in ns.
+        ns: u64,
+    },
+    /// Note the time at which the event's record number `sequence` is reached.
+    Record {
+        /// Event slot.
+        event: u32,
+        /// Number of the record; the event is complete when the highest has been reached.
+        sequence: u64,
+    },
+    /// Wait until another stream has completed the entry at `position`.
+    Wait {
+        /// Stream slot.
+        stream: u32,
+        /// Position in it.
+        position: u64,
+    },
+    /// Wait until an event's record number `sequence` is reached; for events of other processes.
+    WaitEvent {
+        /// Event slot.
+        event: u32,
+        /// Number of the record.
+        sequence: u64,
+    },
+    /// Wait until the owner says [`Engine::host_done`].
+    Host,
+}
+
+/// Why the device refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SimError {
+    /// The stream holds [`RING`] entries that are not done.
+    #[error("the stream has 1024 pending entries")]
+    RingFull,
+    /// Every process, stream, event or sharing slot of the device file is taken.
+    #[error("no free {0} slot in the device file")]
+    NoSlot(&'static str),
+    /// The GPU's memory does not hold the bytes asked for.
+    #[error("{asked} bytes asked, {free} free")]
+    OutOfMemory {
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// A shared allocation is no longer there.
+    #[error("the shared allocation is gone")]
+    Gone,
+}
+
+/// The device's state, borrowed for one change. Every method takes the time; a time before the last one counts as the last one.
+pub struct Engine<'a> {
+    pub(crate) l: &'a mut Locked,
+    pub(crate) o: &'a Open,
+}
+
+impl std::fmt::Debug for Engine<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("time", &self.l.time).field("running", &self.l.running_len).finish()
+    }
+}
+
+fn note_busy(history: &mut History, mut from: u64, to: u64) {
+    from = from.max(to.saturating_sub(64 << 24));
+    while from < to {
+        let bucket = from >> 24;
+        let end = ((bucket + 1) << 24).min(to);
+        let i = (bucket % 64) as usize;
+        if history.bucket[i] != bucket {
+            history.bucket[i] = bucket;
+            history.busy[i] = 0;
+        }
+        history.busy[i] += end - from;
+        from = end;
+    }
+}
+
+/// Busy ns in the 59 whole buckets before `now`, as percent of them.
+pub(crate) fn utilisation(history: &History, busy_since: Option<u64>, now: u64) -> u32 {
+    let mut copy = *history;
+    if let Some(since) = busy_since {
+        note_busy(&mut copy, since, now);
+    }
+    let last = now >> 24;
+    let first = last.saturating_sub(59);
+    let busy: u64 =
+        copy.bucket.iter().zip(copy.busy).filter(|(b, _)| (first..last).contains(*b)).map(|(_, ns)| ns).sum();
+    let percent = busy * 100 / (59 << 24);
+    u32::try_from(percent.min(100)).unwrap_or(100)
+}
+
+impl Engine<'_> {
+    /// Time up to which the schedule has been worked out.
+    pub fn time(&self) -> u64 {
+        self.l.time
+    }
+
+    pub(crate) fn stream(&mut self, s: u32) -> &mut Stream {
+        &mut self.l.streams[s as usize]
+    }
+
+    /// Entries of the stream that are done.
+    pub fn completed(&self, s: u32) -> u64 {
+        self.o.streams[s as usize].completed.load(Relaxed)
+    }
+
+    fn set_state(&mut self, s: u32, state: StreamState) {
+        self.stream(s).state = state as u32;
+    }
+
+    fn is(&self, s: u32, state: StreamState) -> bool {
+        self.l.streams[s as usize].state == state as u32
+    }
+
+    fn owner(&self, s: u32) -> usize {
+        self.l.streams[s as usize].owner as usize - 1
+    }
+
+    /// Brings the schedule to `now`.
+    pub fn advance(&mut self, now: u64) {
+        loop {
+            let mut end = u64::MAX;
+            for i in 0..self.l.running_len as usize {
+                end = end.min(self.l.streams[self.l.running[i] as usize].run_end);
+            }
+            if end > now || end == u64::MAX {
+                break;
+            }
+            self.l.time = self.l.time.max(end);
+            self.complete_at(end);
+        }
+        self.l.time = self.l.time.max(now);
+        #[cfg(debug_assertions)]
+        self.check();
+    }
+
+    /// The next instant at which something ends by itself.
+    pub fn next_end(&self) -> Option<u64> {
+        (0..self.l.running_len as usize).map(|i| self.l.streams[self.l.running[i] as usize].run_end).min()
+    }
+
+    fn complete_at(&mut self, t: u64) {
+        // Completions of one instant are handled in the order in which they started.
+        let mut after = 0;
+        let mut first_settled = None;
+        loop {
+            let mut best: Option<(u64, usize)> = None;
+            for i in 0..self.l.running_len as usize {
+                let stream = &self.l.streams[self.l.running[i] as usize];
+                if stream.run_end == t
+                    && stream.run_order >= after
+                    && best.is_none_or(|(o, _)| stream.run_order < o)
+                {
+                    best = Some((stream.run_order, i));
+                }
+            }
+            let Some((order, i)) = best else { break };
+            after = order + 1;
+            let s = self.l.running[i];
+            self.l.running_len -= 1;
+            self.l.running[i] = self.l.running[self.l.running_len as usize];
+            self.finish_run(s, t);
+            // The settled streams are kept in a list through `next`, so that all complete before any goes on.
+            self.stream(s).next = 0;
+            match first_settled {
+                None => first_settled = Some((s, s)),
+                Some((head, last)) => {
+                    self.stream(last).next = s + 1;
+                    first_settled = Some((head, s));
+                }
+            }
+        }
+        let mut link = first_settled.map_or(0, |(head, _)| head + 1);
+        while link != 0 {
+            let s = link - 1;
+            link = self.stream(s).next;
+            self.stream(s).next = 0;
+            self.settle(s, t);
+        }
+        self.unblock(t);
+        self.dispatch(t);
+    }
+
+    /// The stream's running entry has ended: accounts, resources, position.
+    fn finish_run(&mut self, s: u32, t: u64) {
+        let item = self.head(s);
+        self.release(s, item, t);
+        self.set_state(s, StreamState::Idle);
+        self.bump(s, item);
+    }
+
+    /// Gives back what the running entry occupies, and accounts for the time until `t`.
+    fn release(&mut self, s: u32, item: Item, t: u64) {
+        let gpu = self.stream(s).gpu as usize;
+        let ran = t - self.stream(s).run_start;
+        let p = self.owner(s);
+        let account = &mut self.l.procs[p].gpus[gpu];
+        if item.kind == COPY {
+            account.copies += 1;
+            account.copy_ns += ran;
+            account.copy_bytes += item.a;
+            self.l.gpus[gpu].copy_busy[item.sm as usize % 2] = 0;
+            return;
+        }
+        account.kernels += 1;
+        account.kernel_ns += ran;
+        account.sm_ns += ran * u64::from(item.sm);
+        account.sm_used -= item.sm;
+        account.running -= 1;
+        if account.running == 0 {
+            account.busy_ns += t - account.busy_since;
+            note_busy(&mut account.history, account.busy_since, t);
+            account.busy_since = 0;
+        }
+        let g = &mut self.l.gpus[gpu];
+        g.sm_free += item.sm;
+        g.running -= 1;
+        if g.running == 0 {
+            g.busy_ns += t - g.busy_since;
+            note_busy(&mut g.history, g.busy_since, t);
+            g.busy_since = 0;
+        }
+    }
+
+    fn head(&self, s: u32) -> Item {
+        let position = self.completed(s);
+        self.l.streams[s as usize].ring[(position % RING as u64) as usize]
+    }
+
+    /// Whether what a wait entry waits for has happened. (`sm` tells waits for events from waits for streams.)
+    fn satisfied(&self, item: Item) -> bool {
+        if item.sm == 1 {
+            self.o.events[item.a as usize % EVENTS].done.load(Relaxed) >= item.b
+        } else {
+            self.completed(stream_index(item.a)) > item.b
+        }
+    }
+
+    fn bump(&mut self, s: u32, item: Item) {
+        self.stream(s).cum_done = item.cum;
+        let position = self.completed(s);
+        self.o.streams[s as usize].completed.store(position + 1, Release);
+    }
+
+    /// Consumes what takes no time, and shows the stream's head to whom it concerns.
+    fn settle(&mut self, s: u32, t: u64) {
+        loop {
+            if self.completed(s) == self.stream(s).tail {
+                self.set_state(s, StreamState::Idle);
+                if self.stream(s).closing != 0 {
+                    self.free_stream(s);
+                }
+                return;
+            }
+            let item = self.head(s);
+            let gpu = self.stream(s).gpu as usize;
+            match item.kind {
+                RECORD => {
+                    let event = &self.o.events[item.a as usize % EVENTS];
+                    if item.b > event.done.load(Relaxed) {
+                        event.time.store(t, Relaxed);
+                        event.done.store(item.b, Release);
+                    }
+                }
+                WAIT => {
+                    if !self.satisfied(item) {
+                        self.stream(s).since = t;
+                        self.set_state(s, StreamState::Blocked);
+                        self.stream(s).next = 0;
+                        let tail = self.l.blocked_tail;
+                        if tail == 0 {
+                            self.l.blocked_head = s + 1;
+                        } else {
+                            self.stream(tail - 1).next = s + 1;
+                        }
+                        self.l.blocked_tail = s + 1;
+                        return;
+                    }
+                }
+                HOST => {
+                    self.stream(s).since = t;
+                    self.set_state(s, StreamState::Host);
+                    return;
+                }
+                COPY if item.ns > 0 => {
+                    self.stream(s).since = t;
+                    self.set_state(s, StreamState::ReadyCopy);
+                    self.stream(s).next = 0;
+                    let e = item.sm as usize % 2;
+                    let tail = self.l.gpus[gpu].copy_tail[e];
+                    if tail == 0 {
+                        self.l.gpus[gpu].copy_head[e] = s + 1;
+                    } else {
+                        self.stream(tail - 1).next = s + 1;
+                    }
+                    self.l.gpus[gpu].copy_tail[e] = s + 1;
+                    return;
+                }
+                COPY => {
+                    let p = self.owner(s);
+                    let account = &mut self.l.procs[p].gpus[gpu];
+                    account.copies += 1;
+                    account.copy_bytes += item.a;
+                }
+                KERNEL if item.ns > 0 => {
+                    self.stream(s).since = t;
+                    self.set_state(s, StreamState::Ready);
+                    self.stream(s).next = 0;
+                    let p = self.owner(s);
+                    let account = &mut self.l.procs[p].gpus[gpu];
+                    let tail = account.ready_tail;
+                    account.ready_tail = s + 1;
+                    if tail == 0 {
+                        account.ready_head = s + 1;
+                    } else {
+                        self.stream(tail - 1).next = s + 1;
+                    }
+                    self.take_turn(p, gpu);
+                    return;
+                }
+                _ => {
+                    let p = self.owner(s);
+                    self.l.procs[p].gpus[gpu].kernels += 1;
+                }
+            }
+            self.bump(s, item);
+        }
+    }
+
+    /// Puts the process at the tail of the turn list unless it is in it.
+    fn take_turn(&mut self, p: usize, gpu: usize) {
+        let account = &mut self.l.procs[p].gpus[gpu];
+        if account.queued != 0 {
+            return;
+        }
+        account.queued = 1;
+        account.next = 0;
+        let link = link(p);
+        let tail = self.l.gpus[gpu].turn_tail;
+        if tail == 0 {
+            self.l.gpus[gpu].turn_head = link;
+        } else {
+            self.l.procs[tail as usize - 1].gpus[gpu].next = link;
+        }
+        self.l.gpus[gpu].turn_tail = link;
+    }
+
+    /// Lets go every blocked stream whose wait is satisfied, until none is.
+    fn unblock(&mut self, t: u64) {
+        loop {
+            let mut before = 0;
+            let mut at = self.l.blocked_head;
+            while at != 0 {
+                let s = at - 1;
+                let item = self.head(s);
+                let next = self.stream(s).next;
+                if self.satisfied(item) {
+                    if before == 0 {
+                        self.l.blocked_head = next;
+                    } else {
+                        self.stream(before - 1).next = next;
+                    }
+                    if self.l.blocked_tail == at {
+                        self.l.blocked_tail = before;
+                    }
+                    self.stream(s).next = 0;
+                    self.set_state(s, StreamState::Idle);
+                    self.settle(s, t);
+                    break;
+                }
+                before = at;
+                at = next;
+            }
+            if at == 0 {
+                return;
+            }
+        }
+    }
+
+    fn dispatch(&mut self, t: u64) {
+        for gpu in 0..self.l.gpus_len as usize {
+            for e in 0..2 {
+                let at = self.l.gpus[gpu].copy_head[e];
+                if at != 0 && self.l.gpus[gpu].copy_busy[e] == 0 {
+                    let s = at - 1;
+                    let next = self.stream(s).next;
+                    self.l.gpus[gpu].copy_head[e] = next;
+                    if next == 0 {
+                        self.l.gpus[gpu].copy_tail[e] = 0;
+                    }
+                    self.l.gpus[gpu].copy_busy[e] = at;
+                    let item = self.head(s);
+                    self.start(s, item, t);
+                }
+            }
+            self.serve_turns(gpu, t);
+        }
+    }
+
+    fn serve_turns(&mut self, gpu: usize, t: u64) {
+        let mut before = 0_u32;
+        let mut at = self.l.gpus[gpu].turn_head;
+        while at != 0 {
+            let p = at as usize - 1;
+            let account = self.l.procs[p].gpus[gpu];
+            let s = account.ready_head - 1;
+            let item = self.head(s);
+            if account.sm_used + item.sm > account.sm_cap {
+                before = at;
+                at = account.next;
+                continue;
+            }
+            if item.sm > self.l.gpus[gpu].sm_free {
+                return;
+            }
+            // Out of the turn list, and to its tail again if there is more.
+            if before == 0 {
+                self.l.gpus[gpu].turn_head = account.next;
+            } else {
+                self.l.procs[before as usize - 1].gpus[gpu].next = account.next;
+            }
+            if self.l.gpus[gpu].turn_tail == at {
+                self.l.gpus[gpu].turn_tail = before;
+            }
+            let next_stream = self.stream(s).next;
+            let account = &mut self.l.procs[p].gpus[gpu];
+            account.queued = 0;
+            account.next = 0;
+            account.ready_head = next_stream;
+            if next_stream == 0 {
+                account.ready_tail = 0;
+            } else {
+                self.take_turn(p, gpu);
+            }
+            self.occupy(s, item, t);
+            self.start(s, item, t);
+            before = 0;
+            at = self.l.gpus[gpu].turn_head;
+        }
+    }
+
+    fn occupy(&mut self, s: u32, item: Item, t: u64) {
+        let gpu = self.stream(s).gpu as usize;
+        let waited = t - self.stream(s).since;
+        let p = self.owner(s);
+        let account = &mut self.l.procs[p].gpus[gpu];
+        account.queue_wait_ns += waited;
+        account.sm_used += item.sm;
+        account.running += 1;
+        if account.running == 1 {
+            account.busy_since = t;
+        }
+        let g = &mut self.l.gpus[gpu];
+        g.sm_free -= item.sm;
+        g.running += 1;
+        if g.running == 1 {
+            g.busy_since = t;
+        }
+    }
+
+    fn start(&mut self, s: u32, item: Item, t: u64) {
+        let position = self.completed(s);
+        let order = self.l.order;
+        self.l.order += 1;
+        let stream = self.stream(s);
+        stream.next = 0;
+        stream.run_start = t;
+        stream.run_end = t.saturating_add(item.ns).min(u64::MAX - 1);
+        stream.run_order = order;
+        stream.run_pos = position;
+        stream.state = StreamState::Running as u32;
+        self.l.running[self.l.running_len as usize] = s;
+        self.l.running_len += 1;
+    }
+
+    /// Appends work to a stream and returns its position. `RingFull` leaves everything as it was.
+    pub fn push(&mut self, now: u64, s: u32, work: Work) -> Result<u64, SimError> {
+        self.advance(now);
+        let t = self.l.time;
+        let position = self.stream(s).tail;
+        let done = self.completed(s);
+        if position - done >= RING as u64 {
+            return Err(SimError::RingFull);
+        }
+        let (p, gpu) = (self.owner(s), self.stream(s).gpu as usize);
+        let mut item = match work {
+            Work::Kernel { sms, ns } => {
+                let cap = self.l.procs[p].gpus[gpu].sm_cap.max(1);
+                let sms = sms.clamp(1, self.l.gpus[gpu].sms.max(1));
+                if sms > cap {
+                    let longer = (u128::from(ns) * u128::from(sms)).div_ceil(u128::from(cap));
+                    let ns = u64::try_from(longer).unwrap_or(u64::MAX / 4);
+                    Item { kind: KERNEL, sm: cap, ns, a: 0, b: 0, cum: 0 }
+                } else {
+                    Item { kind: KERNEL, sm: sms, ns, a: 0, b: 0, cum: 0 }
+                }
+            }
+            Work::Copy { engine, bytes, ns } => {
+                Item { kind: COPY, sm: engine % 2, ns, a: bytes, b: 0, cum: 0 }
+            }
+            Work::Record { event, sequence } => {
+                Item { kind: RECORD, sm: 0, ns: 0, a: u64::from(event), b: sequence, cum: 0 }
+            }
+            Work::Wait { stream, position } => {
+                Item { kind: WAIT, sm: 0, ns: 0, a: u64::from(stream), b: position, cum: 0 }
+            }
+            Work::WaitEvent { event, sequence } => {
+                Item { kind: WAIT, sm: 1, ns: 0, a: u64::from(event), b: sequence, cum: 0 }
+            }
+            Work::Host => Item { kind: HOST, sm: 0, ns: 0, a: 0, b: 0, cum: 0 },
+        };
+        if let Work::Record { event, sequence } = work {
+            self.o.events[event as usize % EVENTS].issued.fetch_max(sequence, Relaxed);
+        }
+        item.cum = self.stream(s).cum_tail.wrapping_add(item.ns);
+        let stream = self.stream(s);
+        stream.ring[(position % RING as u64) as usize] = item;
+        stream.cum_tail = item.cum;
+        // The entry exists once the tail has moved: a process killed before this line has pushed nothing.
+        std::sync::atomic::compiler_fence(Release);
+        stream.tail = position + 1;
+        if position == done {
+            self.settle(s, t);
+            self.unblock(t);
+            self.dispatch(t);
+        }
+        Ok(position)
+    }
+
+    /// The host entry at the stream's head is done.
+    pub fn host_done(&mut self, now: u64, s: u32) {
+        self.advance(now);
+        let t = self.l.time;
+        if self.is(s, StreamState::Host) {
+            let item = self.head(s);
+            self.set_state(s, StreamState::Idle);
+            self.bump(s, item);
+            self.settle(s, t);
+            self.unblock(t);
+            self.dispatch(t);
+        }
+    }
+
+    /// Whether the head of the stream is the host entry at `position`.
+    pub fn host_reached(&self, s: u32, position: u64) -> bool {
+        self.completed(s) == position && self.is(s, StreamState::Host)
+    }
+
+    /// A time before which the entry at `position` cannot be done, whatever the other processes do.
+    /// `None`: it waits for a host, nothing can be said.
+    pub fn not_before(&self, s: u32, position: u64, depth: u32) -> Option<u64> {
+        let stream = &self.l.streams[s as usize];
+        let done = self.completed(s);
+        if done > position {
+            return Some(self.l.time);
+        }
+        let target = stream.ring[(position % RING as u64) as usize].cum;
+        let rest = target.wrapping_sub(stream.cum_done);
+        if self.is(s, StreamState::Running) {
+            let head = self.head(s);
+            return Some(stream.run_end.saturating_add(rest.saturating_sub(head.ns)));
+        }
+        if self.is(s, StreamState::Host) {
+            return None;
+        }
+        let mut from = self.l.time;
+        if self.is(s, StreamState::Blocked) && depth > 0 {
+            let head = self.head(s);
+            if head.sm == 1 {
+                return None;
+            }
+            from = from.max(self.not_before(stream_index(head.a), head.b, depth - 1)?);
+        }
+        Some(from.saturating_add(rest))
+    }
+
+    // --- Processes -------------------------------------------------------------------------------
+
+    /// Adds a process with its cap of SMs on each GPU.
+    pub fn attach(
+        &mut self,
+        now: u64,
+        pid: u32,
+        start_time: u64,
+        image: u64,
+        name: &[u8],
+        cap: impl Fn(u32) -> u32,
+    ) -> Result<u32, SimError> {
+        self.advance(now);
+        let slot = (0..PROCS)
+            .find(|&p| self.l.procs[p].state == PROC_FREE)
+            .or_else(|| {
+                (0..PROCS)
+                    .filter(|&p| self.l.procs[p].state == PROC_GONE)
+                    .min_by_key(|&p| self.l.procs[p].gone_at)
+            })
+            .ok_or(SimError::NoSlot("process"))?;
+        let (time, gpus) = (self.l.time, self.l.gpus_len as usize);
+        let caps: Vec<u32> =
+            (0..gpus).map(|g| cap(self.l.gpus[g].sms).clamp(1, self.l.gpus[g].sms.max(1))).collect();
+        let open = &self.o.procs[slot];
+        for shard in &open.shards {
+            shard.launches.store(0, Relaxed);
+        }
+        open.ring_full.store(0, Relaxed);
+        open.host_waits.store(0, Relaxed);
+        open.host_wait_ns.store(0, Relaxed);
+        let proc = &mut self.l.procs[slot];
+        proc.state = PROC_FREE;
+        for (account, cap) in proc.gpus.iter_mut().zip(caps) {
+            *account = ProcGpu { sm_cap: cap, ..EMPTY_ACCOUNT };
+        }
+        proc.pid = pid;
+        proc.start_time = start_time;
+        proc.image = image;
+        proc.attached_at = time;
+        proc.gone_at = 0;
+        proc.name = [0; 16];
+        let len = name.len().min(15);
+        proc.name[..len].copy_from_slice(&name[..len]);
+        proc.state = PROC_LIVE;
+        u32::try_from(slot).map_err(|_| SimError::NoSlot("process"))
+    }
+
+    /// Removes a process: what it queued vanishes, what it runs stops now, its memory returns, its events count as reached.
+    pub fn detach(&mut self, now: u64, p: u32) {
+        self.advance(now);
+        let t = self.l.time;
+        let p = p as usize;
+        if self.l.procs[p].state != PROC_LIVE {
+            return;
+        }
+        for s in 0..self.l.stream_high {
+            if self.l.streams[s as usize].owner as usize == p + 1 {
+                self.drop_queue(s, t);
+                self.stream(s).closing = 1;
+            }
+        }
+        for e in 0..self.l.event_high as usize {
+            if self.l.event_owner[e] as usize == p + 1 {
+                self.o.events[e].time.store(t, Relaxed);
+                self.o.events[e].done.store(u64::MAX, Release);
+                self.l.event_owner[e] = 0;
+            }
+        }
+        let proc = &mut self.l.procs[p];
+        proc.gone_at = t;
+        proc.state = PROC_GONE;
+        for account in &mut proc.gpus {
+            account.mem = [0; MEM_KINDS];
+        }
+        for id in 0..SHARED {
+            self.l.shared[id].refs[p] = 0;
+            if self.l.shared[id].payer as usize == p + 1 {
+                self.move_payer(id, None);
+            }
+        }
+        self.rebuild();
+    }
+
+    /// Marks everything in the stream as done without running it.
+    fn drop_queue(&mut self, s: u32, t: u64) {
+        if self.is(s, StreamState::Running) && self.stream(s).run_pos == self.completed(s) {
+            let item = self.head(s);
+            self.release(s, item, t);
+        }
+        let mut position = self.completed(s);
+        let tail = self.stream(s).tail;
+        while position < tail {
+            let item = self.stream(s).ring[(position % RING as u64) as usize];
+            if item.kind == RECORD {
+                let event = &self.o.events[item.a as usize % EVENTS];
+                if item.b > event.done.load(Relaxed) {
+                    event.time.store(t, Relaxed);
+                    event.done.store(item.b, Release);
+                }
+            }
+            position += 1;
+        }
+        let stream = self.stream(s);
+        stream.state = StreamState::Idle as u32;
+        stream.run_pos = NO_POSITION;
+        stream.cum_done = stream.cum_tail;
+        self.o.streams[s as usize].completed.store(tail, Release);
+    }
+
+    /// Processes that are attached: (slot, pid, image).
+    pub fn live(&self) -> impl Iterator<Item = (u32, u32, u64)> + '_ {
+        (0_u32..).zip(&self.l.procs).filter(|(_, p)| p.state == PROC_LIVE).map(|(i, p)| (i, p.pid, p.image))
+    }
+
+    /// Builds every list and sum anew from rings, positions, run intervals and accounts.
+    pub fn rebuild(&mut self) {
+        let t = self.l.time;
+        for g in 0..self.l.gpus_len as usize {
+            let used: u64 = (0..PROCS).map(|p| self.l.procs[p].gpus[g].mem.iter().sum::<u64>()).sum();
+            let gpu = &mut self.l.gpus[g];
+            gpu.sm_free = gpu.sms;
+            gpu.mem_used = used;
+            gpu.turn_head = 0;
+            gpu.turn_tail = 0;
+            gpu.copy_head = [0; 2];
+            gpu.copy_tail = [0; 2];
+            gpu.copy_busy = [0; 2];
+            gpu.running = 0;
+        }
+        for p in 0..PROCS {
+            for g in 0..self.l.gpus_len as usize {
+                let account = &mut self.l.procs[p].gpus[g];
+                account.sm_used = 0;
+                account.running = 0;
+                account.ready_head = 0;
+                account.ready_tail = 0;
+                account.queued = 0;
+                account.next = 0;
+            }
+        }
+        self.l.running_len = 0;
+        self.l.blocked_head = 0;
+        self.l.blocked_tail = 0;
+        self.l.stream_free = 0;
+        // The order of turns is kept: streams go on in the order in which they became ready.
+        let mut waiting: Vec<(u64, u32)> = Vec::new();
+        for s in (0..self.l.stream_high).rev() {
+            let stream = &self.l.streams[s as usize];
+            let owner = stream.owner as usize;
+            if owner == 0 || owner > PROCS || self.l.procs[owner - 1].state != PROC_LIVE {
+                let tail = stream.tail;
+                self.o.streams[s as usize].completed.store(tail, Release);
+                self.free_stream(s);
+                continue;
+            }
+            let done = self.completed(s);
+            let runs = stream.run_pos == done && done < stream.tail && stream.run_start <= stream.run_end;
+            let since = if stream.state == StreamState::Idle as u32 { t } else { stream.since };
+            if runs {
+                self.resume(s);
+            } else {
+                waiting.push((since, s));
+            }
+        }
+        for g in 0..self.l.gpus_len as usize {
+            if self.l.gpus[g].running == 0 {
+                let gpu = &mut self.l.gpus[g];
+                if gpu.busy_since < t && gpu.busy_since != 0 {
+                    gpu.busy_ns += t - gpu.busy_since;
+                    let since = gpu.busy_since;
+                    note_busy(&mut gpu.history, since, t);
+                }
+                gpu.busy_since = 0;
+            }
+        }
+        waiting.sort_unstable();
+        for (since, s) in waiting {
+            self.set_state(s, StreamState::Idle);
+            self.stream(s).next = 0;
+            self.settle(s, t);
+            if self.stream(s).state != StreamState::Idle as u32 {
+                self.stream(s).since = since;
+            }
+        }
+        self.unblock(t);
+        self.dispatch(t);
+        self.l.event_free = 0;
+        for e in (0..self.l.event_high as usize).rev() {
+            if self.l.event_owner[e] == 0 {
+                self.l.event_next[e] = self.l.event_free;
+                self.l.event_free = link(e);
+            }
+        }
+    }
+
+    /// Takes a running entry into the lists again, without changing its interval.
+    fn resume(&mut self, s: u32) {
+        let item = self.head(s);
+        let (p, gpu) = (self.owner(s), self.stream(s).gpu as usize);
+        let start = self.stream(s).run_start;
+        if item.kind == COPY {
+            self.l.gpus[gpu].copy_busy[item.sm as usize % 2] = s + 1;
+        } else {
+            let account = &mut self.l.procs[p].gpus[gpu];
+            account.sm_used += item.sm;
+            account.running += 1;
+            if account.running == 1 && account.busy_since == 0 {
+                account.busy_since = start;
+            }
+            let g = &mut self.l.gpus[gpu];
+            g.sm_free = g.sm_free.saturating_sub(item.sm);
+            g.running += 1;
+            if g.running == 1 && g.busy_since == 0 {
+                g.busy_since = start;
+            }
+        }
+        self.stream(s).state = StreamState::Running as u32;
+        self.stream(s).next = 0;
+        self.l.running[self.l.running_len as usize] = s;
+        self.l.running_len += 1;
+    }
+
+    // --- Streams and events ----------------------------------------------------------------------
+
+    /// Opens a stream of process `p` on a GPU.
+    pub fn open_stream(&mut self, p: u32, gpu: u32) -> Result<u32, SimError> {
+        let s = if self.l.stream_free != 0 {
+            let s = self.l.stream_free - 1;
+            self.l.stream_free = self.stream(s).next_free;
+            s
+        } else if (self.l.stream_high as usize) < STREAMS {
+            self.l.stream_high += 1;
+            self.l.stream_high - 1
+        } else {
+            return Err(SimError::NoSlot("stream"));
+        };
+        let stream = self.stream(s);
+        stream.gpu = gpu;
+        stream.closing = 0;
+        stream.state = StreamState::Idle as u32;
+        stream.next = 0;
+        stream.next_free = 0;
+        stream.cum_done = stream.cum_tail;
+        stream.run_pos = NO_POSITION;
+        stream.owner = p + 1;
+        Ok(s)
+    }
+
+    /// Closes a stream: what is queued still runs, then the slot is free.
+    pub fn close_stream(&mut self, now: u64, s: u32) {
+        self.advance(now);
+        self.stream(s).closing = 1;
+        if self.completed(s) == self.stream(s).tail {
+            self.free_stream(s);
+        }
+    }
+
+    fn free_stream(&mut self, s: u32) {
+        let free = self.l.stream_free;
+        let stream = self.stream(s);
+        stream.owner = 0;
+        stream.closing = 0;
+        stream.state = StreamState::Idle as u32;
+        stream.next = 0;
+        stream.next_free = free;
+        self.l.stream_free = s + 1;
+    }
+
+    /// Position the next entry of the stream will have.
+    pub fn tail(&self, s: u32) -> u64 {
+        self.l.streams[s as usize].tail
+    }
+
+    /// Takes an event slot for process `p`. Returns it and the last sequence number used: the next record has one more.
+    pub fn open_event(&mut self, p: u32) -> Result<(u32, u64), SimError> {
+        let e = if self.l.event_free != 0 {
+            let e = self.l.event_free - 1;
+            self.l.event_free = self.l.event_next[e as usize];
+            e
+        } else if (self.l.event_high as usize) < EVENTS {
+            self.l.event_high += 1;
+            self.l.event_high - 1
+        } else {
+            return Err(SimError::NoSlot("event"));
+        };
+        self.l.event_owner[e as usize] = p + 1;
+        self.l.event_next[e as usize] = 0;
+        // Sequence numbers go on where the slot's last owner stopped, so that his queued records do no harm.
+        let event = &self.o.events[e as usize];
+        let issued = event.issued.load(Relaxed);
+        event.done.fetch_min(issued, Relaxed);
+        Ok((e, issued))
+    }
+
+    /// Gives an event slot back; records that are queued for it still run.
+    pub fn close_event(&mut self, e: u32) {
+        self.l.event_owner[e as usize] = 0;
+        self.l.event_next[e as usize] = self.l.event_free;
+        self.l.event_free = e + 1;
+    }
+
+    // --- Memory ----------------------------------------------------------------------------------
+
+    /// Charges bytes on a GPU to process `p`.
+    pub fn charge(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) -> Result<(), SimError> {
+        let g = &mut self.l.gpus[gpu as usize];
+        let free = g.mem_total.saturating_sub(g.mem_used);
+        if bytes > free {
+            return Err(SimError::OutOfMemory { asked: bytes, free });
+        }
+        g.mem_used += bytes;
+        let account = &mut self.l.procs[p as usize].gpus[gpu as usize];
+        account.mem[kind as usize] += bytes;
+        account.mem_peak = account.mem_peak.max(account.mem.iter().sum());
+        Ok(())
+    }
+
+    /// Takes a charge back.
+    pub fn refund(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) {
+        let account = &mut self.l.procs[p as usize].gpus[gpu as usize];
+        let bytes = bytes.min(account.mem[kind as usize]);
+        account.mem[kind as usize] -= bytes;
+        self.l.gpus[gpu as usize].mem_used -= bytes;
+    }
+
+    /// (free, total) bytes of a GPU.
+    pub fn memory(&self, gpu: u32) -> (u64, u64) {
+        let g = &self.l.gpus[gpu as usize];
+        (g.mem_total - g.mem_used, g.mem_total)
+    }
+
+    /// Makes bytes that `p` pays for known to other processes; `p` holds one reference. Returns (slot, generation).
+    pub fn share(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) -> Result<(u32, u32), SimError> {
+        let id = (0..SHARED).find(|&i| self.l.shared[i].payer == 0).ok_or(SimError::NoSlot("sharing"))?;
+        let entry = &mut self.l.shared[id];
+        entry.bytes = bytes;
+        entry.gpu = gpu;
+        entry.kind = kind as u32;
+        entry.generation = entry.generation.wrapping_add(1);
+        entry.refs = [0; PROCS];
+        entry.refs[p as usize] = 1;
+        entry.payer = p + 1;
+        Ok((link(id) - 1, entry.generation))
+    }
+
+    /// Takes one more reference to a shared allocation.
+    pub fn join(&mut self, p: u32, id: u32, generation: u32) -> Result<(), SimError> {
+        let entry = self.l.shared.get_mut(id as usize).ok_or(SimError::Gone)?;
+        if entry.payer == 0 || entry.generation != generation {
+            return Err(SimError::Gone);
+        }
+        entry.refs[p as usize] = entry.refs[p as usize].saturating_add(1);
+        Ok(())
+    }
+
+    /// Drops a reference; the last one of all processes returns the memory, and if the payer leaves before, another holder pays.
+    pub fn leave(&mut self, p: u32, id: u32, generation: u32) {
+        let Some(entry) = self.l.shared.get_mut(id as usize) else { return };
+        if entry.payer == 0 || entry.generation != generation || entry.refs[p as usize] == 0 {
+            return;
+        }
+        entry.refs[p as usize] -= 1;
+        if entry.refs[p as usize] == 0 && entry.payer == p + 1 {
+            self.move_payer(id as usize, Some(p));
+        }
+    }
+
+    /// The payer has dropped its last reference: the account moves to another holder, or the bytes return.
+    fn move_payer(&mut self, id: usize, payer: Option<u32>) {
+        let entry = self.l.shared[id];
+        let (gpu, kind) = (entry.gpu as usize, entry.kind as usize % MEM_KINDS);
+        let heir = (0..PROCS).find(|&q| entry.refs[q] > 0 && self.l.procs[q].state == PROC_LIVE);
+        if let Some(p) = payer {
+            let account = &mut self.l.procs[p as usize].gpus[gpu];
+            let bytes = entry.bytes.min(account.mem[kind]);
+            account.mem[kind] -= bytes;
+            self.l.gpus[gpu].mem_used -= bytes;
+        }
+        match heir {
+            Some(q) => {
+                let account = &mut self.l.procs[q].gpus[gpu];
+                account.mem[kind] += entry.bytes;
+                account.mem_peak = account.mem_peak.max(account.mem.iter().sum());
+                self.l.gpus[gpu].mem_used += entry.bytes;
+                self.l.shared[id].payer = link(q);
+            }
+            None => self.l.shared[id].payer = 0,
+        }
+    }
+
+    /// Panics if an invariant does not hold. Debug builds call it after every advance.
+    pub fn check(&self) {
+        for g in 0..self.l.gpus_len as usize {
+            let gpu = &self.l.gpus[g];
+            let mut used = 0;
+            let mut by_proc = std::collections::BTreeMap::new();
+            for i in 0..self.l.running_len as usize {
+                let s = self.l.running[i];
+                let stream = &self.l.streams[s as usize];
+                assert!(self.is(s, StreamState::Running), "a running entry's stream runs");
+                if stream.gpu as usize == g && self.head(s).kind == KERNEL {
+                    used += self.head(s).sm;
+                    *by_proc.entry(self.owner(s)).or_insert(0) += self.head(s).sm;
+                }
+            }
+            assert_eq!(used + gpu.sm_free, gpu.sms, "running demand and free SMs make the GPU");
+            for (p, sms) in by_proc {
+                let account = &self.l.procs[p].gpus[g];
+                assert!(sms <= account.sm_cap && sms == account.sm_used, "a process keeps to its cap");
+            }
+            assert!(gpu.mem_used <= gpu.mem_total, "memory used fits");
+        }
+    }
+}
+
+fn stream_index(a: u64) -> u32 {
+    (a % STREAMS as u64) as u32
+}
+
+fn link(index: usize) -> u32 {
+    index as u32 + 1
+}
+
+const EMPTY_ACCOUNT: ProcGpu = ProcGpu {
+    sm_cap: 0,
+    sm_used: 0,
+    running: 0,
+    ready_head: 0,
+    ready_tail: 0,
+    queued: 0,
+    next: 0,
+    pad: 0,
+    mem: [0; MEM_KINDS],
+    mem_peak: 0,
+    kernels: 0,
+    kernel_ns: 0,
+    busy_ns: 0,
+    busy_since: 0,
+    sm_ns: 0,
+    queue_wait_ns: 0,
+    copies: 0,
+    copy_ns: 0,
+    copy_bytes: 0,
+    history: History { bucket: [0; 64], busy: [0; 64] },
+};

@@ -1,0 +1,11 @@
+//! The simulated device: no C types, no exports. See [`engine`] for the schedule and [`device`] for the file.
+
+pub mod device;
+pub mod engine;
+pub(crate) mod layout;
+pub mod stats;
+
+pub use device::{DeviceError, SimDevice, default_path, now_ns};
+pub use engine::{Engine, SimError, Work};
+pub use layout::{MAX_GPUS, MEM_KIND_NAMES, MemKind, RING};
+pub use stats::{GpuTruth, ProcessTruth, Truth};

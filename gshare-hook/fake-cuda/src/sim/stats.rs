@@ -1,0 +1,174 @@
+//! Ground truth: what really happened on the simulated device, for tests and demos to compare with.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+
+use serde::Serialize;
+
+use super::device::SimDevice;
+use super::engine::{Engine, utilisation};
+use super::layout::{MEM_KIND_NAMES, PROC_FREE, PROC_LIVE};
+
+/// State of a device file at one instant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Truth {
+    /// The instant, `CLOCK_MONOTONIC` in ns.
+    pub time_ns: u64,
+    /// Times a lock was found held by a dead process.
+    pub repairs: u64,
+    /// Each GPU.
+    pub gpus: Vec<GpuTruth>,
+    /// Each process that is attached or was lately, in slot order.
+    pub processes: Vec<ProcessTruth>,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct GpuTruth {
+    /// SMs.
+    pub sms: u32,
+    /// SMs that are occupied now.
+    pub sms_busy: u32,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// Memory used in bytes.
+    pub memory_used_bytes: u64,
+    /// Time with at least one kernel running, in ns.
+    pub busy_ns: u64,
+    /// The same over about the last second, in percent.
+    pub utilisation_percent: u32,
+}
+
+/// One process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ProcessTruth {
+    /// Process id.
+    pub pid: u32,
+    /// Start time as in /proc/PID/stat, field 22.
+    pub start_time: u64,
+    /// Its name.
+    pub name: String,
+    /// Whether it is attached.
+    pub live: bool,
+    /// When it attached, in ns.
+    pub attached_ns: u64,
+    /// Kernel launches it made that cost nothing and found their stream idle (they are in no other figure).
+    pub free_launches: u64,
+    /// Times a launch waited for a full stream.
+    pub ring_full: u64,
+    /// Synchronising calls that had to wait.
+    pub host_waits: u64,
+    /// Time spent in them, in ns.
+    pub host_wait_ns: u64,
+    /// What it did on each GPU.
+    pub gpus: Vec<ProcessGpuTruth>,
+}
+
+/// What one process did on one GPU. Kernels that run count up to the instant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ProcessGpuTruth {
+    /// Most SMs it may occupy.
+    pub sm_cap: u32,
+    /// Kernels that have ended.
+    pub kernels: u64,
+    /// Sum of the durations of its kernels, in ns.
+    pub kernel_ns: u64,
+    /// Time with at least one of its kernels running, in ns (union).
+    pub busy_ns: u64,
+    /// Sum of demand x duration, in SM x ns.
+    pub sm_ns: u64,
+    /// Sum over kernels of the time between ready and started, in ns.
+    pub queue_wait_ns: u64,
+    /// Copies and memsets that have ended.
+    pub copies: u64,
+    /// Their bytes.
+    pub copy_bytes: u64,
+    /// Sum of their durations, in ns.
+    pub copy_ns: u64,
+    /// Memory by kind in bytes: what was asked for, without rounding.
+    pub memory_bytes: BTreeMap<&'static str, u64>,
+    /// Sum of the kinds, in bytes.
+    pub memory_used_bytes: u64,
+    /// Highest sum there was, in bytes.
+    pub memory_peak_bytes: u64,
+    /// Busy time over about the last second, in percent.
+    pub utilisation_percent: u32,
+}
+
+impl Engine<'_> {
+    /// The state now.
+    pub fn truth(&mut self, now: u64) -> Truth {
+        self.advance(now);
+        let t = self.time();
+        let gpus_len = self.l.gpus_len as usize;
+        let mut running = vec![(0_u64, 0_u64); self.l.procs.len() * gpus_len];
+        for i in 0..self.l.running_len as usize {
+            let s = self.l.running[i];
+            let stream = &self.l.streams[s as usize];
+            let item = stream.ring[(self.completed(s) % super::layout::RING as u64) as usize];
+            if item.kind == super::layout::KERNEL {
+                let entry = &mut running[(stream.owner as usize - 1) * gpus_len + stream.gpu as usize];
+                entry.0 += t - stream.run_start;
+                entry.1 += (t - stream.run_start) * u64::from(item.sm);
+            }
+        }
+        let gpus = self.l.gpus[..gpus_len].iter().map(|g| GpuTruth {
+            sms: g.sms,
+            sms_busy: g.sms - g.sm_free,
+            memory_bytes: g.mem_total,
+            memory_used_bytes: g.mem_used,
+            busy_ns: g.busy_ns + if g.running > 0 { t - g.busy_since } else { 0 },
+            utilisation_percent: utilisation(&g.history, (g.running > 0).then_some(g.busy_since), t),
+        });
+        let processes =
+            self.l.procs.iter().enumerate().filter(|(_, p)| p.state != PROC_FREE).map(|(i, p)| {
+                let open = &self.o.procs[i];
+                let gpus = p.gpus[..gpus_len].iter().enumerate().map(|(g, a)| {
+                    let (ran, sm_ran) = running[i * gpus_len + g];
+                    let since = (a.running > 0).then_some(a.busy_since);
+                    ProcessGpuTruth {
+                        sm_cap: a.sm_cap,
+                        kernels: a.kernels,
+                        kernel_ns: a.kernel_ns + ran,
+                        busy_ns: a.busy_ns + since.map_or(0, |since| t - since),
+                        sm_ns: a.sm_ns + sm_ran,
+                        queue_wait_ns: a.queue_wait_ns,
+                        copies: a.copies,
+                        copy_bytes: a.copy_bytes,
+                        copy_ns: a.copy_ns,
+                        memory_bytes: MEM_KIND_NAMES.into_iter().zip(a.mem).collect(),
+                        memory_used_bytes: a.mem.iter().sum(),
+                        memory_peak_bytes: a.mem_peak,
+                        utilisation_percent: utilisation(&a.history, since, t),
+                    }
+                });
+                ProcessTruth {
+                    pid: p.pid,
+                    start_time: p.start_time,
+                    name: String::from_utf8_lossy(&p.name).trim_end_matches('\0').to_owned(),
+                    live: p.state == PROC_LIVE,
+                    attached_ns: p.attached_at,
+                    free_launches: open.shards.iter().map(|s| s.launches.load(Relaxed)).sum(),
+                    ring_full: open.ring_full.load(Relaxed),
+                    host_waits: open.host_waits.load(Relaxed),
+                    host_wait_ns: open.host_wait_ns.load(Relaxed),
+                    gpus: gpus.collect(),
+                }
+            });
+        Truth { time_ns: t, repairs: self.l.repairs, gpus: gpus.collect(), processes: processes.collect() }
+    }
+}
+
+impl SimDevice {
+    /// Ground truth now, after dead processes were removed.
+    pub fn truth(&self) -> Truth {
+        self.with(|engine, now| {
+            self.sweep(engine, now);
+            engine.truth(now)
+        })
+    }
+}
