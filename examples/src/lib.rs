@@ -1,1 +1,2 @@
-//! See the crate's description.
+//! Example hosts that embed gshare. Each is a binary or example of this package.
+#![forbid(unsafe_code)]
