@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 pub mod arrivals;
+pub mod conformance;
 pub mod gpu;
 pub mod token;
 pub mod trace;

@@ -19,8 +19,9 @@
 //! carried, so 26 ms remain; if nothing runs in it, window 2 starts with nothing carried.
 //!
 //! A limit that changes within a window leaves open what was overuse in it: at least what is above the largest limit
-//! in force, at most what is above the smallest. A return that comes more than one window late may or may not be
-//! booked. Both widen the bounds, never narrow them.
+//! in force, at most what is above the smallest. A return that comes more than one window late may be forgotten, or be
+//! charged to the window in which it comes as far as it is more than was charged. Both widen the bounds, never narrow
+//! them.
 
 use gshare_core::{Duration, LeaseId, Quota, Timestamp};
 
@@ -185,14 +186,20 @@ impl Account {
 
     fn set(&mut self, now: Timestamp, lease: LeaseId, least: Duration, most: Duration) {
         let window = self.windows.index(now);
+        let mut booked_now = None;
         for period in &mut self.periods {
             let late = period.window + 1 < window;
             for charge in period.charges.iter_mut().filter(|charge| charge.lease == lease) {
-                (charge.least, charge.most) = match late {
-                    false => (least, most),
-                    true => (charge.least.min(least), charge.most.max(most)),
-                };
+                if late {
+                    booked_now = Some(most.saturating_sub(charge.most));
+                    charge.least = charge.least.min(least);
+                } else {
+                    (charge.least, charge.most) = (least, most);
+                }
             }
+        }
+        if let Some(most) = booked_now {
+            self.period(window).charges.push(Charge { lease, least: Duration::ZERO, most });
         }
     }
 

@@ -17,6 +17,8 @@
 
 pub mod account;
 pub mod check;
+pub mod drive;
+pub mod ops;
 pub mod timeline;
 
 use account::{Account, Bound, Windows};
@@ -149,9 +151,15 @@ impl Client {
             .fold(closed, |sum, held| sum.saturating_add(held.charge(bound)))
     }
 
-    /// Lays a lease aside whose return may still come. What was laid aside before is closed as it stands.
+    /// Lays a lease aside whose return may still come.
     fn lay_aside(&mut self, held: Held) {
-        if let Some(earlier) = self.unsettled.replace(held) {
+        self.close_unsettled();
+        self.unsettled = Some(held);
+    }
+
+    /// A later lease has ended: what was laid aside before it can no longer be returned, and is charged as it stands.
+    fn close_unsettled(&mut self) {
+        if let Some(earlier) = self.unsettled.take() {
             self.closed.0 = self.closed.0.saturating_add(earlier.charge(Bound::Least));
             self.closed.1 = self.closed.1.saturating_add(earlier.charge(Bound::Most));
         }
@@ -165,13 +173,21 @@ pub struct Book {
     clients: BTreeMap<ClientId, Client>,
     /// Windows of each GPU that has clients.
     windows: BTreeMap<GpuId, Windows>,
+    /// Latest generation of each slot.
+    generations: BTreeMap<u32, u32>,
     leases: BTreeSet<LeaseId>,
 }
 
 impl Book {
     /// An empty book.
     pub const fn new(terms: Terms) -> Self {
-        Self { terms, clients: BTreeMap::new(), windows: BTreeMap::new(), leases: BTreeSet::new() }
+        Self {
+            terms,
+            clients: BTreeMap::new(),
+            windows: BTreeMap::new(),
+            generations: BTreeMap::new(),
+            leases: BTreeSet::new(),
+        }
     }
 
     /// What the scheduler says of itself.
@@ -212,10 +228,16 @@ impl Book {
         self.on(gpu).filter_map(|(_, client)| client.held).map(|held| u32::from(held.sm.get())).sum()
     }
 
-    /// The lease a client holds, or the last one it held: the only two that may be returned.
-    pub fn returnable(&self, client: ClientId) -> Vec<LeaseId> {
-        let Some(entry) = self.client(client) else { return Vec::new() };
-        entry.held.iter().chain(&entry.unsettled).map(|held| held.lease).collect()
+    /// The client in a slot.
+    pub fn in_slot(&self, slot: u32) -> Option<ClientId> {
+        let first = ClientId::new(slot, 0);
+        let last = ClientId::new(slot, u32::MAX);
+        self.clients.range(first..=last).next().map(|(id, _)| *id)
+    }
+
+    /// A generation that the slot has not had.
+    pub fn next_generation(&self, slot: u32) -> u32 {
+        self.generations.get(&slot).map_or(0, |last| last + 1)
     }
 
     /// Writes an event that was accepted.
@@ -226,6 +248,7 @@ impl Book {
                 let account = Account::new(windows, now, share.quota.limit());
                 let closed = (Duration::ZERO, Duration::ZERO);
                 let entry = Client { gpu, share, held: None, asked: None, account, unsettled: None, closed };
+                self.generations.insert(client.slot(), client.generation());
                 match self.clients.insert(client, entry) {
                     Some(_) => Err(format!("{client} joined twice")),
                     None => Ok(()),
@@ -253,7 +276,10 @@ impl Book {
             TokenEvent::TokenReturned { client, lease, used } => {
                 let entry = self.entry(client)?;
                 match entry.held {
-                    Some(held) if held.lease == lease => entry.held = None,
+                    Some(held) if held.lease == lease => {
+                        entry.held = None;
+                        entry.close_unsettled();
+                    }
                     _ if entry.unsettled.is_some_and(|earlier| earlier.lease == lease) => {
                         entry.unsettled = None;
                     }
@@ -431,6 +457,11 @@ impl Audit {
     /// A number that two runs share exactly when they saw the same calls.
     pub const fn log_hash(&self) -> u64 {
         self.hash.0
+    }
+
+    /// How often each checker's claim was put to the test, by name.
+    pub fn tested(&self) -> Vec<(&'static str, u64)> {
+        self.checkers.iter().map(|checker| (checker.name(), checker.tested())).collect()
     }
 
     /// Number of calls seen.

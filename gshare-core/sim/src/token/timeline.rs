@@ -8,7 +8,7 @@
 //! A column shows the strongest state within it.
 
 use core::fmt::Write as _;
-use gshare_core::{ClientId, Duration, Timestamp, TokenAction, TokenEvent};
+use gshare_core::{ClientId, Duration, Share, Timestamp, TokenAction, TokenEvent};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Calls whose text is kept.
@@ -113,9 +113,9 @@ impl Timeline {
             picture.push('\n');
         }
         for (at, event, actions) in &self.calls {
-            let _ = writeln!(picture, "{at} {event:?}");
+            let _ = writeln!(picture, "{at} {}", event_line(event));
             for action in actions {
-                let _ = writeln!(picture, "    -> {action:?}");
+                let _ = writeln!(picture, "    -> {}", action_line(action));
             }
         }
         picture
@@ -127,6 +127,34 @@ impl Timeline {
         }
         self.marks.push_back((now, client, state));
         self.states.insert(client, state);
+    }
+}
+
+fn event_line(event: &TokenEvent) -> String {
+    let share = |share: &Share| format!("{} of the time, {} of the SMs", share.quota, share.sm);
+    match event {
+        TokenEvent::ClientJoined { client, gpu, share: new } => {
+            format!("{client} joins {gpu}: {}", share(new))
+        }
+        TokenEvent::ShareChanged { client, share: new } => format!("{client} changes to {}", share(new)),
+        TokenEvent::ClientLeft { client } => format!("{client} leaves"),
+        TokenEvent::TokenRequested { client } => format!("{client} asks"),
+        TokenEvent::TokenReturned { client, lease, used } => format!("{client} returns {lease}, used {used}"),
+        TokenEvent::UsageReported { client, lease, used } => {
+            format!("{client} reports on {lease}: used {used}")
+        }
+        other => format!("{other:?}"),
+    }
+}
+
+fn action_line(action: &TokenAction) -> String {
+    match action {
+        TokenAction::Grant { client, lease, budget, expires } => {
+            format!("grant {client} {lease}: {budget} until {expires}")
+        }
+        TokenAction::Revoke { client, lease, reason } => format!("revoke {client} {lease}: {reason:?}"),
+        TokenAction::Throttle { client, until, .. } => format!("throttle {client} until {until}"),
+        other => format!("{other:?}"),
     }
 }
 
@@ -153,6 +181,9 @@ mod tests {
         timeline.call(at(10), TokenEvent::TokenReturned { client, lease, used: budget }, &[]);
         let picture = timeline.picture(at(14));
         assert!(picture.contains("client3.0 ..####  \n"), "{picture}");
-        assert!(picture.contains("0.004000000s DeadlineReached\n    -> Grant"), "{picture}");
+        assert!(
+            picture.contains("0.004000000s DeadlineReached\n    -> grant client3.0 lease1: 6ms until"),
+            "{picture}"
+        );
     }
 }

@@ -24,11 +24,16 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub struct BoundedWait {
     since: BTreeMap<ClientId, Timestamp>,
+    tested: u64,
 }
 
 impl Checker for BoundedWait {
     fn name(&self) -> &'static str {
         "bounded wait"
+    }
+
+    fn tested(&self) -> u64 {
+        self.tested
     }
 
     fn after(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<(), String> {
@@ -72,6 +77,7 @@ impl Checker for BoundedWait {
                 continue;
             }
             let waited = now.saturating_since(*self.since.entry(id).or_insert(now));
+            self.tested += 1;
             let others = book.on(client.gpu).count() as u64 - 1;
             let bound = terms
                 .max_token

@@ -11,12 +11,18 @@ use gshare_core::token::ClientStatus;
 use gshare_core::{Timestamp, TokenScheduler};
 
 /// See the [module](self).
-#[derive(Debug)]
-pub struct Ledger;
+#[derive(Debug, Default)]
+pub struct Ledger {
+    tested: u64,
+}
 
 impl Checker for Ledger {
     fn name(&self) -> &'static str {
         "ledger"
+    }
+
+    fn tested(&self) -> u64 {
+        self.tested
     }
 
     fn settled(
@@ -25,6 +31,7 @@ impl Checker for Ledger {
         _now: Timestamp,
         scheduler: &dyn TokenScheduler,
     ) -> Result<(), String> {
+        self.tested += 1;
         for (id, client) in book.clients() {
             match scheduler.client(id) {
                 Some(status) => compare(client, &status).map_err(|message| format!("{id}: {message}"))?,

@@ -30,6 +30,9 @@ pub trait Checker: Debug {
     /// Its name in a report.
     fn name(&self) -> &'static str;
 
+    /// How often its claim was put to the test: a claim that never was has not been shown.
+    fn tested(&self) -> u64;
+
     /// A change is about to be written into the book.
     fn before(&mut self, _book: &Book, _now: Timestamp, _change: Change) -> Result<(), String> {
         Ok(())
@@ -54,10 +57,10 @@ pub trait Checker: Debug {
 /// All checkers that hold for every scheduler of tokens, whatever its clients do.
 pub fn always() -> Vec<Box<dyn Checker>> {
     vec![
-        Box::new(sm_sum::SmSum),
-        Box::new(quota_window::QuotaWindow),
+        Box::new(sm_sum::SmSum::default()),
+        Box::new(quota_window::QuotaWindow::default()),
         Box::new(throttle::Throttle::default()),
-        Box::new(work_conservation::WorkConservation),
-        Box::new(ledger::Ledger),
+        Box::new(work_conservation::WorkConservation::default()),
+        Box::new(ledger::Ledger::default()),
     ]
 }

@@ -15,17 +15,24 @@ use crate::token::{Book, Change};
 use gshare_core::{Timestamp, TokenAction};
 
 /// See the [module](self).
-#[derive(Debug)]
-pub struct QuotaWindow;
+#[derive(Debug, Default)]
+pub struct QuotaWindow {
+    tested: u64,
+}
 
 impl Checker for QuotaWindow {
     fn name(&self) -> &'static str {
         "quota of a window"
     }
 
+    fn tested(&self) -> u64 {
+        self.tested
+    }
+
     fn before(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<(), String> {
         let Change::Action(TokenAction::Grant { client, lease, budget, .. }) = change else { return Ok(()) };
         let Some(entry) = book.client(client) else { return Ok(()) };
+        self.tested += 1;
         let remain = entry.account.remain_without(now, Some(lease), Bound::Least);
         if budget <= remain {
             return Ok(());

@@ -24,6 +24,7 @@ pub struct RequestMet {
     slack: Duration,
     /// By GPU: the window watched, and whether everybody behaved in it so far.
     gpus: BTreeMap<GpuId, Watch>,
+    tested: u64,
 }
 
 #[derive(Debug)]
@@ -37,7 +38,7 @@ struct Watch {
 impl RequestMet {
     /// Requests are met but for `slack` in each window.
     pub const fn new(slack: Duration) -> Self {
-        Self { slack, gpus: BTreeMap::new() }
+        Self { slack, gpus: BTreeMap::new(), tested: 0 }
     }
 
     /// Whether the GPU ran for this client, and not beyond its budget, all the time it held the token.
@@ -65,9 +66,10 @@ impl RequestMet {
         Ok(())
     }
 
-    fn close(&self, book: &Book, windows: Windows, watch: &Watch) -> Result<(), String> {
+    fn close(&mut self, book: &Book, windows: Windows, watch: &Watch) -> Result<(), String> {
         for &id in &watch.keen {
             let Some(client) = book.client(id) else { continue };
+            self.tested += 1;
             let request = client.share.quota.request().of(windows.length);
             let charged = client.account.charged(watch.window, Bound::Most);
             if charged.saturating_add(self.slack) < request {
@@ -100,6 +102,10 @@ const fn wants(client: &Client) -> bool {
 impl Checker for RequestMet {
     fn name(&self) -> &'static str {
         "request met"
+    }
+
+    fn tested(&self) -> u64 {
+        self.tested
     }
 
     fn before(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<(), String> {

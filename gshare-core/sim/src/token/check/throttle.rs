@@ -15,11 +15,16 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub struct Throttle {
     until: BTreeMap<ClientId, Timestamp>,
+    tested: u64,
 }
 
 impl Checker for Throttle {
     fn name(&self) -> &'static str {
         "throttle"
+    }
+
+    fn tested(&self) -> u64 {
+        self.tested
     }
 
     fn before(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<(), String> {
@@ -41,6 +46,7 @@ impl Checker for Throttle {
                 _ => Ok(()),
             },
             Change::Action(TokenAction::Throttle { client, until, .. }) => {
+                self.tested += 1;
                 self.until.insert(client, until);
                 let Some(entry) = book.client(client) else { return Ok(()) };
                 let remain = entry.account.remain(now, Bound::Most);

@@ -17,15 +17,22 @@ use crate::token::account::Bound;
 use gshare_core::{GpuId, SmShare, Timestamp, TokenScheduler};
 
 /// See the [module](self).
-#[derive(Debug)]
-pub struct WorkConservation;
+#[derive(Debug, Default)]
+pub struct WorkConservation {
+    tested: u64,
+}
 
 impl Checker for WorkConservation {
     fn name(&self) -> &'static str {
         "work conservation"
     }
 
+    fn tested(&self) -> u64 {
+        self.tested
+    }
+
     fn settled(&mut self, book: &Book, now: Timestamp, scheduler: &dyn TokenScheduler) -> Result<(), String> {
+        self.tested += 1;
         book.gpus().into_iter().try_for_each(|gpu| on_gpu(book, now, gpu))?;
         wakes_up(book, now, scheduler.next_deadline())
     }

@@ -1,0 +1,462 @@
+//! Whether a scheduler of tokens keeps the contract of [`TokenScheduler`].
+//!
+//! # What is run
+//! 1. **Random worlds**: [operations](crate::token::ops) over a few slots and GPUs, nonsense and late calls included, under
+//!    the checkers that [always](check::always) hold.
+//! 2. **The same again**: the log hash must be the same.
+//! 3. **The same without the nonsense**: the log hash must be the same. A refused call that left anything behind, however
+//!    hidden, shows sooner or later in what is done after it.
+//! 4. **Keen clients**: they always want more, use what they are given at once and to the nanosecond, and sometimes ask
+//!    ahead of time. Then requests must be met to the nanosecond in every window, and waits must be bounded, for shapes from
+//!    narrow to wide.
+//! 5. **Scenes**: who leaves frees his SMs in the same call, who dies frees them at the end of his lease, a wide client is
+//!    not passed over, time nobody claims goes to who can use it.
+//!
+//! A claim that was never put to the test counts as a failure of the suite.
+
+use crate::event_queue::EventQueue;
+use crate::rng::Rng;
+use crate::token::check::{self, Checker, bounded_wait::BoundedWait, request_met::RequestMet};
+use crate::token::drive::Driver;
+use crate::token::ops::{TokenOp, World};
+use crate::token::{Terms, Violation};
+use core::fmt;
+use gshare_core::{
+    ClientId, Duration, GpuId, LeaseId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenAction,
+    TokenEvent, TokenScheduler,
+};
+use std::collections::BTreeMap;
+
+/// What to run, and what the policy promises.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Conformance {
+    /// What the policy says of itself.
+    pub terms: Terms,
+    /// Number of slots and GPUs that an instance has.
+    pub world: World,
+    /// Seeds of the random worlds and of the keen clients.
+    pub seeds: core::ops::Range<u64>,
+    /// Operations in a random world.
+    pub operations: usize,
+    /// Windows that keen clients run for.
+    pub windows: u64,
+    /// Whether it promises the requests of keen clients (see [`check::request_met`]).
+    pub meets_requests: bool,
+    /// Whether it bounds the waits of those who are owed time (see [`check::bounded_wait`]).
+    pub bounds_waits: bool,
+}
+
+impl Conformance {
+    /// Everything that is promised, over 40 seeds: a few seconds in a debug build.
+    pub const fn new(terms: Terms, world: World) -> Self {
+        Self {
+            terms,
+            world,
+            seeds: 0..40,
+            operations: 400,
+            windows: 20,
+            meets_requests: true,
+            bounds_waits: true,
+        }
+    }
+
+    /// The same suite over other seeds.
+    #[must_use]
+    pub fn with_seeds(self, seeds: core::ops::Range<u64>) -> Self {
+        Self { seeds, ..self }
+    }
+}
+
+/// What was run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// Calls that were checked.
+    pub calls: u64,
+    /// How often each claim was put to the test.
+    pub tested: BTreeMap<&'static str, u64>,
+}
+
+impl Report {
+    fn add(&mut self, driver: &Driver) {
+        self.calls += driver.audit().calls();
+        for (name, count) in driver.audit().tested() {
+            *self.tested.entry(name).or_default() += count;
+        }
+    }
+}
+
+/// The first thing that was found wrong.
+#[derive(Clone)]
+pub struct Failure {
+    /// What was run, with its seed.
+    pub run: String,
+    /// What was wrong.
+    pub violation: Violation,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.run, self.violation)
+    }
+}
+
+/// As `Display`, so that `unwrap` in a test prints the picture as a picture.
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl core::error::Error for Failure {}
+
+/// Runs the suite over the instances that `make` builds; they must be equal and without clients.
+pub fn token_scheduler(
+    make: &dyn Fn() -> Box<dyn TokenScheduler>,
+    profile: &Conformance,
+) -> Result<Report, Failure> {
+    let mut report = Report::default();
+    for seed in profile.seeds.clone() {
+        let fail = |name: &str, violation| Failure { run: format!("{name}, seed {seed}"), violation };
+        random_world(make, profile, seed, &mut report)
+            .map_err(|violation| fail("random world", violation))?;
+        keen_clients(make, profile, seed, &mut report)
+            .map_err(|violation| fail("keen clients", violation))?;
+    }
+    let scenes: [(&str, Scene); 5] = [
+        ("who leaves frees his SMs in the same call", leaving),
+        ("who never returns loses his SMs at the end of his lease", dying),
+        ("a wide client is not passed over by narrow ones", wide_and_narrow),
+        ("time nobody claims goes to who can use it", elastic),
+        ("a return makes room in the same call", returning),
+    ];
+    for (name, scene) in scenes {
+        let mut driver = driver(make, profile, false);
+        scene(&mut driver, profile).map_err(|violation| Failure { run: name.to_owned(), violation })?;
+        report.add(&driver);
+    }
+    for (name, count) in &report.tested {
+        if *count == 0 {
+            let violation = driver(make, profile, false).wrong(format!("`{name}` was never put to the test"));
+            return Err(Failure { run: "all".to_owned(), violation });
+        }
+    }
+    Ok(report)
+}
+
+type Scene = fn(&mut Driver, &Conformance) -> Result<(), Violation>;
+
+fn driver(make: &dyn Fn() -> Box<dyn TokenScheduler>, profile: &Conformance, keen: bool) -> Driver {
+    let mut checkers = check::always();
+    if keen && profile.meets_requests {
+        checkers.push(Box::new(RequestMet::new(Duration::ZERO)) as Box<dyn Checker>);
+    }
+    if keen && profile.bounds_waits {
+        checkers.push(Box::new(BoundedWait::default()));
+    }
+    Driver::new(make(), profile.terms, checkers)
+}
+
+/// Runs 1 to 3.
+fn random_world(
+    make: &dyn Fn() -> Box<dyn TokenScheduler>,
+    profile: &Conformance,
+    seed: u64,
+    report: &mut Report,
+) -> Result<(), Violation> {
+    let run = |nonsense: bool| {
+        let mut rng = Rng::new(seed);
+        // Small worlds and short pauses collide more; both are drawn once per seed.
+        let slots = u32::try_from(rng.between(1, u64::from(profile.world.slots))).unwrap_or(1);
+        let world = World { slots, ..profile.world };
+        let mut driver = driver(make, profile, false);
+        for _ in 0..profile.operations {
+            let op = TokenOp::random(&mut rng);
+            if nonsense || !op.is_nonsense() {
+                op.apply(world, &mut driver)?;
+            }
+        }
+        Ok(driver)
+    };
+    let first = run(true)?;
+    report.add(&first);
+    for (nonsense, what) in [(true, "when it was run again"), (false, "without the refused calls")] {
+        let second = run(nonsense)?;
+        if first.audit().log_hash() != second.audit().log_hash() {
+            return Err(second.wrong(format!("the same events gave other actions {what}")));
+        }
+    }
+    Ok(())
+}
+
+/// Clients that always want more and answer at once.
+struct Keen<'a> {
+    driver: &'a mut Driver,
+    queue: EventQueue<Done>,
+    /// Ask for more when this much of the budget is left.
+    ahead: Duration,
+    /// What each is working on.
+    work: BTreeMap<ClientId, (LeaseId, Timestamp)>,
+}
+
+/// A client has used its budget up to a point; void when it was given more since.
+#[derive(Debug, Clone, Copy)]
+struct Done {
+    client: ClientId,
+    lease: LeaseId,
+    budget: Duration,
+    /// Only ask for more, ahead of the end.
+    ask: bool,
+}
+
+impl<'a> Keen<'a> {
+    fn new(driver: &'a mut Driver, ahead: Duration) -> Self {
+        Self { driver, queue: EventQueue::new(), ahead, work: BTreeMap::new() }
+    }
+
+    fn call(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), Violation> {
+        self.driver.must(now, event)?;
+        let orders = self.driver.actions().to_vec();
+        for order in orders {
+            if let TokenAction::Grant { client, lease, budget, expires } = order {
+                let replaced = self.work.get(&client).filter(|(held, _)| *held != lease).copied();
+                let (_, since) = *self
+                    .work
+                    .entry(client)
+                    .and_modify(|work| {
+                        if work.0 != lease {
+                            *work = (lease, now);
+                        }
+                    })
+                    .or_insert((lease, now));
+                let end = since.saturating_add(budget).min(expires);
+                self.queue.schedule(end, Done { client, lease, budget, ask: false });
+                if !self.ahead.is_zero() {
+                    let early = end.saturating_sub(self.ahead).max(now);
+                    self.queue.schedule(early, Done { client, lease, budget, ask: true });
+                }
+                if let Some((lease, since)) = replaced {
+                    self.call(
+                        now,
+                        TokenEvent::TokenReturned { client, lease, used: now.saturating_since(since) },
+                    )?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, until: Timestamp) -> Result<(), Violation> {
+        loop {
+            let deadline = self.driver.scheduler().next_deadline();
+            let next = self.queue.next_at().into_iter().chain(deadline).min();
+            let Some(now) = next.filter(|&next| next <= until) else { return Ok(()) };
+            if self.queue.next_at() == Some(now) {
+                if let Some((_, done)) = self.queue.pop() {
+                    self.done(now, done)?;
+                }
+            } else {
+                self.call(now, TokenEvent::DeadlineReached)?;
+            }
+        }
+    }
+
+    fn done(&mut self, now: Timestamp, done: Done) -> Result<(), Violation> {
+        let Done { client, lease, budget, ask } = done;
+        let held = self.driver.book().client(client).and_then(|entry| entry.held);
+        // Void when it was extended or replaced since.
+        if held.is_none_or(|held| held.lease != lease || held.budget != budget) {
+            return Ok(());
+        }
+        if ask {
+            return self.call(now, TokenEvent::TokenRequested { client });
+        }
+        if let Some((_, since)) = self.work.remove(&client) {
+            let used = now.saturating_since(since).min(budget);
+            self.call(now, TokenEvent::TokenReturned { client, lease, used })?;
+        }
+        self.call(now, TokenEvent::TokenRequested { client })
+    }
+}
+
+/// Run 4.
+fn keen_clients(
+    make: &dyn Fn() -> Box<dyn TokenScheduler>,
+    profile: &Conformance,
+    seed: u64,
+    report: &mut Report,
+) -> Result<(), Violation> {
+    let mut rng = Rng::new(seed);
+    let mut driver = driver(make, profile, true);
+    let clients = rng.between(1, u64::from(profile.world.slots));
+    let shares = keen_shares(&mut rng, clients);
+    let ahead =
+        if rng.percent(50) { rng.duration(Duration::ZERO, Duration::from_millis(2)) } else { Duration::ZERO };
+    let start = Timestamp::ZERO.saturating_add(rng.duration(Duration::ZERO, profile.terms.window));
+    let mut keen = Keen::new(&mut driver, ahead);
+    for (slot, share) in (0..).zip(shares) {
+        let client = ClientId::new(slot, 0);
+        keen.call(start, TokenEvent::ClientJoined { client, gpu: GpuId(0), share })?;
+        keen.call(start, TokenEvent::TokenRequested { client })?;
+    }
+    keen.run(start.saturating_add(profile.terms.window.saturating_mul(profile.windows)))?;
+    report.add(&driver);
+    Ok(())
+}
+
+/// Shares whose requests add up to at most the whole, or (one seed in four) to whatever comes; SMs of one of four shapes.
+fn keen_shares(rng: &mut Rng, clients: u64) -> Vec<Share> {
+    let shape = rng.below(4);
+    let feasible = !rng.percent(25);
+    let mut left = 10_000;
+    (0..clients)
+        .map(|index| {
+            let most = if feasible { left * 2 / (clients - index).max(2) } else { 10_000 };
+            let request = if rng.percent(10) { 0 } else { rng.between(0, most.min(10_000)) };
+            left = left.saturating_sub(request);
+            let limit = if rng.percent(40) { request.max(1) } else { rng.between(request.max(1), 10_000) };
+            let sm = match shape {
+                0 => 10_000,
+                1 => rng.between(1, 10_000),
+                2 => rng.between(100, 3_000),
+                // Narrow ones with a wide one among them.
+                _ => {
+                    if index == 0 {
+                        rng.between(7_000, 10_000)
+                    } else {
+                        rng.between(100, 2_500)
+                    }
+                }
+            };
+            let points = |points: u64| u16::try_from(points).unwrap_or(10_000);
+            share(points(request), points(limit), points(sm))
+        })
+        .collect()
+}
+
+fn share(request: u16, limit: u16, sm: u16) -> Share {
+    let quota = |points| Quota::new(points).unwrap_or(Quota::WHOLE);
+    let quota = QuotaRange::new(quota(request), quota(limit)).unwrap_or(QuotaRange::BEST_EFFORT);
+    Share { quota, sm: SmShare::new(sm).unwrap_or(SmShare::WHOLE) }
+}
+
+fn join(driver: &mut Driver, slot: u32, share: Share) -> Result<ClientId, Violation> {
+    let client = ClientId::new(slot, 0);
+    driver.must(driver.now(), TokenEvent::ClientJoined { client, gpu: GpuId(0), share })?;
+    Ok(client)
+}
+
+fn ask(driver: &mut Driver, client: ClientId) -> Result<(), Violation> {
+    driver.must(driver.now(), TokenEvent::TokenRequested { client })
+}
+
+fn lease_of(driver: &Driver, client: ClientId) -> Option<LeaseId> {
+    driver.book().client(client)?.held.map(|held| held.lease)
+}
+
+fn expect(driver: &Driver, ok: bool, message: &str) -> Result<(), Violation> {
+    if ok { Ok(()) } else { Err(driver.wrong(message.to_owned())) }
+}
+
+/// Two clients that cannot run side by side; the first holds, the second waits.
+fn one_behind_another(driver: &mut Driver) -> Result<(ClientId, ClientId), Violation> {
+    let first = join(driver, 0, share(2_000, 10_000, 6_000))?;
+    let second = join(driver, 1, share(2_000, 10_000, 6_000))?;
+    ask(driver, first)?;
+    ask(driver, second)?;
+    expect(driver, lease_of(driver, first).is_some(), "an idle GPU was not given to who asked first")?;
+    expect(driver, lease_of(driver, second).is_none(), "two clients of 60 % of the SMs hold at once")?;
+    Ok((first, second))
+}
+
+fn leaving(driver: &mut Driver, _: &Conformance) -> Result<(), Violation> {
+    let (first, second) = one_behind_another(driver)?;
+    driver.must(driver.now(), TokenEvent::ClientLeft { client: first })?;
+    expect(
+        driver,
+        lease_of(driver, second).is_some(),
+        "the SMs of a client that left were not given on at once",
+    )
+}
+
+fn returning(driver: &mut Driver, _: &Conformance) -> Result<(), Violation> {
+    let (first, second) = one_behind_another(driver)?;
+    let Some(lease) = lease_of(driver, first) else { return Ok(()) };
+    let now = driver.now().saturating_add(Duration::from_micros(10));
+    driver.must(now, TokenEvent::TokenReturned { client: first, lease, used: Duration::from_micros(10) })?;
+    expect(driver, lease_of(driver, second).is_some(), "the SMs of an idle token were not given on at once")?;
+    let used = Duration::from_micros(20);
+    driver.must_refuse(now, TokenEvent::TokenReturned { client: first, lease, used }).map(|_| ())
+}
+
+fn dying(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> {
+    let (first, second) = one_behind_another(driver)?;
+    let Some(held) = driver.book().client(first).and_then(|client| client.held) else { return Ok(()) };
+    driver.advance(held.expires.saturating_add(profile.terms.overtime))?;
+    expect(
+        driver,
+        lease_of(driver, first).is_none(),
+        "a lease that was never returned was not revoked in time",
+    )?;
+    expect(
+        driver,
+        lease_of(driver, second).is_some(),
+        "the SMs of a revoked lease were not given on at once",
+    )?;
+    // Whoever was only slow is heard still, once.
+    let returned = TokenEvent::TokenReturned { client: first, lease: held.lease, used: held.budget };
+    driver.must(driver.now(), returned)?;
+    driver.must_refuse(driver.now(), returned).map(|_| ())
+}
+
+fn wide_and_narrow(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> {
+    let start = driver.now();
+    let mut keen = Keen::new(driver, Duration::ZERO);
+    // Three narrow clients that never leave 90 % of the SMs free by themselves, and a wide one that comes last.
+    for slot in 0..4 {
+        let client = ClientId::new(slot, 0);
+        let share = if slot == 3 { share(2_000, 10_000, 9_000) } else { share(2_000, 10_000, 3_000) };
+        let at = start.saturating_add(Duration::from_millis(3).saturating_mul(slot.into()));
+        keen.run(at)?;
+        keen.call(at, TokenEvent::ClientJoined { client, gpu: GpuId(0), share })?;
+        keen.call(at, TokenEvent::TokenRequested { client })?;
+    }
+    keen.run(start.saturating_add(profile.terms.window.saturating_mul(10)))?;
+    let used = |slot| {
+        driver.scheduler().client(ClientId::new(slot, 0)).map_or(Duration::ZERO, |status| status.total_used)
+    };
+    let wide = used(3);
+    let owed = Quota::new(2_000).unwrap_or(Quota::WHOLE).of(profile.terms.window).saturating_mul(8);
+    expect(
+        driver,
+        wide >= owed,
+        &format!("in 10 windows a wide client got {wide} of {owed} that it is owed in 8"),
+    )
+}
+
+fn elastic(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> {
+    let start = driver.now();
+    let mut keen = Keen::new(driver, Duration::ZERO);
+    let client = ClientId::new(0, 0);
+    let idle = ClientId::new(1, 0);
+    keen.call(start, TokenEvent::ClientJoined { client, gpu: GpuId(0), share: share(1_000, 8_000, 10_000) })?;
+    keen.call(
+        start,
+        TokenEvent::ClientJoined { client: idle, gpu: GpuId(0), share: share(9_000, 9_000, 10_000) },
+    )?;
+    keen.call(start, TokenEvent::TokenRequested { client })?;
+    let windows = 5;
+    keen.run(
+        start
+            .saturating_add(profile.terms.window.saturating_mul(windows))
+            .saturating_sub(Duration::from_nanos(1)),
+    )?;
+    let used = driver.scheduler().client(client).map_or(Duration::ZERO, |status| status.total_used);
+    let limit = Quota::new(8_000).unwrap_or(Quota::WHOLE).of(profile.terms.window).saturating_mul(windows);
+    expect(
+        driver,
+        used == limit,
+        &format!("alone, a client of limit 80 % used {used} in {windows} windows, not {limit}"),
+    )
+}

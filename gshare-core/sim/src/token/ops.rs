@@ -1,0 +1,288 @@
+//! Operations: random calls as small values, for property tests, fuzzers and committed regressions alike.
+//!
+//! An operation names a slot and percentages, never a lease or a time: what it means follows from the book, so any
+//! list of operations is a possible history, and shrinking one leaves a possible history.
+
+use super::drive::Driver;
+use super::{Book, Violation};
+use crate::rng::Rng;
+use gshare_core::{
+    ClientId, Duration, GpuId, LeaseId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenError, TokenEvent,
+};
+
+/// One operation. Slots and GPUs count modulo the world's size, percentages modulo 101.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "arbitrary", derive(arbitrary::Arbitrary))]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum TokenOp {
+    /// Time passes; the scheduler is called at its deadlines.
+    Wait {
+        /// How long.
+        micros: u16,
+    },
+    /// Time passes and nobody calls the scheduler, whatever its deadlines.
+    Sleep {
+        /// How long, in 100 microseconds.
+        tenths_ms: u16,
+    },
+    /// The next deadline comes.
+    Deadline,
+    /// The scheduler is called as if at a deadline.
+    Poke,
+    /// A client joins, if its slot is free.
+    Join {
+        /// Its slot.
+        slot: u8,
+        /// Its GPU.
+        gpu: u8,
+        /// Per cent requested, of the limit.
+        request: u8,
+        /// Per cent allowed, at least 1.
+        limit: u8,
+        /// Per cent of the SMs, at least 1.
+        sm: u8,
+    },
+    /// A client's share changes.
+    Change {
+        /// Its slot.
+        slot: u8,
+        /// Per cent requested, of the limit.
+        request: u8,
+        /// Per cent allowed, at least 1.
+        limit: u8,
+        /// Per cent of the SMs, at least 1.
+        sm: u8,
+    },
+    /// A client leaves, with whatever it holds.
+    Leave {
+        /// Its slot.
+        slot: u8,
+    },
+    /// A client asks.
+    Request {
+        /// Its slot.
+        slot: u8,
+    },
+    /// A client returns what it holds.
+    Return {
+        /// Its slot.
+        slot: u8,
+        /// GPU time used in per cent of the budget; may be more than 100.
+        used: u8,
+    },
+    /// A client reports on what it holds.
+    Report {
+        /// Its slot.
+        slot: u8,
+        /// GPU time used in per cent of the budget; may be more than 100.
+        used: u8,
+    },
+    /// A client returns what it held before, if that was not returned.
+    ReturnLate {
+        /// Its slot.
+        slot: u8,
+        /// GPU time used in per cent of the budget; may be more than 100.
+        used: u8,
+    },
+    /// A call that must be refused.
+    Nonsense {
+        /// Whose slot it names.
+        slot: u8,
+        /// Which nonsense.
+        kind: u8,
+    },
+}
+
+/// How large a world of operations is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct World {
+    /// Slots of clients; the scheduler must have as many.
+    pub slots: u32,
+    /// GPUs; the scheduler must have as many.
+    pub gpus: u32,
+}
+
+impl TokenOp {
+    /// A random operation; those that move a world along are more likely than those that shake it.
+    pub fn random(rng: &mut Rng) -> Self {
+        let mut byte = || rng.next_u64().to_le_bytes()[0];
+        let (slot, a, b, c, d) = (byte(), byte(), byte(), byte(), byte());
+        match byte() % 32 {
+            0..4 => Self::Wait { micros: u16::from_le_bytes([a, b]) },
+            4 => Self::Sleep { tenths_ms: u16::from_le_bytes([a, b & 3]) },
+            5..9 => Self::Deadline,
+            9 => Self::Poke,
+            10..13 => Self::Join { slot, gpu: d, request: a, limit: b, sm: c },
+            13 => Self::Change { slot, request: a, limit: b, sm: c },
+            14 => Self::Leave { slot },
+            15..22 => Self::Request { slot },
+            22..26 => Self::Return { slot, used: a % 120 },
+            26..29 => Self::Report { slot, used: a % 110 },
+            29..31 => Self::ReturnLate { slot, used: a },
+            _ => Self::Nonsense { slot, kind: a },
+        }
+    }
+
+    /// Whether the scheduler must refuse it.
+    pub const fn is_nonsense(self) -> bool {
+        matches!(self, Self::Nonsense { .. })
+    }
+
+    /// Does it. What makes no sense at present (a return of nothing) does nothing.
+    pub fn apply(self, world: World, driver: &mut Driver) -> Result<(), Violation> {
+        let now = driver.now();
+        let client = |slot: u8, book: &Book| book.in_slot(u32::from(slot) % world.slots);
+        match self {
+            Self::Wait { micros } => {
+                let until = now.saturating_add(Duration::from_micros(micros.into()));
+                driver.advance(until)?;
+                driver.must(until, TokenEvent::DeadlineReached)
+            }
+            Self::Sleep { tenths_ms } => {
+                let until = now.saturating_add(Duration::from_micros(100 * u64::from(tenths_ms)));
+                driver.must(until, TokenEvent::DeadlineReached)
+            }
+            Self::Deadline => match driver.scheduler().next_deadline() {
+                Some(deadline) => driver.must(deadline.max(now), TokenEvent::DeadlineReached),
+                None => Ok(()),
+            },
+            Self::Poke => driver.must(now, TokenEvent::DeadlineReached),
+            Self::Join { slot, gpu, request, limit, sm } => {
+                let slot = u32::from(slot) % world.slots;
+                if driver.book().in_slot(slot).is_some() {
+                    return Ok(());
+                }
+                let client = ClientId::new(slot, driver.book().next_generation(slot));
+                let gpu = GpuId(u32::from(gpu) % world.gpus);
+                driver.must(now, TokenEvent::ClientJoined { client, gpu, share: share(request, limit, sm) })
+            }
+            Self::Change { slot, request, limit, sm } => match client(slot, driver.book()) {
+                Some(client) => {
+                    driver.must(now, TokenEvent::ShareChanged { client, share: share(request, limit, sm) })
+                }
+                None => Ok(()),
+            },
+            Self::Leave { slot } => match client(slot, driver.book()) {
+                Some(client) => driver.must(now, TokenEvent::ClientLeft { client }),
+                None => Ok(()),
+            },
+            Self::Request { slot } => match client(slot, driver.book()) {
+                Some(client) => driver.must(now, TokenEvent::TokenRequested { client }),
+                None => Ok(()),
+            },
+            Self::Return { slot, used } | Self::Report { slot, used } => {
+                let Some(client) = client(slot, driver.book()) else { return Ok(()) };
+                let Some(held) = driver.book().client(client).and_then(|entry| entry.held) else {
+                    return Ok(());
+                };
+                let used = percent(held.budget, used).max(held.reported);
+                let lease = held.lease;
+                driver.must(
+                    now,
+                    match self {
+                        Self::Return { .. } => TokenEvent::TokenReturned { client, lease, used },
+                        _ => TokenEvent::UsageReported { client, lease, used },
+                    },
+                )
+            }
+            Self::ReturnLate { slot, used } => {
+                let Some(client) = client(slot, driver.book()) else { return Ok(()) };
+                let Some(held) = driver.book().client(client).and_then(|entry| entry.unsettled) else {
+                    return Ok(());
+                };
+                let used = percent(held.budget, used).max(held.reported);
+                driver.must(now, TokenEvent::TokenReturned { client, lease: held.lease, used })
+            }
+            Self::Nonsense { slot, kind } => nonsense(slot, kind, world, driver),
+        }
+    }
+}
+
+fn percent(whole: Duration, percent: u8) -> Duration {
+    Duration::from_nanos(whole.as_nanos().saturating_mul(percent.into()) / 100)
+}
+
+/// A share that is sound: `request` is per cent of the limit.
+fn share(request: u8, limit: u8, sm: u8) -> Share {
+    let limit = 1 + u16::from(limit) % 100;
+    let request = u16::from(request) % 101 * limit;
+    let quota = |points| Quota::new(points).unwrap_or(Quota::WHOLE);
+    let sm = SmShare::from_percent(1 + u16::from(sm) % 100).unwrap_or(SmShare::WHOLE);
+    let quota = QuotaRange::new(quota(request), quota(100 * limit)).unwrap_or(QuotaRange::BEST_EFFORT);
+    Share { quota, sm }
+}
+
+/// A call that no scheduler may accept, and the error it must give.
+fn nonsense(slot: u8, kind: u8, world: World, driver: &mut Driver) -> Result<(), Violation> {
+    let now = driver.now();
+    let slot = u32::from(slot) % world.slots;
+    let gpu = GpuId(0);
+    let nobody = ClientId::new(slot, driver.book().next_generation(slot));
+    let somebody = driver.book().in_slot(slot);
+    let lease = LeaseId(u64::MAX);
+    let used = Duration::ZERO;
+    let sound = share(50, 50, 50);
+    let expected: (Timestamp, TokenEvent, fn(&TokenError) -> bool) = match (kind % 12, somebody) {
+        (0, _) if now > Timestamp::ZERO => {
+            let past = now.saturating_sub(Duration::from_nanos(1));
+            (past, TokenEvent::DeadlineReached, |error| matches!(error, TokenError::TimeWentBack { .. }))
+        }
+        // Refused in the future: the time must not move there either.
+        (1, _) => (
+            now.saturating_add(Duration::from_secs(1)),
+            TokenEvent::TokenRequested { client: nobody },
+            is_unknown,
+        ),
+        (2, _) => (now, TokenEvent::ClientLeft { client: nobody }, is_unknown),
+        (3, _) => (now, TokenEvent::ShareChanged { client: nobody, share: sound }, is_unknown),
+        (4, _) => (now, TokenEvent::TokenReturned { client: nobody, lease, used }, is_unknown),
+        (5, Some(client)) => (now, TokenEvent::TokenReturned { client, lease, used }, is_stale),
+        (6, Some(client)) => (now, TokenEvent::UsageReported { client, lease, used }, is_stale),
+        (7, Some(client)) => (now, TokenEvent::ClientJoined { client, gpu, share: sound }, |error| {
+            matches!(error, TokenError::ClientExists { .. })
+        }),
+        (8, Some(client)) => {
+            let share = Share { sm: SmShare::ZERO, ..sound };
+            (now, TokenEvent::ShareChanged { client, share }, |error| {
+                matches!(error, TokenError::BadShare { .. })
+            })
+        }
+        (9, Some(client)) => {
+            // The shrinking report, where there is something that can shrink.
+            let Some(held) = driver.book().client(client).and_then(|entry| entry.held) else { return Ok(()) };
+            let Some(less) = held.reported.as_nanos().checked_sub(1) else { return Ok(()) };
+            let used = Duration::from_nanos(less);
+            (now, TokenEvent::UsageReported { client, lease: held.lease, used }, |error| {
+                matches!(error, TokenError::UsageShrank { .. })
+            })
+        }
+        (10, None) => {
+            let client = ClientId::new(u32::MAX, 0);
+            (now, TokenEvent::ClientJoined { client, gpu, share: sound }, |error| {
+                matches!(error, TokenError::TooManyClients { .. })
+            })
+        }
+        (11, None) => {
+            let gpu = GpuId(u32::MAX);
+            (now, TokenEvent::ClientJoined { client: nobody, gpu, share: sound }, |error| {
+                matches!(error, TokenError::UnknownGpu { .. })
+            })
+        }
+        _ => return Ok(()),
+    };
+    let (at, event, fits) = expected;
+    let error = driver.must_refuse(at, event)?;
+    if fits(&error) {
+        Ok(())
+    } else {
+        Err(driver.wrong(format!("{event:?} was refused with the wrong error: {error}")))
+    }
+}
+
+const fn is_unknown(error: &TokenError) -> bool {
+    matches!(error, TokenError::UnknownClient { .. })
+}
+
+const fn is_stale(error: &TokenError) -> bool {
+    matches!(error, TokenError::StaleLease { .. })
+}
