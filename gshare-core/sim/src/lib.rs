@@ -22,6 +22,7 @@
 pub mod arrivals;
 pub mod conformance;
 pub mod gpu;
+pub mod node;
 pub mod token;
 pub mod trace;
 

@@ -3,7 +3,7 @@
 use super::plan::Plan;
 use crate::rng::Rng;
 use gshare_core::gate::{LaunchGate, LeaseLedger, Settlement};
-use gshare_core::{ClientId, Duration, GpuId, LeaseId, Timestamp};
+use gshare_core::{Duration, GpuId, LeaseId, Timestamp};
 use std::collections::VecDeque;
 
 /// What a hook says to the daemon.
@@ -82,11 +82,89 @@ impl Hook {
         }
     }
 
-    pub(super) const fn lease(&self) -> Option<LeaseId> {
-        self.ledger_lease()
+    /// The process looks at what it may do now: launches what the gate lets through, then asks, reports or gives back.
+    pub(super) fn pump(&mut self, now: Timestamp, says: &mut Vec<Say>, launches: &mut Vec<Launch>) {
+        if self.mood == Mood::Hung {
+            return;
+        }
+        let Some(lease) = self.ledger.lease() else {
+            if self.mood == Mood::Busy && !self.requested {
+                self.requested = true;
+                says.push(Say::Request);
+            }
+            return;
+        };
+        while self.mood == Mood::Busy && now < self.expires {
+            let (low, high) = self.plan.kernel;
+            let duration = *self.next.get_or_insert_with(|| self.rng.duration(low, high));
+            let predicted = Duration::from_nanos(duration.as_nanos() * self.plan.predicted_percent / 100);
+            if !self.gate.try_spend(0, predicted) {
+                break;
+            }
+            self.predicted.push_back(predicted);
+            launches.push(Launch { lease, duration });
+            self.next = None;
+        }
+        let (unspent, in_flight) = (self.ledger.unspent(&self.gate), self.ledger.in_flight(&self.gate));
+        if now >= self.expires || (unspent.is_zero() && in_flight <= REMAINDER) {
+            self.give_back(self.mood == Mood::Busy, says);
+        } else if self.mood == Mood::Busy && !self.requested && unspent < AHEAD {
+            self.requested = true;
+            says.push(Say::Request);
+        } else if now.saturating_since(self.reported_at) >= REPORT_EVERY {
+            self.reported_at = now;
+            says.push(Say::Report { lease, used: self.ledger.used(&self.gate) });
+        }
     }
 
-    const fn ledger_lease(&self) -> Option<LeaseId> {
-        None
+    /// A grant has arrived. Gives when it expires, if it means anything.
+    pub(super) fn granted(
+        &mut self,
+        lease: LeaseId,
+        budget: Duration,
+        expires: Timestamp,
+        says: &mut Vec<Say>,
+    ) -> Option<Timestamp> {
+        if self.mood == Mood::Hung || self.closed.is_some_and(|closed| lease <= closed) {
+            return None;
+        }
+        let replaced = self.ledger.grant(&self.gate, lease, budget);
+        self.expires = expires;
+        self.requested = false;
+        self.settled(replaced, false, says);
+        Some(expires)
+    }
+
+    /// The lease is void.
+    pub(super) fn revoked(&mut self, lease: LeaseId, says: &mut Vec<Say>) {
+        if self.mood != Mood::Hung && self.ledger.lease() == Some(lease) {
+            self.give_back(self.mood == Mood::Busy, says);
+        }
+    }
+
+    /// The oldest kernel in flight is known to have ended, after it ran for `measured`.
+    pub(super) fn completed(&mut self, measured: Duration) {
+        if let Some(predicted) = self.predicted.pop_front() {
+            self.ledger.completed(&self.gate, predicted, measured);
+        }
+    }
+
+    /// Nothing is launched, nothing wanted: gives back a token that others could use.
+    pub(super) fn is_idle(&self) -> bool {
+        self.mood == Mood::Silent && self.ledger.lease().is_some() && self.predicted.is_empty()
+    }
+
+    /// Gives the token back.
+    pub(super) fn give_back(&mut self, again: bool, says: &mut Vec<Say>) {
+        let settled = self.ledger.close(&self.gate);
+        self.requested |= again;
+        self.settled(settled, again, says);
+    }
+
+    fn settled(&mut self, settlement: Option<Settlement>, again: bool, says: &mut Vec<Say>) {
+        if let Some(Settlement { lease, used }) = settlement {
+            self.closed = self.closed.max(Some(lease));
+            says.push(Say::Return { lease, used, again });
+        }
     }
 }

@@ -1,0 +1,237 @@
+//! Who got how much: the shares that the device saw, against those that were promised.
+//!
+//! # What is measured
+//! GPU time is what kernels really took on the virtual device, split at the ends of windows; no scheduler's or hook's
+//! account is asked. It is compared over any [`SPAN`] consecutive windows in which nothing changed that the promise
+//! depends on, from the second whole window after such a change on:
+//!
+//! - for a client of a [capped or side-by-side](Shape) GPU: it was there, never silent, and its share was the same. It is
+//!   entitled to its limit, whatever the others did.
+//! - for a client of an [elastic](Shape::Elastic) GPU: besides, nobody came, left or changed. The clients together are
+//!   entitled to what the device delivered to them, divided thus: while it is less than the requests, in proportion to
+//!   the requests; beyond them, each gets its request and the same amount on top, up to its limit ([`divide`]).
+//!
+//! The error of a client is the difference between its measured and its entitled share. What hand-overs cost is not an
+//! error of shares; it is bounded apart: an elastic GPU delivers at least [`DELIVERED_PERCENT`] of what its clients may take.
+
+use super::plan::Shape;
+use crate::token::account::Windows;
+use gshare_core::{ClientId, Duration, GpuId, Share, Timestamp};
+use std::collections::BTreeMap;
+
+/// Windows over which a share is measured.
+pub const SPAN: u64 = 10;
+/// The largest error of a share, in basis points: one point.
+pub const ERROR_MAX: u64 = 100;
+/// What an elastic GPU must deliver of what its clients may take together.
+pub const DELIVERED_PERCENT: u64 = 80;
+
+/// A time in which nothing changed that a client's entitlement depends on.
+#[derive(Debug, Clone, Copy)]
+struct Calm {
+    client: ClientId,
+    gpu: GpuId,
+    shape: Shape,
+    share: Share,
+    windows: Windows,
+    /// Number of the calm time on this GPU: in an elastic one all clients share it.
+    epoch: u64,
+    from: Timestamp,
+    until: Timestamp,
+}
+
+impl Calm {
+    /// First window that counts, and the first that does not any more.
+    fn whole_windows(&self) -> (u64, u64) {
+        (self.windows.index(self.from) + 3, self.windows.index(self.until))
+    }
+}
+
+/// What was measured so far.
+#[derive(Debug, Default)]
+pub(super) struct Shares {
+    used: BTreeMap<(ClientId, u64), Duration>,
+    open: BTreeMap<ClientId, Calm>,
+    closed: Vec<Calm>,
+    epochs: BTreeMap<GpuId, u64>,
+}
+
+/// The shares of a run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ShareReport {
+    /// Spans that were compared: one per client and run of [`SPAN`] windows.
+    pub spans: u64,
+    /// The largest error, in basis points.
+    pub worst: u64,
+    /// The least that an elastic GPU delivered of what its clients may take together, in per cent; 100 without one.
+    pub delivered_percent: u64,
+}
+
+impl Shares {
+    /// A client is there from `from` on and is never silent.
+    pub(super) fn begin(
+        &mut self,
+        from: Timestamp,
+        client: ClientId,
+        gpu: GpuId,
+        shape: Shape,
+        share: Share,
+        windows: Windows,
+    ) {
+        let epoch = self.epochs.get(&gpu).copied().unwrap_or(0);
+        self.open.insert(client, Calm { client, gpu, shape, share, windows, epoch, from, until: from });
+    }
+
+    /// A client's calm ends.
+    pub(super) fn end(&mut self, now: Timestamp, client: ClientId) {
+        if let Some(calm) = self.open.remove(&client) {
+            self.closed.push(Calm { until: now, ..calm });
+        }
+    }
+
+    /// Something changed on an elastic GPU: the calm of all its clients ends, and begins again.
+    pub(super) fn disturb(&mut self, now: Timestamp, gpu: GpuId) {
+        let epoch = self.epochs.entry(gpu).or_default();
+        *epoch += 1;
+        for calm in self.open.values_mut().filter(|calm| calm.gpu == gpu && calm.shape == Shape::Elastic) {
+            self.closed.push(Calm { until: now, ..*calm });
+            (calm.from, calm.epoch) = (now, *epoch);
+        }
+    }
+
+    /// A kernel of a client ran.
+    pub(super) fn ran(&mut self, client: ClientId, windows: Windows, started: Timestamp, ended: Timestamp) {
+        let mut from = started;
+        while from < ended {
+            let window = windows.index(from);
+            let to = windows.end(window).min(ended);
+            *self.used.entry((client, window)).or_default() += to.saturating_since(from);
+            from = to;
+        }
+    }
+
+    /// Compares everything. The error tells of the first span that is off.
+    pub(super) fn compare(&mut self, end: Timestamp) -> Result<ShareReport, String> {
+        let open: Vec<_> = self.open.keys().copied().collect();
+        open.into_iter().for_each(|client| self.end(end, client));
+        let mut report = ShareReport { delivered_percent: 100, ..ShareReport::default() };
+        let mut elastic: BTreeMap<(GpuId, u64), Vec<Calm>> = BTreeMap::new();
+        for calm in &self.closed {
+            if calm.shape == Shape::Elastic {
+                elastic.entry((calm.gpu, calm.epoch)).or_default().push(*calm);
+                continue;
+            }
+            let entitled = calm.share.quota.limit().of(calm.windows.length).saturating_mul(SPAN);
+            let (first, end) = calm.whole_windows();
+            for window in first..end.saturating_sub(SPAN - 1) {
+                self.judge(calm, window, entitled, &mut report)?;
+            }
+        }
+        for calms in elastic.values() {
+            self.compare_elastic(calms, &mut report)?;
+        }
+        Ok(report)
+    }
+
+    fn compare_elastic(&self, calms: &[Calm], report: &mut ShareReport) -> Result<(), String> {
+        let ranges = || calms.iter().map(Calm::whole_windows);
+        let first = ranges().map(|(first, _)| first).max().unwrap_or(0);
+        let end = ranges().map(|(_, end)| end).min().unwrap_or(0);
+        for window in first..end.saturating_sub(SPAN - 1) {
+            let delivered: Duration = calms.iter().map(|calm| self.measured(calm.client, window)).sum();
+            let length = calms[0].windows.length.saturating_mul(SPAN);
+            let shares: Vec<Share> = calms.iter().map(|calm| calm.share).collect();
+            let may_take: u64 = shares.iter().map(|share| u64::from(share.quota.limit().get())).sum();
+            let may_take = length.as_nanos() / 10_000 * may_take.min(10_000);
+            let percent = delivered.as_nanos() * 100 / may_take.max(1);
+            report.delivered_percent = report.delivered_percent.min(percent);
+            if percent < DELIVERED_PERCENT {
+                return Err(format!(
+                    "{} delivered {delivered} in {SPAN} windows from {window} on, {percent} % of {} ns",
+                    calms[0].gpu, may_take
+                ));
+            }
+            for (calm, entitled) in calms.iter().zip(divide(delivered, length, &shares)) {
+                self.judge(calm, window, entitled, report)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn measured(&self, client: ClientId, window: u64) -> Duration {
+        self.used.range((client, window)..(client, window + SPAN)).map(|(_, used)| *used).sum()
+    }
+
+    fn judge(
+        &self,
+        calm: &Calm,
+        window: u64,
+        entitled: Duration,
+        report: &mut ShareReport,
+    ) -> Result<(), String> {
+        let measured = self.measured(calm.client, window);
+        let length = calm.windows.length.saturating_mul(SPAN).as_nanos();
+        let error = measured.as_nanos().abs_diff(entitled.as_nanos()).saturating_mul(10_000) / length;
+        report.spans += 1;
+        report.worst = report.worst.max(error);
+        if error <= ERROR_MAX {
+            return Ok(());
+        }
+        let by_window: Vec<String> = (window..window + SPAN)
+            .map(|window| self.used.get(&(calm.client, window)).copied().unwrap_or_default().to_string())
+            .collect();
+        let Calm { client, gpu, shape, share, .. } = calm;
+        Err(format!(
+            "{client} on {gpu} ({shape:?}, {}, {} of the SMs) got {measured} of {entitled} in {SPAN} windows from {window} on: \
+             {error} basis points off; by window {}",
+            share.quota,
+            share.sm,
+            by_window.join(" ")
+        ))
+    }
+}
+
+/// Divides `delivered` GPU time among clients that all want more, over windows of `length` together: in proportion to
+/// the requests while they are not met, else each its request and the same amount on top, up to its limit.
+///
+/// ```
+/// use gshare_core::{Duration, Share, SmShare};
+/// use gshare_sim::node::divide;
+/// let share = |quota: &str| Share { quota: quota.parse().unwrap(), sm: SmShare::WHOLE };
+/// let millis = Duration::from_millis;
+/// let shares = [share("0.2:0.25"), share("0.3:1.0")];
+/// assert_eq!(divide(millis(400), millis(1_000), &shares), [millis(160), millis(240)]);
+/// assert_eq!(divide(millis(900), millis(1_000), &shares), [millis(250), millis(650)]);
+/// ```
+pub fn divide(delivered: Duration, length: Duration, shares: &[Share]) -> Vec<Duration> {
+    let requests: Vec<Duration> = shares.iter().map(|share| share.quota.request().of(length)).collect();
+    let limits: Vec<Duration> = shares.iter().map(|share| share.quota.limit().of(length)).collect();
+    let requested: Duration = requests.iter().copied().sum();
+    if delivered <= requested {
+        let part = |request: &Duration| {
+            let nanos = u128::from(request.as_nanos()) * u128::from(delivered.as_nanos());
+            Duration::from_nanos(
+                u64::try_from(nanos / u128::from(requested.as_nanos().max(1))).unwrap_or(u64::MAX),
+            )
+        };
+        return requests.iter().map(part).collect();
+    }
+    // The amount on top, by bisection: what is handed out grows with it.
+    let hand_out = |top: u64| {
+        let one = |(request, limit): (&Duration, &Duration)| {
+            request.saturating_add(Duration::from_nanos(top)).min(*limit)
+        };
+        requests.iter().zip(&limits).map(one).collect::<Vec<_>>()
+    };
+    let (mut low, mut high) = (0, length.as_nanos());
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if hand_out(middle).into_iter().sum::<Duration>() <= delivered {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    hand_out(low)
+}
