@@ -20,7 +20,7 @@
 //!
 //! A limit that changes within a window leaves open what was overuse in it: at least what is above the largest limit
 //! in force, at most what is above the smallest. A return that comes more than one window late may be forgotten, or be
-//! charged to the window in which it comes as far as it is more than was charged. Both widen the bounds, never narrow
+//! charged to the window in which it comes as far as it is more than was known. Both widen the bounds, never narrow
 //! them.
 
 use gshare_core::{Duration, LeaseId, Quota, Timestamp};
@@ -92,6 +92,8 @@ struct Charge {
     lease: LeaseId,
     least: Duration,
     most: Duration,
+    /// What came too late for the window of the lease, and may be charged to the one in which it came.
+    late: bool,
 }
 
 impl Account {
@@ -120,7 +122,7 @@ impl Account {
         let window = self.windows.index(now);
         let period = self.period(window);
         period.charges.retain(|charge| charge.lease != lease);
-        period.charges.push(Charge { lease, least: reported, most: budget.max(reported) });
+        period.charges.push(Charge { lease, least: reported, most: budget.max(reported), late: false });
     }
 
     /// It was reported at `now` that `used` of a lease's `budget` is used, and it may be used further.
@@ -186,20 +188,20 @@ impl Account {
 
     fn set(&mut self, now: Timestamp, lease: LeaseId, least: Duration, most: Duration) {
         let window = self.windows.index(now);
-        let mut booked_now = None;
+        let mut late = None;
         for period in &mut self.periods {
-            let late = period.window + 1 < window;
-            for charge in period.charges.iter_mut().filter(|charge| charge.lease == lease) {
-                if late {
-                    booked_now = Some(most.saturating_sub(charge.most));
+            let charges = period.charges.iter_mut().filter(|charge| charge.lease == lease && !charge.late);
+            for charge in charges {
+                if period.window + 1 < window {
+                    late = Some(most.saturating_sub(charge.least));
                     charge.least = charge.least.min(least);
                 } else {
                     (charge.least, charge.most) = (least, most);
                 }
             }
         }
-        if let Some(most) = booked_now {
-            self.period(window).charges.push(Charge { lease, least: Duration::ZERO, most });
+        if let Some(most) = late {
+            self.period(window).charges.push(Charge { lease, least: Duration::ZERO, most, late: true });
         }
     }
 
