@@ -12,7 +12,9 @@
 //! | [`EventQueue`], [`Rng`] | virtual time with a stable order; randomness from a seed |
 //! | [`gpu`] | a device that runs kernels side by side while its SMs suffice |
 //! | [`arrivals`], [`trace`] | when requests come: closed loop, Poisson, gamma, bursts, recorded load |
-//! | [`token`] | a book of leases kept beside a [`TokenScheduler`](gshare_core::TokenScheduler), checkers over it, a picture of what went wrong |
+//! | [`token`] | a book of leases kept beside a [`TokenScheduler`](gshare_core::TokenScheduler), checkers over it, a picture of what went wrong, random operations |
+//! | [`conformance`] | one suite per policy trait, to run over any implementation of it |
+//! | [`node`] | a whole node in virtual time around any scheduler of tokens |
 //!
 //! # Rules
 //! Like the engines, this crate has no clock, no thread and no randomness of its own. It never depends on the engines:

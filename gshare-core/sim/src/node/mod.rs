@@ -26,7 +26,7 @@ mod plan;
 mod shares;
 
 pub use plan::{Behaviours, CLIENTS, GPUS, GpuPlan, NodePlan, Plan, Shape};
-pub use shares::{DELIVERED_PERCENT, ERROR_MAX, SPAN, ShareReport, divide};
+pub use shares::{DELIVERED_PERCENT, ERROR_MAX, Errors, SPAN, ShareReport, divide};
 
 use crate::event_queue::EventQueue;
 use crate::gpu::{Completion, Kernel, VirtualGpu};
@@ -90,9 +90,19 @@ impl core::error::Error for NodeFailure {}
 
 /// Runs the node of a seed around a scheduler that has no clients yet, and room for [`CLIENTS`] slots and [`GPUS`].
 pub fn run(seed: u64, scheduler: Box<dyn TokenScheduler>, terms: Terms) -> Result<NodeReport, NodeFailure> {
+    run_within(seed, scheduler, terms, ERROR_MAX)
+}
+
+/// As [`run`], with another bound of the error of a share, in basis points.
+pub fn run_within(
+    seed: u64,
+    scheduler: Box<dyn TokenScheduler>,
+    terms: Terms,
+    error_max: u64,
+) -> Result<NodeReport, NodeFailure> {
     let mut rng = Rng::new(seed);
     let plan = NodePlan::draw(&mut rng);
-    let mut node = VirtualNode::new(plan, scheduler, terms, rng);
+    let mut node = VirtualNode::new(plan, scheduler, terms, error_max, rng);
     let result = node.run();
     let shares =
         result.map_err(|violation| NodeFailure { seed, plan: format!("{:#?}\n", node.plan), violation })?;
@@ -162,7 +172,13 @@ struct VirtualNode {
 const IDLE: Duration = Duration::from_micros(300);
 
 impl VirtualNode {
-    fn new(plan: NodePlan, scheduler: Box<dyn TokenScheduler>, terms: Terms, rng: Rng) -> Self {
+    fn new(
+        plan: NodePlan,
+        scheduler: Box<dyn TokenScheduler>,
+        terms: Terms,
+        error_max: u64,
+        rng: Rng,
+    ) -> Self {
         let gpus = plan.gpus.len();
         Self {
             plan,
@@ -174,7 +190,7 @@ impl VirtualNode {
             looks: vec![None; gpus],
             hooks: BTreeMap::new(),
             windows: BTreeMap::new(),
-            shares: Shares::default(),
+            shares: Shares::new(error_max),
             joined: 0,
             refused: 0,
             kernels: 0,

@@ -48,27 +48,85 @@ impl Calm {
 }
 
 /// What was measured so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Shares {
+    error_max: u64,
     used: BTreeMap<(ClientId, u64), Duration>,
     open: BTreeMap<ClientId, Calm>,
     closed: Vec<Calm>,
     epochs: BTreeMap<GpuId, u64>,
 }
 
-/// The shares of a run.
+/// What was compared, and how far off it was.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct ShareReport {
+pub struct Errors {
     /// Spans that were compared: one per client and run of [`SPAN`] windows.
     pub spans: u64,
     /// The largest error, in basis points.
     pub worst: u64,
+}
+
+impl Errors {
+    fn add(&mut self, other: Self) {
+        self.spans += other.spans;
+        self.worst = self.worst.max(other.worst);
+    }
+}
+
+/// The shares of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ShareReport {
+    /// Clients of [`Shape::Capped`] GPUs.
+    pub capped: Errors,
+    /// Clients of [`Shape::SideBySide`] GPUs.
+    pub side_by_side: Errors,
+    /// Clients of [`Shape::Elastic`] GPUs.
+    pub elastic: Errors,
     /// The least that an elastic GPU delivered of what its clients may take together, in per cent; 100 without one.
     pub delivered_percent: u64,
 }
 
+impl ShareReport {
+    /// Nothing was compared yet.
+    pub const EMPTY: Self = {
+        let none = Errors { spans: 0, worst: 0 };
+        Self { capped: none, side_by_side: none, elastic: none, delivered_percent: 100 }
+    };
+
+    /// Takes another run's report in.
+    pub fn add(&mut self, other: &Self) {
+        self.capped.add(other.capped);
+        self.side_by_side.add(other.side_by_side);
+        self.elastic.add(other.elastic);
+        self.delivered_percent = self.delivered_percent.min(other.delivered_percent);
+    }
+
+    /// All shapes together.
+    pub fn all(&self) -> Errors {
+        let mut all = self.capped;
+        all.add(self.side_by_side);
+        all.add(self.elastic);
+        all
+    }
+
+    const fn of(&mut self, shape: Shape) -> &mut Errors {
+        match shape {
+            Shape::Capped => &mut self.capped,
+            Shape::SideBySide => &mut self.side_by_side,
+            Shape::Elastic => &mut self.elastic,
+        }
+    }
+}
+
 impl Shares {
+    /// Nothing is measured yet.
+    pub(super) fn new(error_max: u64) -> Self {
+        let (used, open, epochs) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { error_max, used, open, closed: Vec::new(), epochs }
+    }
+
     /// A client is there from `from` on and is never silent.
     pub(super) fn begin(
         &mut self,
@@ -115,7 +173,7 @@ impl Shares {
     pub(super) fn compare(&mut self, end: Timestamp) -> Result<ShareReport, String> {
         let open: Vec<_> = self.open.keys().copied().collect();
         open.into_iter().for_each(|client| self.end(end, client));
-        let mut report = ShareReport { delivered_percent: 100, ..ShareReport::default() };
+        let mut report = ShareReport::EMPTY;
         let mut elastic: BTreeMap<(GpuId, u64), Vec<Calm>> = BTreeMap::new();
         for calm in &self.closed {
             if calm.shape == Shape::Elastic {
@@ -173,9 +231,8 @@ impl Shares {
         let measured = self.measured(calm.client, window);
         let length = calm.windows.length.saturating_mul(SPAN).as_nanos();
         let error = measured.as_nanos().abs_diff(entitled.as_nanos()).saturating_mul(10_000) / length;
-        report.spans += 1;
-        report.worst = report.worst.max(error);
-        if error <= ERROR_MAX {
+        report.of(calm.shape).add(Errors { spans: 1, worst: error });
+        if error <= self.error_max {
             return Ok(());
         }
         let by_window: Vec<String> = (window..window + SPAN)
