@@ -12,9 +12,12 @@
     allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
 )]
 
+pub mod dag;
 pub mod gate;
 pub mod ids;
+pub mod mig;
 pub mod pack;
+pub mod pipeline;
 pub mod resource;
 pub mod token;
 pub mod units;

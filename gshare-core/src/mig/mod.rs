@@ -1,0 +1,534 @@
+//! MIG as data: which slices a GPU can be cut into, and where each may lie.
+//!
+//! # Problem
+//! Multi-Instance GPU cuts one GPU into **slices** (GPU instances) that share neither SMs nor memory. A slice has one
+//! of a few **profiles** (`2g.20gb`), each of which may lie only at some places, so not everything that adds up fits:
+//! a GPU with `1g` at place 1 and nothing else has room for `4g` nowhere. This module knows the rules, so that a
+//! packer, a partitioner or a test need neither a GPU nor the driver.
+//!
+//! # Terms
+//! - **memory slice**: the unit of place. A GPU of the [seven-slice family](Family::Seven) has 8 of them and 7 compute
+//!   slices, one of the [four-slice family](Family::Four) has 4 and 4;
+//! - **profile** ([`MigProfile`]): a name, a number of compute slices, a number of memory slices and the places
+//!   (`starts`) at which it may begin. SMs are **not** in proportion to compute slices (an H100's `1g.10gb` has 16 SMs,
+//!   its `7g.80gb` 132), so a profile is known by its name, never by its `g`;
+//! - **layout**: slices with their places, none of which share a memory slice; **maximal** when no further slice fits;
+//! - **multiset**: a layout without its places.
+//!
+//! # Rules
+//! A slice at `start` occupies the memory slices `start .. start + memory_slices`. The driver refuses a slice exactly
+//! when one of these is taken, its start is not in the profile's list, or the profile's greatest count is reached. That
+//! compute slices never run out first follows from the starts (tested over all layouts). At most one slice of a GPU has
+//! the media engines (`+me`).
+//!
+//! Seven-slice family, memory slices across:
+//! ```text
+//!              0 1 2 3 4 5 6 7        starts
+//! 7g           ───────────────        0
+//! 4g           ───────                0
+//! 3g           ─────── ───────        0 4        at 0 it strands a compute slice
+//! 2g           ─── ─── ───            0 2 4      not 6
+//! 1g double    ─── ─── ─── ───        0 2 4 6    1 compute slice with the memory of a 2g
+//! 1g           ─ ─ ─ ─ ─ ─ ─          0 to 6     never 7
+//! ```
+//!
+//! ## Example
+//! Which slices can join `2g` at 2 on an A100? Memory slices 2 and 3 are taken: `7g`, `4g` and `3g` at 0 are out; `3g`
+//! at 4 fits, and `1g` at 0 and 1 beside it; that layout (`1g 1g 2g 3g`) is maximal.
+//!
+//! # Counts
+//! The five base profiles of the seven-slice family have 298 legal layouts (the empty one and partial ones included),
+//! 19 maximal ones, which are 14 different multisets; the four-slice family has 26 and 5. FluidFaaS (section 2) and
+//! NVIDIA's figure say "18 configurations"; there are 19 by the driver's own list of places.
+//!
+//! # Cost
+//! [`GpuModel::layouts`] visits every layout once, by recursion over the places: microseconds. [`GpuModel::arrange`] is
+//! a search over at most 8 places with the larger slices first.
+//!
+//! # Differences
+//! Tables are what `nvidia-smi mig -lgip` and `-lgipp` print for the GPU. Where no such list was at hand the geometry is
+//! the family's, and the memory is an estimate that says so ([`MigProfile::memory_is_estimate`]). What NVML reports on
+//! the node goes before the table: [`GpuModel::with_reported`].
+
+mod models;
+
+use crate::units::Bytes;
+use core::fmt;
+use std::borrow::Cow;
+
+/// The geometry of a GPU's memory and compute slices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Family {
+    /// 8 memory and 7 compute slices: A100, H100, H200, GH200, B200, B300 and their kin.
+    Seven,
+    /// 4 memory and 4 compute slices: A30.
+    Four,
+}
+
+impl Family {
+    /// Number of memory slices.
+    pub const fn memory_slices(self) -> u8 {
+        match self {
+            Self::Seven => 8,
+            Self::Four => 4,
+        }
+    }
+
+    /// Number of compute slices.
+    pub const fn compute_slices(self) -> u8 {
+        match self {
+            Self::Seven => 7,
+            Self::Four => 4,
+        }
+    }
+}
+
+/// Index of a profile in its [`GpuModel::profiles`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
+pub struct ProfileId(pub u8);
+
+impl ProfileId {
+    /// The number as an index into [`GpuModel::profiles`].
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// One size of slice that a GPU model offers.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct MigProfile {
+    /// The driver's name: `1g.10gb`, `1g.10gb+me`.
+    pub name: Cow<'static, str>,
+    /// Compute slices it holds: the number before the `g`.
+    pub compute_slices: u8,
+    /// Memory slices it occupies.
+    pub memory_slices: u8,
+    /// Memory slices at which it may begin: bit `i` for place `i`.
+    pub starts: u8,
+    /// The most slices of this profile on one GPU.
+    pub max_count: u8,
+    /// Whether it has the media engines (`+me`), which only one slice of a GPU can have.
+    pub media: bool,
+    /// Usable memory, less than the name says.
+    #[cfg_attr(feature = "serde", serde(rename = "memory_bytes"))]
+    pub memory: Bytes,
+    /// Whether `memory` is an estimate (7/8 of the nominal size) to be replaced by what NVML reports.
+    pub memory_is_estimate: bool,
+    /// SMs, where known.
+    pub sms: Option<u16>,
+    /// NVML's profile number (`NVML_GPU_INSTANCE_PROFILE_*`).
+    pub nvml_profile: u32,
+    /// The GPU instance profile id that `nvidia-smi mig -cgi` takes.
+    pub gi_profile_id: u32,
+}
+
+impl MigProfile {
+    /// The memory slices it occupies at `start`, as a bit mask; `None` where it may not begin.
+    pub const fn mask_at(&self, start: u8) -> Option<u8> {
+        if start >= 8 || self.starts & (1 << start) == 0 {
+            return None;
+        }
+        Some(span(start, self.memory_slices))
+    }
+
+    /// The places at which it may begin, ascending.
+    pub fn start_places(&self) -> impl Iterator<Item = u8> + use<> {
+        let starts = self.starts;
+        (0..8).filter(move |place| starts & (1 << place) != 0)
+    }
+}
+
+/// `size` memory slices from `start` on.
+#[expect(clippy::cast_possible_truncation, reason = "bits above the eighth are no memory slices")]
+const fn span(start: u8, size: u8) -> u8 {
+    let size = if size > 8 { 8 } else { size };
+    (((1u16 << size) - 1) << start) as u8
+}
+
+/// A slice and its place.
+///
+/// Orders by place, as `nvidia-smi` lists them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct SliceAt {
+    /// The first memory slice it occupies.
+    pub start: u8,
+    /// Which profile of the GPU's model.
+    pub profile: ProfileId,
+}
+
+/// Why slices were refused. Names the profile and the bound.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MigError {
+    /// No table for that GPU.
+    #[error("unknown GPU model `{name}`: known are {known}")]
+    UnknownModel {
+        /// The name given.
+        name: String,
+        /// The names that would do.
+        known: String,
+    },
+    /// Not a profile of this GPU, perhaps of another one.
+    #[error("{model} has no MIG profile `{name}`: it has {known}")]
+    UnknownProfile {
+        /// The GPU model.
+        model: String,
+        /// The name given.
+        name: String,
+        /// The profiles it has.
+        known: String,
+    },
+    /// A profile number past the table.
+    #[error("{model} has no MIG profile number {profile}: it has {count}")]
+    ProfileOutOfRange {
+        /// The GPU model.
+        model: String,
+        /// The number given.
+        profile: u8,
+        /// How many there are.
+        count: usize,
+    },
+    /// The profile may not begin there.
+    #[error("{name} cannot begin at memory slice {start}: it may at {starts}")]
+    IllegalStart {
+        /// The profile.
+        name: String,
+        /// The place given.
+        start: u8,
+        /// The places it has.
+        starts: String,
+    },
+    /// Two slices share a memory slice.
+    #[error("{name} at memory slice {start} overlaps another slice")]
+    Overlap {
+        /// The profile.
+        name: String,
+        /// Its place.
+        start: u8,
+    },
+    /// More of one profile, or of the media engines, than one GPU has.
+    #[error("more than {limit} of {name} on one GPU")]
+    TooMany {
+        /// The profile, or `+me`.
+        name: String,
+        /// The most there can be.
+        limit: u8,
+    },
+    /// What NVML reports cannot be the geometry of this GPU.
+    #[error(
+        "reported profile {name}: {memory_slices} memory slices from place {start} on, of {limit} that the GPU has"
+    )]
+    BadReport {
+        /// The profile.
+        name: String,
+        /// The place reported; 0 when there was none.
+        start: u8,
+        /// The size reported.
+        memory_slices: u8,
+        /// The memory slices of the GPU.
+        limit: u8,
+    },
+}
+
+/// A profile as NVML reports it on the node (`nvmlDeviceGetGpuInstanceProfileInfo`, `…PossiblePlacements`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+pub struct ReportedProfile {
+    /// Its name.
+    pub name: String,
+    /// NVML's profile number.
+    pub nvml_profile: u32,
+    /// The GPU instance profile id.
+    pub gi_profile_id: u32,
+    /// Compute slices.
+    pub compute_slices: u8,
+    /// Memory slices.
+    pub memory_slices: u8,
+    /// Places at which it may begin.
+    pub starts: Vec<u8>,
+    /// The most of it on one GPU.
+    pub max_count: u8,
+    /// Usable memory.
+    #[cfg_attr(feature = "serde", serde(rename = "memory_bytes"))]
+    pub memory: Bytes,
+    /// SMs.
+    pub sms: u16,
+}
+
+/// A GPU model with MIG: its family and its profiles.
+///
+/// ```
+/// use gshare_core::mig::GpuModel;
+///
+/// let a100 = GpuModel::find("A100-80")?;
+/// let (big, small) = (a100.profile("4g.40gb")?, a100.profile("3g.40gb")?);
+/// assert!(a100.arrange(&[big, small]).is_some());
+/// assert!(a100.arrange(&[small, small, small]).is_none());
+/// assert!(a100.profile("4g.71gb").is_err(), "that is an H200's");
+/// # Ok::<(), gshare_core::mig::MigError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct GpuModel {
+    /// The name of the table: `A100-80`.
+    pub name: Cow<'static, str>,
+    /// Its geometry.
+    pub family: Family,
+    /// Its profiles, small to large; the `+me` and double-memory ones follow the one they vary.
+    pub profiles: Vec<MigProfile>,
+}
+
+impl GpuModel {
+    /// The names of all tables.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        models::NAMES.iter().copied()
+    }
+
+    /// The table of that name; upper and lower case are the same.
+    ///
+    /// # Errors
+    /// [`MigError::UnknownModel`].
+    pub fn find(name: &str) -> Result<Self, MigError> {
+        models::find(name)
+            .ok_or_else(|| MigError::UnknownModel { name: name.to_owned(), known: models::NAMES.join(", ") })
+    }
+
+    /// The profile of that name.
+    ///
+    /// # Errors
+    /// [`MigError::UnknownProfile`], also for the name of another GPU's profile.
+    pub fn profile(&self, name: &str) -> Result<ProfileId, MigError> {
+        let found = self.profiles.iter().position(|profile| profile.name == name);
+        found.and_then(|index| u8::try_from(index).ok()).map(ProfileId).ok_or_else(|| {
+            let known: Vec<&str> = self.profiles.iter().map(|profile| &*profile.name).collect();
+            MigError::UnknownProfile {
+                model: self.name.clone().into_owned(),
+                name: name.to_owned(),
+                known: known.join(", "),
+            }
+        })
+    }
+
+    /// The profile with that number.
+    pub fn get(&self, profile: ProfileId) -> Option<&MigProfile> {
+        self.profiles.get(profile.index())
+    }
+
+    /// The numbers of all profiles.
+    pub fn ids(&self) -> impl Iterator<Item = ProfileId> + use<> {
+        (0..u8::try_from(self.profiles.len()).unwrap_or(u8::MAX)).map(ProfileId)
+    }
+
+    /// The profiles that NVIDIA's documents count configurations of: without `+me` and double memory.
+    pub fn base_profiles(&self) -> Vec<ProfileId> {
+        let varies =
+            |profile: &MigProfile| profile.media || (profile.compute_slices, profile.memory_slices) == (1, 2);
+        let base = |id: &ProfileId| self.get(*id).is_some_and(|profile| !varies(profile));
+        self.ids().filter(base).collect()
+    }
+
+    /// The same with a profile as NVML reports it: replaced where the name is known, added where not.
+    ///
+    /// # Errors
+    /// [`MigError::BadReport`] where a place or a size lies outside of the GPU, or no place is reported.
+    pub fn with_reported(mut self, reported: ReportedProfile) -> Result<Self, MigError> {
+        let limit = self.family.memory_slices();
+        let bad = |start| MigError::BadReport {
+            name: reported.name.clone(),
+            start,
+            memory_slices: reported.memory_slices,
+            limit,
+        };
+        if reported.memory_slices == 0 || reported.starts.is_empty() || reported.max_count == 0 {
+            return Err(bad(0));
+        }
+        let mut starts = 0u8;
+        for &start in &reported.starts {
+            if u16::from(start) + u16::from(reported.memory_slices) > u16::from(limit) {
+                return Err(bad(start));
+            }
+            starts |= 1 << start;
+        }
+        let profile = MigProfile {
+            compute_slices: reported.compute_slices,
+            memory_slices: reported.memory_slices,
+            starts,
+            max_count: reported.max_count,
+            media: reported.name.contains("+me"),
+            memory: reported.memory,
+            memory_is_estimate: false,
+            sms: Some(reported.sms),
+            nvml_profile: reported.nvml_profile,
+            gi_profile_id: reported.gi_profile_id,
+            name: Cow::Owned(reported.name),
+        };
+        match self.profiles.iter_mut().find(|known| known.name == profile.name) {
+            Some(known) => *known = profile,
+            None => self.profiles.push(profile),
+        }
+        Ok(self)
+    }
+
+    /// Checks that the slices can be on one GPU together; answers the memory slices they occupy, as a bit mask.
+    ///
+    /// # Errors
+    /// [`MigError::IllegalStart`], [`MigError::Overlap`], [`MigError::TooMany`], [`MigError::ProfileOutOfRange`]: the
+    /// first slice that breaks a rule.
+    pub fn validate(&self, slices: &[SliceAt]) -> Result<u8, MigError> {
+        let mut taken = 0u8;
+        for (index, slice) in slices.iter().enumerate() {
+            let profile = self.get(slice.profile).ok_or_else(|| MigError::ProfileOutOfRange {
+                model: self.name.clone().into_owned(),
+                profile: slice.profile.0,
+                count: self.profiles.len(),
+            })?;
+            let name = || profile.name.clone().into_owned();
+            let mask = profile.mask_at(slice.start).ok_or_else(|| MigError::IllegalStart {
+                name: name(),
+                start: slice.start,
+                starts: profile.start_places().map(|place| place.to_string()).collect::<Vec<_>>().join(", "),
+            })?;
+            if taken & mask != 0 {
+                return Err(MigError::Overlap { name: name(), start: slice.start });
+            }
+            let before = &slices[..index];
+            let same = before.iter().filter(|other| other.profile == slice.profile).count();
+            if same >= usize::from(profile.max_count) {
+                return Err(MigError::TooMany { name: name(), limit: profile.max_count });
+            }
+            let media = |other: &SliceAt| self.get(other.profile).is_some_and(|other| other.media);
+            if profile.media && before.iter().any(media) {
+                return Err(MigError::TooMany { name: "+me".to_owned(), limit: 1 });
+            }
+            taken |= mask;
+        }
+        Ok(taken)
+    }
+
+    /// Places for slices of these profiles on one empty GPU, in the order of `profiles`; `None` when they do not fit
+    /// together. Give the driver these places: left to itself it may put the small ones where the large ones must go.
+    pub fn arrange(&self, profiles: &[ProfileId]) -> Option<Vec<SliceAt>> {
+        self.arrange_beside(profiles, 0)
+    }
+
+    /// The same on a GPU some of whose memory slices are `taken` (a bit mask, as from [`GpuModel::validate`]). Counts
+    /// and media engines of what is there already are not known here: validate the whole where these matter.
+    pub fn arrange_beside(&self, profiles: &[ProfileId], taken: u8) -> Option<Vec<SliceAt>> {
+        if profiles.len() > usize::from(self.family.memory_slices()) {
+            return None;
+        }
+        // Larger slices have fewer places; equal ones take theirs in ascending order, which also breaks the symmetry.
+        let mut order: Vec<usize> = (0..profiles.len()).collect();
+        order.sort_by_key(|&index| {
+            (core::cmp::Reverse(self.get(profiles[index]).map(|p| p.memory_slices)), profiles[index], index)
+        });
+        let mut places = vec![0u8; profiles.len()];
+        if !self.search(profiles, &order, &mut places, taken) {
+            return None;
+        }
+        let slices: Vec<SliceAt> =
+            profiles.iter().zip(&places).map(|(&profile, &start)| SliceAt { start, profile }).collect();
+        self.validate(&slices).ok().map(|_| slices)
+    }
+
+    fn search(&self, profiles: &[ProfileId], order: &[usize], places: &mut [u8], taken: u8) -> bool {
+        let Some((&index, rest)) = order.split_first() else { return true };
+        let Some(profile) = self.get(profiles[index]) else { return false };
+        profile.start_places().any(|start| {
+            let free = profile.mask_at(start).is_some_and(|mask| {
+                places[index] = start;
+                taken & mask == 0 && self.search(profiles, rest, places, taken | mask)
+            });
+            if free {
+                places[index] = start;
+            }
+            free
+        })
+    }
+
+    /// Every legal layout of slices of `profiles`, the empty one included, each once, slices by place.
+    ///
+    /// ```
+    /// let a30 = gshare_core::mig::GpuModel::find("A30-24")?;
+    /// assert_eq!(a30.layouts(&a30.base_profiles()).len(), 26);
+    /// # Ok::<(), gshare_core::mig::MigError>(())
+    /// ```
+    pub fn layouts(&self, profiles: &[ProfileId]) -> Vec<Vec<SliceAt>> {
+        let mut all = Vec::new();
+        self.extend_layouts(profiles, 0, 0, &mut Vec::new(), &mut |layout, _| all.push(layout.to_vec()));
+        all
+    }
+
+    /// The layouts to which no slice of `profiles` can be added.
+    pub fn maximal_layouts(&self, profiles: &[ProfileId]) -> Vec<Vec<SliceAt>> {
+        self.maximal_layouts_beside(profiles, 0)
+    }
+
+    /// The same on a GPU some of whose memory slices are `taken` (a bit mask).
+    pub fn maximal_layouts_beside(&self, profiles: &[ProfileId], taken: u8) -> Vec<Vec<SliceAt>> {
+        let mut all = Vec::new();
+        self.extend_layouts(profiles, 0, taken, &mut Vec::new(), &mut |layout, _| {
+            let mut longer = layout.to_vec();
+            let full = profiles.iter().all(|&id| {
+                let Some(profile) = self.get(id) else { return true };
+                profile.start_places().all(|start| {
+                    longer.push(SliceAt { start, profile: id });
+                    let refused = profile.mask_at(start).is_none_or(|mask| mask & taken != 0)
+                        || self.validate(&longer).is_err();
+                    longer.pop();
+                    refused
+                })
+            });
+            if full {
+                all.push(layout.to_vec());
+            }
+        });
+        all
+    }
+
+    /// Goes through the places; at each, nothing begins or one of the profiles does.
+    fn extend_layouts(
+        &self,
+        profiles: &[ProfileId],
+        place: u8,
+        taken: u8,
+        layout: &mut Vec<SliceAt>,
+        visit: &mut impl FnMut(&[SliceAt], u8),
+    ) {
+        if place == self.family.memory_slices() {
+            visit(layout, taken);
+            return;
+        }
+        self.extend_layouts(profiles, place + 1, taken, layout, visit);
+        for &id in profiles {
+            let Some(mask) = self.get(id).and_then(|profile| profile.mask_at(place)) else { continue };
+            if taken & mask != 0 {
+                continue;
+            }
+            layout.push(SliceAt { start: place, profile: id });
+            if self.validate(layout).is_ok() {
+                self.extend_layouts(profiles, place + 1, taken | mask, layout, visit);
+            }
+            layout.pop();
+        }
+    }
+}
+
+impl fmt::Display for GpuModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests;
