@@ -107,8 +107,7 @@ class Bindings:
             fail("no cudarc in the cargo registry: run `cargo fetch` first")
         text = found[-1].read_text()
         enums = set(re.findall(r"pub enum (\w+)", text))
-        self.aliases = dict(re.findall(r"pub use self::(\w+) as (\w+);", text))
-        self.aliases = {alias: target for target, alias in self.aliases.items()}
+        self.aliases = {alias: target for target, alias in re.findall(r"pub use self::(\w+) as (\w+);", text)}
         self.aliases.update({a: t for a, t in re.findall(r"pub type (\w+) = (\w+);", text)})
         self.known = set(re.findall(r"pub (?:struct|union|type) (\w+)", text)) | set(self.aliases)
         self.enums = {name for name in self.known | enums if self.target(name) in enums}

@@ -1,1 +1,79 @@
-//! See the crate's description.
+//! `libgshare_hook.so`: the `LD_PRELOAD` library that meters what a program does with the CUDA driver.
+//!
+//! # Problem
+//!
+//! The driver lets every process launch whatever it likes and allocate until the device is full. To share a device, a
+//! process must wait for its turn before it launches, and must be refused memory beyond its part, without being changed,
+//! recompiled or slowed down. This library stands between the program and `libcuda.so.1`: it exports the driver's
+//! functions that start work or take memory, does its part, and calls the real one.
+//!
+//! # Terms
+//!
+//! Those of [`gshare_core`]: token, lease, credit, debt, in flight. The files are the parts:
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `exports` | the C functions programs see, generated over the table of `gshare-cuda-abi` |
+//! | `resolve` | `dlsym` and `cuGetProcAddress`: exactly the variant that was asked for |
+//! | `driver` | one saved pointer per real function |
+//! | `gate` | the launch path: predict, spend, measure sparsely, wait in line |
+//! | `cost`, `timing` | predicted cost per function; the union of measured intervals |
+//! | `memory` | reserve, allocate, commit; one view of what is free |
+//! | `helper`, `transport` | the one thread: leases, measurements, the daemon |
+//! | `context` | events and time line of a CUDA context |
+//! | `control`, `lifecycle`, `tls`, `config` | beginning, fork, exit, threads, environment |
+//! | `nvml` | the same view of memory through NVML |
+//!
+//! # A launch
+//!
+//! ```text
+//! program: cuLaunchKernel ─▶ wrapper: row of this function and size ─▶ 1.0 ms ─▶ credit 3.2 ms - 1.0 ms ─▶ real call
+//!                                                                            └─ none left: wait in line, then the same
+//! helper:  event pair passed: 1.02 ms ─▶ account +0.02 ms ─▶ credit + 1.0 ms ─▶ wake the line
+//!          budget nearly spent ─▶ TokenRequest ─▶ daemon ─▶ Grant ─▶ larger budget
+//! ```
+//!
+//! # Guarantees
+//!
+//! - Results, order and thread of every call are the driver's own. No call is deferred, copied or merged; no launch
+//!   synchronises; captured launches pass untouched.
+//! - A launch costs one atomic subtraction while credit lasts, and never a round trip, lock, system call or allocation.
+//! - GPU time is charged as measured (union over streams), so the limit holds for programs that never synchronise, for
+//!   graphs, copies and kernels of any length; what was overused is carried as debt.
+//! - Memory beyond the limit is `CUDA_ERROR_OUT_OF_MEMORY`, never a kill. `cuMemGetInfo`, `cuDeviceTotalMem` and NVML agree.
+//! - The hook never exits, aborts or blocks for ever. Without CUDA it does nothing; without limits and daemon it stands
+//!   aside after one look.
+//!
+//! # What an `LD_PRELOAD` limit cannot do
+//!
+//! It is cooperative, not a security boundary: MPS and MIG are. It does not see statically linked programs, setuid
+//! programs, `dlmopen` namespaces, programs that unset `LD_PRELOAD`, libraries loaded with `RTLD_DEEPBIND` that link the
+//! driver directly, nor private functions reached through `cuGetExportTable`. A kernel that runs cannot be stopped: a
+//! limit is overshot by what was in flight, and that is paid back.
+//!
+//! # Not counted
+//!
+//! Memory that a context takes for itself (its size is the driver's), code and globals of modules, local memory;
+//! `cuGraphAddNode` with a memory node before its first launch; work that device-side launches start is counted by its
+//! duration, like any kernel's. Costs are learned per function handle and size: a kernel whose duration depends on its
+//! data is charged as measured, but predicted by its average.
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+compile_error!("gshare-hook interposes dlsym and thread-local storage by hand: Linux on x86-64 only");
+
+mod clock;
+mod config;
+mod context;
+mod control;
+mod cost;
+mod driver;
+mod exports;
+mod gate;
+mod helper;
+mod lifecycle;
+mod memory;
+mod nvml;
+mod resolve;
+mod timing;
+mod tls;
+mod transport;

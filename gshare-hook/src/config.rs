@@ -1,0 +1,110 @@
+//! The environment, read once when a process first uses CUDA.
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `GSHARE_DISABLE` | `1`: every call goes straight to the driver | off |
+//! | `GSHARE_SOCKET` | the daemon's socket | `/run/gshare/gshare.sock` |
+//! | `GSHARE_NAME` | name of this instance | program and pid |
+//! | `GSHARE_RUN` | number shared by all processes of one run: they share its name and its share | the pid |
+//! | `GSHARE_QUOTA` | share of GPU time, `request:limit` or one share for both | no request, the whole GPU |
+//! | `GSHARE_SM` | SM partition in per cent | 100 |
+//! | `GSHARE_MEM` | GPU memory, such as `256MiB` | no limit |
+//! | `GSHARE_ON_DAEMON_LOSS` | `open`: keep the share by the local clock; `closed`: launches fail | `open` |
+//!
+//! The daemon's own configuration goes before what is asked here. With no daemon and no limits the hook stands aside.
+//! A value that cannot be read is reported on stderr, once, and left out: the hook never stops a program from starting.
+
+use std::ffi::OsString;
+
+use gshare_core::wire::OnDaemonLoss;
+use gshare_core::{Bytes, QuotaRange, ResourceSpec, SmShare};
+
+/// Where the daemon listens unless told otherwise.
+pub(crate) const DEFAULT_SOCKET: &str = "/run/gshare/gshare.sock";
+
+/// What the environment says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Config {
+    /// Stand aside entirely.
+    pub(crate) disabled: bool,
+    /// The daemon's socket.
+    pub(crate) socket: OsString,
+    /// Name of the instance, if given.
+    pub(crate) name: Option<String>,
+    /// Number of the run, if given.
+    pub(crate) run: Option<u64>,
+    /// What is asked for.
+    pub(crate) spec: ResourceSpec,
+    /// Whether any limit was asked for, so that one must hold even without a daemon.
+    pub(crate) limited: bool,
+    /// What to do when the daemon is gone.
+    pub(crate) on_loss: OnDaemonLoss,
+    /// What could not be read, for people.
+    pub(crate) complaints: Vec<String>,
+}
+
+impl Config {
+    /// Reads the variables through `get`.
+    pub(crate) fn read(get: impl Fn(&str) -> Option<OsString>) -> Self {
+        let mut complaints = Vec::new();
+        let mut text = |key: &str| match get(key)?.into_string() {
+            Ok(value) if value.is_empty() => None,
+            Ok(value) => Some(value),
+            Err(value) => {
+                complaints.push(format!("{key}={}: not UTF-8", value.to_string_lossy()));
+                None
+            }
+        };
+        let (disable, name, run) = (text("GSHARE_DISABLE"), text("GSHARE_NAME"), text("GSHARE_RUN"));
+        let (quota, sm, memory) = (text("GSHARE_QUOTA"), text("GSHARE_SM"), text("GSHARE_MEM"));
+        let on_loss = text("GSHARE_ON_DAEMON_LOSS");
+        let run = parsed("GSHARE_RUN", run, |t| t.parse::<u64>().map_err(|e| e.to_string()), &mut complaints);
+        let quota = parsed("GSHARE_QUOTA", quota, read::<QuotaRange>, &mut complaints);
+        let sm = parsed("GSHARE_SM", sm, read::<SmShare>, &mut complaints);
+        let memory = parsed("GSHARE_MEM", memory, read::<Bytes>, &mut complaints);
+        let on_loss = parsed("GSHARE_ON_DAEMON_LOSS", on_loss, policy, &mut complaints).unwrap_or_default();
+        let range = quota.unwrap_or(QuotaRange::BEST_EFFORT);
+        let spec = ResourceSpec::new(range, sm.unwrap_or(SmShare::WHOLE), memory).unwrap_or_else(|error| {
+            complaints.push(format!("GSHARE_SM, GSHARE_MEM: {error}"));
+            ResourceSpec::UNLIMITED.with_quota(range)
+        });
+        Self {
+            disabled: disable.is_some_and(|value| value != "0"),
+            socket: get("GSHARE_SOCKET").filter(|s| !s.is_empty()).unwrap_or_else(|| DEFAULT_SOCKET.into()),
+            name,
+            run,
+            spec,
+            limited: quota.is_some_and(|q| q.limit() != QuotaRange::BEST_EFFORT.limit()) || memory.is_some(),
+            on_loss,
+            complaints,
+        }
+    }
+}
+
+fn parsed<T>(
+    key: &str,
+    value: Option<String>,
+    parse: impl Fn(&str) -> Result<T, String>,
+    complaints: &mut Vec<String>,
+) -> Option<T> {
+    let value = value?;
+    match parse(&value) {
+        Ok(parsed) => Some(parsed),
+        Err(error) => {
+            complaints.push(format!("{key}={value}: {error}"));
+            None
+        }
+    }
+}
+
+fn read<T: core::str::FromStr<Err: core::fmt::Display>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|error: T::Err| error.to_string())
+}
+
+fn policy(text: &str) -> Result<OnDaemonLoss, String> {
+    match text {
+        "open" => Ok(OnDaemonLoss::Open),
+        "closed" => Ok(OnDaemonLoss::Closed),
+        _ => Err("expected open or closed".into()),
+    }
+}

@@ -1,0 +1,213 @@
+//! CUDA contexts as the meter needs them: a pool of events each, and a time line.
+//!
+//! An event belongs to the context it was made in, and dies with it. So each context has its own pool, a lock that a
+//! destroying thread and the helper thread share (nobody else takes it), and a time line: all of its events are timed
+//! against one **anchor**, an event whose place on `CLOCK_MONOTONIC` is roughly known: not later than any event was seen
+//! to have passed. Time lines of several contexts of one device are thereby comparable; within one context differences
+//! are exact. The driver gives differences as
+//! `f32` milliseconds, which is 60 ns coarse at one second, so the anchor moves along.
+#![allow(unsafe_code)] // calls to the driver
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gshare_cuda_abi::types::{CUresult, sys};
+
+use crate::clock;
+use crate::driver::real;
+
+/// At most this many events per context; a launch that finds none free is charged without being measured.
+const EVENTS: usize = 1024;
+/// How old an anchor may become, in ns.
+const ANCHOR_AGE: u64 = 500_000_000;
+
+/// An event of some context's pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Event(usize);
+
+impl Event {
+    fn raw(self) -> sys::CUevent {
+        core::ptr::with_exposed_provenance_mut(self.0)
+    }
+}
+
+/// Two events around some launches.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pair {
+    pub(crate) start: Event,
+    pub(crate) end: Event,
+}
+
+/// How far a pair has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// The device has not passed the end.
+    Running,
+    /// It ran from here to there, in ns.
+    Ran(u64, u64),
+    /// Its context is gone, or the driver would not say.
+    Lost,
+}
+
+#[derive(Debug, Default)]
+struct Pool {
+    free: Vec<Event>,
+    made: usize,
+}
+
+#[derive(Debug, Default)]
+struct Timeline {
+    dead: bool,
+    anchor: Option<(Event, u64)>,
+}
+
+/// One context.
+#[derive(Debug)]
+pub(crate) struct Context {
+    handle: usize,
+    pool: Mutex<Pool>,
+    timeline: Mutex<Timeline>,
+}
+
+/// A lock whose owner panicked still holds sound data: every update here is a single step.
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Context {
+    /// An event, new or used before. The context must be current.
+    pub(crate) fn take_event(&self) -> Option<Event> {
+        let mut pool = locked(&self.pool);
+        if let Some(event) = pool.free.pop() {
+            return Some(event);
+        }
+        if pool.made >= EVENTS {
+            return None;
+        }
+        pool.made += 1;
+        drop(pool);
+        let mut event: sys::CUevent = core::ptr::null_mut();
+        // SAFETY: a valid out-pointer; the context is current in this thread. Flags 0: with timing.
+        let made = unsafe { real!(cuEventCreate)?(&raw mut event, 0) };
+        made.is_ok().then(|| Event(event.expose_provenance()))
+    }
+
+    pub(crate) fn give_back(&self, event: Event) {
+        locked(&self.pool).free.push(event);
+    }
+
+    /// Records an event on a stream of this context.
+    pub(crate) fn record(event: Event, stream: usize) -> bool {
+        let Some(record) = real!(cuEventRecord) else { return false };
+        // SAFETY: the event is alive; the stream is the one that the program is launching on.
+        unsafe { record(event.raw(), core::ptr::with_exposed_provenance_mut(stream)) }.is_ok()
+    }
+
+    /// Whether the device has passed the event.
+    pub(crate) fn passed(event: Event) -> Option<bool> {
+        // SAFETY: the event is alive.
+        match unsafe { real!(cuEventQuery)?(event.raw()) } {
+            CUresult::CUDA_SUCCESS => Some(true),
+            CUresult::CUDA_ERROR_NOT_READY => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Where a pair lies on the time line, once the device has passed it. Called by the helper thread.
+    pub(crate) fn progress(&self, pair: Pair) -> Progress {
+        let mut line = locked(&self.timeline);
+        if line.dead || !self.make_current() {
+            return Progress::Lost;
+        }
+        match Self::passed(pair.end) {
+            Some(true) => {}
+            Some(false) => return Progress::Running,
+            None => return Progress::Lost,
+        }
+        let Some(length) = elapsed(pair.start, pair.end) else { return Progress::Lost };
+        let start = match line.anchor {
+            Some((anchor, at)) => match elapsed(anchor, pair.start) {
+                // A start before the anchor: streams are measured out of order.
+                Some(since) => at.saturating_add_signed(since),
+                None => return Progress::Lost,
+            },
+            None => clock::now_ns().saturating_sub(length.unsigned_abs()),
+        };
+        let end = start.saturating_add_signed(length.max(0));
+        // Seen to be over before the time line says so: the line is late, by at least this much.
+        let late = end.saturating_sub(clock::now_ns());
+        let (start, end) = (start.saturating_sub(late), end - late);
+        if let Some((_, at)) = &mut line.anchor {
+            *at = at.saturating_sub(late);
+        }
+        match line.anchor {
+            Some((_, at)) if end < at + ANCHOR_AGE => self.give_back(pair.end),
+            Some((old, _)) => {
+                line.anchor = Some((pair.end, end));
+                self.give_back(old);
+            }
+            None => line.anchor = Some((pair.end, end)),
+        }
+        self.give_back(pair.start);
+        Progress::Ran(start, end)
+    }
+
+    fn make_current(&self) -> bool {
+        let Some(set) = real!(cuCtxSetCurrent) else { return false };
+        // SAFETY: the context is alive: `dead` is false, and whoever destroys it takes the same lock first.
+        unsafe { set(core::ptr::with_exposed_provenance_mut(self.handle)) }.is_ok()
+    }
+}
+
+/// Time between two events that the device has passed, in ns.
+fn elapsed(start: Event, end: Event) -> Option<i64> {
+    let mut milliseconds = 0f32;
+    // SAFETY: a valid out-pointer and two live events of one context.
+    let result = unsafe { real!(cuEventElapsedTime)?(&raw mut milliseconds, start.raw(), end.raw()) };
+    #[allow(clippy::cast_possible_truncation)] // a float saturates
+    result.is_ok().then_some((f64::from(milliseconds) * 1e6) as i64)
+}
+
+/// All contexts of the process.
+#[derive(Debug, Default)]
+pub(crate) struct Contexts {
+    known: Mutex<Vec<Arc<Context>>>,
+}
+
+impl Contexts {
+    /// The calling thread's current context.
+    pub(crate) fn current(&self) -> Option<Arc<Context>> {
+        let mut handle: sys::CUcontext = core::ptr::null_mut();
+        // SAFETY: a valid out-pointer.
+        let found = unsafe { real!(cuCtxGetCurrent)?(&raw mut handle) };
+        if !found.is_ok() || handle.is_null() {
+            return None;
+        }
+        let handle = handle.expose_provenance();
+        let mut known = locked(&self.known);
+        if let Some(context) = known.iter().find(|context| context.handle == handle) {
+            return Some(Arc::clone(context));
+        }
+        let context = Arc::new(Context { handle, pool: Mutex::default(), timeline: Mutex::default() });
+        known.push(Arc::clone(&context));
+        Some(context)
+    }
+
+    /// The program is about to destroy this context: nobody uses its events from here on.
+    pub(crate) fn destroying(&self, handle: usize) {
+        let mut known = locked(&self.known);
+        known.retain(|context| {
+            if context.handle != handle {
+                return true;
+            }
+            locked(&context.timeline).dead = true;
+            false
+        });
+    }
+
+    /// The program is exiting: nobody uses any event from here on.
+    pub(crate) fn exiting(&self) {
+        for context in locked(&self.known).iter() {
+            locked(&context.timeline).dead = true;
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The switch that every wrapper reads first, on a page that a fork empties.
+//!
+//! ```text
+//! Armed ── first context, limits or a daemon ──▶ Active ── whole device, or the helper is gone ──▶ Off
+//!   └───── nothing to enforce, or GSHARE_DISABLE ───────────────────────────────────────────────▶ Off
+//! fork: the child's page is zero, and zero is Armed: it starts over, with none of the parent's locks or threads
+//! ```
+//! The kernel zeroes the page in a child (`MADV_WIPEONFORK`), whichever system call made it. `vfork` shares the page
+//! with its parent, rightly: that child may only call `exec`. A `pthread_atfork` handler does the same for kernels before
+//! 4.14, and empties the word of the one thread that the child has.
+#![allow(unsafe_code)] // memory advice on one static page
+
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use crate::lifecycle::{Arming, Runtime};
+use crate::tls;
+
+/// What the wrappers do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum State {
+    /// Nothing was decided yet in this process.
+    Armed = 0,
+    /// Metering.
+    Active = 1,
+    /// Every call goes straight to the driver.
+    Off = 2,
+}
+
+/// State of the process that a forked child must not inherit.
+#[repr(C, align(4096))]
+pub(crate) struct Control {
+    state: AtomicU32,
+    /// Streams being captured, as far as the wrappers saw.
+    captures: AtomicU32,
+    /// The runtime, set before `state` becomes `Active`; never freed, so that a late reader is safe.
+    runtime: AtomicPtr<Runtime>,
+    /// Counts destroyed streams and contexts: whoever kept such a handle must not use it when this has moved.
+    destroyed: AtomicU64,
+    arming: Arming,
+    _rest: [u8; 4096 - 28],
+}
+
+pub(crate) static CONTROL: Control = Control {
+    state: AtomicU32::new(0),
+    captures: AtomicU32::new(0),
+    runtime: AtomicPtr::new(core::ptr::null_mut()),
+    destroyed: AtomicU64::new(0),
+    arming: Arming::new(),
+    _rest: [0; 4096 - 28],
+};
+
+impl Control {
+    #[inline(always)]
+    pub(crate) fn state(&self) -> u32 {
+        self.state.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_state(&self, state: State) {
+        self.state.store(state as u32, Ordering::Release);
+    }
+
+    #[inline(always)]
+    pub(crate) fn capturing(&self) -> bool {
+        self.captures.load(Ordering::Relaxed) != 0
+    }
+
+    pub(crate) fn capture_began(&self) {
+        self.captures.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn capture_ended(&self) {
+        // An end without a beginning that we saw must not wrap below zero.
+        let _ = self.captures.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| n.checked_sub(1));
+    }
+
+    #[inline(always)]
+    pub(crate) fn destroyed(&self) -> u64 {
+        self.destroyed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn handle_destroyed(&self) {
+        self.destroyed.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn begin_arming(&self) -> bool {
+        self.arming.begin()
+    }
+
+    pub(crate) fn arming(&self) -> bool {
+        self.arming.under_way()
+    }
+
+    pub(crate) fn end_arming(&self) {
+        self.arming.end();
+    }
+
+    /// The runtime of this process, once it is there.
+    #[inline(always)]
+    pub(crate) fn runtime(&self) -> Option<&'static Runtime> {
+        // SAFETY: the pointer is null or comes from `Box::leak` in `install`.
+        unsafe { self.runtime.load(Ordering::Acquire).as_ref() }
+    }
+
+    pub(crate) fn install(&self, runtime: &'static Runtime) {
+        self.runtime.store(core::ptr::from_ref(runtime).cast_mut(), Ordering::Release);
+    }
+
+    /// Makes the page empty in children. Called once, by the library's constructor.
+    pub(crate) fn wipe_on_fork(&self) {
+        let page = core::ptr::from_ref(self).cast_mut().cast();
+        // SAFETY: the page is this static, page-aligned and page-sized; the advice takes effect in children only. The
+        // handler stores to atomics and to its own thread's word.
+        unsafe {
+            libc::madvise(page, size_of::<Self>(), libc::MADV_WIPEONFORK);
+            libc::pthread_atfork(None, None, Some(forget));
+        }
+    }
+}
+
+extern "C" fn forget() {
+    // SAFETY: the calling thread's own word.
+    unsafe { *tls::word() = 0 };
+    CONTROL.runtime.store(core::ptr::null_mut(), Ordering::Relaxed);
+    CONTROL.captures.store(0, Ordering::Relaxed);
+    CONTROL.arming.end();
+    CONTROL.state.store(State::Armed as u32, Ordering::Relaxed);
+}

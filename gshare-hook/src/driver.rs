@@ -1,0 +1,94 @@
+//! The real driver: one saved pointer per variant of the table.
+//!
+//! A pointer arrives when the program looks the function up (the answer it would have got is kept), or when a wrapper
+//! or the hook itself first needs it; then it is looked up by its exported name in the `libcuda.so.1` that the program
+//! has loaded. The hook never loads a driver: a program without CUDA stays without CUDA.
+#![allow(unsafe_code)] // function pointers of the driver, and dladdr
+
+use core::ffi::{CStr, c_char, c_void};
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use gshare_cuda_abi::SYMBOLS;
+
+use crate::resolve;
+
+static REAL: [AtomicPtr<c_void>; SYMBOLS.len()] =
+    [const { AtomicPtr::new(core::ptr::null_mut()) }; SYMBOLS.len()];
+
+/// The real function of this exported name, typed; `None` when the driver has no such function.
+macro_rules! real {
+    ($name:ident) => {
+        $crate::driver::typed::<gshare_cuda_abi::signature::$name>(gshare_cuda_abi::index::$name)
+    };
+}
+pub(crate) use real;
+
+/// For [`real!`] alone, which pairs a name's index with its signature.
+#[inline(always)]
+pub(crate) fn typed<Function: Copy>(index: usize) -> Option<Function> {
+    const { assert!(size_of::<Function>() == size_of::<*mut c_void>()) };
+    // SAFETY: the slot of a name holds that function of the driver, and the table gives its C signature.
+    pointer(index).map(|pointer| unsafe { core::mem::transmute_copy(&pointer) })
+}
+
+#[inline(always)]
+pub(crate) fn pointer(index: usize) -> Option<core::ptr::NonNull<c_void>> {
+    match core::ptr::NonNull::new(REAL[index].load(Ordering::Relaxed)) {
+        Some(pointer) => Some(pointer),
+        None => look_up(index),
+    }
+}
+
+/// Keeps the answer to a look-up; the first one stays.
+pub(crate) fn remember(index: usize, pointer: *mut c_void) {
+    let _ = REAL[index].compare_exchange(core::ptr::null_mut(), pointer, Ordering::AcqRel, Ordering::Relaxed);
+}
+
+#[cold]
+fn look_up(index: usize) -> Option<core::ptr::NonNull<c_void>> {
+    let handle = loaded_driver()?;
+    // Exported names are short; the longest is below 64 bytes.
+    let name = SYMBOLS[index].name.as_bytes();
+    let mut buffer = [0u8; 96];
+    buffer.get_mut(..name.len())?.copy_from_slice(name);
+    let name = CStr::from_bytes_until_nul(&buffer).ok()?;
+    // What comes after this library in the program's order: the driver, or another preloaded library before it. A driver
+    // that was opened privately is in no order and is asked itself.
+    let next = resolve::real_dlsym(libc::RTLD_NEXT, name.as_ptr());
+    let found = if next.is_null() { resolve::real_dlsym(handle, name.as_ptr()) } else { next };
+    let found = core::ptr::NonNull::new(found)?;
+    remember(index, found.as_ptr());
+    Some(found)
+}
+
+/// A handle of the driver that the program has loaded, if it has.
+pub(crate) fn loaded_driver() -> Option<*mut c_void> {
+    static HANDLE: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    let known = HANDLE.load(Ordering::Acquire);
+    if !known.is_null() {
+        return Some(known);
+    }
+    // SAFETY: a valid C string; RTLD_NOLOAD only finds what is there. The reference is kept for the process's life.
+    let handle = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if handle.is_null() {
+        return None;
+    }
+    HANDLE.store(handle, Ordering::Release);
+    Some(handle)
+}
+
+/// Whether an address lies in a library whose file name begins like this.
+pub(crate) fn lies_in(address: *const c_void, prefix: &[u8]) -> bool {
+    // SAFETY: all-zero is a valid Dl_info, and dladdr fills it or fails.
+    let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
+    // SAFETY: dladdr accepts any address.
+    if unsafe { libc::dladdr(address, &raw mut info) } == 0 || info.dli_fname.is_null() {
+        return false;
+    }
+    // SAFETY: dli_fname is a C string of the loader's, alive while the library is loaded.
+    file_name(unsafe { CStr::from_ptr(info.dli_fname.cast::<c_char>()) }.to_bytes()).starts_with(prefix)
+}
+
+fn file_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
+}

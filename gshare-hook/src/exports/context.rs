@@ -1,0 +1,272 @@
+//! Contexts, streams, capture and synchronisation: nothing is metered here, but the meter must know.
+#![allow(unsafe_code)] // exported C functions
+
+use core::ffi::{c_int, c_uint, c_void};
+
+use gshare_cuda_abi::types::{CUdevice, CUresult, sys};
+
+use super::wrappers;
+use crate::control::CONTROL;
+use crate::driver::real;
+use crate::gate::{self, stream_of};
+
+/// A context is about to be destroyed: nobody touches its events from here on.
+fn destroying(context: usize) {
+    gate::synchronising();
+    CONTROL.handle_destroyed();
+    if let Some(runtime) = CONTROL.runtime() {
+        runtime.contexts.destroying(context);
+    }
+}
+
+/// A context is gone, with all it held.
+fn destroyed(context: usize) {
+    let Some(runtime) = CONTROL.runtime() else { return };
+    for (_, record) in runtime.book.drain(|_, record| record.context == context) {
+        runtime.release(record.device, record.bytes);
+    }
+}
+
+fn destroy(context: sys::CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
+    destroying(context.addr());
+    let result = call();
+    if result.is_ok() && !context.is_null() {
+        destroyed(context.addr());
+    }
+    result
+}
+
+fn created(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
+    let result = call();
+    if result.is_ok()
+        && let Some(runtime) = CONTROL.runtime()
+    {
+        runtime.context_on(device);
+    }
+    result
+}
+
+/// The primary context of a device, if it is active.
+fn primary(device: CUdevice) -> Option<usize> {
+    let (mut flags, mut active): (c_uint, c_int) = (0, 0);
+    // SAFETY: valid out-pointers.
+    let known = unsafe { real!(cuDevicePrimaryCtxGetState)?(device, &raw mut flags, &raw mut active) };
+    if !known.is_ok() || active == 0 {
+        return None;
+    }
+    // A reference of our own tells its handle, and is given back at once.
+    let mut context: sys::CUcontext = core::ptr::null_mut();
+    // SAFETY: a valid out-pointer.
+    let kept = unsafe { real!(cuDevicePrimaryCtxRetain)?(&raw mut context, device) };
+    if !kept.is_ok() {
+        return None;
+    }
+    // SAFETY: balances the reference above.
+    let _ = unsafe { real!(cuDevicePrimaryCtxRelease_v2)?(device) };
+    Some(context.addr())
+}
+
+/// A primary context may be destroyed by this call.
+fn let_go(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
+    let context = CONTROL.runtime().and_then(|_| primary(device));
+    if let Some(context) = context {
+        destroying(context);
+    }
+    let result = call();
+    if let Some(context) = context
+        && result.is_ok()
+        && primary(device).is_none()
+    {
+        destroyed(context);
+    }
+    result
+}
+
+/// A stream is about to be destroyed: its events are recorded now or never.
+fn destroy_stream(stream: sys::CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
+    gate::synchronising();
+    CONTROL.handle_destroyed();
+    let captured = CONTROL.capturing() && gate::is_captured(stream.addr());
+    let result = call();
+    if captured && result.is_ok() {
+        CONTROL.capture_ended();
+    }
+    result
+}
+
+/// From before the call on, no event is recorded; afterwards only if the capture did begin.
+fn begin_capture(call: impl FnOnce() -> CUresult) -> CUresult {
+    gate::synchronising();
+    CONTROL.capture_began();
+    let result = call();
+    if !result.is_ok() {
+        CONTROL.capture_ended();
+    }
+    result
+}
+
+/// Some errors end a capture too, others do not: the stream is asked.
+fn end_capture(stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
+    let before = CONTROL.capturing() && gate::is_captured(stream);
+    let result = call();
+    if before && !gate::is_captured(stream) {
+        CONTROL.capture_ended();
+    }
+    result
+}
+
+fn synchronise(call: impl FnOnce() -> CUresult) -> CUresult {
+    gate::synchronising();
+    call()
+}
+
+wrappers! { CONTEXTS:
+    // SAFETY (of this file's blocks): the caller's own arguments, passed on.
+    cuCtxCreate(context: *mut sys::CUcontext, flags: c_uint, device: CUdevice) |real| {
+        // SAFETY: as above.
+        created(device, || unsafe { real(context, flags, device) })
+    }
+    cuCtxCreate_v2(context: *mut sys::CUcontext, flags: c_uint, device: CUdevice) |real| {
+        // SAFETY: as above.
+        created(device, || unsafe { real(context, flags, device) })
+    }
+    cuCtxCreate_v3(context: *mut sys::CUcontext, params: *mut sys::CUexecAffinityParam, count: c_int, flags: c_uint,
+        device: CUdevice) |real| {
+        // SAFETY: as above.
+        created(device, || unsafe { real(context, params, count, flags, device) })
+    }
+    cuCtxCreate_v4(context: *mut sys::CUcontext, params: *mut sys::CUctxCreateParams, flags: c_uint,
+        device: CUdevice) |real| {
+        // SAFETY: as above.
+        created(device, || unsafe { real(context, params, flags, device) })
+    }
+    cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: CUdevice) |real| {
+        // SAFETY: as above.
+        created(device, || unsafe { real(context, device) })
+    }
+    cuCtxDestroy(context: sys::CUcontext) |real| {
+        // SAFETY: as above.
+        destroy(context, || unsafe { real(context) })
+    }
+    cuCtxDestroy_v2(context: sys::CUcontext) |real| {
+        // SAFETY: as above.
+        destroy(context, || unsafe { real(context) })
+    }
+    cuDevicePrimaryCtxRelease(device: CUdevice) |real| {
+        // SAFETY: as above.
+        let_go(device, || unsafe { real(device) })
+    }
+    cuDevicePrimaryCtxRelease_v2(device: CUdevice) |real| {
+        // SAFETY: as above.
+        let_go(device, || unsafe { real(device) })
+    }
+    cuDevicePrimaryCtxReset(device: CUdevice) |real| {
+        // SAFETY: as above.
+        let_go(device, || unsafe { real(device) })
+    }
+    cuDevicePrimaryCtxReset_v2(device: CUdevice) |real| {
+        // SAFETY: as above.
+        let_go(device, || unsafe { real(device) })
+    }
+    // Its streams go with it.
+    cuGreenCtxDestroy(context: sys::CUgreenCtx) |real| {
+        // SAFETY: as above.
+        synchronise(|| { CONTROL.handle_destroyed(); unsafe { real(context) } })
+    }
+    cuStreamDestroy(stream: sys::CUstream) |real| {
+        // SAFETY: as above.
+        destroy_stream(stream, || unsafe { real(stream) })
+    }
+    cuStreamDestroy_v2(stream: sys::CUstream) |real| {
+        // SAFETY: as above.
+        destroy_stream(stream, || unsafe { real(stream) })
+    }
+    cuStreamBeginCapture(stream: sys::CUstream) |real| {
+        // SAFETY: as above.
+        begin_capture(|| unsafe { real(stream) })
+    }
+    cuStreamBeginCapture_ptsz(stream: sys::CUstream) |real| {
+        // SAFETY: as above.
+        begin_capture(|| unsafe { real(stream) })
+    }
+    cuStreamBeginCapture_v2(stream: sys::CUstream, mode: c_uint) |real| {
+        // SAFETY: as above.
+        begin_capture(|| unsafe { real(stream, mode) })
+    }
+    cuStreamBeginCapture_v2_ptsz(stream: sys::CUstream, mode: c_uint) |real| {
+        // SAFETY: as above.
+        begin_capture(|| unsafe { real(stream, mode) })
+    }
+    cuStreamBeginCaptureToGraph(stream: sys::CUstream, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode,
+        data: *const sys::CUgraphEdgeData, count: usize, mode: c_uint) |real| {
+        // SAFETY: as above.
+        begin_capture(|| unsafe { real(stream, graph, dependencies, data, count, mode) })
+    }
+    cuStreamBeginCaptureToGraph_ptsz(stream: sys::CUstream, graph: sys::CUgraph,
+        dependencies: *const sys::CUgraphNode, data: *const sys::CUgraphEdgeData, count: usize, mode: c_uint) |real| {
+        // SAFETY: as above.
+        begin_capture(|| unsafe { real(stream, graph, dependencies, data, count, mode) })
+    }
+    cuStreamBeginRecaptureToGraph(stream: sys::CUstream, mode: c_uint, graph: sys::CUgraph,
+        callback: sys::CUgraphRecaptureCallback, data: *mut c_void) |real| {
+        // SAFETY: as above.
+        begin_capture(|| unsafe { real(stream, mode, graph, callback, data) })
+    }
+    cuStreamBeginRecaptureToGraph_ptsz(stream: sys::CUstream, mode: c_uint, graph: sys::CUgraph,
+        callback: sys::CUgraphRecaptureCallback, data: *mut c_void) |real| {
+        // SAFETY: as above.
+        begin_capture(|| unsafe { real(stream, mode, graph, callback, data) })
+    }
+    cuStreamBeginCaptureToCig(stream: sys::CUstream, params: *mut sys::CUstreamCigCaptureParams) |real| {
+        // SAFETY: as above.
+        begin_capture(|| unsafe { real(stream, params) })
+    }
+    cuStreamBeginCaptureToCig_ptsz(stream: sys::CUstream, params: *mut sys::CUstreamCigCaptureParams) |real| {
+        // SAFETY: as above.
+        begin_capture(|| unsafe { real(stream, params) })
+    }
+    cuStreamEndCapture(stream: sys::CUstream, graph: *mut sys::CUgraph) |real| {
+        // SAFETY: as above.
+        end_capture(stream_of(stream, false), || unsafe { real(stream, graph) })
+    }
+    cuStreamEndCapture_ptsz(stream: sys::CUstream, graph: *mut sys::CUgraph) |real| {
+        // SAFETY: as above.
+        end_capture(stream_of(stream, true), || unsafe { real(stream, graph) })
+    }
+    cuStreamEndCaptureToCig(stream: sys::CUstream) |real| {
+        // SAFETY: as above.
+        end_capture(stream_of(stream, false), || unsafe { real(stream) })
+    }
+    cuStreamEndCaptureToCig_ptsz(stream: sys::CUstream) |real| {
+        // SAFETY: as above.
+        end_capture(stream_of(stream, true), || unsafe { real(stream) })
+    }
+    cuCtxSynchronize() |real| {
+        // SAFETY: as above.
+        synchronise(|| unsafe { real() })
+    }
+    cuCtxSynchronize_v2(context: sys::CUcontext) |real| {
+        // SAFETY: as above.
+        synchronise(|| unsafe { real(context) })
+    }
+    cuStreamSynchronize(stream: sys::CUstream) |real| {
+        // SAFETY: as above.
+        synchronise(|| unsafe { real(stream) })
+    }
+    cuStreamSynchronize_ptsz(stream: sys::CUstream) |real| {
+        // SAFETY: as above.
+        synchronise(|| unsafe { real(stream) })
+    }
+    cuStreamQuery(stream: sys::CUstream) |real| {
+        // SAFETY: as above.
+        synchronise(|| unsafe { real(stream) })
+    }
+    cuStreamQuery_ptsz(stream: sys::CUstream) |real| {
+        // SAFETY: as above.
+        synchronise(|| unsafe { real(stream) })
+    }
+    cuEventSynchronize(event: sys::CUevent) |real| {
+        // SAFETY: as above.
+        synchronise(|| unsafe { real(event) })
+    }
+}

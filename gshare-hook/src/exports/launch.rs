@@ -1,0 +1,268 @@
+//! Kernels, graphs and copies: everything that takes GPU time.
+#![allow(unsafe_code)] // exported C functions
+
+use core::ffi::{c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
+
+use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, sys};
+
+use super::wrappers;
+use crate::gate::{launch, launch_as, stream_of};
+
+/// Threads of a launch: grid times block.
+#[inline(always)]
+fn threads(grid: [c_uint; 3], block: [c_uint; 3]) -> u64 {
+    let product = |[x, y, z]: [c_uint; 3]| u64::from(x).wrapping_mul(y.into()).wrapping_mul(z.into());
+    product(grid).wrapping_mul(product(block))
+}
+
+macro_rules! kernel {
+    ($real:ident, $per_thread:literal, $f:ident, [$gx:ident, $gy:ident, $gz:ident, $bx:ident, $by:ident, $bz:ident],
+     $stream:ident, ($($arg:ident),*)) => {{
+        let size = threads([$gx, $gy, $gz], [$bx, $by, $bz]);
+        // SAFETY: the caller's own arguments.
+        launch($f.addr() as u64, size, stream_of($stream, $per_thread), || unsafe { $real($($arg),*) })
+    }};
+}
+
+macro_rules! kernel_by_config {
+    ($real:ident, $per_thread:literal, $config:ident, $f:ident, ($($arg:ident),*)) => {{
+        // SAFETY: null, or the caller's own configuration, of which only integers and one pointer are read.
+        let (size, stream) = match unsafe { $config.as_ref() } {
+            Some(c) => (
+                threads([c.gridDimX, c.gridDimY, c.gridDimZ], [c.blockDimX, c.blockDimY, c.blockDimZ]),
+                stream_of(c.hStream, $per_thread),
+            ),
+            // SAFETY: the caller's own arguments; the driver refuses them.
+            None => return unsafe { $real($($arg),*) },
+        };
+        // SAFETY: the caller's own arguments.
+        launch($f.addr() as u64, size, stream, || unsafe { $real($($arg),*) })
+    }};
+}
+
+wrappers! { LAUNCHES:
+    cuLaunchKernel(f: sys::CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
+        shared: c_uint, stream: sys::CUstream, params: *mut *mut c_void, extra: *mut *mut c_void) |real| {
+        kernel!(real, false, f, [gx, gy, gz, bx, by, bz], stream,
+            (f, gx, gy, gz, bx, by, bz, shared, stream, params, extra))
+    }
+    cuLaunchKernel_ptsz(f: sys::CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
+        shared: c_uint, stream: sys::CUstream, params: *mut *mut c_void, extra: *mut *mut c_void) |real| {
+        kernel!(real, true, f, [gx, gy, gz, bx, by, bz], stream,
+            (f, gx, gy, gz, bx, by, bz, shared, stream, params, extra))
+    }
+    cuLaunchKernelEx(config: *const sys::CUlaunchConfig, f: sys::CUfunction, params: *mut *mut c_void,
+        extra: *mut *mut c_void) |real| {
+        kernel_by_config!(real, false, config, f, (config, f, params, extra))
+    }
+    cuLaunchKernelEx_ptsz(config: *const sys::CUlaunchConfig, f: sys::CUfunction, params: *mut *mut c_void,
+        extra: *mut *mut c_void) |real| {
+        kernel_by_config!(real, true, config, f, (config, f, params, extra))
+    }
+    cuLaunchCooperativeKernel(f: sys::CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint,
+        bz: c_uint, shared: c_uint, stream: sys::CUstream, params: *mut *mut c_void) |real| {
+        kernel!(real, false, f, [gx, gy, gz, bx, by, bz], stream, (f, gx, gy, gz, bx, by, bz, shared, stream, params))
+    }
+    cuLaunchCooperativeKernel_ptsz(f: sys::CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint,
+        bz: c_uint, shared: c_uint, stream: sys::CUstream, params: *mut *mut c_void) |real| {
+        kernel!(real, true, f, [gx, gy, gz, bx, by, bz], stream, (f, gx, gy, gz, bx, by, bz, shared, stream, params))
+    }
+    // One launch on several devices: charged as one on the first, where its cost is learned.
+    cuLaunchCooperativeKernelMultiDevice(list: *mut sys::CUDA_LAUNCH_PARAMS, devices: c_uint, flags: c_uint) |real| {
+        // SAFETY: null, or the caller's own list.
+        let Some(first) = (unsafe { list.as_ref() }).filter(|_| devices > 0) else {
+            // SAFETY: the caller's own arguments; the driver refuses them.
+            return unsafe { real(list, devices, flags) };
+        };
+        let grid = [first.gridDimX, first.gridDimY, first.gridDimZ];
+        let size = threads(grid, [first.blockDimX, first.blockDimY, first.blockDimZ]);
+        // SAFETY: the caller's own arguments.
+        launch(first.function.addr() as u64, size, stream_of(first.hStream, false), || unsafe {
+            real(list, devices, flags)
+        })
+    }
+    cuGraphLaunch(exec: sys::CUgraphExec, stream: sys::CUstream) |real| {
+        // SAFETY: the caller's own arguments.
+        let result = launch(exec.addr() as u64, 0, stream_of(stream, false), || unsafe { real(exec, stream) });
+        super::memory::graph_launched();
+        result
+    }
+    cuGraphLaunch_ptsz(exec: sys::CUgraphExec, stream: sys::CUstream) |real| {
+        // SAFETY: the caller's own arguments.
+        let result = launch(exec.addr() as u64, 0, stream_of(stream, true), || unsafe { real(exec, stream) });
+        super::memory::graph_launched();
+        result
+    }
+    cuGraphExecDestroy(exec: sys::CUgraphExec) |real| {
+        // SAFETY: the caller's own arguments.
+        let result = unsafe { real(exec) };
+        if result.is_ok() {
+            crate::gate::forget(exec.addr() as u64, 0);
+        }
+        result
+    }
+    // The launches of CUDA 2, on the default stream.
+    cuLaunch(f: sys::CUfunction) |real| {
+        // SAFETY: the caller's own arguments.
+        launch(f.addr() as u64, 1, 0, || unsafe { real(f) })
+    }
+    cuLaunchGrid(f: sys::CUfunction, width: c_int, height: c_int) |real| {
+        let size = u64::from(width.unsigned_abs()) * u64::from(height.unsigned_abs());
+        // SAFETY: the caller's own arguments.
+        launch(f.addr() as u64, size, 0, || unsafe { real(f, width, height) })
+    }
+    cuLaunchGridAsync(f: sys::CUfunction, width: c_int, height: c_int, stream: sys::CUstream) |real| {
+        let size = u64::from(width.unsigned_abs()) * u64::from(height.unsigned_abs());
+        // SAFETY: the caller's own arguments.
+        launch(f.addr() as u64, size, stream_of(stream, false), || unsafe { real(f, width, height, stream) })
+    }
+}
+
+/// What an argument of a copy says about it.
+trait Argument: Copy {
+    /// The stream it goes to.
+    fn stream(self) -> Option<sys::CUstream> {
+        None
+    }
+    /// A measure of its size. The last one of a call counts: bytes, elements, or operations of a batch.
+    fn size(self) -> Option<u64> {
+        None
+    }
+}
+
+impl Argument for sys::CUstream {
+    fn stream(self) -> Option<sys::CUstream> {
+        Some(self)
+    }
+}
+
+impl Argument for usize {
+    fn size(self) -> Option<u64> {
+        Some(self as u64)
+    }
+}
+
+impl Argument for *const sys::CUDA_MEMCPY2D {
+    fn size(self) -> Option<u64> {
+        // SAFETY: null or the caller's own; only integers are read.
+        unsafe { self.as_ref() }.map(|c| (c.WidthInBytes as u64).wrapping_mul(c.Height as u64))
+    }
+}
+
+impl Argument for *const sys::CUDA_MEMCPY3D {
+    fn size(self) -> Option<u64> {
+        // SAFETY: null or the caller's own; only integers are read.
+        let c = unsafe { self.as_ref() }?;
+        Some((c.WidthInBytes as u64).wrapping_mul(c.Height as u64).wrapping_mul(c.Depth as u64))
+    }
+}
+
+impl Argument for *const sys::CUDA_MEMCPY3D_PEER {
+    fn size(self) -> Option<u64> {
+        // SAFETY: null or the caller's own; only integers are read.
+        let c = unsafe { self.as_ref() }?;
+        Some((c.WidthInBytes as u64).wrapping_mul(c.Height as u64).wrapping_mul(c.Depth as u64))
+    }
+}
+
+macro_rules! silent {
+    ($($type:ty),* $(,)?) => { $(impl Argument for $type {})* };
+}
+silent!(
+    c_uint,
+    c_ulonglong,
+    c_uchar,
+    c_ushort,
+    CUdevice,
+    CUmemLocation,
+    *const c_void,
+    *mut c_void,
+    *mut usize,
+    *mut CUdeviceptr,
+    *mut CUmemLocation,
+    sys::CUarray,
+    sys::CUcontext,
+    *mut sys::CUDA_MEMCPY3D_BATCH_OP,
+    *mut sys::CUmemcpyAttributes,
+    *mut sys::CUmemDecompressParams,
+);
+
+/// Every function of class copy gets the same wrapper. Its cost is learned per function and size.
+macro_rules! copies {
+    ($({ $index:literal $name:ident $base:literal $introduced:literal $flavor:ident $class:ident $args:tt })*) => {
+        $(copy!($class $flavor $index $name $args);)*
+        /// The wrappers of all copies, by index into the table; the other rows repeat the first.
+        pub(super) const COPIES: &[(usize, *const c_void)] = &copies_only([$(copy_address!($class $index $name)),*]);
+    };
+}
+
+macro_rules! copy {
+    (Copy $flavor:ident $index:literal $name:ident ($($arg:ident: $type:ty),*)) => {
+        /// Wraps the driver's function of this name.
+        ///
+        /// # Safety
+        /// As for the driver's function.
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> CUresult {
+            let Some(real) = crate::driver::real!($name) else { return CUresult::CUDA_ERROR_NOT_INITIALIZED };
+            let (mut size, mut stream) = (0, None);
+            $(
+                size = Argument::size($arg).unwrap_or(size);
+                stream = Argument::stream($arg).or(stream);
+            )*
+            // Without a stream it goes to the default one, and the call may wait for it.
+            let blocking = stream.is_none();
+            let stream = stream_of(stream.unwrap_or(core::ptr::null_mut()), per_thread!($flavor));
+            // SAFETY: the caller's own arguments.
+            launch_as($index, size, stream, blocking, || unsafe { real($($arg),*) })
+        }
+    };
+    ($($other:tt)*) => {};
+}
+
+macro_rules! per_thread {
+    (PerThread) => {
+        true
+    };
+    (Legacy) => {
+        false
+    };
+}
+
+macro_rules! copy_address {
+    (Copy $index:literal $name:ident) => {
+        Some(($index, $name as *const c_void))
+    };
+    ($class:ident $index:literal $name:ident) => {
+        None
+    };
+}
+
+const COPY_COUNT: usize = {
+    let (mut row, mut count) = (0, 0);
+    while row < gshare_cuda_abi::SYMBOLS.len() {
+        if matches!(gshare_cuda_abi::SYMBOLS[row].class, gshare_cuda_abi::Class::Copy) {
+            count += 1;
+        }
+        row += 1;
+    }
+    count
+};
+
+const fn copies_only<const N: usize>(
+    rows: [Option<(usize, *const c_void)>; N],
+) -> [(usize, *const c_void); COPY_COUNT] {
+    let mut copies = [(0, core::ptr::null()); COPY_COUNT];
+    let (mut row, mut count) = (0, 0);
+    while row < N {
+        if let Some(copy) = rows[row] {
+            copies[count] = copy;
+            count += 1;
+        }
+        row += 1;
+    }
+    copies
+}
+
+gshare_cuda_abi::cuda_symbols!(copies);

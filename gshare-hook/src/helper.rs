@@ -1,0 +1,728 @@
+//! The helper thread: leases, measurements, memory, and the daemon.
+//!
+//! One thread per process, signals blocked, asleep unless something is under way. In each turn it takes what the daemon
+//! said and what the program's threads ask, looks which measurements have come in, corrects the account, lets credit in,
+//! and decides what to say. It owns everything here, so there is nothing to lock; what the launch path sees of it is the
+//! credit in the [`LaunchGate`](gshare_core::gate::LaunchGate).
+//!
+//! # Leases
+//! ```text
+//! a thread waits        ─▶ TokenRequest                Grant ─▶ credit, up to the in-flight bound, more as work completes
+//! budget nearly spent   ─▶ TokenRequest ahead          Grant ─▶ the same lease, longer
+//! budget spent, expired ─▶ no more credit; when what is queued has drained to [`REMAINDER`]: TokenReturn, with the
+//!                          GPU time used, and whether another is wanted
+//! nothing launched for [`IDLE`] and nothing queued ─▶ TokenReturn
+//! ```
+//! Near the expiry the in-flight bound shrinks with the time that is left, so that the queue drains by then.
+//!
+//! # Without a daemon
+//! With policy *open* the process keeps its last share by its own clock ([`LocalShare`]); with *closed* launches wait,
+//! and fail after [`CLOSED_WAIT`]. The connection is tried again with a jittered delay; the hook then says Hello and
+//! Attach again and re-states the memory it holds.
+
+use std::collections::VecDeque;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use gshare_core::gate::{LeaseLedger, LocalShare, Settlement};
+use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
+use gshare_core::{Bytes, ClientId, Duration, LeaseId, Quota, ResourceSpec, SmShare, Timestamp};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::clock;
+use crate::context::Progress;
+use crate::control::{CONTROL, State};
+use crate::gate::{Device, Pending};
+use crate::lifecycle::{Answer, Request, Runtime};
+use crate::timing::{Coverage, charge};
+use crate::transport::Connection;
+
+/// In-flight bound before the daemon has named one.
+const IN_FLIGHT: Duration = Duration::from_millis(4);
+/// What may still be queued when a lease is given back: about what the hand-over takes.
+const REMAINDER: u64 = 200_000;
+/// No launch is taken for shorter than this because the call that made it took time, in ns.
+const LEAST: u64 = 1_000;
+/// A pause of the device's that is longer than this was idle time, in ns.
+const IDLE_GAP: u64 = 20_000;
+/// How long a lease is kept while nothing is launched, in ns.
+const IDLE: u64 = 3_000_000;
+/// How long a closed lease waits for its queue to drain before it is returned all the same, in ns.
+const DRAIN: u64 = 3_000_000;
+/// How often usage is reported, in ns.
+const REPORT: u64 = 10_000_000;
+/// How long a run may stand still before its launches are taken for done, in ns.
+const STALE: u64 = 3_000_000;
+/// How long launches wait without a daemon under the closed policy before they fail, in ns.
+const CLOSED_WAIT: u64 = 5_000_000_000;
+/// Window of the local clock before the daemon has named one.
+const LOCAL_WINDOW: Duration = Duration::from_millis(100);
+/// First and longest delay between two attempts to connect, in ns.
+const RECONNECT: (u64, u64) = (10_000_000, 250_000_000);
+/// How long the daemon may take to say Welcome, in ns.
+const WELCOME: u64 = 1_000_000_000;
+
+/// Runs until the process ends or the hook stands aside.
+pub(crate) fn run(runtime: &'static Runtime) {
+    relax();
+    let mut helper = Helper {
+        runtime,
+        link: Link::Down { retry_at: 0, delay: RECONNECT.0, since: clock::now_ns() },
+        devices: Vec::new(),
+        jitter: clock::now_ns() | 1,
+        told: false,
+    };
+    helper.connect(clock::now_ns());
+    loop {
+        let now = clock::now_ns();
+        runtime.beat.store(now, Ordering::Relaxed);
+        helper.serve();
+        helper.listen();
+        helper.connect(now);
+        let sleep = helper.turn(now);
+        // The state is Armed while the first device is being attached.
+        if CONTROL.state() == State::Off as u32 {
+            return;
+        }
+        helper.sleep(sleep);
+    }
+}
+
+/// Lets this thread use events while other threads capture, and wake on time.
+fn relax() {
+    #![allow(unsafe_code)] // one call to the driver, one to the kernel
+    let mut mode = 2; // CU_STREAM_CAPTURE_MODE_RELAXED
+    if let Some(exchange) = crate::driver::real!(cuThreadExchangeStreamCaptureMode) {
+        // SAFETY: a valid in-out pointer; the mode is this thread's own.
+        let _ = unsafe { exchange(&raw mut mode) };
+    }
+    // SAFETY: sets the timer slack of this thread.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000) };
+}
+
+#[derive(Debug)]
+enum Link {
+    Up(Connection),
+    /// Hello was said; Welcome must come by then.
+    Greeting(Connection, u64),
+    Down {
+        retry_at: u64,
+        delay: u64,
+        since: u64,
+    },
+}
+
+#[derive(Debug)]
+struct Helper {
+    runtime: &'static Runtime,
+    link: Link,
+    devices: Vec<Account>,
+    jitter: u64,
+    told: bool,
+}
+
+/// Where a device's credit comes from.
+#[derive(Debug)]
+enum Source {
+    /// Attach was said, or will be.
+    None,
+    Daemon(ClientId),
+    /// Its own clock; the number of the next lease.
+    Local(LocalShare, u64),
+}
+
+/// One device's account.
+#[derive(Debug)]
+struct Account {
+    device: &'static Device,
+    uuid: [u8; 16],
+    attached: Option<Answer>,
+    source: Source,
+    spec: ResourceSpec,
+    window: Duration,
+    bound: Duration,
+    ledger: LeaseLedger,
+    coverage: Coverage,
+    /// Until when the device is known to have worked for this process.
+    worked_until: u64,
+    running: VecDeque<Pending>,
+    expires: u64,
+    /// A token was requested and neither granted nor given up.
+    asked: bool,
+    /// A lease that is closed and waits for its queue to drain; until when.
+    owed: Option<(Settlement, u64)>,
+    memory: VecDeque<(u64, Answer)>,
+    /// Launches seen so far, and when they last changed.
+    launches: (u64, u64),
+    reported: (u64, Duration),
+    /// Per thread and run: what is open, and since when it has been that.
+    still: Vec<[(u64, u64); 4]>,
+}
+
+impl Helper {
+    fn sleep(&self, nanos: u64) {
+        let wait = Timespec {
+            tv_sec: (nanos / 1_000_000_000).cast_signed(),
+            tv_nsec: (nanos % 1_000_000_000).cast_signed(),
+        };
+        let bell = PollFd::new(&self.runtime.bell, PollFlags::IN);
+        let _ = match &self.link {
+            Link::Up(connection) | Link::Greeting(connection, _) => {
+                poll(&mut [bell, PollFd::new(connection, PollFlags::IN)], Some(&wait))
+            }
+            Link::Down { .. } => poll(&mut [bell], Some(&wait)),
+        };
+        let _ = rustix::io::read(&self.runtime.bell, &mut [0u8; 8]);
+    }
+
+    /// Does what the program's threads ask.
+    fn serve(&mut self) {
+        for request in self.runtime.take_requests() {
+            match request {
+                Request::Attach(device, uuid, answer) => {
+                    let mut account = Account::new(device, uuid, self.runtime.config.spec);
+                    account.attached = Some(answer);
+                    if let Link::Up(connection) = &mut self.link {
+                        let sent = connection.send(&account.attach());
+                        self.devices.push(account);
+                        self.lose_on_error(sent);
+                    } else {
+                        self.devices.push(account);
+                    }
+                }
+                Request::Memory(device, needed, wish, answer) => {
+                    let Some(account) = self.devices.iter_mut().find(|a| core::ptr::eq(a.device, device))
+                    else {
+                        continue;
+                    };
+                    let sent = match (&mut self.link, &account.source) {
+                        (Link::Up(connection), &Source::Daemon(client))
+                            if account.spec.memory().is_some() =>
+                        {
+                            account.memory.push_back((needed, answer));
+                            let (bytes, wish) = (Bytes(needed), Bytes(wish));
+                            connection.send(&ToDaemon::MemoryReserve { client, bytes, wish })
+                        }
+                        _ => {
+                            answer.give(account.grant_locally(needed));
+                            Ok(())
+                        }
+                    };
+                    self.lose_on_error(sent);
+                }
+                Request::Release(device, bytes) => {
+                    let account = self.devices.iter().find(|a| core::ptr::eq(a.device, device));
+                    let sent = match (&mut self.link, account.map(|a| &a.source)) {
+                        (Link::Up(connection), Some(&Source::Daemon(client))) => {
+                            connection.send(&ToDaemon::MemoryRelease { client, bytes: Bytes(bytes) })
+                        }
+                        _ => Ok(()),
+                    };
+                    self.lose_on_error(sent);
+                }
+            }
+        }
+    }
+
+    fn lose_on_error(&mut self, sent: std::io::Result<()>) {
+        if let Err(_gone) = sent {
+            self.lose(clock::now_ns());
+        }
+    }
+
+    /// The connection is gone: what was asked will not be answered.
+    fn lose(&mut self, now: u64) {
+        self.link = Link::Down { retry_at: now + RECONNECT.0, delay: RECONNECT.0, since: now };
+        for account in &mut self.devices {
+            account.source = Source::None;
+            account.asked = false;
+            account.owed = None;
+            account.ledger.close(&account.device.gate);
+            for (needed, answer) in core::mem::take(&mut account.memory) {
+                answer.give(account.grant_locally(needed));
+            }
+        }
+    }
+
+    /// Connects when it is time, and gives up on a daemon that does not greet.
+    fn connect(&mut self, now: u64) {
+        match &self.link {
+            Link::Up(_) => {}
+            Link::Greeting(_, by) if now < *by => {}
+            Link::Greeting(..) => self.lose(now),
+            &Link::Down { retry_at, .. } if now < retry_at => {}
+            &Link::Down { delay, since, .. } => {
+                let opened = Connection::open(&self.runtime.config.socket).and_then(|mut connection| {
+                    connection.send(&hello(self.runtime))?;
+                    Ok(connection)
+                });
+                self.link = match opened {
+                    Ok(connection) => Link::Greeting(connection, now + WELCOME),
+                    Err(_) => {
+                        self.jitter = self.jitter.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        let delay = (delay * 2).min(RECONNECT.1);
+                        let retry_at = now + delay / 2 + (self.jitter >> 33) % delay;
+                        Link::Down { retry_at, delay, since }
+                    }
+                };
+            }
+        }
+    }
+
+    /// Does what the daemon says.
+    fn listen(&mut self) {
+        loop {
+            let (Link::Up(connection) | Link::Greeting(connection, _)) = &mut self.link else { return };
+            match connection.receive() {
+                Ok(Some(message)) => self.hear(message),
+                Ok(None) => return,
+                Err(_) => return self.lose(clock::now_ns()),
+            }
+        }
+    }
+
+    fn hear(&mut self, message: ToClient) {
+        let now = clock::now_ns();
+        match message {
+            ToClient::Welcome { .. } => {
+                let link =
+                    core::mem::replace(&mut self.link, Link::Down { retry_at: 0, delay: 0, since: now });
+                let (Link::Greeting(mut connection, _) | Link::Up(mut connection)) = link else { return };
+                let sent = self.devices.iter().try_for_each(|account| connection.send(&account.attach()));
+                self.link = Link::Up(connection);
+                self.lose_on_error(sent);
+            }
+            ToClient::Refused { code, text } => {
+                if !core::mem::replace(&mut self.told, true) {
+                    eprintln!("gshare: the daemon refused this process: {text} ({code:?})");
+                }
+                self.lose(now);
+                if let Link::Down { retry_at, delay, .. } = &mut self.link {
+                    (*retry_at, *delay) = (now + RECONNECT.1, RECONNECT.1);
+                }
+            }
+            ToClient::Attached { ordinal, client, spec, window, in_flight, .. } => {
+                let ordinal = i32::try_from(ordinal).unwrap_or(-1);
+                if let Some(account) = self.devices.iter_mut().find(|a| a.device.ordinal == ordinal) {
+                    account.source = Source::Daemon(client);
+                    account.window = window;
+                    account.bound = if in_flight.is_zero() { IN_FLIGHT } else { in_flight };
+                    account.adopt(spec);
+                    account.opened();
+                }
+            }
+            ToClient::Grant { client, lease, budget, expires } => {
+                let Some(account) = self.account_of(client) else { return };
+                account.asked = false;
+                account.expires = expires.as_nanos();
+                let owed = account.owed.take().map(|(settlement, _)| settlement);
+                let replaced = account.ledger.grant(&account.device.gate, lease, budget);
+                account.device.wake();
+                for settlement in owed.into_iter().chain(replaced) {
+                    self.say_return(client, settlement, false);
+                }
+            }
+            ToClient::Revoke { client, lease, .. } => {
+                let Some(account) = self.account_of(client) else { return };
+                account.asked = false;
+                account.owed = account.owed.take().filter(|(settlement, _)| settlement.lease != lease);
+                if account.ledger.lease() == Some(lease)
+                    && let Some(settlement) = account.ledger.close(&account.device.gate)
+                {
+                    self.say_return(client, settlement, false);
+                }
+            }
+            ToClient::ShareChanged { client, spec } => {
+                if let Some(account) = self.account_of(client) {
+                    account.adopt(spec);
+                }
+            }
+            ToClient::MemoryGrant { client, bytes } => {
+                if let Some(account) = self.account_of(client) {
+                    account.device.memory.grant(bytes);
+                    if let Some((_, answer)) = account.memory.pop_front() {
+                        answer.give(true);
+                    }
+                }
+            }
+            ToClient::MemoryDeny { client, .. } => {
+                if let Some(account) = self.account_of(client)
+                    && let Some((_, answer)) = account.memory.pop_front()
+                {
+                    answer.give(false);
+                }
+            }
+            // A throttled request stays in the daemon's line: it is granted without asking again.
+            _ => {}
+        }
+    }
+
+    fn account_of(&mut self, client: ClientId) -> Option<&mut Account> {
+        self.devices.iter_mut().find(|a| matches!(a.source, Source::Daemon(id) if id == client))
+    }
+
+    fn say_return(&mut self, client: ClientId, settlement: Settlement, again: bool) {
+        if let Link::Up(connection) = &mut self.link {
+            let Settlement { lease, used } = settlement;
+            let sent = connection.send(&ToDaemon::TokenReturn { client, lease, used, again: again.into() });
+            self.lose_on_error(sent);
+        }
+    }
+
+    /// Accounts, decides, speaks; gives how long there is nothing to do, in ns.
+    fn turn(&mut self, now: u64) -> u64 {
+        let mut sleep = match &self.link {
+            Link::Up(_) => 1_000_000_000,
+            Link::Greeting(_, by) => by.saturating_sub(now),
+            Link::Down { retry_at, .. } => retry_at.saturating_sub(now),
+        };
+        self.settle_without_daemon(now);
+        let threads = self.runtime.threads();
+        let launches = threads.iter().map(|thread| thread.launches.load(Ordering::Relaxed)).sum();
+        for index in 0..self.devices.len() {
+            let account = &mut self.devices[index];
+            if launches != account.launches.0 {
+                account.launches = (launches, now);
+            }
+            account.collect();
+            account.presume(&threads, now);
+            let said = account.decide(now);
+            sleep = sleep.min(account.next_look(now));
+            if account.device.waiting.load(Ordering::Acquire) > 0 {
+                account.device.wake();
+            }
+            for message in said {
+                if let Link::Up(connection) = &mut self.link {
+                    let sent = connection.send(&message);
+                    self.lose_on_error(sent);
+                }
+            }
+        }
+        sleep.max(20_000)
+    }
+
+    /// What a device lives on while there is no daemon.
+    fn settle_without_daemon(&mut self, now: u64) {
+        let Link::Down { since, .. } = self.link else { return };
+        for account in &mut self.devices {
+            if !matches!(account.source, Source::None) {
+                continue;
+            }
+            // A process that never had a daemon has only the environment's word: no time limit means none.
+            match self.runtime.config.on_loss {
+                OnDaemonLoss::Open => {
+                    let limit = account.spec.quota().limit();
+                    let share = LocalShare::new(Timestamp::from_nanos(now), limit, account.window);
+                    account.source = Source::Local(share, 1);
+                    account.adopt(account.spec);
+                    account.device.free_running.store(limit == Quota::WHOLE, Ordering::Release);
+                }
+                OnDaemonLoss::Closed if now - since > CLOSED_WAIT => {
+                    account.device.shut.store(true, Ordering::Release);
+                    account.device.wake();
+                }
+                OnDaemonLoss::Closed => {
+                    account.adopt(account.spec);
+                    account.device.free_running.store(false, Ordering::Release);
+                }
+            }
+            if let Some(answer) = account.attached.take() {
+                answer.give(false);
+            }
+        }
+    }
+}
+
+/// Who this process is.
+fn hello(runtime: &Runtime) -> ToDaemon {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // Field 2 is the program's name in parentheses and may hold anything; field 22 is the start time.
+    let (head, tail) = stat.rsplit_once(") ").unwrap_or(("", ""));
+    let program = head.split_once(" (").map_or_else(String::new, |(_, name)| name.to_owned());
+    let pid = u64::from(std::process::id());
+    let config = &runtime.config;
+    ToDaemon::Hello {
+        pid_start: tail.split(' ').nth(19).and_then(|field| field.parse().ok()).unwrap_or(0),
+        run: config.run.unwrap_or(pid),
+        name: config.name.clone().unwrap_or_else(|| format!("{program}-{pid}")),
+        program,
+        spec: config.spec,
+        on_loss: config.on_loss,
+    }
+}
+
+impl Account {
+    fn new(device: &'static Device, uuid: [u8; 16], spec: ResourceSpec) -> Self {
+        Self {
+            device,
+            uuid,
+            attached: None,
+            source: Source::None,
+            spec,
+            window: LOCAL_WINDOW,
+            bound: IN_FLIGHT,
+            ledger: LeaseLedger::new(IN_FLIGHT),
+            coverage: Coverage::new(),
+            worked_until: 0,
+            running: VecDeque::new(),
+            expires: 0,
+            asked: false,
+            owed: None,
+            memory: VecDeque::new(),
+            launches: (0, 0),
+            reported: (0, Duration::ZERO),
+            still: Vec::new(),
+        }
+    }
+
+    fn attach(&self) -> ToDaemon {
+        ToDaemon::Attach {
+            ordinal: self.device.ordinal.unsigned_abs(),
+            device: self.uuid,
+            device_memory: Bytes(self.device.memory.total()),
+            allocated: Bytes(self.device.memory.restate()),
+        }
+    }
+
+    /// A spec from the daemon, or the last one known.
+    fn adopt(&mut self, spec: ResourceSpec) {
+        let quota = spec.quota();
+        let whole = quota.request() == Quota::WHOLE && spec.sm() == SmShare::WHOLE;
+        self.device.free_running.store(whole, Ordering::Release);
+        if self.device.memory.limit() != spec.memory().map(|bytes| bytes.0) || self.attached.is_some() {
+            self.device.memory.limit_to(spec.memory());
+        }
+        self.spec = spec;
+    }
+
+    /// The daemon knows the device: launches may go on.
+    fn opened(&mut self) {
+        // A lease of the local clock ends here.
+        self.ledger.close(&self.device.gate);
+        self.asked = false;
+        self.device.shut.store(false, Ordering::Release);
+        self.device.wake();
+        if let Some(answer) = self.attached.take() {
+            answer.give(true);
+        }
+    }
+
+    /// Memory by the process's own reckoning, while nobody else can be asked.
+    fn grant_locally(&self, needed: u64) -> bool {
+        let granted = needed <= self.device.memory.within_limit();
+        if granted {
+            self.device.memory.grant(Bytes(needed));
+        }
+        granted
+    }
+
+    /// Takes in what has completed.
+    fn collect(&mut self) {
+        let device = self.device;
+        let fresh = core::mem::take(&mut *device.pending.lock().unwrap_or_else(PoisonError::into_inner));
+        self.running.extend(fresh);
+        let settled = Duration::from_nanos(device.settled.swap(0, Ordering::AcqRel));
+        let refused = Duration::from_nanos(device.refused.swap(0, Ordering::AcqRel));
+        if !settled.is_zero() {
+            self.ledger.completed(&device.gate, settled, settled);
+        }
+        if !refused.is_zero() {
+            self.ledger.completed(&device.gate, refused, Duration::ZERO);
+        }
+        let mut learned = false;
+        let mut waiting = VecDeque::with_capacity(self.running.len());
+        for pending in core::mem::take(&mut self.running) {
+            let charged = pending.predicted + pending.carried;
+            let measured = match pending.context.progress(pending.pair) {
+                Progress::Running => {
+                    waiting.push_back(pending);
+                    continue;
+                }
+                Progress::Lost => charged,
+                Progress::Ran(start, end) => {
+                    learned |= pending.row.is_some();
+                    self.measure(&pending, start, end) + pending.carried
+                }
+            };
+            self.ledger.completed(
+                &device.gate,
+                Duration::from_nanos(charged),
+                Duration::from_nanos(measured),
+            );
+        }
+        self.running = waiting;
+        if learned {
+            device.wake();
+        }
+    }
+
+    /// What a segment that ran from `start` to `end` is charged; learns from it.
+    fn measure(&mut self, pending: &Pending, start: u64, end: u64) -> u64 {
+        let length = end.saturating_sub(start);
+        let gap = pending.gap.min(length.saturating_sub(LEAST));
+        let growth = self.coverage.add(start + gap, end);
+        let launches = u64::from(pending.launches.max(1));
+        let sample = (length - gap) / launches;
+        // The device was idle for us before: the interval may hold the end of another process's turn.
+        let after_idle = start > self.worked_until + IDLE_GAP;
+        self.worked_until = self.worked_until.max(end);
+        let costs = &self.device.costs;
+        let Some(row) = pending.row else {
+            return charge(growth, pending.predicted, pending.dense && !after_idle);
+        };
+        let known = costs.known(row);
+        let dense = pending.dense && (!after_idle || known.is_none());
+        // Every interval is an upper bound; only a dense one tells that a cost has risen.
+        match known {
+            Some(known) if sample > known && pending.dense && after_idle => costs.learn_a_little(row, sample),
+            Some(known) if sample > known && !pending.dense => {}
+            _ => costs.learn(row, sample),
+        }
+        charge(growth, costs.known(row).unwrap_or(sample) * launches, dense)
+    }
+
+    /// GPU time that is queued now: what is in flight, less what the device must have done since it was last heard of.
+    fn queued(&self, now: u64) -> u64 {
+        let in_flight = self.ledger.in_flight(&self.device.gate).as_nanos();
+        if self.running.is_empty() {
+            in_flight
+        } else {
+            in_flight.saturating_sub(now.saturating_sub(self.began_at(now)))
+        }
+    }
+
+    /// When the oldest piece of work that is not known to be over began, at the latest.
+    fn began_at(&self, now: u64) -> u64 {
+        self.running.front().map_or(now, |pending| self.worked_until.max(pending.opened).min(now))
+    }
+
+    /// Launches whose thread has gone elsewhere with its segment open are taken for done after a while.
+    fn presume(&mut self, threads: &[&'static crate::gate::ThreadRecord], now: u64) {
+        self.still.resize(threads.len(), [(0, now); 4]);
+        for (thread, still) in threads.iter().zip(&mut self.still) {
+            for (index, (open, seen)) in thread.open_runs().into_iter().zip(still).enumerate() {
+                if open != seen.0 {
+                    *seen = (open, now);
+                } else if open > 0 && now - seen.1 > STALE.max(2 * open) && thread.presume_done(index, open) {
+                    let open = Duration::from_nanos(open);
+                    self.ledger.completed(&self.device.gate, open, open);
+                    *seen = (0, now);
+                }
+            }
+        }
+    }
+
+    fn wants_more(&self, now: u64) -> bool {
+        self.device.waiting.load(Ordering::Acquire) > 0 || now - self.launches.1 < IDLE
+    }
+
+    /// What to say to the daemon now.
+    fn decide(&mut self, now: u64) -> Vec<ToDaemon> {
+        match self.source {
+            Source::None => Vec::new(),
+            Source::Daemon(client) => self.decide_with_daemon(client, now),
+            Source::Local(..) => {
+                self.decide_locally(now);
+                Vec::new()
+            }
+        }
+    }
+
+    fn decide_with_daemon(&mut self, client: ClientId, now: u64) -> Vec<ToDaemon> {
+        let mut said = Vec::new();
+        let gate = &self.device.gate;
+        if self.device.free_running.load(Ordering::Acquire) {
+            return said;
+        }
+        let wants = self.wants_more(now);
+        let in_flight = self.ledger.in_flight(gate).as_nanos();
+        let queued = self.queued(now);
+        if let Some((settlement, by)) = self.owed {
+            if queued <= REMAINDER || now >= by {
+                self.owed = None;
+                let Settlement { lease, used } = settlement;
+                self.asked = wants;
+                said.push(ToDaemon::TokenReturn { client, lease, used, again: wants.into() });
+            }
+            return said;
+        }
+        let Some(lease) = self.ledger.lease() else {
+            if !self.asked && self.device.waiting.load(Ordering::Acquire) > 0 {
+                self.asked = true;
+                said.push(ToDaemon::TokenRequest { client });
+            }
+            return said;
+        };
+        let left = self.expires.saturating_sub(now);
+        self.ledger.set_in_flight_bound(self.bound.min(Duration::from_nanos(left)));
+        let unspent = self.ledger.unspent(gate).as_nanos();
+        let idle = !wants && in_flight == 0;
+        if left == 0 || idle || (unspent == 0 && queued <= REMAINDER) {
+            if let Some(settlement) = self.ledger.close(gate) {
+                self.owed = Some((settlement, now + DRAIN));
+                said.extend(self.decide_with_daemon(client, now));
+            }
+            return said;
+        }
+        if !self.asked && wants && (unspent <= self.bound.as_nanos() || left <= self.bound.as_nanos()) {
+            self.asked = true;
+            said.push(ToDaemon::TokenRequest { client });
+        }
+        if now >= self.reported.0 + REPORT {
+            let used = self.ledger.used(gate);
+            let waited = Duration::from_nanos(self.device.waited_ns.load(Ordering::Relaxed));
+            if used != self.reported.1 {
+                said.push(ToDaemon::Usage { client, lease, used, launches: self.launches.0, waited });
+            }
+            self.reported = (now, used);
+        }
+        said
+    }
+
+    fn decide_locally(&mut self, now: u64) {
+        let wants = self.wants_more(now);
+        let gate = &self.device.gate;
+        let Source::Local(share, next) = &mut self.source else { return };
+        let in_flight = self.ledger.in_flight(gate).as_nanos();
+        if self.ledger.lease().is_some() {
+            let spent = self.ledger.unspent(gate).is_zero() && in_flight <= REMAINDER;
+            if (now >= self.expires || spent || (!wants && in_flight == 0))
+                && let Some(settlement) = self.ledger.close(gate)
+            {
+                share.charge(settlement.used);
+            }
+        }
+        if self.ledger.lease().is_none() && wants {
+            let (budget, until) = share.budget(Timestamp::from_nanos(now));
+            self.expires = until.as_nanos();
+            if !budget.is_zero() {
+                self.ledger.set_in_flight_bound(self.bound);
+                self.ledger.grant(gate, LeaseId(*next), budget);
+                *next += 1;
+            }
+        }
+    }
+
+    /// How long this device has nothing to do, in ns.
+    fn next_look(&self, now: u64) -> u64 {
+        let in_flight = self.ledger.in_flight(&self.device.gate).as_nanos();
+        let waiting = self.device.waiting.load(Ordering::Acquire) > 0;
+        if self.device.free_running.load(Ordering::Acquire) {
+            return u64::MAX;
+        }
+        if !self.running.is_empty() || self.owed.is_some() {
+            // Look again about when the oldest piece should be done, soon enough to keep the device busy.
+            return self.queued(now).saturating_sub(REMAINDER).clamp(50_000, 300_000);
+        }
+        if self.ledger.lease().is_some() {
+            let until_expiry = self.expires.saturating_sub(now).max(50_000);
+            return if in_flight > 0 || waiting { 300_000 } else { 1_000_000 }.min(until_expiry);
+        }
+        match self.source {
+            // The next window of the local clock.
+            Source::Local(..) if waiting => self.expires.saturating_sub(now).clamp(50_000, 10_000_000),
+            _ if in_flight > 0 => 1_000_000,
+            _ => u64::MAX,
+        }
+    }
+}

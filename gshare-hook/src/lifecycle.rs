@@ -1,0 +1,441 @@
+//! Beginning, fork and end of a hooked process.
+//!
+//! * The library's constructor finds the real `dlsym` and marks the control page. Nothing else: most processes that
+//!   inherit `LD_PRELOAD` never use CUDA.
+//! * The first launch, allocation or look at memory with a current context **arms** the hook: the environment is read,
+//!   and if there is a limit or a daemon, the runtime is made and its one helper thread started. Otherwise the hook
+//!   stands aside for good.
+//! * A forked child finds an empty control page and starts over ([`crate::control`]); it never touches its parent's
+//!   runtime, whose locks may be held by threads that it does not have. `exec` closes the socket.
+//! * At exit the helper thread lets go of the driver before the driver's own destructors run.
+#![allow(unsafe_code)] // a constructor, signal masks, atexit and a thread key
+
+use core::ffi::{c_char, c_int, c_void};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration as StdDuration;
+
+use gshare_cuda_abi::types::{CUdevice, sys};
+
+use crate::config::Config;
+use crate::context::Contexts;
+use crate::control::{CONTROL, State};
+use crate::driver::real;
+use crate::gate::{Device, ThreadRecord};
+use crate::memory::{Account, Book};
+use crate::{clock, gate, helper, resolve, tls};
+
+const DEVICES: usize = 64;
+/// How long the first use of a device waits for the daemon, in all.
+const ATTACH_WAIT: StdDuration = StdDuration::from_secs(2);
+/// How long an allocation waits for the daemon's answer.
+const ANSWER_WAIT: StdDuration = StdDuration::from_secs(5);
+/// A helper thread that has not looped for this long is gone, in ns.
+const GONE_NS: u64 = 5_000_000_000;
+
+/// Something that a thread asks of the helper thread.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// Attach this device.
+    Attach(&'static Device, [u8; 16], Answer),
+    /// More memory: needed, welcome.
+    Memory(&'static Device, u64, u64, Answer),
+    /// Memory to give back.
+    Release(&'static Device, u64),
+}
+
+/// Where an answer arrives: `true` for yes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answer(Arc<(Mutex<Option<bool>>, Condvar)>);
+
+impl Answer {
+    pub(crate) fn give(&self, answer: bool) {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        self.0.1.notify_all();
+    }
+
+    fn wait(&self, at_most: StdDuration) -> Option<bool> {
+        let answer = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (answer, _) = self
+            .0
+            .1
+            .wait_timeout_while(answer, at_most, |answer| answer.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        *answer
+    }
+}
+
+/// All that a metering process has.
+#[derive(Debug)]
+pub(crate) struct Runtime {
+    pub(crate) config: Config,
+    pub(crate) contexts: Contexts,
+    pub(crate) book: Book,
+    /// The only device with a context, if there is only one.
+    sole: AtomicPtr<Device>,
+    devices: [AtomicPtr<Device>; DEVICES],
+    uuids: Mutex<Vec<(i32, [u8; 16])>>,
+    attaching: Mutex<()>,
+    threads: Mutex<Vec<&'static ThreadRecord>>,
+    thread_key: libc::pthread_key_t,
+    requests: Mutex<Vec<Request>>,
+    pub(crate) bell: OwnedFd,
+    pub(crate) beat: AtomicU64,
+}
+
+impl Runtime {
+    /// The device that the calling thread launches on.
+    #[inline(always)]
+    pub(crate) fn launch_device(&'static self) -> Option<&'static Device> {
+        // SAFETY: null or a leaked device.
+        match unsafe { self.sole.load(Ordering::Acquire).as_ref() } {
+            Some(device) => Some(device),
+            None => self.current_device(),
+        }
+    }
+
+    /// The device of the calling thread's current context, attached if need be.
+    #[cold]
+    pub(crate) fn current_device(&'static self) -> Option<&'static Device> {
+        self.device(current_ordinal()?)
+    }
+
+    /// A device by ordinal, attached if need be.
+    pub(crate) fn device(&'static self, ordinal: CUdevice) -> Option<&'static Device> {
+        let slot = self.devices.get(usize::try_from(ordinal).ok()?)?;
+        // SAFETY: null or a leaked device.
+        if let Some(device) = unsafe { slot.load(Ordering::Acquire).as_ref() } {
+            return Some(device);
+        }
+        let _one_at_a_time = self.attaching.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: as above; another thread may have been faster.
+        if let Some(device) = unsafe { slot.load(Ordering::Acquire).as_ref() } {
+            return Some(device);
+        }
+        let (uuid, total) = identity(ordinal)?;
+        let device: &'static Device = Box::leak(Box::new(Device::new(ordinal, Account::new(total))));
+        self.uuids.lock().unwrap_or_else(PoisonError::into_inner).push((ordinal, uuid));
+        let answer = Answer::default();
+        self.ask(Request::Attach(device, uuid, answer.clone()));
+        answer.wait(ATTACH_WAIT);
+        let device = core::ptr::from_ref(device).cast_mut();
+        slot.store(device, Ordering::Release);
+        // SAFETY: leaked above.
+        unsafe { device.as_ref() }
+    }
+
+    /// A device by ordinal, if it was attached.
+    pub(crate) fn known_device(&self, ordinal: i32) -> Option<&'static Device> {
+        let slot = self.devices.get(usize::try_from(ordinal).ok()?)?;
+        // SAFETY: null or a leaked device.
+        unsafe { slot.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// A context was made on this device: if it is not the only one, every launch must ask where it goes.
+    pub(crate) fn context_on(&self, ordinal: CUdevice) {
+        // SAFETY: null or a leaked device.
+        if let Some(device) = unsafe { self.sole.load(Ordering::Acquire).as_ref() }
+            && device.ordinal != ordinal
+        {
+            self.sole.store(core::ptr::null_mut(), Ordering::Release);
+        }
+    }
+
+    /// Used bytes and limit of the device with this UUID, as NVML writes it, where a limit applies.
+    pub(crate) fn limit_by_uuid(&self, text: &[u8]) -> Option<(u64, u64)> {
+        let mut bytes = [0u8; 16];
+        let mut digits =
+            text.iter().skip_while(|&&byte| byte != b'-').filter_map(|byte| (*byte as char).to_digit(16));
+        for byte in &mut bytes {
+            *byte = u8::try_from(digits.next()? << 4 | digits.next()?).ok()?;
+        }
+        let known = self.uuids.lock().unwrap_or_else(PoisonError::into_inner);
+        let (ordinal, _) = *known.iter().find(|(_, uuid)| *uuid == bytes)?;
+        drop(known);
+        let device = self.known_device(ordinal)?;
+        Some((device.memory.used(), device.memory.limit()?))
+    }
+
+    /// Gives the calling thread a record.
+    #[cold]
+    pub(crate) fn enlist(&self) -> Option<&'static ThreadRecord> {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = threads
+            .iter()
+            .find(|t| t.taken.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+        let record: &'static ThreadRecord = match free {
+            Some(record) => record,
+            None => {
+                let record = Box::leak(Box::new(ThreadRecord::new(threads.len())));
+                threads.push(record);
+                record
+            }
+        };
+        drop(threads);
+        let pointer = core::ptr::from_ref(record);
+        // SAFETY: the key was made with `thread_ends`; the word is this thread's own.
+        unsafe {
+            libc::pthread_setspecific(self.thread_key, pointer.cast());
+            *tls::word() = pointer.expose_provenance();
+        }
+        Some(record)
+    }
+
+    pub(crate) fn threads(&self) -> Vec<&'static ThreadRecord> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn take_requests(&self) -> Vec<Request> {
+        core::mem::take(&mut *self.requests.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn ask(&self, request: Request) {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner).push(request);
+        self.wake_helper();
+    }
+
+    pub(crate) fn wake_helper(&self) {
+        // A full counter means that the helper has been woken already.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    pub(crate) fn helper_is_gone(&self, now: u64) -> bool {
+        now.saturating_sub(self.beat.load(Ordering::Relaxed)) > GONE_NS
+    }
+
+    /// Takes bytes from a device's account, asking the daemon if need be. `false`: out of memory.
+    pub(crate) fn reserve(&self, device: &'static Device, bytes: u64) -> bool {
+        // A grant may be taken by another thread before this one comes back to it: then ask again.
+        for _ in 0..8 {
+            let Err(missing) = device.memory.reserve(bytes) else { return true };
+            let answer = Answer::default();
+            let wish = missing.saturating_add(device.memory.chunk());
+            self.ask(Request::Memory(device, missing, wish, answer.clone()));
+            if answer.wait(ANSWER_WAIT) != Some(true) {
+                return false;
+            }
+        }
+        false
+    }
+
+    /// Gives bytes back to a device's account.
+    pub(crate) fn release(&self, ordinal: i32, bytes: u64) {
+        if let Some(device) = self.known_device(ordinal)
+            && bytes > 0
+            && let Some(surplus) = device.memory.release(bytes)
+        {
+            self.ask(Request::Release(device, surplus.0));
+        }
+    }
+}
+
+/// `GSHARE_MEM`, for questions that come before any device is in use. Read once.
+pub(crate) fn limit_from_environment() -> Option<u64> {
+    static LIMIT: std::sync::OnceLock<Option<u64>> = std::sync::OnceLock::new();
+    *LIMIT.get_or_init(|| {
+        let config = Config::read(|key| std::env::var_os(key));
+        config.spec.memory().filter(|_| !config.disabled).map(|bytes| bytes.0)
+    })
+}
+
+/// The ordinal of the calling thread's current device.
+pub(crate) fn current_ordinal() -> Option<CUdevice> {
+    let mut ordinal: CUdevice = 0;
+    // SAFETY: a valid out-pointer.
+    let result = unsafe { real!(cuCtxGetDevice)?(&raw mut ordinal) };
+    result.is_ok().then_some(ordinal)
+}
+
+/// UUID (of the MIG instance, where there is one) and memory of a device.
+fn identity(ordinal: CUdevice) -> Option<([u8; 16], u64)> {
+    let mut uuid = core::mem::MaybeUninit::<sys::CUuuid>::zeroed();
+    let mut total = 0usize;
+    let named = match real!(cuDeviceGetUuid_v2) {
+        // SAFETY: a valid out-pointer.
+        Some(get) => unsafe { get(uuid.as_mut_ptr(), ordinal) },
+        // SAFETY: as above.
+        None => unsafe { real!(cuDeviceGetUuid)?(uuid.as_mut_ptr(), ordinal) },
+    };
+    // SAFETY: as above.
+    let sized = unsafe { real!(cuDeviceTotalMem_v2)?(&raw mut total, ordinal) };
+    if !named.is_ok() || !sized.is_ok() {
+        return None;
+    }
+    // SAFETY: zeroed before and 16 plain bytes in any case.
+    let bytes = unsafe { uuid.assume_init() }.bytes;
+    Some((bytes.map(|byte: c_char| byte.cast_unsigned()), total as u64))
+}
+
+/// Decides, once per process, whether to meter. `true` when metering is on.
+#[cold]
+pub(crate) fn arm() -> bool {
+    // 0: nobody; 1: somebody is at it. On the control page, so that a fork in between starts over.
+    if !CONTROL.begin_arming() {
+        // Another thread is arming: wait for it, a little longer than it can take.
+        for _ in 0..3_000 {
+            if CONTROL.state() != State::Armed as u32 || !CONTROL.arming() {
+                break;
+            }
+            std::thread::sleep(StdDuration::from_millis(1));
+        }
+        return CONTROL.state() == State::Active as u32;
+    }
+    let decided = std::panic::catch_unwind(decide).unwrap_or(Some(State::Off));
+    if let Some(state) = decided {
+        CONTROL.set_state(state);
+    }
+    CONTROL.end_arming();
+    decided == Some(State::Active)
+}
+
+/// `None`: too early to say.
+fn decide() -> Option<State> {
+    let config = Config::read(|key| std::env::var_os(key));
+    if config.disabled {
+        return Some(State::Off);
+    }
+    let ordinal = current_ordinal()?;
+    for complaint in &config.complaints {
+        eprintln!("gshare: {complaint} (left out)");
+    }
+    let daemon_expected = config.name.is_some() || std::env::var_os("GSHARE_SOCKET").is_some();
+    if !config.limited && !daemon_expected && std::fs::metadata(&config.socket).is_err() {
+        return Some(State::Off);
+    }
+    let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+    let bell = rustix::event::eventfd(0, flags).ok()?;
+    let mut thread_key = 0;
+    // SAFETY: a valid out-pointer; the destructor runs in the thread that ends.
+    if unsafe { libc::pthread_key_create(&raw mut thread_key, Some(thread_ends)) } != 0 {
+        return Some(State::Off);
+    }
+    let runtime: &'static Runtime = Box::leak(Box::new(Runtime {
+        config,
+        contexts: Contexts::default(),
+        book: Book::default(),
+        sole: AtomicPtr::default(),
+        devices: [const { AtomicPtr::new(core::ptr::null_mut()) }; DEVICES],
+        uuids: Mutex::default(),
+        attaching: Mutex::default(),
+        threads: Mutex::default(),
+        thread_key,
+        requests: Mutex::default(),
+        bell,
+        beat: AtomicU64::new(clock::now_ns()),
+    }));
+    if !start_helper(runtime) {
+        return Some(State::Off);
+    }
+    let device = runtime.device(ordinal)?;
+    let only = only_device_with_context(ordinal);
+    if only {
+        runtime.sole.store(core::ptr::from_ref(device).cast_mut(), Ordering::Release);
+    }
+    CONTROL.install(runtime);
+    // SAFETY: the handler only touches what is never freed.
+    unsafe { libc::atexit(at_exit) };
+    let idle = device.free_running.load(Ordering::Acquire) && device.memory.limit().is_none();
+    Some(if idle && only && visible_devices() == 1 { State::Off } else { State::Active })
+}
+
+fn visible_devices() -> c_int {
+    let mut count = 0;
+    match real!(cuDeviceGetCount) {
+        // SAFETY: a valid out-pointer.
+        Some(get) if unsafe { get(&raw mut count) }.is_ok() => count,
+        _ => 0,
+    }
+}
+
+/// Whether no other device has a primary context yet. Others are noticed when they are made.
+fn only_device_with_context(ordinal: CUdevice) -> bool {
+    (0..visible_devices()).filter(|&other| other != ordinal).all(|other| {
+        let (mut flags, mut active) = (0, 0);
+        let Some(get) = real!(cuDevicePrimaryCtxGetState) else { return false };
+        // SAFETY: valid out-pointers.
+        let result = unsafe { get(other, &raw mut flags, &raw mut active) };
+        result.is_ok() && active == 0
+    })
+}
+
+/// Starts the helper thread with all signals blocked: the program's handlers run in the program's threads.
+fn start_helper(runtime: &'static Runtime) -> bool {
+    // SAFETY: all-zero is a valid signal set to be filled.
+    let (mut all, mut before) = unsafe { (core::mem::zeroed(), core::mem::zeroed()) };
+    // SAFETY: valid pointers; the new thread inherits the mask, then this one gets its own back.
+    unsafe {
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+    }
+    let started = std::thread::Builder::new().name("gshare".into()).stack_size(256 << 10).spawn(move || {
+        if std::panic::catch_unwind(|| helper::run(runtime)).is_err() {
+            stand_aside("its helper thread failed");
+        }
+    });
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, core::ptr::null_mut()) };
+    started.is_ok()
+}
+
+/// Stops metering for good and lets every waiting thread go.
+pub(crate) fn stand_aside(why: &str) {
+    if CONTROL.state() != State::Off as u32 {
+        CONTROL.set_state(State::Off);
+        eprintln!("gshare: not metering any more: {why}");
+    }
+    if let Some(runtime) = CONTROL.runtime() {
+        for slot in &runtime.devices {
+            // SAFETY: null or a leaked device.
+            if let Some(device) = unsafe { slot.load(Ordering::Acquire).as_ref() } {
+                device.wake();
+            }
+        }
+    }
+}
+
+extern "C" fn thread_ends(record: *mut c_void) {
+    // SAFETY: the word is this thread's own, and the key holds a record that is never freed.
+    unsafe { *tls::word() = 0 };
+    // SAFETY: as above.
+    if let Some(record) = unsafe { record.cast::<ThreadRecord>().as_ref() } {
+        gate::retire(record);
+    }
+}
+
+extern "C" fn at_exit() {
+    if CONTROL.state() == State::Active as u32 {
+        CONTROL.set_state(State::Off);
+    }
+    if let Some(runtime) = CONTROL.runtime() {
+        runtime.contexts.exiting();
+    }
+}
+
+extern "C" fn constructor() {
+    resolve::find_dlsym();
+    CONTROL.wipe_on_fork();
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = constructor;
+
+/// Where arming stands; on the control page.
+#[derive(Debug)]
+pub(crate) struct Arming(AtomicU32);
+
+impl Arming {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+    pub(crate) fn begin(&self) -> bool {
+        self.0.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+    pub(crate) fn under_way(&self) -> bool {
+        self.0.load(Ordering::Acquire) != 0
+    }
+    pub(crate) fn end(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+}

@@ -1,0 +1,254 @@
+//! Device memory: what the program holds, and whether it may have more.
+//!
+//! # Problem
+//! Two threads, or two processes of one tenant, must not both pass with the last bytes; a free must find the device that
+//! the memory was taken from, whatever context is current by then; and the views that a program can ask for must agree.
+//!
+//! # Algorithm
+//! *Reserve, allocate, commit.* The bytes are taken from the [`Account`] before the driver is called; they are given back
+//! when it fails, corrected when the driver says what the object really takes (pitch, arrays), and written into the
+//! [`Book`] under the pointer or handle. The account serves small requests from what the daemon granted it earlier, and
+//! asks for more when that runs out.
+//!
+//! A physical handle (`cuMemCreate`) is counted once, however many references and mappings it has, until the last of
+//! them is gone. Memory that another process or API owns (IPC, external memory, imported handles) is charged to its
+//! owner, never here. A context takes all its allocations with it.
+//!
+//! # Invariants
+//! The account's `used` is the sum of the book's records of its device (and of reservations under way).
+//!
+//! # Cost
+//! One locked shard of a hash map per call, whatever the number of live allocations.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gshare_core::Bytes;
+use gshare_core::gate::MemoryGate;
+
+const SHARDS: usize = 32;
+/// Stands for "no limit": more than any device has, with room to count in.
+const UNLIMITED: u64 = u64::MAX / 4;
+
+/// What kind of name an object has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    /// A device pointer.
+    Pointer,
+    /// A physical memory handle.
+    Handle,
+    /// A start address of a mapping of a physical handle.
+    Mapping,
+    /// A CUDA array or mipmapped array.
+    Array,
+    /// A memory pool, charged at what it has reserved.
+    Pool,
+}
+
+/// An object of the driver's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key(pub Kind, pub u64);
+
+/// What is known about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// Bytes charged for it; for a mapping, its length.
+    pub(crate) bytes: u64,
+    /// Ordinal of the device it was charged to.
+    pub(crate) device: i32,
+    /// The context it dies with; 0 for none.
+    pub(crate) context: usize,
+    /// References and mappings; for a mapping, the handle.
+    pub(crate) links: u64,
+}
+
+/// Handles and pointers are far from random, but multiplication spreads them well enough.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0 ^ self.0 >> 32
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(byte.into());
+        }
+    }
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0 ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+    fn write_isize(&mut self, value: isize) {
+        self.write_u64(value.cast_unsigned() as u64);
+    }
+}
+
+type Shard = HashMap<Key, Record, BuildHasherDefault<Spread>>;
+
+/// All objects of the process.
+#[derive(Debug, Default)]
+pub(crate) struct Book {
+    shards: [Mutex<Shard>; SHARDS],
+}
+
+impl Book {
+    fn shard(&self, key: Key) -> MutexGuard<'_, Shard> {
+        let spread = (key.1 ^ key.0 as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 59;
+        // Every change is one step: a shard whose holder panicked is sound.
+        self.shards[spread as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes an object down; gives the record it replaces, if its name was in use.
+    pub(crate) fn insert(&self, key: Key, record: Record) -> Option<Record> {
+        self.shard(key).insert(key, record)
+    }
+
+    /// Strikes an object out.
+    pub(crate) fn remove(&self, key: Key) -> Option<Record> {
+        self.shard(key).remove(&key)
+    }
+
+    /// What is known about an object.
+    pub(crate) fn get(&self, key: Key) -> Option<Record> {
+        self.shard(key).get(&key).copied()
+    }
+
+    /// One more reference or mapping; `false` for an unknown object.
+    pub(crate) fn link(&self, key: Key) -> bool {
+        self.shard(key).get_mut(&key).map(|record| record.links += 1).is_some()
+    }
+
+    /// One reference or mapping less; gives the record when that was the last.
+    pub(crate) fn unlink(&self, key: Key) -> Option<Record> {
+        let mut shard = self.shard(key);
+        let record = shard.get_mut(&key)?;
+        record.links = record.links.saturating_sub(1);
+        if record.links == 0 { shard.remove(&key) } else { None }
+    }
+
+    /// Sets what an object is charged; gives what it was charged before.
+    pub(crate) fn recharge(&self, key: Key, bytes: u64) -> Option<u64> {
+        self.shard(key).get_mut(&key).map(|record| core::mem::replace(&mut record.bytes, bytes))
+    }
+
+    /// Strikes out all objects that match, and gives them.
+    pub(crate) fn drain(&self, matches: impl Fn(&Key, &Record) -> bool) -> Vec<(Key, Record)> {
+        let mut gone = Vec::new();
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.retain(|key, record| {
+                let matched = matches(key, record);
+                if matched {
+                    gone.push((*key, *record));
+                }
+                !matched
+            });
+        }
+        gone
+    }
+
+    /// All objects that match, as they are now.
+    pub(crate) fn select(&self, matches: impl Fn(&Key, &Record) -> bool) -> Vec<(Key, Record)> {
+        let mut found = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            found.extend(shard.iter().filter(|(key, record)| matches(key, record)).map(|(k, r)| (*k, *r)));
+        }
+        found
+    }
+}
+
+/// One device's memory, as far as this process may have it.
+#[derive(Debug)]
+pub(crate) struct Account {
+    gate: MemoryGate,
+    limit: AtomicU64,
+    total: u64,
+}
+
+impl Account {
+    /// No limit yet, on a device with `total` bytes.
+    pub(crate) fn new(total: u64) -> Self {
+        Self { gate: MemoryGate::new(Bytes(UNLIMITED)), limit: AtomicU64::new(u64::MAX), total }
+    }
+
+    /// Sets the limit. From here on nothing is had without asking.
+    pub(crate) fn limit_to(&self, limit: Option<Bytes>) {
+        self.gate.surplus(Bytes::ZERO);
+        match limit {
+            Some(limit) => self.limit.store(limit.0, Ordering::Release),
+            None => {
+                self.gate.grant(Bytes(UNLIMITED));
+                self.limit.store(u64::MAX, Ordering::Release);
+            }
+        }
+    }
+
+    /// Gives up what was granted under a limit and is not in use; gives what is in use.
+    pub(crate) fn restate(&self) -> u64 {
+        if self.limit().is_some() {
+            self.gate.surplus(Bytes::ZERO);
+        }
+        self.used()
+    }
+
+    /// The limit, if there is one.
+    pub(crate) fn limit(&self) -> Option<u64> {
+        Some(self.limit.load(Ordering::Acquire)).filter(|&limit| limit != u64::MAX)
+    }
+
+    /// Memory of the whole device.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Bytes in use.
+    pub(crate) fn used(&self) -> u64 {
+        self.gate.used().0
+    }
+
+    /// Takes bytes; `Err` says how many are missing.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<(), u64> {
+        self.gate.reserve(Bytes(bytes)).map_err(|shortage| shortage.bytes.0)
+    }
+
+    /// Gives bytes back; gives what should go back to the daemon, if much is idle now.
+    pub(crate) fn release(&self, bytes: u64) -> Option<Bytes> {
+        self.gate.release(Bytes(bytes));
+        let keep = self.chunk().saturating_mul(2);
+        self.limit()?;
+        if self.gate.free().0 <= keep {
+            return None;
+        }
+        Some(self.gate.surplus(Bytes(keep / 2))).filter(|surplus| surplus.0 > 0)
+    }
+
+    /// The daemon granted more.
+    pub(crate) fn grant(&self, bytes: Bytes) {
+        self.gate.grant(bytes);
+    }
+
+    /// What is worth asking for at once: a sixteenth of the limit, at most 64 MiB.
+    pub(crate) fn chunk(&self) -> u64 {
+        self.limit().map_or(0, |limit| (limit / 16).min(64 << 20))
+    }
+
+    /// What is left of the limit when nobody but this process uses it.
+    pub(crate) fn within_limit(&self) -> u64 {
+        self.limit()
+            .map_or(UNLIMITED, |limit| limit.saturating_sub(self.used()).saturating_sub(self.gate.free().0))
+    }
+
+    /// Free and total memory as the program shall see them, from what the driver says.
+    pub(crate) fn view(&self, free: u64, total: u64) -> (u64, u64) {
+        match self.limit() {
+            Some(limit) => {
+                let total = total.min(limit);
+                (free.min(total.saturating_sub(self.used())), total)
+            }
+            None => (free, total),
+        }
+    }
+}

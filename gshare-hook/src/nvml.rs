@@ -1,0 +1,110 @@
+//! NVML's view of memory, so that `nvidia-smi` and frameworks see the same limit as `cuMemGetInfo`.
+//!
+//! Only the memory of devices that the process uses under a limit is altered, in `nvmlDeviceGetMemoryInfo` (version 1)
+//! and its `_v2`. The look-up by `dlsym` is how every client reaches NVML, so nothing is exported.
+#![allow(unsafe_code)] // NVML's functions and structures
+
+use core::ffi::{c_char, c_uint, c_void};
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::control::CONTROL;
+use crate::driver;
+
+/// `nvmlMemory_t`: three counts of bytes.
+#[repr(C)]
+struct MemoryV1 {
+    total: u64,
+    free: u64,
+    used: u64,
+}
+
+/// `nvmlMemory_v2_t`.
+#[repr(C)]
+struct MemoryV2 {
+    version: c_uint,
+    total: u64,
+    reserved: u64,
+    free: u64,
+    used: u64,
+}
+
+type MemoryInfo<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> c_uint;
+type Uuid = unsafe extern "C" fn(*mut c_void, *mut c_char, c_uint) -> c_uint;
+
+static REAL_V1: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+static REAL_V2: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The wrapper of this name, if there is one and `found` is NVML's own.
+pub(crate) fn wrapper(name: &[u8], found: *mut c_void) -> Option<*mut c_void> {
+    let (slot, wrapper) = match name {
+        b"nvmlDeviceGetMemoryInfo" => (&REAL_V1, memory_info_v1 as *mut c_void),
+        b"nvmlDeviceGetMemoryInfo_v2" => (&REAL_V2, memory_info_v2 as *mut c_void),
+        _ => return None,
+    };
+    if !driver::lies_in(found, b"libnvidia-ml.so") {
+        return None;
+    }
+    slot.store(found, Ordering::Release);
+    Some(wrapper)
+}
+
+/// Used bytes and limit on this NVML device, where a limit applies.
+fn limit_of(nvml_device: *mut c_void) -> Option<(u64, u64)> {
+    let runtime = CONTROL.runtime()?;
+    // SAFETY: valid C strings; RTLD_NOLOAD only finds what is there.
+    let handle = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if handle.is_null() {
+        return None;
+    }
+    let get = crate::resolve::real_dlsym(handle, c"nvmlDeviceGetUUID".as_ptr());
+    // SAFETY: balances the dlopen above; NVML stays loaded by whoever is calling it.
+    unsafe { libc::dlclose(handle) };
+    if get.is_null() {
+        return None;
+    }
+    // SAFETY: NVML's function of that name has this signature.
+    let get = unsafe { core::mem::transmute::<*mut c_void, Uuid>(get) };
+    let mut text = [0u8; 96];
+    // SAFETY: a valid buffer with its length.
+    if unsafe { get(nvml_device, text.as_mut_ptr().cast(), 96) } != 0 {
+        return None;
+    }
+    runtime.limit_by_uuid(&text)
+}
+
+extern "C" fn memory_info_v1(device: *mut c_void, memory: *mut MemoryV1) -> c_uint {
+    // SAFETY: only `wrapper` gives this function out, and it stored NVML's own first.
+    let real =
+        unsafe { core::mem::transmute::<*mut c_void, MemoryInfo<MemoryV1>>(REAL_V1.load(Ordering::Acquire)) };
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(device, memory) };
+    if result == 0
+        && let Some((used, limit)) = limit_of(device)
+        // SAFETY: NVML has just filled it.
+        && let Some(memory) = unsafe { memory.as_mut() }
+    {
+        memory.total = memory.total.min(limit);
+        memory.used = used.min(memory.total);
+        memory.free = memory.free.min(memory.total - memory.used);
+    }
+    result
+}
+
+extern "C" fn memory_info_v2(device: *mut c_void, memory: *mut MemoryV2) -> c_uint {
+    // SAFETY: only `wrapper` gives this function out, and it stored NVML's own first.
+    let real =
+        unsafe { core::mem::transmute::<*mut c_void, MemoryInfo<MemoryV2>>(REAL_V2.load(Ordering::Acquire)) };
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(device, memory) };
+    if result == 0
+        && let Some((used, limit)) = limit_of(device)
+        // SAFETY: NVML has just filled it.
+        && let Some(memory) = unsafe { memory.as_mut() }
+    {
+        memory.total = memory.total.min(limit);
+        memory.reserved = 0;
+        memory.used = used.min(memory.total);
+        memory.free = memory.free.min(memory.total - memory.used);
+    }
+    result
+}

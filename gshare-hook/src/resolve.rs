@@ -1,0 +1,258 @@
+//! How a program finds the driver's functions, and what it finds.
+//!
+//! # `dlsym`
+//! The hook exports `dlsym`. A look-up with `RTLD_NEXT` or `RTLD_DEFAULT` is resolved relative to its *return
+//! address*; a hook that forwards such a call changes the caller, and a library that asks for the next `malloc` gets
+//! its own back. So `dlsym` is a naked function: it looks at the handle and jumps to the real one, arguments and
+//! return address untouched. `RTLD_DEFAULT` finds the hook's own exports by the ordinary order of the program's
+//! libraries. With any other handle, a name of the table whose answer lies in the driver becomes its wrapper.
+//!
+//! # `cuGetProcAddress`
+//! The real one answers first. Only a success is looked at: the table says which variant that is (base name, release,
+//! flag), and if the hook wraps exactly that variant, its wrapper is given instead. Status and NULL answers, unknown
+//! names and the empty probe pass through. Two traps:
+//!
+//! * an old driver answers with the newest variant *it* knows, so the table is asked with the smaller of both releases;
+//! * a driver newer than the table may answer with a variant that the table does not have: then the real one is asked
+//!   again at the table's newest release, and the wrapper is given only if both answers are the same function.
+//!
+//! `cuGetExportTable`, private functions by UUID, is never touched.
+#![allow(unsafe_code)] // the loader's interface
+
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+
+use gshare_cuda_abi::types::CUresult;
+use gshare_cuda_abi::{NEWEST_RELEASE, Resolution};
+
+use crate::driver::{self, real};
+use crate::{exports, nvml};
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+
+/// The next `dlsym` of the program; null until `find_dlsym` ran.
+static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The real `dlsym`, called: for handles that libraries were opened with, where the caller does not matter.
+pub(crate) fn real_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    let mut pointer = REAL_DLSYM.load(Ordering::Relaxed);
+    if pointer.is_null() {
+        pointer = find_dlsym();
+    }
+    if pointer.is_null() {
+        return core::ptr::null_mut();
+    }
+    // SAFETY: `find_dlsym` stores only functions with this signature.
+    let dlsym = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(pointer) };
+    // SAFETY: handle and name come from our caller, under dlsym's own contract.
+    let found = unsafe { dlsym(handle, name) };
+    // Something to do after the call: a jump in its place would make our caller the one that RTLD_NEXT starts from.
+    core::hint::black_box(found)
+}
+
+/// Finds the next `dlsym` after this library. Runs in the constructor, or earlier when another one calls `dlsym`.
+pub(crate) extern "C" fn find_dlsym() -> *mut c_void {
+    // The default version of glibc 2.34 and later, of x86-64 since 2.2.5.
+    for version in [c"GLIBC_2.34", c"GLIBC_2.2.5"] {
+        // SAFETY: valid C strings; RTLD_NEXT is relative to this library, whose own `dlsym` is what must be skipped.
+        let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
+        if !found.is_null() {
+            REAL_DLSYM.store(found, Ordering::Release);
+            return found;
+        }
+    }
+    core::ptr::null_mut()
+}
+
+/// `dlsym`, as the program sees it.
+///
+/// # Safety
+/// As for `dlsym(3)`.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    core::arch::naked_asm!(
+        // RTLD_DEFAULT is 0 and RTLD_NEXT is -1: both are at most 1 after adding 1, as unsigned numbers.
+        "lea rax, [rdi + 1]",
+        "cmp rax, 1",
+        "ja 4f",
+        "test rdi, rdi",
+        "jnz 2f",
+        // RTLD_DEFAULT and a name that may be the driver's: is there a driver at all?
+        "cmp word ptr [rsi], 0x7563", // "cu"
+        "jne 2f",
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {absent}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "test al, al",
+        "jnz 4f",
+        "2:",
+        "mov rax, qword ptr [rip + {real}]",
+        "test rax, rax",
+        "jz 3f",
+        "jmp rax",
+        "3:",
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {find}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "test rax, rax",
+        "jz 5f",
+        "jmp rax",
+        "4:",
+        "jmp {ours}",
+        "5:",
+        "ret",
+        absent = sym is_wrapped_without_driver,
+        real = sym REAL_DLSYM,
+        find = sym find_dlsym,
+        ours = sym dlsym_by_handle,
+    )
+}
+
+/// Whether `RTLD_DEFAULT` would find a wrapper for a driver that the program does not have. A probe for CUDA in a
+/// process without CUDA must find nothing. Takes `dlsym`'s own arguments.
+extern "C" fn is_wrapped_without_driver(_: *mut c_void, name: *const c_char) -> bool {
+    // SAFETY: dlsym was given a C string, or its contract is broken already.
+    let name = unsafe { CStr::from_ptr(name) };
+    let symbol = name.to_str().ok().and_then(gshare_cuda_abi::by_name);
+    symbol.is_some_and(|symbol| exports::wrapper(symbol.index).is_some()) && driver::loaded_driver().is_none()
+}
+
+extern "C" fn dlsym_by_handle(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    if handle.is_null() {
+        // Only a probe for CUDA without CUDA comes here as RTLD_DEFAULT: what is there after this library?
+        return real_dlsym(libc::RTLD_NEXT, name);
+    }
+    let found = real_dlsym(handle, name);
+    if found.is_null() || name.is_null() {
+        return found;
+    }
+    // SAFETY: dlsym was given a C string, or its contract is broken already.
+    let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+    match name {
+        [b'c', b'u', ..] => {
+            let Ok(name) = core::str::from_utf8(name) else { return found };
+            let Some(symbol) = gshare_cuda_abi::by_name(name) else { return found };
+            let Some(wrapper) = exports::wrapper(symbol.index) else { return found };
+            if found == wrapper || !driver::lies_in(found, b"libcuda.so") {
+                return found;
+            }
+            driver::remember(symbol.index, found);
+            wrapper
+        }
+        [b'n', b'v', b'm', b'l', ..] => nvml::wrapper(name, found).unwrap_or(found),
+        _ => found,
+    }
+}
+
+/// The driver's release, asked once.
+fn driver_release() -> u32 {
+    static RELEASE: AtomicI32 = AtomicI32::new(0);
+    let known = RELEASE.load(Ordering::Relaxed);
+    if let Ok(release @ 1..) = u32::try_from(known) {
+        return release;
+    }
+    let mut version: c_int = 0;
+    let Some(get) = real!(cuDriverGetVersion) else { return NEWEST_RELEASE };
+    // SAFETY: a valid out-pointer; the call works before cuInit.
+    if !unsafe { get(&raw mut version) }.is_ok() {
+        return NEWEST_RELEASE;
+    }
+    RELEASE.store(version, Ordering::Relaxed);
+    u32::try_from(version).unwrap_or(NEWEST_RELEASE)
+}
+
+/// What a successful look-up gives the program: the wrapper of exactly that variant, or what the driver gave.
+/// `ask_again` is the same look-up at another release.
+fn substitute(
+    name: *const c_char,
+    found: *mut c_void,
+    release: c_int,
+    flags: u64,
+    ask_again: impl FnOnce(c_int) -> *mut c_void,
+) -> *mut c_void {
+    if name.is_null() || found.is_null() {
+        return found;
+    }
+    // SAFETY: the driver has just accepted it as a C string.
+    let Ok(base) = unsafe { CStr::from_ptr(name) }.to_str() else { return found };
+    let asked = u32::try_from(release).unwrap_or(0).min(driver_release());
+    let Resolution::Found(symbol) = gshare_cuda_abi::resolve(base, asked.min(NEWEST_RELEASE), flags) else {
+        return found;
+    };
+    let Some(wrapper) = exports::wrapper(symbol.index) else { return found };
+    if asked > NEWEST_RELEASE && ask_again(NEWEST_RELEASE.cast_signed()) != found {
+        return found;
+    }
+    driver::remember(symbol.index, found);
+    wrapper
+}
+
+/// `cuGetProcAddress` of CUDA 11.3 to 11.8.
+///
+/// # Safety
+/// As for the driver's function.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+pub(crate) unsafe extern "C" fn cuGetProcAddress(
+    symbol: *const c_char,
+    pfn: *mut *mut c_void,
+    cudaVersion: c_int,
+    flags: u64,
+) -> CUresult {
+    let Some(get) = real!(cuGetProcAddress) else { return CUresult::CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    let result = unsafe { get(symbol, pfn, cudaVersion, flags) };
+    if result.is_ok() && !pfn.is_null() {
+        // SAFETY: the driver has just written to it.
+        let found = unsafe { *pfn };
+        let given = substitute(symbol, found, cudaVersion, flags, |release| {
+            let mut again = core::ptr::null_mut();
+            // SAFETY: the caller's name, our out-pointer.
+            let asked = unsafe { get(symbol, &raw mut again, release, flags) };
+            if asked.is_ok() { again } else { core::ptr::null_mut() }
+        });
+        // SAFETY: as above.
+        unsafe { *pfn = given };
+    }
+    result
+}
+
+/// `cuGetProcAddress` since CUDA 12.0.
+///
+/// # Safety
+/// As for the driver's function.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
+    symbol: *const c_char,
+    pfn: *mut *mut c_void,
+    cudaVersion: c_int,
+    flags: u64,
+    symbolStatus: *mut c_uint,
+) -> CUresult {
+    let Some(get) = real!(cuGetProcAddress_v2) else { return CUresult::CUDA_ERROR_NOT_FOUND };
+    // SAFETY: the caller's own arguments.
+    let result = unsafe { get(symbol, pfn, cudaVersion, flags, symbolStatus) };
+    if result.is_ok() && !pfn.is_null() {
+        // SAFETY: the driver has just written to it.
+        let found = unsafe { *pfn };
+        let given = substitute(symbol, found, cudaVersion, flags, |release| {
+            let mut again = core::ptr::null_mut();
+            // SAFETY: the caller's name, our out-pointer; the status may be left out.
+            let asked = unsafe { get(symbol, &raw mut again, release, flags, core::ptr::null_mut()) };
+            if asked.is_ok() { again } else { core::ptr::null_mut() }
+        });
+        // SAFETY: as above.
+        unsafe { *pfn = given };
+    }
+    result
+}

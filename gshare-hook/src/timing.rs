@@ -1,0 +1,77 @@
+//! GPU time from intervals: how much of the device's time line a set of overlapping intervals covers.
+//!
+//! # Problem
+//! Kernels are measured in **segments**, runs of launches on one stream between two CUDA events. Two streams that run at
+//! the same time use the device once: their segments are merged (union), not summed. Segments become known in any order.
+//!
+//! # Algorithm
+//! [`Coverage`] keeps disjoint intervals, sorted. Adding one gives its **growth**, the part that was not covered before;
+//! the growths of all segments sum to the length of the union, in whatever order they come. Intervals more than
+//! [`MEMORY_NS`] behind the newest end are folded away; a straggler from further back finds that time covered.
+//!
+//! Worked example, in us: [0, 10) grows 10; [5, 12) on another stream grows 2; [3, 7) grows 0; union 12.
+//!
+//! # What a segment is charged
+//! An interval is never shorter than the kernels in it, but it is longer when the stream ran dry in between. A segment
+//! is **dense** when it cannot have: every launch was queued before the device came to the first of them. Dense segments
+//! are charged their growth; others the smaller of growth and prediction ([`charge`]).
+
+use std::collections::VecDeque;
+
+/// How far back intervals are remembered, in ns.
+pub(crate) const MEMORY_NS: u64 = 2_000_000_000;
+
+/// The covered part of a time line, in ns.
+#[derive(Debug, Default)]
+pub(crate) struct Coverage {
+    /// Disjoint, ascending, with gaps between them.
+    covered: VecDeque<(u64, u64)>,
+    /// Everything before this counts as covered.
+    horizon: u64,
+}
+
+impl Coverage {
+    /// Nothing covered.
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// Covers `[start, end)`; gives the length that was not covered before.
+    pub(crate) fn add(&mut self, start: u64, end: u64) -> u64 {
+        let start = start.max(self.horizon);
+        if end <= start {
+            return 0;
+        }
+        let first = self.covered.partition_point(|&(_, e)| e < start);
+        let (mut low, mut high, mut already) = (start, end, 0);
+        let mut last = first;
+        while let Some(&(s, e)) = self.covered.get(last).filter(|&&(s, _)| s <= end) {
+            already += e.min(end).saturating_sub(s.max(start));
+            (low, high) = (low.min(s), high.max(e));
+            last += 1;
+        }
+        self.covered.drain(first..last);
+        self.covered.insert(first, (low, high));
+        self.fold();
+        end - start - already
+    }
+
+    /// Folds away what is too far back to matter.
+    fn fold(&mut self) {
+        let line = self.covered.back().map_or(0, |&(_, e)| e).saturating_sub(MEMORY_NS);
+        while let Some(&(s, e)) = self.covered.front().filter(|&&(s, _)| s < line) {
+            self.horizon = self.horizon.max(e.min(line));
+            if e <= line {
+                self.covered.pop_front();
+            } else {
+                self.covered[0] = (line.max(s), e);
+                break;
+            }
+        }
+    }
+}
+
+/// What a segment costs, in ns: `growth` of the coverage, `predicted` for its launches.
+pub(crate) fn charge(growth: u64, predicted: u64, dense: bool) -> u64 {
+    if dense { growth } else { growth.min(predicted) }
+}

@@ -1,0 +1,70 @@
+//! The connection to the daemon: frames in, frames out, nothing blocks for long.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use gshare_core::wire::{MAX_FRAME, Sequence, ToClient, ToDaemon};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+/// One connection; dropped at the first error.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    socket: OwnedFd,
+    sent: Sequence,
+    received: Sequence,
+    buffer: Vec<u8>,
+}
+
+impl Connection {
+    /// Connects to the socket at `path`.
+    pub(crate) fn open(path: &std::ffi::OsStr) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(Self {
+            socket,
+            sent: Sequence::default(),
+            received: Sequence::default(),
+            buffer: Vec::with_capacity(MAX_FRAME),
+        })
+    }
+
+    /// Sends one message. Waits up to 100 ms for room, once: a daemon that reads nothing is as good as gone.
+    pub(crate) fn send(&mut self, message: &ToDaemon) -> io::Result<()> {
+        self.buffer.clear();
+        message.encode(self.sent.stamp(), &mut self.buffer);
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match rustix::net::send(&self.socket, &self.buffer, flags) {
+            Ok(_) => Ok(()),
+            Err(Errno::AGAIN) => {
+                let wait = rustix::event::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+                poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(&wait))?;
+                rustix::net::send(&self.socket, &self.buffer, flags)?;
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The next message that is there, if any.
+    pub(crate) fn receive(&mut self) -> io::Result<Option<ToClient>> {
+        let mut frame = [0u8; MAX_FRAME + 1];
+        let length = match rustix::net::recv(&self.socket, &mut frame, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok((length, _)) => length,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let (sequence, message) = ToClient::decode(&frame[..length]).map_err(io::Error::other)?;
+        self.received.check(sequence).map_err(io::Error::other)?;
+        Ok(Some(message))
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,188 @@
+//! A daemon with one policy: whoever asks gets a token at once. It writes down what it is told.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use gshare_core::wire::{MAX_FRAME, Sequence, ToClient, ToDaemon};
+use gshare_core::{Bytes, ClientId, Duration, GpuId, LeaseId, ResourceSpec, Timestamp};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+/// What the daemon was told, by all clients together.
+#[derive(Clone, Debug, Default)]
+pub struct Told {
+    /// Names that said Hello.
+    pub names: Vec<String>,
+    /// Attach messages, with the memory they re-stated.
+    pub attached: Vec<u64>,
+    /// GPU time used, by lease, in ns.
+    pub used: BTreeMap<u64, u64>,
+    /// Memory handed out and not given back, in bytes.
+    pub memory: u64,
+    /// Most memory there was.
+    pub memory_peak: u64,
+    /// Requests for memory.
+    pub memory_requests: u64,
+    /// Tokens returned.
+    pub returned: u64,
+    /// Launches reported.
+    pub launches: u64,
+}
+
+impl Told {
+    pub fn used_ns(&self) -> u64 {
+        self.used.values().sum()
+    }
+}
+
+/// A running daemon; stops when dropped.
+pub struct Daemon {
+    pub socket: PathBuf,
+    told: Arc<Mutex<Told>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Peer {
+    socket: OwnedFd,
+    sent: Sequence,
+    received: Sequence,
+    client: ClientId,
+}
+
+impl Peer {
+    fn say(&mut self, message: &ToClient) {
+        let mut frame = Vec::new();
+        message.encode(self.sent.stamp(), &mut frame);
+        let _ = rustix::net::send(&self.socket, &frame, SendFlags::NOSIGNAL);
+    }
+}
+
+impl Daemon {
+    /// Grants tokens of `token` GPU time (10 ms of wall time more to use them) under `spec`.
+    pub fn start(socket: &Path, spec: ResourceSpec, token: Duration) -> Self {
+        let _ = std::fs::remove_file(socket);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(socket).unwrap()).unwrap();
+        rustix::net::listen(&listener, 64).unwrap();
+        let (told, stop) = (Arc::<Mutex<Told>>::default(), Arc::new(AtomicBool::new(false)));
+        let thread = {
+            let (told, stop) = (Arc::clone(&told), Arc::clone(&stop));
+            std::thread::spawn(move || serve(&listener, spec, token, &told, &stop))
+        };
+        Self { socket: socket.to_owned(), told, stop, thread: Some(thread) }
+    }
+
+    pub fn told(&self) -> Told {
+        self.told.lock().unwrap().clone()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+fn serve(listener: &OwnedFd, spec: ResourceSpec, token: Duration, told: &Mutex<Told>, stop: &AtomicBool) {
+    let mut peers: Vec<Peer> = Vec::new();
+    let mut leases = 0;
+    while !stop.load(Ordering::Acquire) {
+        let ready: Vec<bool> = {
+            let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+            fds.extend(peers.iter().map(|peer| PollFd::from_borrowed_fd(peer.socket.as_fd(), PollFlags::IN)));
+            let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 }));
+            fds.iter().map(|fd| !fd.revents().is_empty()).collect()
+        };
+        let mut gone = Vec::new();
+        for (index, peer) in peers.iter_mut().enumerate() {
+            if !ready[index + 1] {
+                continue;
+            }
+            let mut frame = [0u8; MAX_FRAME + 1];
+            match rustix::net::recv(&peer.socket, &mut frame, RecvFlags::DONTWAIT) {
+                Ok((length @ 1.., _)) => {
+                    let (sequence, message) =
+                        ToDaemon::decode(&frame[..length]).expect("the hook speaks the format");
+                    peer.received.check(sequence).expect("the hook numbers its frames");
+                    hear(peer, message, spec, token, &mut leases, &mut told.lock().unwrap());
+                }
+                _ => gone.push(index),
+            }
+        }
+        for index in gone.into_iter().rev() {
+            peers.remove(index);
+        }
+        if ready[0]
+            && let Ok(socket) = rustix::net::accept(listener)
+        {
+            let client = ClientId::new(u32::try_from(peers.len()).unwrap(), 1);
+            peers.push(Peer { socket, sent: Sequence::default(), received: Sequence::default(), client });
+        }
+    }
+}
+
+fn hear(
+    peer: &mut Peer,
+    message: ToDaemon,
+    spec: ResourceSpec,
+    token: Duration,
+    leases: &mut u64,
+    told: &mut Told,
+) {
+    let client = peer.client;
+    let mut grant = |peer: &mut Peer| {
+        *leases += 1;
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now = now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned();
+        let expires = Timestamp::from_nanos(now + token.as_nanos() + 10_000_000);
+        peer.say(&ToClient::Grant { client, lease: LeaseId(*leases), budget: token, expires });
+    };
+    match message {
+        ToDaemon::Hello { name, .. } => {
+            told.names.push(name);
+            peer.say(&ToClient::Welcome { epoch: 1 });
+        }
+        ToDaemon::Attach { ordinal, allocated, .. } => {
+            told.attached.push(allocated.0);
+            let (window, in_flight) = (Duration::from_millis(100), Duration::from_millis(2));
+            peer.say(&ToClient::Attached { ordinal, client, gpu: GpuId(0), spec, window, in_flight });
+        }
+        ToDaemon::TokenRequest { .. } => grant(peer),
+        ToDaemon::TokenReturn { lease, used, again, .. } => {
+            told.used.insert(lease.0, used.as_nanos());
+            told.returned += 1;
+            if again != 0 {
+                grant(peer);
+            }
+        }
+        ToDaemon::Usage { lease, used, launches, .. } => {
+            told.used.insert(lease.0, used.as_nanos());
+            told.launches = launches;
+        }
+        ToDaemon::MemoryReserve { bytes, wish, .. } => {
+            told.memory_requests += 1;
+            let free = spec.memory().map_or(u64::MAX, |limit| limit.0.saturating_sub(told.memory));
+            if bytes.0 > free {
+                peer.say(&ToClient::MemoryDeny { client, free: Bytes(free) });
+            } else {
+                let granted = wish.0.max(bytes.0).min(free);
+                told.memory += granted;
+                told.memory_peak = told.memory_peak.max(told.memory);
+                peer.say(&ToClient::MemoryGrant { client, bytes: Bytes(granted) });
+            }
+        }
+        ToDaemon::MemoryRelease { bytes, .. } => told.memory -= bytes.0,
+        _ => {}
+    }
+}

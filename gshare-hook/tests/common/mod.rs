@@ -1,0 +1,181 @@
+//! Building the libraries and the C programs, and running programs bare and hooked on a simulated device of their own.
+#![allow(dead_code, unreachable_pub)] // each test file uses its part
+
+pub mod daemon;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use fake_cuda::sim::{ProcessTruth, SimDevice};
+
+/// What the tests run with.
+pub struct Built {
+    /// The hook.
+    pub hook: PathBuf,
+    /// A directory with `libcuda.so.1` and `libnvidia-ml.so.1`.
+    pub driver: PathBuf,
+    /// Where compiled programs go.
+    programs: PathBuf,
+}
+
+/// Builds both libraries: `cargo test` does not build a package that is a cdylib only.
+pub fn built() -> &'static Built {
+    static BUILT: OnceLock<Built> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let exe = std::env::current_exe().expect("a test has a path");
+        let target = exe.ancestors().nth(2).expect("target/PROFILE/deps/test");
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "-p", "gshare-hook", "-p", "gshare-fake-cuda"]);
+        build.current_dir(env!("CARGO_MANIFEST_DIR"));
+        if target.file_name().is_some_and(|name| name == "release") {
+            build.arg("--release");
+        }
+        assert!(build.status().expect("cargo runs").success());
+        // One place per test binary: they run side by side.
+        let place = target.join("hook-tests").join(exe.file_stem().expect("a test has a name"));
+        let (driver, programs) = (place.join("driver"), place.join("programs"));
+        std::fs::create_dir_all(&driver).expect("target is writable");
+        std::fs::create_dir_all(&programs).expect("target is writable");
+        for name in ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"] {
+            let link = driver.join(name);
+            let _ = std::fs::remove_file(&link);
+            std::os::unix::fs::symlink(target.join("libfake_cuda.so"), &link).expect("target is writable");
+        }
+        Built { hook: target.join("libgshare_hook.so"), driver, programs }
+    })
+}
+
+/// Compiles `tests/programs/NAME.c`.
+pub fn program(name: &str, flags: &[&str]) -> PathBuf {
+    let built = built();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(format!("{name}.c"));
+    // Tests of one binary run side by side: compile to a name of our own, then move it into place.
+    static SERIAL: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let serial = SERIAL.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let shared = flags.contains(&"-shared");
+    let made = built.programs.join(format!("{name}.{serial}"));
+    let done = Command::new("gcc")
+        .args(["-O1", "-g", "-Wall", "-Werror", "-Wno-unused-function", "-o"])
+        .arg(&made)
+        .arg(&source)
+        .args(if shared { &["-fPIC"][..] } else { &[] })
+        .args(flags)
+        .arg("-L")
+        .arg(&built.driver)
+        .args(if flags.contains(&"-nodriver") { &[][..] } else { &["-Wl,--no-as-needed", "-lcuda"] })
+        .args(["-ldl", "-lpthread"])
+        .output()
+        .expect("gcc runs");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let name = if shared { format!("{name}.so") } else { name.to_owned() };
+    let place = built.programs.join(name);
+    std::fs::rename(&made, &place).expect("target is writable");
+    place
+}
+
+/// A run of a program on a device of its own.
+pub struct Run {
+    command: Command,
+    place: tempfile::TempDir,
+    preload: Vec<PathBuf>,
+}
+
+/// A program's standard output, with what it left on the device.
+pub struct Done {
+    pub stdout: String,
+    pub stderr: String,
+    pub code: Option<i32>,
+    pub truth: Vec<ProcessTruth>,
+}
+
+impl Run {
+    /// The program without the hook.
+    pub fn bare(program: &Path, arguments: &[&str]) -> Self {
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let mut command = Command::new(program);
+        command.args(arguments);
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("GSHARE_") {
+                command.env_remove(name);
+            }
+        }
+        command
+            .env("LD_LIBRARY_PATH", &built().driver)
+            .env("GSHARE_SIM_DEVICE", place.path().join("device"))
+            .env_remove("CUDA_VISIBLE_DEVICES");
+        Self { command, place, preload: Vec::new() }
+    }
+
+    /// The program with the hook, and no daemon unless one is named.
+    pub fn hooked(program: &Path, arguments: &[&str]) -> Self {
+        let mut run = Self::bare(program, arguments);
+        run.preload.push(built().hook.clone());
+        run.command.env("GSHARE_SOCKET", run.place.path().join("nobody.sock"));
+        run
+    }
+
+    pub fn env(mut self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Another library, before (`true`) or after the hook.
+    pub fn preload(mut self, library: &Path, before: bool) -> Self {
+        let at = if before { 0 } else { self.preload.len() };
+        self.preload.insert(at, library.to_owned());
+        self
+    }
+
+    pub fn device(&self) -> PathBuf {
+        self.place.path().join("device")
+    }
+
+    /// Runs it to its end, at most a minute.
+    pub fn finish(self) -> Done {
+        self.finish_with("")
+    }
+
+    /// The same, with standard input.
+    pub fn finish_with(mut self, input: &str) -> Done {
+        use std::io::Write as _;
+        let preload: Vec<_> = self.preload.iter().map(|path| path.display().to_string()).collect();
+        let mut command = Command::new("timeout");
+        command.args(["-s", "KILL", "60", "env"]);
+        // Only the program is hooked, not what starts it.
+        if !preload.is_empty() {
+            command.arg(format!("LD_PRELOAD={}", preload.join(":")));
+        }
+        command.arg(self.command.get_program()).args(self.command.get_args());
+        for (name, value) in self.command.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.stdin(std::process::Stdio::piped());
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        let mut child = command.spawn().expect("the program starts");
+        child.stdin.take().expect("piped").write_all(input.as_bytes()).expect("the program reads");
+        let Output { status, stdout, stderr } = child.wait_with_output().expect("the program ends");
+        let truth = SimDevice::open(&self.device(), None, None)
+            .map_or_else(|_| Vec::new(), |device| device.truth().processes);
+        self.command.env_clear();
+        Done {
+            stdout: String::from_utf8_lossy(&stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&stderr).into_owned(),
+            code: status.code(),
+            truth,
+        }
+    }
+}
+
+/// Asserts that a hooked run printed what the bare one did, and ended the same way.
+pub fn assert_same(what: &str, bare: &Done, hooked: &Done) {
+    assert_eq!(
+        hooked.stdout, bare.stdout,
+        "{what}: hooked (left) and bare (right); stderr: {}",
+        hooked.stderr
+    );
+    assert_eq!(hooked.code, bare.code, "{what}: {}", hooked.stderr);
+}

@@ -1,0 +1,270 @@
+//! The parts of the hook that need no driver, as ordinary Rust: costs, intervals, memory, configuration.
+//!
+//! The library itself is a cdylib only, so its pure files are included here.
+#![allow(dead_code)] // what the library uses and these tests do not
+
+#[path = "../src/config.rs"]
+mod config;
+#[path = "../src/cost.rs"]
+mod cost;
+#[path = "../src/memory.rs"]
+mod memory;
+#[path = "../src/timing.rs"]
+mod timing;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use gshare_core::wire::OnDaemonLoss;
+use gshare_core::{Bytes, ResourceSpec};
+use proptest::prelude::*;
+
+use config::Config;
+use cost::{CostTable, shape};
+use memory::{Account, Book, Key, Kind, Record};
+use timing::{Coverage, charge};
+
+// ---- cost -----------------------------------------------------------------------------------------------------------
+
+#[test]
+fn first_sample_is_taken_as_it_is_and_a_disturbed_one_is_forgotten() {
+    let table = CostTable::new();
+    let (row, known) = table.find(0x1000, shape(64));
+    assert_eq!(known, None);
+    let mut seen = Vec::new();
+    for sample in [1000, 1000, 9000, 1000, 1000] {
+        table.learn(row, sample);
+        seen.push(table.find(0x1000, shape(64)).1.unwrap());
+    }
+    assert_eq!(seen, [1000, 1000, 3000, 2000, 1500]);
+}
+
+#[test]
+fn functions_and_sizes_have_rows_of_their_own() {
+    let table = CostTable::new();
+    for handle in 1..=200u64 {
+        for size in [1u64, 1 << 10, 1 << 20] {
+            let (row, _) = table.find(handle << 8, shape(size));
+            table.learn(row, handle * 10 + size.trailing_zeros() as u64);
+        }
+    }
+    for handle in 1..=200u64 {
+        for size in [1u64, 1 << 10, 1 << 20] {
+            let known = table.find(handle << 8, shape(size)).1;
+            assert_eq!(known, Some(handle * 10 + size.trailing_zeros() as u64));
+        }
+    }
+}
+
+#[test]
+fn a_full_table_still_answers() {
+    let table = CostTable::new();
+    for handle in 0..50_000u64 {
+        let (row, _) = table.find(handle << 4, 0);
+        table.learn(row, 7);
+    }
+    assert!(table.find(1 << 40, 0).1.is_none_or(|cost| cost == 7));
+}
+
+#[test]
+fn a_handle_that_is_gone_is_unknown_again() {
+    let table = CostTable::new();
+    let (row, _) = table.find(0x10, 0);
+    table.probe(row);
+    table.learn(row, 5);
+    table.forget(0x10, 0);
+    assert_eq!((table.known(row), table.probes(row)), (None, 0));
+}
+
+proptest! {
+    #[test]
+    fn shape_rises_with_size_and_one_shape_spans_at_most_a_quarter(a in 0u64..1 << 50, b in 0u64..1 << 50) {
+        let (low, high) = (a.min(b), a.max(b));
+        prop_assert!(shape(low) <= shape(high));
+        if shape(low) == shape(high) && low >= 8 {
+            prop_assert!(high - low <= low / 4, "{low} {high}");
+        }
+    }
+
+    #[test]
+    fn cost_stays_between_the_smallest_and_the_largest_sample(samples in prop::collection::vec(0u64..1 << 31, 1..40)) {
+        let table = CostTable::new();
+        let (row, _) = table.find(1, 1);
+        for &sample in &samples {
+            table.learn(row, sample);
+        }
+        let known = table.known(row).unwrap();
+        prop_assert!(samples.iter().min().unwrap() <= &known && &known <= samples.iter().max().unwrap());
+    }
+}
+
+// ---- intervals ------------------------------------------------------------------------------------------------------
+
+#[test]
+fn overlapping_streams_are_merged_not_summed() {
+    let mut coverage = Coverage::new();
+    assert_eq!(coverage.add(0, 10), 10);
+    assert_eq!(coverage.add(5, 12), 2);
+    assert_eq!(coverage.add(3, 7), 0);
+}
+
+#[test]
+fn a_stream_that_ran_dry_is_charged_its_prediction_at_most() {
+    assert_eq!(charge(900, 300, false), 300);
+    assert_eq!(charge(200, 300, false), 200);
+    assert_eq!(charge(900, 300, true), 900);
+}
+
+proptest! {
+    /// Against a bitmap of the time line.
+    #[test]
+    fn growths_sum_to_the_union_in_any_order(intervals in prop::collection::vec((0usize..300, 0usize..60), 0..40)) {
+        let mut coverage = Coverage::new();
+        let mut line = [false; 400];
+        for (start, length) in intervals {
+            let before = line.iter().filter(|&&covered| covered).count();
+            line[start..start + length].fill(true);
+            let after = line.iter().filter(|&&covered| covered).count();
+            prop_assert_eq!(coverage.add(start as u64, (start + length) as u64), (after - before) as u64);
+        }
+    }
+
+    /// Far stragglers count for nothing twice, and memory stays bounded: the sum never passes the union.
+    #[test]
+    fn growth_never_passes_the_union_over_long_times(
+        intervals in prop::collection::vec((0u64..20_000_000_000, 0u64..500_000_000), 0..60),
+    ) {
+        let mut coverage = Coverage::new();
+        let total: u64 = intervals.iter().map(|&(start, length)| coverage.add(start, start + length)).sum();
+        let mut sorted = intervals.clone();
+        sorted.sort_unstable();
+        let (mut union, mut end) = (0, 0);
+        for (start, length) in sorted {
+            let (from, to) = (start.max(end), start + length);
+            union += to.saturating_sub(from);
+            end = end.max(to);
+        }
+        prop_assert!(total <= union);
+    }
+}
+
+// ---- memory ---------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_limit_is_reserved_granted_and_given_back() {
+    let account = Account::new(16 << 30);
+    assert_eq!(account.view(10 << 30, 16 << 30), (10 << 30, 16 << 30));
+    account.limit_to(Some(Bytes(256 << 20)));
+    assert_eq!(account.reserve(1 << 20), Err(1 << 20));
+    account.grant(Bytes(256 << 20));
+    assert_eq!(account.reserve(200 << 20), Ok(()));
+    assert_eq!(account.reserve(100 << 20), Err(44 << 20));
+    assert_eq!(account.view(10 << 30, 16 << 30), (56 << 20, 256 << 20));
+    let surplus = account.release(200 << 20).expect("much is idle");
+    assert_eq!(account.used(), 0);
+    assert!(surplus.0 >= 200 << 20, "{surplus}");
+}
+
+#[test]
+fn the_view_never_goes_below_zero() {
+    let account = Account::new(1 << 30);
+    account.reserve(500).unwrap();
+    account.limit_to(Some(Bytes(100)));
+    assert_eq!(account.view(1 << 30, 1 << 30), (0, 100));
+}
+
+#[test]
+fn a_physical_handle_is_struck_out_with_its_last_link() {
+    let book = Book::default();
+    let key = Key(Kind::Handle, 9);
+    let record = Record { bytes: 64, device: 0, context: 0, links: 1 };
+    book.insert(key, record);
+    assert!(book.link(key));
+    assert_eq!(book.unlink(key), None);
+    assert_eq!(book.unlink(key).map(|r| r.bytes), Some(64));
+    assert!(!book.link(key));
+}
+
+proptest! {
+    /// Against an ordered map of the same operations.
+    #[test]
+    fn book_equals_a_plain_map(operations in prop::collection::vec((0u8..3, 0u64..20, 1u64..100), 0..200)) {
+        let book = Book::default();
+        let mut model = BTreeMap::new();
+        for (operation, name, bytes) in operations {
+            let key = Key(Kind::Pointer, name << 8);
+            let record = Record { bytes, device: 0, context: (name % 3) as usize, links: 1 };
+            match operation {
+                0 => prop_assert_eq!(book.insert(key, record), model.insert(key.1, record)),
+                1 => prop_assert_eq!(book.remove(key), model.remove(&key.1)),
+                _ => {
+                    let mut gone: Vec<u64> = book.drain(|_, r| r.context == 2).into_iter().map(|(k, _)| k.1).collect();
+                    gone.sort_unstable();
+                    let expected: Vec<u64> = model.iter().filter(|(_, r)| r.context == 2).map(|(k, _)| *k).collect();
+                    model.retain(|_, r| r.context != 2);
+                    prop_assert_eq!(gone, expected);
+                }
+            }
+        }
+        for (name, record) in model {
+            prop_assert_eq!(book.get(Key(Kind::Pointer, name)), Some(record));
+        }
+    }
+}
+
+// ---- configuration --------------------------------------------------------------------------------------------------
+
+fn config(variables: &[(&str, &str)]) -> Config {
+    Config::read(|key| {
+        variables.iter().find(|(name, _)| *name == key).map(|(_, value)| OsString::from(value))
+    })
+}
+
+#[test]
+fn an_empty_environment_asks_for_nothing() {
+    let config = config(&[]);
+    assert!(!config.disabled && !config.limited && config.complaints.is_empty());
+    assert_eq!(config.spec, ResourceSpec::UNLIMITED);
+    assert_eq!(config.socket, config::DEFAULT_SOCKET);
+    assert_eq!(config.on_loss, OnDaemonLoss::Open);
+}
+
+#[test]
+fn all_variables_are_read() {
+    let config = config(&[
+        ("GSHARE_DISABLE", "1"),
+        ("GSHARE_SOCKET", "/tmp/g.sock"),
+        ("GSHARE_NAME", "alice"),
+        ("GSHARE_RUN", "77"),
+        ("GSHARE_QUOTA", "0.3:0.8"),
+        ("GSHARE_SM", "24"),
+        ("GSHARE_MEM", "256MiB"),
+        ("GSHARE_ON_DAEMON_LOSS", "closed"),
+    ]);
+    assert!(config.disabled && config.limited && config.complaints.is_empty(), "{config:?}");
+    assert_eq!((config.name.as_deref(), config.run), (Some("alice"), Some(77)));
+    assert_eq!(config.spec.quota().to_string(), "30%:80%");
+    assert_eq!(config.spec.memory(), Some(Bytes::from_mib(256)));
+    assert_eq!(config.on_loss, OnDaemonLoss::Closed);
+}
+
+#[test]
+fn what_cannot_be_read_is_named_and_left_out() {
+    let config =
+        config(&[("GSHARE_QUOTA", "1.7"), ("GSHARE_MEM", "lots"), ("GSHARE_ON_DAEMON_LOSS", "maybe")]);
+    assert_eq!(config.spec, ResourceSpec::UNLIMITED);
+    for (complaint, key) in
+        config.complaints.iter().zip(["GSHARE_QUOTA", "GSHARE_MEM", "GSHARE_ON_DAEMON_LOSS"])
+    {
+        assert!(complaint.starts_with(key), "{complaint}");
+    }
+    assert_eq!(config.complaints.len(), 3);
+}
+
+#[test]
+fn a_name_or_an_sm_share_alone_is_no_limit() {
+    assert!(!config(&[("GSHARE_NAME", "a"), ("GSHARE_SM", "50")]).limited);
+    assert!(config(&[("GSHARE_MEM", "1GiB")]).limited);
+    assert!(config(&[("GSHARE_QUOTA", "0.5")]).limited);
+    assert!(!config(&[("GSHARE_QUOTA", "0.5:1")]).limited);
+}

@@ -1,0 +1,140 @@
+//! One small C program per behaviour, run bare and under the hook on a simulated device: both print the same, and what the
+//! hook accounts agrees with what the device did.
+
+mod common;
+
+use common::daemon::Daemon;
+use common::{Run, assert_same, program};
+use gshare_core::{Bytes, Duration, ResourceSpec};
+
+const LAUNCHES: [&str; 19] = [
+    "kernel",
+    "default_stream",
+    "kernel_ptsz",
+    "per_thread_handle",
+    "ex",
+    "ex_ptsz",
+    "cooperative",
+    "cooperative_ptsz",
+    "multi_device",
+    "graph",
+    "graph_ptsz",
+    "captured",
+    "old",
+    "old_grid",
+    "old_grid_async",
+    "streams",
+    "memcpy",
+    "memset",
+    "refused",
+];
+
+#[test]
+fn every_kind_of_launch_is_transparent_and_metered() {
+    let program = program("launch", &[]);
+    for kind in LAUNCHES.into_iter().chain(["sync_each"]) {
+        let bare = Run::bare(&program, &[kind]).finish();
+        let place = tempfile::tempdir().unwrap();
+        let daemon =
+            Daemon::start(&place.path().join("g.sock"), ResourceSpec::UNLIMITED, Duration::from_millis(10));
+        let hooked = Run::hooked(&program, &[kind]).env("GSHARE_SOCKET", &daemon.socket).finish();
+        assert_same(kind, &bare, &hooked);
+        let (told, truth) = (daemon.told(), &hooked.truth[0].gpus[0]);
+        // Copies on the device count as its work like kernels do.
+        let worked = truth.busy_ns.max(truth.copy_ns);
+        let used = told.used_ns();
+        println!("{kind}: used {used} ns, device {worked} ns, {} returns", told.returned);
+        if bare.code == Some(0) && worked > 0 {
+            // The meter's accuracy is measured in the benchmarks; here it must have seen the work and not invented any.
+            assert!(used > worked / 2 && used < worked * 2, "{kind}: used {used}, device {worked}");
+        }
+    }
+}
+
+const ALLOCATIONS: [&str; 16] = [
+    "plain",
+    "pitch",
+    "managed",
+    "host",
+    "async",
+    "async_plain_free",
+    "pool",
+    "physical",
+    "array",
+    "array3d",
+    "mipmap",
+    "graph",
+    "context_takes_it_along",
+    "reset_takes_it_along",
+    "many",
+    "many",
+];
+
+#[test]
+fn every_kind_of_memory_is_transparent_and_counted_to_the_byte() {
+    let program = program("alloc", &[]);
+    for kind in ALLOCATIONS {
+        // The program prints how much memory it has taken, as cuMemGetInfo tells it: the device's figure in the bare
+        // run, what is left of the limit in the hooked one.
+        let bare = Run::bare(&program, &[kind]).finish();
+        let hooked = Run::hooked(&program, &[kind]).env("GSHARE_MEM", "1GiB").finish();
+        assert_same(kind, &bare, &hooked);
+        let place = tempfile::tempdir().unwrap();
+        let spec = ResourceSpec::UNLIMITED;
+        let spec = ResourceSpec::new(spec.quota(), spec.sm(), Some(Bytes::from_gib(1))).unwrap();
+        let daemon = Daemon::start(&place.path().join("g.sock"), spec, Duration::from_millis(10));
+        let hooked = Run::hooked(&program, &[kind]).env("GSHARE_SOCKET", &daemon.socket).finish();
+        assert_same(kind, &bare, &hooked);
+    }
+}
+
+#[test]
+fn a_memory_limit_is_out_of_memory_and_every_view_agrees() {
+    let program = program("limit", &[]);
+    let place = tempfile::tempdir().unwrap();
+    let spec = ResourceSpec::UNLIMITED;
+    let spec = ResourceSpec::new(spec.quota(), spec.sm(), Some(Bytes::from_mib(256))).unwrap();
+    let expected = "took 256 MiB; then free 256 total 256 device 256\n".repeat(2);
+    for threads in ["1", "8"] {
+        let alone = Run::hooked(&program, &[threads]).env("GSHARE_MEM", "256MiB").finish();
+        assert_eq!(alone.stdout, expected, "{threads} threads, no daemon; {}", alone.stderr);
+        let daemon = Daemon::start(&place.path().join("g.sock"), spec, Duration::from_millis(10));
+        let served = Run::hooked(&program, &[threads])
+            .env("GSHARE_SOCKET", &daemon.socket)
+            .env("GSHARE_MEM", "256MiB")
+            .finish();
+        assert_eq!(served.stdout, expected, "{threads} threads, with a daemon; {}", served.stderr);
+        let told = daemon.told();
+        assert!(told.memory_peak <= 256 << 20, "{told:?}");
+        assert!(told.memory_requests < 200, "small allocations draw on leased chunks: {told:?}");
+    }
+}
+
+#[test]
+fn processes_and_threads_come_and_go() {
+    let program = program("process", &[]);
+    for kind in
+        ["fork_before", "fork_after", "double_fork", "vfork", "exec", "threads", "exit_in_thread", "signals"]
+    {
+        let bare = Run::bare(&program, &[kind]).finish();
+        let hooked = Run::hooked(&program, &[kind]).env("GSHARE_QUOTA", "0.9").finish();
+        assert_same(kind, &bare, &hooked);
+        let place = tempfile::tempdir().unwrap();
+        let daemon =
+            Daemon::start(&place.path().join("g.sock"), ResourceSpec::UNLIMITED, Duration::from_millis(10));
+        let served = Run::hooked(&program, &[kind]).env("GSHARE_SOCKET", &daemon.socket).finish();
+        assert_same(kind, &bare, &served);
+    }
+}
+
+#[test]
+fn a_switched_off_hook_does_nothing() {
+    let program = program("launch", &[]);
+    let bare = Run::bare(&program, &["kernel", "5"]).finish();
+    let off =
+        Run::hooked(&program, &["kernel", "5"]).env("GSHARE_DISABLE", "1").env("GSHARE_MEM", "1").finish();
+    assert_same("GSHARE_DISABLE", &bare, &off);
+    let idle = Run::hooked(&program, &["kernel", "5"]).finish();
+    assert_same("no limit and no daemon", &bare, &idle);
+    assert_eq!(idle.stderr, "");
+}

@@ -1,0 +1,8 @@
+/* A library that links the driver directly and is loaded with RTLD_DEEPBIND: plain interposition does not reach it. */
+int cuInit(unsigned);
+int cuDeviceGetCount(int *);
+int deep_count(void) {
+    int count = -1;
+    int r = cuInit(0);
+    return r ? -r : (cuDeviceGetCount(&count), count);
+}
