@@ -105,6 +105,9 @@ pub struct Config {
     pub journal: Option<JournalConfig>,
     /// What to do about NVIDIA's MPS.
     pub mps: MpsMode,
+    /// When to stop by itself: after so long without a connection. Never by default; for daemons that were started for
+    /// one user's programs. Not a key of the file.
+    pub idle_exit: Option<Duration>,
     /// The devices of the node. Empty: every device that a client attaches to is learned.
     pub devices: Vec<DeviceConfig>,
     clients: BTreeMap<String, ResourceSpec>,
@@ -269,6 +272,7 @@ impl Default for Config {
             memory_headroom: Bytes::ZERO,
             journal: None,
             mps: MpsMode::Off,
+            idle_exit: None,
             devices: Vec::new(),
             clients: BTreeMap::new(),
         }
@@ -558,6 +562,7 @@ impl RawConfig {
             memory_headroom: self.memory_headroom.map_or(default.memory_headroom, |bytes| bytes.0),
             journal: self.journal.map(|journal| journal.check(&source)).transpose()?,
             mps: self.mps.unwrap_or(default.mps),
+            idle_exit: None,
             devices,
             clients,
         })

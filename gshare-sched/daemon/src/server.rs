@@ -157,6 +157,7 @@ impl DaemonBuilder {
             epoll,
             listener,
             resume_accept: None,
+            idle_due: None,
             inbox,
             handle,
             metrics,
@@ -191,6 +192,8 @@ pub struct Daemon {
     listener: OwnedFd,
     /// When to listen again, after the system had no descriptors left.
     resume_accept: Option<Timestamp>,
+    /// When to stop, if nobody connects before.
+    idle_due: Option<Timestamp>,
     admin: Option<UnixListener>,
     endpoint: Option<Endpoint>,
     sockets: Vec<PathBuf>,
@@ -267,6 +270,7 @@ impl Daemon {
     fn serve(&mut self) -> Result<(), DaemonError> {
         let mut events = Vec::with_capacity(BATCH);
         let mut now = self.clock.now();
+        self.idle(now);
         loop {
             let timeout = self.next_deadline().map(|due| {
                 let wait = due.saturating_since(now).as_nanos();
@@ -302,13 +306,22 @@ impl Daemon {
                 now = self.clock.now();
                 self.deadlines(now);
                 self.settle(now);
+                if self.idle_due.is_some_and(|due| due <= now) {
+                    return Ok(());
+                }
             }
         }
     }
 
     fn next_deadline(&self) -> Option<Timestamp> {
         let hello = self.hello_due.front().map(|(due, _)| *due);
-        [self.node.next_deadline(), hello, self.resume_accept].into_iter().flatten().min()
+        [self.node.next_deadline(), hello, self.resume_accept, self.idle_due].into_iter().flatten().min()
+    }
+
+    /// Starts or stops the wait for the first connection.
+    fn idle(&mut self, now: Timestamp) {
+        let after = self.node.config().idle_exit.filter(|_| self.conns.len() == 0);
+        self.idle_due = after.map(|after| now.saturating_add(after));
     }
 
     fn deadlines(&mut self, now: Timestamp) {
@@ -386,6 +399,7 @@ impl Daemon {
             greeted: false,
         };
         let (slot, generation) = self.conns.insert(conn);
+        self.idle_due = None;
         let id = ConnId { slot, generation };
         let Some(conn) = self.conns.get(slot, generation) else { return };
         if epoll::add(&self.epoll, &conn.socket, Self::data(id, FRAME), epoll::EventFlags::IN).is_err() {
@@ -518,6 +532,7 @@ impl Daemon {
         }
         drop(self.conns.remove(id.slot, id.generation));
         self.node.closed(now, id, &mut self.effects);
+        self.idle(now);
     }
 
     /// Does what the host asked for; `false` when that is to stop.

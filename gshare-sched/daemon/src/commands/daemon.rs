@@ -16,6 +16,12 @@ pub(crate) struct Options {
     /// Configuration file [default: /etc/gshare/gshared.toml, if it is there].
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Read no configuration file.
+    #[arg(long, conflicts_with = "config")]
+    no_config: bool,
+    /// End when no process has been connected for so long.
+    #[arg(long, value_name = "TIME")]
+    idle_exit: Option<gshare_core::Duration>,
     /// Socket for hooked processes, instead of the configuration's.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -30,7 +36,8 @@ pub(crate) struct Options {
 impl Options {
     fn file(&self) -> Option<&Path> {
         let default = Path::new(DEFAULT_CONFIG);
-        self.config.as_deref().or_else(|| default.exists().then_some(default))
+        let wanted = !self.no_config && default.exists();
+        self.config.as_deref().or_else(|| wanted.then_some(default))
     }
 
     fn load(&self) -> anyhow::Result<Config> {
@@ -42,6 +49,7 @@ impl Options {
             config.admin_socket = gshared::config::admin_socket_of(socket);
             config.socket.clone_from(socket);
         }
+        config.idle_exit = self.idle_exit;
         if let Some(dir) = &self.journal {
             config.journal = Some(JournalConfig::new(dir));
         }

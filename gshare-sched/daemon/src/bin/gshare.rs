@@ -1,0 +1,10 @@
+//! The `gshare` command.
+
+#[path = "../commands/mod.rs"]
+mod commands;
+
+use clap::Parser as _;
+
+fn main() -> std::process::ExitCode {
+    commands::run(commands::Gshare::parse())
+}

@@ -1,0 +1,109 @@
+//! As much of the CUDA driver API as a client without a runtime needs, loaded as any program loads it.
+#![allow(unsafe_code, reason = "foreign functions of the driver")]
+
+use anyhow::Context as _;
+use libloading::Library;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+/// The driver, real or simulated.
+#[derive(Debug)]
+pub(crate) struct Driver(Library);
+
+/// What only the simulated driver has.
+const TRUTH: &[u8] = b"gshare_sim_truth\0";
+
+/// A function of the driver by name; every one of them gives a `CUresult`.
+macro_rules! call {
+    ($driver:expr, $name:literal, ($($ty:ty),*), $($arg:expr),*) => {{
+        // SAFETY: the type is the one that cuda.h gives this name.
+        let function = unsafe { $driver.0.get::<unsafe extern "C" fn($($ty),*) -> c_int>($name) };
+        let name = String::from_utf8_lossy($name).trim_end_matches('\0').to_owned();
+        let function = function.with_context(|| name.clone())?;
+        // SAFETY: arguments as cuda.h asks for them; pointers are to values that outlive the call.
+        let result = unsafe { function($($arg),*) };
+        anyhow::ensure!(result == 0, "{name} answers error {result}");
+    }};
+}
+
+impl Driver {
+    /// Loads `libcuda.so.1` from wherever the loader finds it.
+    pub(crate) fn load() -> anyhow::Result<Self> {
+        // SAFETY: the driver's initialisers are what every CUDA program runs.
+        let library = unsafe { Library::new("libcuda.so.1") };
+        Ok(Self(library.context("libcuda.so.1 cannot be loaded")?))
+    }
+
+    /// Such as 12080 for 12.8.
+    pub(crate) fn version(&self) -> anyhow::Result<c_int> {
+        let mut version = 0;
+        call!(self, b"cuDriverGetVersion\0", (*mut c_int), &raw mut version);
+        Ok(version)
+    }
+
+    /// Whether this is gshare's simulated driver: it exports its ground truth.
+    pub(crate) fn is_simulated(&self) -> bool {
+        // SAFETY: the symbol is looked up, not used.
+        unsafe { self.0.get::<*const c_void>(TRUTH) }.is_ok()
+    }
+
+    pub(crate) fn init(&self) -> anyhow::Result<()> {
+        call!(self, b"cuInit\0", (c_uint), 0);
+        Ok(())
+    }
+
+    pub(crate) fn device_count(&self) -> anyhow::Result<c_int> {
+        let mut count = 0;
+        call!(self, b"cuDeviceGetCount\0", (*mut c_int), &raw mut count);
+        Ok(count)
+    }
+
+    pub(crate) fn device_name(&self, device: c_int) -> anyhow::Result<String> {
+        let mut name = [0u8; 256];
+        let at = name.as_mut_ptr().cast::<c_char>();
+        call!(self, b"cuDeviceGetName\0", (*mut c_char, c_int, c_int), at, 255, device);
+        Ok(CStr::from_bytes_until_nul(&name)?.to_string_lossy().into_owned())
+    }
+
+    pub(crate) fn device_memory(&self, device: c_int) -> anyhow::Result<usize> {
+        let mut bytes = 0usize;
+        call!(self, b"cuDeviceTotalMem_v2\0", (*mut usize, c_int), &raw mut bytes, device);
+        Ok(bytes)
+    }
+}
+
+/// What NVML knows of a device; absent where the library is.
+#[derive(Debug)]
+pub(crate) struct Nvml(Library);
+
+impl Nvml {
+    pub(crate) fn load() -> anyhow::Result<Self> {
+        // SAFETY: NVML has no initialisers to speak of; nvmlInit is called below.
+        let library = unsafe { Library::new("libnvidia-ml.so.1") };
+        let nvml = Self(library.context("libnvidia-ml.so.1 cannot be loaded")?);
+        call!(nvml, b"nvmlInit_v2\0", (),);
+        Ok(nvml)
+    }
+
+    pub(crate) fn driver_version(&self) -> anyhow::Result<String> {
+        let mut text = [0u8; 96];
+        let at = text.as_mut_ptr().cast::<c_char>();
+        call!(self, b"nvmlSystemGetDriverVersion\0", (*mut c_char, c_uint), at, 96);
+        Ok(CStr::from_bytes_until_nul(&text)?.to_string_lossy().into_owned())
+    }
+
+    /// Whether MIG is on; an error where the device knows no MIG.
+    pub(crate) fn mig_enabled(&self, device: c_uint) -> anyhow::Result<bool> {
+        let mut handle: *mut c_void = std::ptr::null_mut();
+        call!(self, b"nvmlDeviceGetHandleByIndex_v2\0", (c_uint, *mut *mut c_void), device, &raw mut handle);
+        let (mut current, mut pending) = (0, 0);
+        call!(
+            self,
+            b"nvmlDeviceGetMigMode\0",
+            (*mut c_void, *mut c_uint, *mut c_uint),
+            handle,
+            &raw mut current,
+            &raw mut pending
+        );
+        Ok(current == 1)
+    }
+}

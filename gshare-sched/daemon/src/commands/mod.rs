@@ -1,0 +1,94 @@
+//! The subcommands of `gshare`, a module each.
+//!
+//! With `--json` a command prints exactly one JSON object on standard output; progress and logs go to standard error.
+
+mod cuda;
+mod daemon;
+mod doctor;
+mod engine;
+mod libraries;
+mod log;
+mod private;
+mod replay;
+mod run;
+mod schema;
+mod status;
+mod top;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Share GPUs among processes: quotas of GPU time, SM partitions and memory limits, enforced per process.
+#[derive(Debug, clap::Parser)]
+#[command(name = "gshare", version)]
+pub(crate) struct Gshare {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Daemon(daemon::Options),
+    Run(run::Options),
+    Status(status::Options),
+    Top(top::Options),
+    Engine(engine::Options),
+    Replay(replay::Options),
+    Doctor(doctor::Options),
+}
+
+pub(crate) fn run(gshare: Gshare) -> ExitCode {
+    log::start(if matches!(gshare.command, Command::Daemon(_)) { "info" } else { "warn" });
+    match gshare.command {
+        Command::Daemon(options) => log::exit(daemon::run(options)),
+        Command::Run(options) => run::run(options).unwrap_or_else(|error| log::exit(Err(error))),
+        Command::Status(options) => log::exit(status::run(&options)),
+        Command::Top(options) => log::exit(top::run(&options)),
+        Command::Engine(options) => log::exit(engine::run(&options)),
+        Command::Replay(options) => log::exit(replay::run(&options)),
+        Command::Doctor(options) => log::exit(doctor::run(&options)),
+    }
+}
+
+/// Which daemon a command is about.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Where {
+    /// The daemon's socket [default: `GSHARE_SOCKET`; else the node's daemon, if one listens; else the private one].
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+impl Where {
+    /// The socket that was named, or the first at which somebody listens.
+    fn socket(&self) -> PathBuf {
+        self.named().unwrap_or_else(|| {
+            let node = PathBuf::from(gshared::config::DEFAULT_SOCKET);
+            let all = [node.clone(), private::socket(false), private::socket(true)];
+            all.into_iter().find(|socket| private::listens(socket)).unwrap_or(node)
+        })
+    }
+
+    fn named(&self) -> Option<PathBuf> {
+        let environment = || std::env::var_os("GSHARE_SOCKET").filter(|text| !text.is_empty());
+        self.socket.clone().or_else(|| environment().map(PathBuf::from))
+    }
+
+    fn snapshot(&self) -> anyhow::Result<gshared::Snapshot> {
+        snapshot(&self.socket())
+    }
+}
+
+fn snapshot(socket: &Path) -> anyhow::Result<gshared::Snapshot> {
+    let admin = gshared::config::admin_socket_of(socket);
+    gshared::admin::snapshot(&admin).map_err(|error| {
+        anyhow::anyhow!(
+            "no daemon answers at {}: {error}\nstart one with `gshare daemon`, or name its socket with --socket",
+            admin.display()
+        )
+    })
+}
+
+fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string_pretty(value)?);
+    Ok(())
+}

@@ -1,0 +1,208 @@
+//! `gshare run`: starts a program with the hook, under a share.
+//!
+//! What it does is set the environment of the program, and no more:
+//!
+//! | variable | value |
+//! |---|---|
+//! | `LD_PRELOAD` | the hook, before whatever was there |
+//! | `GSHARE_SOCKET` | the daemon's socket |
+//! | `GSHARE_RUN` | one number for all processes of this run: they share its name and its share |
+//! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_ON_DAEMON_LOSS` | the options |
+//! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before whatever was there |
+//! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, where MPS runs or the device is simulated |
+
+use super::libraries::{HOOK, SimulatorDir, prepend};
+use super::{Where, cuda, private};
+use anyhow::Context as _;
+use gshare_core::wire::OnDaemonLoss;
+use gshare_core::{Bytes, QuotaRange, SmShare};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::origin::WithOrigin;
+use signal_hook::low_level::siginfo::Cause;
+use std::ffi::OsString;
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode};
+
+/// Run a program under a share of the GPU.
+///
+/// Its exit code is passed on, and signals are forwarded to it. Where no daemon listens, a private one is started for
+/// this user; it ends half a minute after its last client. The share that the daemon's configuration has for the name
+/// goes before the options here.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Run on a simulated device: a profile such as v100, a100 or h200, or a profile file.
+    #[arg(long, value_name = "PROFILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub(crate) sim: Option<String>,
+    /// Share of GPU time: `request:limit` such as 0.3:0.8, or one share for both [default: whatever is free].
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) quota: Option<QuotaRange>,
+    /// SM partition, in per cent of the SMs [default: 100].
+    #[arg(long, value_name = "PERCENT", value_parser = parse_sm)]
+    pub(crate) sm: Option<SmShare>,
+    /// GPU memory, such as 1GiB [default: no limit].
+    #[arg(long, value_name = "BYTES", value_parser = parse_memory)]
+    pub(crate) mem: Option<Bytes>,
+    /// Name of the instance, unique on the node [default: program and pid].
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// What launches do when the daemon is gone: keep the last share, or fail.
+    #[arg(long, value_name = "POLICY", default_value = "open", value_parser = parse_loss)]
+    pub(crate) on_daemon_loss: OnDaemonLoss,
+    #[command(flatten)]
+    pub(crate) place: Where,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+fn parse_sm(text: &str) -> Result<SmShare, String> {
+    let sm: SmShare = text.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())?;
+    if sm.is_zero() { Err(gshare_core::SpecError::ZeroSm.to_string()) } else { Ok(sm) }
+}
+
+fn parse_memory(text: &str) -> Result<Bytes, String> {
+    match text.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())? {
+        Bytes::ZERO => Err(gshare_core::SpecError::ZeroMemory.to_string()),
+        bytes => Ok(bytes),
+    }
+}
+
+fn parse_loss(text: &str) -> Result<OnDaemonLoss, String> {
+    match text {
+        "open" => Ok(OnDaemonLoss::Open),
+        "closed" => Ok(OnDaemonLoss::Closed),
+        _ => Err("need `open` or `closed`".into()),
+    }
+}
+
+pub(crate) fn run(options: Options) -> anyhow::Result<ExitCode> {
+    let hook = HOOK.find()?;
+    if options.sim.is_none() {
+        cuda::Driver::load().context(
+            "no CUDA driver on this machine. To run on a simulated device, add --sim: gshare run --sim -- …",
+        )?;
+    }
+    let socket = socket(&options)?;
+    let prepared = prepare(&options, &hook, &socket)?;
+    let program = options.command[0].to_string_lossy().into_owned();
+    let Prepared { mut command, simulator } = prepared;
+    // Before the child is there: a signal that comes between must not be lost.
+    let signals = SignalsInfo::<WithOrigin>::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2])?;
+    let child = command.spawn().with_context(|| program)?;
+    let status = wait(child, signals)?;
+    drop(simulator);
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
+}
+
+fn socket(options: &Options) -> anyhow::Result<PathBuf> {
+    let simulated = options.sim.is_some();
+    let node = PathBuf::from(gshared::config::DEFAULT_SOCKET);
+    let socket = match options.place.named() {
+        Some(socket) => socket,
+        // A simulated device is nothing for the node's daemon.
+        None if !simulated && private::listens(&node) => node,
+        None => private::socket(simulated),
+    };
+    if private::ensure(&socket)? {
+        eprintln!("gshare: started a private daemon at {}", socket.display());
+    }
+    Ok(socket)
+}
+
+/// A program about to be started.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) command: Command,
+    /// Must outlive the program.
+    pub(crate) simulator: Option<SimulatorDir>,
+}
+
+/// Sets up the environment of a program under the hook.
+pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::Result<Prepared> {
+    let mut command = Command::new(&options.command[0]);
+    command.args(&options.command[1..]);
+    if let Some(name) = &options.name
+        && let Ok(snapshot) = super::snapshot(socket)
+        && let Some(owner) = snapshot.clients.iter().find(|client| client.name == *name)
+    {
+        anyhow::bail!(
+            "--name: `{name}` is in use by process {} ({}); choose another",
+            owner.pid,
+            owner.program
+        );
+    }
+    command.env("LD_PRELOAD", prepend("LD_PRELOAD", hook)).env("GSHARE_SOCKET", socket);
+    // Seeded by the system: nothing else is asked of it than to differ from other runs'.
+    let run = std::hash::RandomState::new().build_hasher().finish().max(1);
+    command.env("GSHARE_RUN", run.to_string());
+    let program = Path::new(&options.command[0]).file_name().unwrap_or_default().to_string_lossy();
+    let name = options.name.clone().unwrap_or_else(|| format!("{program}-{}", std::process::id()));
+    command.env("GSHARE_NAME", name);
+    let mut set = |key: &str, value: Option<String>| {
+        match value {
+            Some(value) => command.env(key, value),
+            None => command.env_remove(key),
+        };
+    };
+    let decimal = |share: f64| format!("{share:.4}");
+    let quota = |quota: QuotaRange| {
+        format!("{}:{}", decimal(quota.request().as_fraction()), decimal(quota.limit().as_fraction()))
+    };
+    let percent = |sm: SmShare| format!("{}.{:02}", sm.get() / 100, sm.get() % 100);
+    set("GSHARE_QUOTA", options.quota.map(quota));
+    set("GSHARE_SM", options.sm.map(percent));
+    set("GSHARE_MEM", options.mem.map(|bytes| bytes.get().to_string()));
+    let policy = match options.on_daemon_loss {
+        OnDaemonLoss::Open => "open",
+        OnDaemonLoss::Closed => "closed",
+    };
+    set("GSHARE_ON_DAEMON_LOSS", Some(policy.into()));
+    let simulator = match &options.sim {
+        None => None,
+        Some(profile) => {
+            eprintln!("gshare: simulated device");
+            if !profile.is_empty() {
+                command.env("GSHARE_SIM_PROFILE", profile);
+            }
+            let dir = SimulatorDir::new()?;
+            command.env("LD_LIBRARY_PATH", prepend("LD_LIBRARY_PATH", dir.path()));
+            Some(dir)
+        }
+    };
+    let partitioned = simulator.is_some() || gshared::mps::Mps::find().is_some_and(|mps| mps.is_running());
+    if let (true, Some(sm)) = (partitioned, options.sm) {
+        command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent(sm));
+    }
+    Ok(Prepared { command, simulator })
+}
+
+/// Waits for the program, passing on what other processes signal. What the terminal sends reaches it anyway, as it is
+/// in the same process group.
+fn wait(mut child: Child, mut signals: SignalsInfo<WithOrigin>) -> anyhow::Result<std::process::ExitStatus> {
+    let pid = Pid::from_child(&child);
+    let handle = signals.handle();
+    let forwarder = std::thread::spawn(move || {
+        for origin in signals.forever() {
+            if matches!(origin.cause, Cause::Kernel) {
+                continue;
+            }
+            // The child is reaped only after this thread has ended, so the pid is still its own.
+            if let Some(signal) = Signal::from_named_raw(origin.signal) {
+                let _ = kill_process(pid, signal);
+            }
+        }
+    });
+    let waited = rustix::process::waitid(
+        rustix::process::WaitId::Pid(pid),
+        rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT,
+    );
+    handle.close();
+    let _ = forwarder.join();
+    waited?;
+    Ok(child.wait()?)
+}

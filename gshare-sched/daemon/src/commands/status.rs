@@ -1,0 +1,88 @@
+//! `gshare status`: who shares the GPUs of this node.
+
+use super::{Where, print_json};
+use gshare_core::Bytes;
+use gshared::{ClientSnapshot, Snapshot};
+use std::fmt::Write as _;
+
+/// Show the daemon, its devices and its clients.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    place: Where,
+    /// Print one JSON object: shares are fractions of 1; times are in ns, memory in bytes.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    let snapshot = options.place.snapshot()?;
+    if options.json {
+        return print_json(&snapshot);
+    }
+    print!("{}", text(&snapshot, |client| client.measured));
+    Ok(())
+}
+
+/// The tables of `status` and `top`; `measured` gives each client's share of late.
+pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f64) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        out,
+        "gshared {} pid {} at {}: {} processes, {} clients",
+        snapshot.version,
+        snapshot.pid,
+        snapshot.socket.display(),
+        snapshot.processes,
+        snapshot.clients.len()
+    );
+    for device in &snapshot.devices {
+        let memory = if device.memory_bytes == Bytes::ZERO {
+            "memory unknown".into()
+        } else {
+            format!("{} of {} held", device.held_bytes, device.memory_bytes)
+        };
+        let _ = writeln!(out, "{} {} {memory}", device.gpu, device.uuid);
+    }
+    if snapshot.journal_lost > 0 {
+        let _ = writeln!(out, "the journal has lost {} events", snapshot.journal_lost);
+    }
+    if snapshot.clients.is_empty() {
+        return out;
+    }
+    let percent = |share: f64| format!("{:.1}%", share * 100.0);
+    let head = [
+        "NAME", "PID", "GPU", "REQUEST", "LIMIT", "USED", "SM", "MEMORY", "OF", "WAITED", "LAUNCHES", "TOKEN",
+    ];
+    let mut rows = vec![head.map(str::to_owned)];
+    for client in &snapshot.clients {
+        rows.push([
+            client.name.clone(),
+            client.pid.to_string(),
+            client.gpu.0.to_string(),
+            percent(client.quota_request),
+            percent(client.quota_limit),
+            percent(measured(client)),
+            percent(client.sm),
+            client.memory_bytes.to_string(),
+            client.memory_limit_bytes.map_or_else(|| "-".into(), |bytes| bytes.to_string()),
+            client.waited_ns.to_string(),
+            client.launches.to_string(),
+            match (client.holds_token, client.waiting_ns) {
+                (true, _) => "holds".into(),
+                (false, Some(waiting)) => format!("waits {waiting}"),
+                (false, None) => "-".into(),
+            },
+        ]);
+    }
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    for row in &rows {
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
+            if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+        });
+        let _ = writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+    }
+    out
+}
