@@ -45,5 +45,6 @@ pub mod driver;
 pub mod install;
 pub mod profile;
 pub mod sim;
+mod truth;
 
 pub use install::install_into;

@@ -6,5 +6,5 @@ mod commands;
 use clap::Parser as _;
 
 fn main() -> std::process::ExitCode {
-    commands::run(commands::Gshare::parse())
+    commands::execute(commands::Gshare::parse())
 }

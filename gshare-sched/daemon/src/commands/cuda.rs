@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 /// The driver, real or simulated.
 #[derive(Debug)]
-pub(crate) struct Driver(Library);
+pub(crate) struct Driver(pub(super) Library);
 
 /// What only the simulated driver has.
 const TRUTH: &[u8] = b"gshare_sim_truth\0";
@@ -18,12 +18,13 @@ macro_rules! call {
         // SAFETY: the type is the one that cuda.h gives this name.
         let function = unsafe { $driver.0.get::<unsafe extern "C" fn($($ty),*) -> c_int>($name) };
         let name = String::from_utf8_lossy($name).trim_end_matches('\0').to_owned();
-        let function = function.with_context(|| name.clone())?;
+        let function = anyhow::Context::with_context(function, || name.clone())?;
         // SAFETY: arguments as cuda.h asks for them; pointers are to values that outlive the call.
         let result = unsafe { function($($arg),*) };
         anyhow::ensure!(result == 0, "{name} answers error {result}");
     }};
 }
+pub(super) use call;
 
 impl Driver {
     /// Loads `libcuda.so.1` from wherever the loader finds it.
@@ -68,6 +69,68 @@ impl Driver {
         let mut bytes = 0usize;
         call!(self, b"cuDeviceTotalMem_v2\0", (*mut usize, c_int), &raw mut bytes, device);
         Ok(bytes)
+    }
+}
+
+/// The ground truth of a simulated device.
+#[derive(Debug)]
+pub(crate) struct Truth {
+    library: Library,
+    device: std::ffi::CString,
+}
+
+/// As much of it as the demo needs.
+#[derive(Debug, serde::Deserialize)]
+pub(crate) struct TruthNow {
+    /// `CLOCK_MONOTONIC` in ns.
+    pub(crate) time_ns: u64,
+    processes: Vec<TruthProcess>,
+}
+
+#[derive(Debug, serde::Deserialize)]
+struct TruthProcess {
+    pid: u32,
+    live: bool,
+    gpus: Vec<TruthGpu>,
+}
+
+#[derive(Debug, serde::Deserialize)]
+struct TruthGpu {
+    busy_ns: u64,
+}
+
+impl TruthNow {
+    /// Time with at least one kernel of the process running, over all GPUs.
+    pub(crate) fn busy_ns(&self, pid: u32) -> Option<u64> {
+        let process = self.processes.iter().find(|process| process.pid == pid && process.live)?;
+        Some(process.gpus.iter().map(|gpu| gpu.busy_ns).sum())
+    }
+}
+
+impl Truth {
+    /// Of the device file at `device`, through the simulated driver's library.
+    pub(crate) fn load(library: &std::path::Path, device: &std::path::Path) -> anyhow::Result<Self> {
+        use std::os::unix::ffi::OsStrExt as _;
+        let device = std::ffi::CString::new(device.as_os_str().as_bytes())?;
+        // SAFETY: the library of this project; it has no initialisers.
+        let library = unsafe { Library::new(library) }.with_context(|| library.display().to_string())?;
+        Ok(Self { library, device })
+    }
+
+    pub(crate) fn read(&self) -> anyhow::Result<TruthNow> {
+        type Read = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
+        // SAFETY: the type is the one that the library gives this name.
+        let read = unsafe { self.library.get::<Read>(TRUTH) }.context("gshare_sim_truth")?;
+        let mut text = vec![0u8; 1 << 16];
+        loop {
+            // SAFETY: a C string, and a buffer with room for its length.
+            let length = unsafe { read(self.device.as_ptr(), text.as_mut_ptr().cast(), text.len()) };
+            let length = usize::try_from(length).context("the simulated device cannot be read")?;
+            match text.get(..length) {
+                Some(text) => return Ok(serde_json::from_slice(text)?),
+                None => text.resize(length, 0),
+            }
+        }
     }
 }
 

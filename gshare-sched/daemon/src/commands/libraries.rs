@@ -37,6 +37,67 @@ impl Library {
     }
 }
 
+impl Library {
+    /// Finds it; in a checkout of gshare, where `cargo run` builds the command alone, builds it first.
+    pub(crate) fn find_or_build(self) -> anyhow::Result<PathBuf> {
+        if std::env::var_os(self.variable).is_none()
+            && let Some(checkout) = Checkout::around()
+        {
+            checkout.build()?;
+        }
+        self.find()
+    }
+}
+
+/// The checkout that this program was built from and lies in.
+#[derive(Debug)]
+struct Checkout {
+    root: PathBuf,
+    /// `release`, or whatever the directory of the program is called.
+    profile: String,
+    target: PathBuf,
+}
+
+impl Checkout {
+    /// `<target>/<profile>/gshare` with the sources still where they were.
+    fn around() -> Option<Self> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2)?;
+        if !root.join("gshare-hook/Cargo.toml").is_file() {
+            return None;
+        }
+        let program = std::env::current_exe().ok()?;
+        let dir = program.parent()?;
+        // Tests lie one deeper.
+        let dir = if dir.ends_with("deps") { dir.parent()? } else { dir };
+        let target = dir.parent()?;
+        if !target.join("CACHEDIR.TAG").is_file() {
+            return None;
+        }
+        let profile = dir.file_name()?.to_str()?.to_owned();
+        Some(Self { root: root.to_owned(), profile, target: target.to_owned() })
+    }
+
+    /// Costs a fraction of a second when they are built already, and keeps them as new as their sources.
+    fn build(&self) -> anyhow::Result<()> {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let profile = if self.profile == "debug" { "dev" } else { &self.profile };
+        eprintln!(
+            "gshare: building {} and {} (cargo run builds this command alone)",
+            HOOK.file, SIMULATOR.file
+        );
+        let status = std::process::Command::new(cargo)
+            .args(["build", "--quiet", "--package", "gshare-hook", "--package", "gshare-fake-cuda"])
+            .args(["--profile", profile, "--target-dir"])
+            .arg(&self.target)
+            .current_dir(&self.root)
+            .stdout(std::process::Stdio::null())
+            .status()
+            .context("cargo")?;
+        anyhow::ensure!(status.success(), "cargo build -p gshare-hook -p gshare-fake-cuda: {status}");
+        Ok(())
+    }
+}
+
 /// A directory in which a program finds the simulated driver under the names of the real one. Goes when dropped.
 #[derive(Debug)]
 pub(crate) struct SimulatorDir(tempfile::TempDir);

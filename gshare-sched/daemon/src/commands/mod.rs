@@ -4,6 +4,7 @@
 
 mod cuda;
 mod daemon;
+mod demo;
 mod doctor;
 mod engine;
 mod libraries;
@@ -12,6 +13,7 @@ mod private;
 mod replay;
 mod run;
 mod schema;
+mod spin;
 mod status;
 mod top;
 
@@ -28,6 +30,7 @@ pub(crate) struct Gshare {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    Demo(demo::Options),
     Daemon(daemon::Options),
     Run(run::Options),
     Status(status::Options),
@@ -35,18 +38,23 @@ enum Command {
     Engine(engine::Options),
     Replay(replay::Options),
     Doctor(doctor::Options),
+    /// Launch kernels of one millisecond for ever: the demo's program.
+    #[command(name = spin::NAME, hide = true)]
+    Spin,
 }
 
-pub(crate) fn run(gshare: Gshare) -> ExitCode {
+pub(crate) fn execute(gshare: Gshare) -> ExitCode {
     log::start(if matches!(gshare.command, Command::Daemon(_)) { "info" } else { "warn" });
     match gshare.command {
+        Command::Demo(options) => log::exit(demo::run(&options)),
         Command::Daemon(options) => log::exit(daemon::run(options)),
-        Command::Run(options) => run::run(options).unwrap_or_else(|error| log::exit(Err(error))),
+        Command::Run(options) => run::run(&options).unwrap_or_else(|error| log::exit(Err(error))),
         Command::Status(options) => log::exit(status::run(&options)),
         Command::Top(options) => log::exit(top::run(&options)),
         Command::Engine(options) => log::exit(engine::run(&options)),
         Command::Replay(options) => log::exit(replay::run(&options)),
         Command::Doctor(options) => log::exit(doctor::run(&options)),
+        Command::Spin => log::exit(spin::run()),
     }
 }
 

@@ -79,15 +79,18 @@ fn parse_loss(text: &str) -> Result<OnDaemonLoss, String> {
     }
 }
 
-pub(crate) fn run(options: Options) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     let hook = HOOK.find()?;
     if options.sim.is_none() {
         cuda::Driver::load().context(
             "no CUDA driver on this machine. To run on a simulated device, add --sim: gshare run --sim -- …",
         )?;
     }
-    let socket = socket(&options)?;
-    let prepared = prepare(&options, &hook, &socket)?;
+    if options.sim.is_some() {
+        eprintln!("gshare: simulated device");
+    }
+    let socket = socket(options)?;
+    let prepared = prepare(options, &hook, &socket)?;
     let program = options.command[0].to_string_lossy().into_owned();
     let Prepared { mut command, simulator } = prepared;
     // Before the child is there: a signal that comes between must not be lost.
@@ -165,7 +168,6 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
     let simulator = match &options.sim {
         None => None,
         Some(profile) => {
-            eprintln!("gshare: simulated device");
             if !profile.is_empty() {
                 command.env("GSHARE_SIM_PROFILE", profile);
             }

@@ -1,0 +1,188 @@
+//! A token's round trip beside the floor under it: a bare `SOCK_SEQPACKET` echo between two processes.
+//!
+//! The echo is a blocking `recv` and a `send` of as many bytes; nothing can be faster between two processes that
+//! sleep while they wait. The token is returned and asked for again in one frame, so a round trip is two events of the
+//! engine, journalled, with 64 clients attached. Rounds of both alternate, so that what else the machine does meets
+//! both; the ratio of the percentiles is what counts. `--test` runs each a few times and measures nothing.
+#![allow(unsafe_code, reason = "fork, to have two processes")]
+
+use gshare_core::wire::{MAX_FRAME, OnDaemonLoss, Sequence, ToClient, ToDaemon};
+use gshare_core::{Bytes, ClientId, Duration, LeaseId, ResourceSpec};
+use gshared::config::JournalConfig;
+use gshared::{Config, Daemon};
+use rustix::fd::OwnedFd;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,
+    socket_with, socketpair,
+};
+use std::path::Path;
+use std::time::Instant;
+
+const CLIENTS: u64 = 64;
+const ROUNDS: usize = 200;
+const PER_ROUND: usize = 500;
+
+/// Runs `work` in a child process; the child is killed at the end.
+struct Child(libc::pid_t);
+
+impl Child {
+    fn run(work: impl FnOnce()) -> Self {
+        // SAFETY: this process has one thread.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "fork");
+        if pid == 0 {
+            work();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        Self(pid)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // SAFETY: signals and reaps a child of this process.
+        unsafe { libc::kill(self.0, libc::SIGKILL) };
+        // SAFETY: as above.
+        unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
+    }
+}
+
+struct Client {
+    socket: OwnedFd,
+    sent: Sequence,
+    frame: Vec<u8>,
+}
+
+impl Client {
+    fn connect(path: &Path) -> Self {
+        let address = SocketAddrUnix::new(path).expect("a short path");
+        loop {
+            let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+            let socket = socket.expect("a socket");
+            if connect(&socket, &address).is_ok() {
+                return Self { socket, sent: Sequence::default(), frame: Vec::new() };
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
+    fn send(&mut self, message: &ToDaemon) {
+        self.frame.clear();
+        message.encode(self.sent.stamp(), &mut self.frame);
+        send(&self.socket, &self.frame, SendFlags::NOSIGNAL).expect("the daemon lives");
+    }
+
+    fn receive(&mut self) -> ToClient {
+        let mut bytes = [0; MAX_FRAME];
+        let (length, _) = recv(&self.socket, &mut bytes, RecvFlags::empty()).expect("the daemon lives");
+        ToClient::decode(&bytes[..length]).expect("a frame").1
+    }
+
+    fn attach(&mut self, n: u64) -> ClientId {
+        let (pid_start, spec, on_loss) = (0, ResourceSpec::UNLIMITED, OnDaemonLoss::Open);
+        self.send(&ToDaemon::Hello {
+            pid_start,
+            run: n + 1,
+            name: format!("c{n}"),
+            program: "b".into(),
+            spec,
+            on_loss,
+        });
+        self.send(&ToDaemon::Attach {
+            ordinal: 0,
+            device: [7; 16],
+            device_memory: Bytes(1 << 30),
+            allocated: Bytes(0),
+        });
+        loop {
+            if let ToClient::Attached { client, .. } = self.receive() {
+                return client;
+            }
+        }
+    }
+
+    fn lease(&mut self) -> LeaseId {
+        loop {
+            if let ToClient::Grant { lease, .. } = self.receive() {
+                return lease;
+            }
+        }
+    }
+
+    /// Gives the token back and gets another.
+    fn round_trip(&mut self, client: ClientId, lease: LeaseId) -> LeaseId {
+        self.send(&ToDaemon::TokenReturn { client, lease, used: Duration::from_nanos(1), again: 1 });
+        self.lease()
+    }
+}
+
+fn echo(socket: &OwnedFd) {
+    let mut bytes = [0; MAX_FRAME];
+    while let Ok((length, _)) = recv(socket, &mut bytes, RecvFlags::empty())
+        && length > 0
+        && send(socket, &bytes[..length], SendFlags::NOSIGNAL).is_ok()
+    {}
+}
+
+fn timed(out: &mut Vec<u64>, count: usize, mut work: impl FnMut()) {
+    for _ in 0..count {
+        let start = Instant::now();
+        work();
+        out.push(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    }
+}
+
+fn percentile(sorted: &[u64], per_mille: usize) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "a report")]
+    let micros = sorted[(sorted.len() - 1) * per_mille / 1000] as f64 / 1000.0;
+    micros
+}
+
+fn main() {
+    let test = std::env::args().any(|argument| argument == "--test");
+    let (rounds, per_round) = if test { (2, 10) } else { (ROUNDS, PER_ROUND) };
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("gshare.sock");
+    let mut config = Config::at(&path);
+    config.journal = Some(JournalConfig::new(dir.path().join("journal")));
+    let _daemon = Child::run(move || Daemon::new(config).and_then(Daemon::run).expect("the daemon runs"));
+    let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .expect("two sockets");
+    let _echo = Child::run(|| echo(&far));
+
+    let mut others: Vec<Client> = (1..CLIENTS).map(|_| Client::connect(&path)).collect();
+    for (client, n) in others.iter_mut().zip(1..) {
+        client.attach(n);
+    }
+    let mut client = Client::connect(&path);
+    let id = client.attach(0);
+    client.send(&ToDaemon::TokenRequest { client: id });
+    let mut lease = client.lease();
+    let mut frame = Vec::new();
+    ToDaemon::TokenReturn { client: id, lease, used: Duration::from_nanos(1), again: 1 }
+        .encode(0, &mut frame);
+    let mut answer = [0; MAX_FRAME];
+    let mut bare = || {
+        send(&near, &frame, SendFlags::NOSIGNAL).expect("the echo lives");
+        recv(&near, &mut answer, RecvFlags::empty()).expect("the echo lives");
+    };
+    let (mut floor, mut token) = (Vec::new(), Vec::new());
+    timed(&mut Vec::new(), per_round, &mut bare);
+    timed(&mut Vec::new(), per_round, || lease = client.round_trip(id, lease));
+    for _ in 0..rounds {
+        timed(&mut floor, per_round, &mut bare);
+        timed(&mut token, per_round, || lease = client.round_trip(id, lease));
+    }
+    if test {
+        return;
+    }
+    floor.sort_unstable();
+    token.sort_unstable();
+    println!("{} round trips each, {CLIENTS} clients attached, journal on", floor.len());
+    println!("{:<6} {:>12} {:>12} {:>7}", "", "echo [us]", "token [us]", "ratio");
+    for (name, per_mille) in [("p50", 500), ("p90", 900), ("p99", 990), ("p99.9", 999)] {
+        let (echo, token) = (percentile(&floor, per_mille), percentile(&token, per_mille));
+        println!("{name:<6} {echo:>12.2} {token:>12.2} {:>7.2}", token / echo);
+    }
+}

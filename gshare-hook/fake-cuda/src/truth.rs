@@ -1,0 +1,47 @@
+//! The ground truth over a C boundary, for programs that load the library but are not linked to it.
+#![allow(unsafe_code)] // a C entry point
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, OsStr, c_char};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use crate::sim::{self, SimDevice};
+
+/// Devices stay open: a reader asks again and again.
+static OPEN: Mutex<BTreeMap<PathBuf, SimDevice>> = Mutex::new(BTreeMap::new());
+
+fn truth(path: &Path) -> Option<Vec<u8>> {
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if !open.contains_key(path) {
+        let device = SimDevice::open(path, None, None).ok()?;
+        open.insert(path.to_owned(), device);
+    }
+    serde_json::to_vec(&open.get(path)?.truth()).ok()
+}
+
+/// Writes [`sim::Truth`] of the device file at `path` (null: the default one) into `out` as JSON.
+///
+/// Gives its length in bytes, without a terminating zero; when that is more than `capacity`, nothing is written. -1 when
+/// the device cannot be opened.
+///
+/// # Safety
+///
+/// `path` is null or a C string; `out` has room for `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshare_sim_truth(path: *const c_char, out: *mut c_char, capacity: usize) -> isize {
+    let path = if path.is_null() {
+        sim::default_path()
+    } else {
+        // SAFETY: a C string, as the caller promises.
+        let path = unsafe { CStr::from_ptr(path) };
+        PathBuf::from(OsStr::from_bytes(path.to_bytes()))
+    };
+    let Ok(Some(text)) = std::panic::catch_unwind(|| truth(&path)) else { return -1 };
+    if text.len() <= capacity {
+        // SAFETY: `out` has room for `capacity` bytes, as the caller promises.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), out.cast(), text.len()) };
+    }
+    isize::try_from(text.len()).unwrap_or(-1)
+}

@@ -1,0 +1,92 @@
+//! The demo's program: an ordinary client of the driver API that launches kernels for ever and never synchronises.
+//!
+//! It knows nothing of gshare; it loads `libcuda.so.1` as any program does.
+#![allow(unsafe_code, reason = "foreign functions of the driver")]
+
+use super::cuda::{Driver, call};
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+/// Name of the hidden subcommand.
+pub(crate) const NAME: &str = "spin";
+
+/// A kernel whose every thread looks at the clock until a millisecond has passed. The simulated driver takes the time from
+/// the name.
+const PTX: &str = "
+.version 7.0
+.target sm_52
+.address_size 64
+.visible .entry spin_1000us()
+{
+    .reg .u64 %t<4>;
+    .reg .pred %p;
+    mov.u64 %t1, %globaltimer;
+again:
+    mov.u64 %t2, %globaltimer;
+    sub.u64 %t3, %t2, %t1;
+    setp.lt.u64 %p, %t3, 1000000;
+    @%p bra again;
+    ret;
+}
+\0";
+
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+const SMS: c_int = 16;
+
+type Handle = *mut c_void;
+
+pub(crate) fn run() -> anyhow::Result<()> {
+    // The demo may be killed; its programs must not go on.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    let driver = Driver::load()?;
+    driver.init()?;
+    let (mut device, mut sms) = (0, 0);
+    let (mut context, mut module, mut function): (Handle, Handle, Handle) =
+        (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+    call!(driver, b"cuDeviceGet\0", (*mut c_int, c_int), &raw mut device, 0);
+    call!(driver, b"cuDeviceGetAttribute\0", (*mut c_int, c_int, c_int), &raw mut sms, SMS, device);
+    call!(driver, b"cuDevicePrimaryCtxRetain\0", (*mut Handle, c_int), &raw mut context, device);
+    call!(driver, b"cuCtxSetCurrent\0", (Handle), context);
+    call!(driver, b"cuModuleLoadData\0", (*mut Handle, *const c_void), &raw mut module, PTX.as_ptr().cast());
+    let name = c"spin_1000us";
+    call!(
+        driver,
+        b"cuModuleGetFunction\0",
+        (*mut Handle, Handle, *const c_char),
+        &raw mut function,
+        module,
+        name.as_ptr()
+    );
+    // One block per SM.
+    let grid = c_uint::try_from(sms)?;
+    let none = std::ptr::null_mut::<Handle>();
+    loop {
+        call!(
+            driver,
+            b"cuLaunchKernel\0",
+            (
+                Handle,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                Handle,
+                *mut Handle,
+                *mut Handle
+            ),
+            function,
+            grid,
+            1,
+            1,
+            1024,
+            1,
+            1,
+            0,
+            std::ptr::null_mut(),
+            none,
+            none
+        );
+    }
+}
