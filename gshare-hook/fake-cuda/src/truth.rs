@@ -30,7 +30,11 @@ fn truth(path: &Path) -> Option<Vec<u8>> {
 ///
 /// `path` is null or a C string; `out` has room for `capacity` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gshare_sim_truth(path: *const c_char, out: *mut c_char, capacity: usize) -> isize {
+pub(crate) unsafe extern "C" fn gshare_sim_truth(
+    path: *const c_char,
+    out: *mut c_char,
+    capacity: usize,
+) -> isize {
     let path = if path.is_null() {
         sim::default_path()
     } else {
