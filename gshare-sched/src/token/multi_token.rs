@@ -15,6 +15,8 @@
 //! - **committed** `u`: used + outstanding;
 //! - **miss** `r*W - u` (the paper's `Q_miss`) and **remain** `l*W - u` (its `Q_remain`);
 //! - **unmet**: miss is above zero; **met** otherwise;
+//! - **spare**: time used beyond the request in earlier windows, fading: at each window's end a quarter of it (rounded up)
+//!   is forgotten and what was used beyond the request in that window, `max(0, used - r*W)`, is added (after 160 windows without an event it is zero);
 //! - **waiting**: has requested a token (or more time) and not been given it: **ready** while remain is above zero,
 //!   else **throttled**.
 //!
@@ -23,24 +25,28 @@
 //! budget nor its expiry passes the window's end. On every event, at time `now`:
 //!
 //! 1. **Catch up**, in the order of time: revoke every lease with `expires + grace <= now` and count its whole budget as
-//!    used; at each window's end set `used = max(0, used - l*W)`: what was beyond the limit is carried, nothing else.
+//!    used; at each window's end bring spare up to date, then set `used = max(0, used - l*W)`: what was beyond the
+//!    limit is carried, nothing else.
 //! 2. **Account** for the event. Usage counts for the window its lease belongs to; when that window is the one before
 //!    this, what it changes is the overuse carried.
 //! 3. **Dispatch** on the GPU concerned: go through the ready clients in the order of
 //!    - unmet before met;
-//!    - unmet: `u / r` ascending (the least served in proportion first); met: `u - r*W` ascending (the least beyond its
-//!      request first);
+//!    - unmet: `u / r` ascending (the least served in proportion first); met: `spare + u - r*W` ascending (the least
+//!      beyond its request first, in this window and before);
 //!    - then who has waited longest, then the lower slot;
 //!
 //!    and give each a token if its SMs fit. The first that does not fit (the **head**) gets a **reservation**: from the
 //!    holders' latest release times follows when there will be room for it at the latest; those behind it (up to
 //!    `backfill_depth`) may be given a token only if they are sure to release it by then or leave enough SMs beside it.
 //!
-//! A new token's budget is `min(max_token, remain, window end - now)`; an unmet client's is also at most its miss while
-//! others are ready. It expires after `budget + slack`, at the latest at the window's end. A client behind a
-//! reservation gets at most the time until then, less slack and grace, and nothing below `min_token`. A holder that
-//! asks again is a ready client that needs no more SMs: its lease is extended by a budget of the same rule, to expire
-//! after outstanding + budget + slack; or (in a new window) it gets a new lease in place of the old one.
+//! A new token's budget is `min(max_token, remain, window end - now)`. While `n > 1` clients are ready (this one and those
+//! that are served before it in this round included), an unmet one's is also at most its miss, and a met one's at most
+//! `max((window end - now) / n, max_token / 4)`. It expires after `budget + slack`, at the latest at the window's end. A
+//! client behind a reservation gets at most the time until then, less slack and grace, and nothing below `min_token`.
+//!
+//! A holder that asks again is a ready client that needs no more SMs: its lease is extended by a budget of the same
+//! rule, on top of the larger of its budget and what it was charged, to expire after outstanding + budget + slack. In a
+//! new window it gets a new lease in place of the old one.
 //!
 //! ## Example
 //! `W` = 100 ms, tokens of 10 ms, SMs 100 % each. A has 20%:20%, B 30%:100%; both return a token when it is used up and
@@ -70,6 +76,8 @@
 //!   then never served. Unmet clients are ordered by the share of their request that they got.
 //! - "Returns tokens for the head pods until one does not fit": a narrow client behind a wide one is let in if it cannot
 //!   delay it, and a wide one is never overtaken for good. SMs are counted as they are granted, not after the round.
+//! - Time beyond the requests is shared by what each client got of it lately, and in tokens that shrink with the number
+//!   of those who want it: in absolute `Q_miss` and whole tokens the same few take the end of every window.
 //! - A token may not exceed what remains of the limit (the paper's full token overshoots by up to one token), and
 //!   overuse is carried, so that the limit holds over time for kernels longer than a quota.
 //! - Tokens are leases: a client that dies or hangs loses its SMs at once or at the end of its lease.
@@ -227,6 +235,8 @@ struct Client {
     used: Duration,
     /// Used in the window before this one, and its limit then.
     before: (Duration, Duration),
+    /// Used beyond the request in earlier windows, fading.
+    spare: Duration,
     total: Duration,
     holds: Option<Lease>,
     /// The lease before the one it holds, until it is settled.
@@ -242,6 +252,20 @@ impl Client {
     fn committed(&self, window: u64) -> Duration {
         let outstanding = self.holds.map_or(Duration::ZERO, |lease| lease.outstanding(window));
         self.used.saturating_add(outstanding)
+    }
+
+    /// At the end of `windows` windows in which nothing happened after the first.
+    fn end_windows(&mut self, windows: u64) {
+        self.before = (self.used, self.limit);
+        for _ in 0..windows.min(FORGOTTEN) {
+            let faded = Duration::from_nanos(self.spare.as_nanos().div_ceil(4));
+            self.spare = self.spare - faded + self.used.saturating_sub(self.request);
+            self.used = self.used.saturating_sub(self.limit);
+        }
+        if windows > FORGOTTEN {
+            self.spare = Duration::ZERO;
+            self.used = self.used.saturating_sub(self.limit.saturating_mul(windows - FORGOTTEN));
+        }
     }
 
     fn miss(&self, window: u64) -> Duration {
@@ -261,7 +285,7 @@ impl Client {
         let committed = self.committed(window);
         let met = committed >= self.request;
         let key = if met {
-            (committed - self.request).as_nanos()
+            (committed - self.request).saturating_add(self.spare).as_nanos()
         } else {
             // Unmet implies a request above 0. At most the window in ns times 10_000: fits.
             committed.as_nanos() * u64::from(Quota::WHOLE.get()) / u64::from(self.share.quota.request().get())
@@ -437,8 +461,7 @@ impl MultiToken {
         let clients = core::mem::take(&mut gpu.clients);
         for &slot in &clients {
             if let Some((client, gpu)) = self.pair(slot) {
-                client.before = (client.used, client.limit);
-                client.used = client.used.saturating_sub(client.limit.saturating_mul(windows));
+                client.end_windows(windows);
                 gpu.refile(client);
             }
         }
@@ -538,6 +561,7 @@ impl MultiToken {
             limit: share.quota.limit().of(window),
             used: Duration::ZERO,
             before: Default::default(),
+            spare: Duration::ZERO,
             total: Duration::ZERO,
             holds: None,
             unsettled: None,
@@ -561,7 +585,7 @@ impl MultiToken {
     fn dispatch(&mut self, index: usize, actions: &mut Vec<TokenAction>) {
         let now = self.now;
         let (window, window_end) = (self.gpus[index].window, self.gpus[index].window_end);
-        let others_ready = self.gpus[index].ready.len() > 1;
+        let ready = self.gpus[index].ready.len() as u64;
         let mut queue = core::mem::take(&mut self.scratch);
         let mut reservation: Option<Reservation> = None;
         let mut behind = 0;
@@ -591,8 +615,10 @@ impl MultiToken {
                 let needed = sm.saturating_sub(held);
                 let mut budget =
                     self.config.max_token.min(client.remain(window)).min(window_end.saturating_since(now));
-                if !rank.met && others_ready {
-                    budget = budget.min(client.miss(window));
+                if ready > 1 {
+                    let fair = Duration::from_nanos(window_end.saturating_since(now).as_nanos() / ready);
+                    let least = Duration::from_nanos(self.config.max_token.as_nanos().div_ceil(4));
+                    budget = budget.min(if rank.met { fair.max(least) } else { client.miss(window) });
                 }
                 // A lease that is extended runs for what is left of it first.
                 let left = same_lease.map_or(Duration::ZERO, |lease| lease.outstanding(window));
@@ -646,7 +672,8 @@ impl MultiToken {
             Some(held) if held.window == gpu.window => {
                 let runs = held.outstanding(gpu.window).saturating_add(budget).saturating_add(slack);
                 let expires = now.saturating_add(runs).min(gpu.window_end).max(held.expires);
-                Lease { budget: held.budget.saturating_add(budget), expires, ..held }
+                // What was overused is used: the new time comes on top of it.
+                Lease { budget: held.budget.max(held.charged).saturating_add(budget), expires, ..held }
             }
             _ => {
                 let expires = now.saturating_add(budget.saturating_add(slack)).min(gpu.window_end);
@@ -701,6 +728,10 @@ impl MultiToken {
         }
     }
 }
+
+/// Windows without any event after which spare time is forgotten altogether: it bounds the work of catching up, and of
+/// ten seconds used beyond the request 10^-12 ns are left by then.
+const FORGOTTEN: u64 = 160;
 
 /// How many ready clients are taken out of the order at once.
 const BATCH: usize = 8;
