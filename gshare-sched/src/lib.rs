@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | [`token`] | who may launch kernels now? | FaST-GShare, section 3.3 |
 //! | [`pack`] | which GPU, and which rectangle of its time and SMs? | FaST-GShare, section 3.4.2 |
+//! | [`scale`] | how many tokens for each client of a GPU, and how many instances? | Dilu, section 3.4; FaST-GShare, section 3.4.1 |
 #![forbid(unsafe_code)]
 #![cfg_attr(
     test,
@@ -14,4 +15,5 @@
 )]
 
 pub mod pack;
+pub mod scale;
 pub mod token;

@@ -1,0 +1,796 @@
+//! Fast scaling up and down on one GPU (Dilu, section 3.4.1, Algorithm 2), with its gaps closed.
+//!
+//! # Problem
+//! An inference instance and a trainer share a GPU. Most of the time the instance is idle or far below what its latency
+//! needs, and the trainer should have the rest; when a burst comes, the instance must have its SMs back within
+//! milliseconds. Static shares waste one or break the other. So the shares are set anew in every period (5 ms), from
+//! the one sign of trouble that the launches themselves show: the kernel launching cycle of the instance gets longer.
+//!
+//! # Terms
+//! The words of [`gshare_core::scale`], and per GPU, in tokens per period:
+//! - `M`: its `MaxTokens`; `request = M x guaranteed share`, `limit = M x greatest share`. A client whose share is below
+//!   `min_share` (or 0, as best effort) counts with that, so that it is never without;
+//! - `last`: what the client was issued in the period before;
+//! - `floor`: an owner's is its request; anybody else's is the largest kernel it launched of late, within 1 % of its
+//!   request and all of it. Floors are never more than requests, so they can always be kept;
+//! - **idle**: launched nothing for one **window** (100 periods: the printed `sum(RW) == 0`);
+//! - `ratio = T_current / T_min`, the paper's `1 + dT`: the last KLC against the shortest of the last 20 within 30 s of the
+//!   same model and bucket of batch sizes.
+//!
+//! # Algorithm
+//! At the end of each period, for each GPU:
+//!
+//! 1. **Owners.** Each SLO-sensitive client has a state of its own, and wants:
+//!
+//!    | | state | wants |
+//!    |---|---|---|
+//!    | idle | RECOVERY | request |
+//!    | else ratio > 1 + tolerance | EMERGENCY, severity = ratio, 4 at most | limit |
+//!    | else all others idle | RECOVERY | min(grown(max(last, request)), limit) |
+//!    | else | CONTENTION | request |
+//!
+//!    `grown(x)` is `x` and `growth` (30 %) more. The first line that holds counts: a bad KLC of a client that stopped is no
+//!    emergency any more.
+//! 2. **The GPU's state** is the worst of its owners': EMERGENCY (of the highest severity), else CONTENTION, else
+//!    RECOVERY; NONE without owners.
+//! 3. **The others** want:
+//!
+//!    | state | wants |
+//!    |---|---|
+//!    | NONE | limit |
+//!    | EMERGENCY | min(request, last) / severity, once per KLC that ended; else min(request, last) |
+//!    | RECOVERY | min(grown(last), limit) |
+//!    | CONTENTION | last; min(grown(last), limit) once per `calm_cycles` KLCs in a row within `calm_growth` of the minimum |
+//! 4. **Share out** `M`: first everybody's floor (in NONE: everybody's request); then what owners want beyond it, in
+//!    proportion to that times their severity; then what the others want beyond theirs, in proportion to their requests.
+//! 5. **Issue** what changed: first what shrinks, then what grows.
+//!
+//! ## Example
+//! Tokens are microseconds, so `M` = 5000. Owner A has 30%:60%, that is 1500 to 3000; trainer B 20%:100%, 1000 to 5000. A is
+//! idle and B has grown to all that A's request leaves, 3500. A gets a batch: both are busy, CONTENTION, nothing changes.
+//! Its KLC is 25 ms, the shortest so far. The next takes 50 ms: the ratio is 2.0, beyond 1.6. EMERGENCY: B is set to
+//! min(1000, 3500) / 2 = 500, and after that A to 3000. The next takes 27 ms: CONTENTION, A 1500, B 500; after five such
+//! cycles B gets 650. A stops, and 500 ms later is idle: RECOVERY, and B grows by 30 % a period: 845, 1098, ... 3500.
+//!
+//! # Invariants
+//! - the tokens issued on a GPU never add up to more than `M`, after each single action; floors add up to at most `M`;
+//! - after the end of its first period a client is issued at least its floor, and the floor is at least one token;
+//! - an owner is issued at least its request, at most its limit.
+//!
+//! From these: with debts carried ([`TokenBalance`](gshare_core::scale::TokenBalance)) a client that launched a kernel of
+//! `c` tokens launches the next within `c / floor` periods, rounded up, and one more. An EMERGENCY ends one window after
+//! its owner stopped, at the latest. Tokens of a client that left are shared out at the end of the period.
+//!
+//! # Cost
+//! O(1) per event, except O(20) for an iteration. A period costs O(n) for n clients on the GPU, and one more pass per
+//! distinct share that is capped. About 200 bytes per client, and 350 per model and bucket of batch sizes.
+//!
+//! # Differences from the paper
+//! 1. Line 27 divides by `dT`, which raises tokens while `dT < 1`. We divide by `1 + dT`, from 1 to 4.
+//! 2. Repeated every 5 ms, line 27 takes all tokens within 100 ms. We step once per finished KLC, down to a floor.
+//! 3. Which `dT`, and who resets EMERGENCY, is open with several owners. States belong to owners; the GPU's is their join.
+//! 4. Each owner may take its limit, and limits add up to more than the GPU (gamma = 1.5). The issued sum is bounded
+//!    by `M`: requests are guaranteed, the rest goes by severity.
+//! 5. Line 14 looks at the last KLC even if nothing runs: EMERGENCY for ever. Idleness is tested first, and a KLC counts
+//!    for one window and its own length.
+//! 6. Line 19 has no upper bound and never leaves 0. It is bounded by the limit and starts at the request.
+//! 7. No rule returns to NONE. NONE means that no SLO-sensitive client is here; then all share in proportion.
+//! 8. `T_min` never ages, and one minimum serves all batch sizes. It is a minimum over a window, per model and batch
+//!    bucket. KLCs are in microseconds from first to last launch; those shorter than two periods are not looked at.
+//! 9. An owner is raised while others still hold what they had. What shrinks is issued first.
+//! 10. `R_last` of a newcomer is open: its request, for others than owners at most what is free.
+//! 11. A kernel larger than the tokens of a period never runs. It is let through while anything is left, and paid back.
+//! 12. Blocks are no measure of time: a token is a predicted microsecond unless the host wants blocks, and then `M` must be
+//!     calibrated.
+//!
+//! And beyond those: as printed, CONTENTION never gives back what an EMERGENCY took, as long as its owner stays
+//! busy. The authors' published implementation raises the limit at every fifth KLC that was well; so does step 3.
+use super::ConfigError;
+use super::apportion::{Want, apportion};
+use super::cycle::Cycles;
+use gshare_core::scale::{
+    ClientScale, GpuScale, ScaleState, ServiceClass, TokenUnit, VerticalAction, VerticalError, VerticalEvent,
+    VerticalScaler,
+};
+use gshare_core::{BasisPoints, ClientId, Duration, Engine, GpuId, ModelId, QuotaRange, Timestamp};
+
+/// The most tokens of a GPU in a period. 2^40: products stay within 128 bits.
+const MAX_TOKENS: u64 = 1 << 40;
+
+/// The whole, in basis points.
+const WHOLE: u64 = 10_000;
+
+/// The highest severity: a KLC four times as long as the shortest says no more than that.
+const MAX_SEVERITY: u64 = 4 * WHOLE;
+
+/// Settings of [`DiluVertical`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct DiluVerticalConfig {
+    /// Length of a period. 5 ms, as in the paper: several periods fit into one iteration of the fastest models.
+    #[cfg_attr(feature = "serde", serde(rename = "period_ns"))]
+    pub period: Duration,
+    /// What one token is. Microseconds: what a client may take is then time, whatever its kernels look like.
+    pub unit: TokenUnit,
+    /// Periods without a launch after which a client is idle. 100 periods are half a second.
+    pub window_periods: u32,
+    /// How much is given in one step. 30 %: from 1 % to the whole in 18 periods, less than 100 ms.
+    #[cfg_attr(feature = "serde", serde(rename = "growth_basis_points"))]
+    pub growth: BasisPoints,
+    /// KLCs in a row that must be well before others grow beside a busy owner. 5.
+    pub calm_cycles: u32,
+    /// How much longer than the shortest a KLC may be to be well. 20 %: what varies without any neighbour.
+    #[cfg_attr(feature = "serde", serde(rename = "calm_growth_basis_points"))]
+    pub calm_growth: BasisPoints,
+    /// KLCs below this are not looked at. 10 ms, two periods: the wait for the next period is no contention.
+    #[cfg_attr(feature = "serde", serde(rename = "min_cycle_ns"))]
+    pub min_cycle: Duration,
+    /// Share that a client which is guaranteed less can count on all the same, within its limit. 1 %.
+    #[cfg_attr(feature = "serde", serde(rename = "min_share_basis_points"))]
+    pub min_share: BasisPoints,
+    /// Number of client slots. 4,096.
+    pub max_clients: u32,
+    /// Number of GPUs. 64.
+    pub max_gpus: u32,
+}
+
+impl Default for DiluVerticalConfig {
+    fn default() -> Self {
+        let percent = |percent| BasisPoints::from_percent(percent).unwrap_or(BasisPoints::WHOLE);
+        Self {
+            period: Duration::from_millis(5),
+            unit: TokenUnit::Micros,
+            window_periods: 100,
+            growth: percent(30),
+            calm_cycles: 5,
+            calm_growth: percent(20),
+            min_cycle: Duration::from_millis(10),
+            min_share: percent(1),
+            max_clients: 4096,
+            max_gpus: 64,
+        }
+    }
+}
+
+impl DiluVerticalConfig {
+    fn validate(&self) -> Result<(), ConfigError> {
+        let check = |ok: bool, field, value: String, bound| {
+            if ok { Ok(()) } else { Err(ConfigError { field, value, bound }) }
+        };
+        let ms = Duration::from_millis;
+        check(
+            (ms(1)..=ms(1_000)).contains(&self.period),
+            "period",
+            self.period.to_string(),
+            "need 1ms to 1s",
+        )?;
+        check(
+            (1..=100_000).contains(&self.window_periods),
+            "window_periods",
+            self.window_periods.to_string(),
+            "need 1 to 100000",
+        )?;
+        check(!self.growth.is_zero(), "growth", self.growth.to_string(), "need more than 0, at most 100%")?;
+        check(self.calm_cycles > 0, "calm_cycles", self.calm_cycles.to_string(), "need at least 1")?;
+        check(
+            (Duration::from_micros(1)..=ms(60_000)).contains(&self.min_cycle),
+            "min_cycle",
+            self.min_cycle.to_string(),
+            "need 1us to 60s",
+        )?;
+        check(
+            !self.min_share.is_zero(),
+            "min_share",
+            self.min_share.to_string(),
+            "need more than 0, at most 100%",
+        )?;
+        check(
+            (1..=1 << 20).contains(&self.max_clients),
+            "max_clients",
+            self.max_clients.to_string(),
+            "need 1 to 1048576",
+        )?;
+        check((1..=4096).contains(&self.max_gpus), "max_gpus", self.max_gpus.to_string(), "need 1 to 4096")
+    }
+
+    /// `M` of a GPU that nobody calibrated; `None` if that cannot be known.
+    fn default_max_tokens(&self) -> Option<u64> {
+        match self.unit {
+            TokenUnit::Micros => Some(self.period.as_nanos() / 1_000),
+            _ => None,
+        }
+    }
+}
+
+/// `share` of `tokens`, rounded down, at least one.
+const fn part(share: BasisPoints, tokens: u64) -> u64 {
+    // At most 2^40 x 10_000: fits.
+    let part = tokens * share.get() as u64 / WHOLE;
+    if part == 0 { 1 } else { part }
+}
+
+/// What the last KLC said.
+#[derive(Debug, Clone, Copy)]
+struct Verdict {
+    /// In basis points, at least [`WHOLE`].
+    ratio: u64,
+    /// When it stops to count.
+    until: Timestamp,
+    /// It came in the period that ends.
+    fresh: bool,
+}
+
+#[derive(Debug)]
+struct Client {
+    id: ClientId,
+    gpu: usize,
+    quota: QuotaRange,
+    class: ServiceClass,
+    state: ScaleState,
+    /// Tokens per period it can count on, and the most it may get.
+    request: u64,
+    limit: u64,
+    last: u64,
+    /// What counts as issued in the period before it was there.
+    issued: bool,
+    /// The last period in which it launched something.
+    active: Option<u64>,
+    /// The window (by number) of the largest kernel, that kernel, and the largest of the window before.
+    largest: (u64, u64, u64),
+    cycles: Cycles,
+    verdict: Option<Verdict>,
+}
+
+impl Client {
+    /// Whether it launched nothing in the `window` periods up to `period`.
+    fn is_idle(&self, period: u64, window: u64) -> bool {
+        self.active.is_none_or(|active| period - active >= window)
+    }
+
+    /// The largest kernel in the window (of `block`) and the one before.
+    const fn largest_kernel(&self, block: u64) -> u64 {
+        let (at, now, before) = self.largest;
+        match block - at {
+            0 => {
+                if now > before {
+                    now
+                } else {
+                    before
+                }
+            }
+            1 => now,
+            _ => 0,
+        }
+    }
+
+    fn note_kernel(&mut self, block: u64, kernel: u64) {
+        let (at, now, before) = self.largest;
+        self.largest = match block - at {
+            0 => (at, now.max(kernel), before),
+            1 => (block, kernel, now),
+            _ => (block, kernel, 0),
+        };
+    }
+
+    fn floor(&self, block: u64) -> u64 {
+        if self.class.is_slo_sensitive() {
+            return self.request;
+        }
+        let least = (self.request / 100).max(1);
+        self.largest_kernel(block).clamp(least, self.request)
+    }
+}
+
+#[derive(Debug)]
+struct Gpu {
+    max_tokens: u64,
+    /// Clients on this GPU, by slot, in the order in which they came.
+    clients: Vec<u32>,
+    state: ScaleState,
+    issued: u64,
+    /// Sum of the requests.
+    guaranteed: u64,
+    /// KLCs in a row that were well.
+    calm: u32,
+}
+
+/// What a client is to have in the next period.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    slot: u32,
+    base: u64,
+    wants: u64,
+    /// 0 for those that are not owners.
+    severity: u64,
+    request: u64,
+    tokens: u64,
+}
+
+/// Fast scaling up and down. See the [module](self).
+#[derive(Debug)]
+pub struct DiluVertical {
+    config: DiluVerticalConfig,
+    now: Timestamp,
+    /// Number of the period that is open, and when it ends.
+    period: u64,
+    period_end: Timestamp,
+    /// Clients in all.
+    present: u32,
+    /// By slot: the client, and the generation it must be above once it has left.
+    slots: Vec<(Option<Client>, Option<u32>)>,
+    gpus: Vec<Option<Gpu>>,
+    plans: Vec<Plan>,
+    wants: Vec<Want>,
+}
+
+impl DiluVertical {
+    /// A scaler without clients.
+    pub fn new(config: DiluVerticalConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        Ok(Self {
+            config,
+            now: Timestamp::ZERO,
+            period: 0,
+            period_end: Timestamp::ZERO,
+            present: 0,
+            slots: Vec::new(),
+            gpus: Vec::new(),
+            plans: Vec::new(),
+            wants: Vec::new(),
+        })
+    }
+
+    fn get(&self, id: ClientId) -> Result<&Client, VerticalError> {
+        match self.slots.get(id.index()) {
+            Some((Some(client), _)) if client.id == id => Ok(client),
+            _ => Err(VerticalError::UnknownClient { client: id }),
+        }
+    }
+
+    fn at(&self, gpu: GpuId) -> Option<&Gpu> {
+        self.gpus.get(gpu.index()).and_then(Option::as_ref)
+    }
+
+    /// The client in a slot, with its GPU.
+    fn pair(&mut self, slot: u32) -> Option<(&mut Client, &mut Gpu)> {
+        let client = self.slots.get_mut(slot as usize)?.0.as_mut()?;
+        let gpu = self.gpus.get_mut(client.gpu)?.as_mut()?;
+        Some((client, gpu))
+    }
+
+    fn max_tokens(&self, gpu: GpuId) -> Option<u64> {
+        self.at(gpu).map(|gpu| gpu.max_tokens).or_else(|| self.config.default_max_tokens())
+    }
+
+    /// The tokens that a share can count on, and the most it may get, of `max_tokens`.
+    fn tokens(&self, quota: QuotaRange, max_tokens: u64) -> (u64, u64) {
+        let (request, limit) = (quota.request().basis_points(), quota.limit().basis_points());
+        let request = part(request.max(limit.min(self.config.min_share)), max_tokens);
+        (request, part(limit, max_tokens).max(request))
+    }
+
+    /// Refuses what cannot be done, before anything is changed.
+    fn check(&self, now: Timestamp, event: &VerticalEvent) -> Result<(), VerticalError> {
+        if now < self.now {
+            return Err(VerticalError::TimeWentBack { now, last: self.now });
+        }
+        let known_gpu = |gpu: GpuId| match gpu.0 < self.config.max_gpus {
+            true => Ok(()),
+            false => Err(VerticalError::UnknownGpu { gpu, limit: self.config.max_gpus }),
+        };
+        let within = |gpu, guaranteed: u64, max_tokens| match guaranteed <= max_tokens {
+            true => Ok(()),
+            false => Err(VerticalError::Oversubscribed { gpu, guaranteed, max_tokens }),
+        };
+        match *event {
+            VerticalEvent::Calibrated { gpu, max_tokens } => {
+                known_gpu(gpu)?;
+                if !(1..=MAX_TOKENS).contains(&max_tokens) {
+                    return Err(VerticalError::BadMaxTokens { gpu, max_tokens, low: 1, high: MAX_TOKENS });
+                }
+                let clients = self.at(gpu).map_or(&[][..], |gpu| &gpu.clients);
+                let clients = clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+                within(gpu, clients.map(|client| self.tokens(client.quota, max_tokens).0).sum(), max_tokens)
+            }
+            VerticalEvent::ClientJoined { client, gpu, quota, class } => {
+                known_gpu(gpu)?;
+                if client.slot() >= self.config.max_clients {
+                    return Err(VerticalError::TooManyClients { client, limit: self.config.max_clients });
+                }
+                match self.slots.get(client.index()) {
+                    Some((Some(_), _)) => return Err(VerticalError::ClientExists { client }),
+                    Some((None, Some(last))) if client.generation() <= *last => {
+                        return Err(VerticalError::ClientExists { client });
+                    }
+                    _ => {}
+                }
+                if let ServiceClass::SloSensitive { tolerance: BasisPoints::ZERO } = class {
+                    return Err(VerticalError::ZeroTolerance { client });
+                }
+                let max_tokens = self.max_tokens(gpu).ok_or(VerticalError::NotCalibrated { gpu })?;
+                let guaranteed = self.at(gpu).map_or(0, |gpu| gpu.guaranteed);
+                within(gpu, guaranteed + self.tokens(quota, max_tokens).0, max_tokens)
+            }
+            VerticalEvent::QuotaChanged { client, quota } => {
+                let known = self.get(client)?;
+                let Some(gpu) = self.gpus[known.gpu].as_ref() else { return Ok(()) };
+                let request = self.tokens(quota, gpu.max_tokens).0;
+                let id = GpuId(u32::try_from(known.gpu).unwrap_or(u32::MAX));
+                within(id, gpu.guaranteed - known.request + request, gpu.max_tokens)
+            }
+            VerticalEvent::IterationFinished { client, batch, first_launch, last_launch, .. } => {
+                self.get(client)?;
+                if batch == 0 {
+                    return Err(VerticalError::ZeroBatch { client });
+                }
+                if first_launch > last_launch || last_launch > now {
+                    return Err(VerticalError::BadIteration { client, first_launch, last_launch, now });
+                }
+                Ok(())
+            }
+            VerticalEvent::ClientLeft { client } | VerticalEvent::UsageReported { client, .. } => {
+                self.get(client).map(|_| ())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the periods that are over. Those that nobody told us about in time saw no launches.
+    fn catch_up(&mut self, now: Timestamp, actions: &mut Vec<VerticalAction>) {
+        self.now = now;
+        if self.present == 0 || now < self.period_end {
+            return;
+        }
+        let period = self.config.period;
+        let late = now.saturating_since(self.period_end).as_nanos() / period.as_nanos();
+        let ended = self.period + late;
+        for gpu in 0..self.gpus.len() {
+            self.issue(gpu, ended, actions);
+        }
+        self.period = ended + 1;
+        self.period_end = self.period_end.saturating_add(period.saturating_mul(late + 1));
+    }
+
+    /// Number of the window that a period lies in, for the largest kernel of late.
+    fn block(&self, period: u64) -> u64 {
+        period / u64::from(self.config.window_periods)
+    }
+
+    fn grown(&self, tokens: u64) -> u64 {
+        tokens + part(self.config.growth, tokens)
+    }
+
+    /// Steps 1 to 5 for one GPU, at the end of period `ended`.
+    fn issue(&mut self, index: usize, ended: u64, actions: &mut Vec<VerticalAction>) {
+        let Some(gpu) = self.gpus[index].take() else { return };
+        if gpu.clients.is_empty() {
+            self.gpus[index] = Some(gpu);
+            return;
+        }
+        let mut gpu = gpu;
+        let mut plans = core::mem::take(&mut self.plans);
+        plans.clear();
+        let state = self.plan_owners(&gpu, ended, &mut plans);
+        self.plan_others(&mut gpu, state, ended, &mut plans);
+        self.share_out(gpu.max_tokens, &mut plans);
+        self.announce(&mut gpu, &plans, actions);
+        if gpu.state != state {
+            gpu.state = state;
+            let gpu = GpuId(u32::try_from(index).unwrap_or(u32::MAX));
+            actions.push(VerticalAction::StateChanged { gpu, state });
+        }
+        self.gpus[index] = Some(gpu);
+        self.plans = plans;
+        self.invariants(index, ended);
+    }
+
+    /// Steps 1 and 2: the owners' states and wishes, and their join. `plans` gets an entry per client, in their order.
+    fn plan_owners(&mut self, gpu: &Gpu, ended: u64, plans: &mut Vec<Plan>) -> ScaleState {
+        let window = u64::from(self.config.window_periods);
+        let busy = |client: &Client| !client.is_idle(ended, window);
+        let clients = gpu.clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+        let all_busy = clients.filter(|client| busy(client)).count();
+        let mut state = ScaleState::None;
+        for &slot in &gpu.clients {
+            let Some(client) = self.slots[slot as usize].0.as_ref() else { continue };
+            let (request, limit) = (client.request, client.limit);
+            let mut plan = Plan { slot, base: request, wants: request, severity: 0, request, tokens: 0 };
+            if let ServiceClass::SloSensitive { tolerance } = client.class {
+                let verdict = client.verdict.filter(|verdict| self.now < verdict.until);
+                let ratio = verdict.map_or(WHOLE, |verdict| verdict.ratio);
+                plan.severity = WHOLE;
+                let own = if !busy(client) {
+                    ScaleState::Recovery
+                } else if ratio > WHOLE + u64::from(tolerance.get()) {
+                    plan.wants = limit;
+                    plan.severity = ratio.min(MAX_SEVERITY);
+                    let severity_basis_points = u16::try_from(plan.severity).unwrap_or(u16::MAX);
+                    ScaleState::Emergency { severity_basis_points }
+                } else if all_busy == 1 {
+                    plan.wants = self.grown(client.last.max(request)).min(limit);
+                    ScaleState::Recovery
+                } else {
+                    ScaleState::Contention
+                };
+                state = state.max(own);
+                let idle = !busy(client);
+                if let Some(client) = self.slots[slot as usize].0.as_mut() {
+                    client.state = own;
+                    if idle {
+                        // When it comes back, what it met before it stopped says nothing.
+                        client.verdict = None;
+                    }
+                }
+            }
+            plans.push(plan);
+        }
+        state
+    }
+
+    /// Step 3: what those want who are not owners.
+    fn plan_others(&mut self, gpu: &mut Gpu, state: ScaleState, ended: u64, plans: &mut [Plan]) {
+        let step = self.emergency_step(gpu);
+        let calm = state == ScaleState::Contention && gpu.calm >= self.config.calm_cycles;
+        if calm {
+            gpu.calm = 0;
+        }
+        let block = self.block(ended);
+        for plan in plans.iter_mut().filter(|plan| plan.severity == 0) {
+            let Some(client) = self.slots[plan.slot as usize].0.as_ref() else { continue };
+            if state != ScaleState::None {
+                plan.base = client.floor(block);
+            }
+            plan.wants = match state {
+                ScaleState::None => client.limit,
+                ScaleState::Emergency { severity_basis_points } if step => {
+                    client.request.min(client.last) * WHOLE / u64::from(severity_basis_points)
+                }
+                ScaleState::Emergency { .. } => client.request.min(client.last),
+                ScaleState::Recovery => self.grown(client.last).min(client.limit),
+                _ if calm => self.grown(client.last).min(client.limit),
+                _ => client.last.min(client.limit),
+            };
+        }
+    }
+
+    /// Whether a KLC of an owner in EMERGENCY ended in this period; takes the mark off all of them.
+    fn emergency_step(&mut self, gpu: &Gpu) -> bool {
+        let mut step = false;
+        for &slot in &gpu.clients {
+            let Some(client) = self.slots[slot as usize].0.as_mut() else { continue };
+            if let Some(verdict) = client.verdict.as_mut() {
+                step |= verdict.fresh && matches!(client.state, ScaleState::Emergency { .. });
+                verdict.fresh = false;
+            }
+        }
+        step
+    }
+
+    /// Step 4. The bases add up to at most `max_tokens`, since requests do.
+    fn share_out(&mut self, max_tokens: u64, plans: &mut [Plan]) {
+        let mut rest = max_tokens - plans.iter().map(|plan| plan.base).sum::<u64>();
+        for owners in [true, false] {
+            self.wants.clear();
+            self.wants.extend(plans.iter().filter(|plan| (plan.severity > 0) == owners).map(|plan| {
+                let more = plan.wants.saturating_sub(plan.base);
+                Want::new(more, if owners { more * plan.severity } else { plan.request })
+            }));
+            apportion(rest, &mut self.wants);
+            let parts = self.wants.iter().map(|want| want.part);
+            let plans = plans.iter_mut().filter(|plan| (plan.severity > 0) == owners);
+            for (plan, part) in plans.zip(parts) {
+                plan.tokens = plan.base + part;
+                rest -= part;
+            }
+        }
+    }
+
+    /// Step 5.
+    fn announce(&mut self, gpu: &mut Gpu, plans: &[Plan], actions: &mut Vec<VerticalAction>) {
+        for grows in [false, true] {
+            for plan in plans {
+                let Some(client) = self.slots[plan.slot as usize].0.as_mut() else { continue };
+                let before = if client.issued { client.last } else { 0 };
+                if before == plan.tokens || (before < plan.tokens) != grows {
+                    continue;
+                }
+                gpu.issued = gpu.issued - before + plan.tokens;
+                (client.last, client.issued) = (plan.tokens, true);
+                actions.push(VerticalAction::Issue { client: client.id, tokens: plan.tokens });
+            }
+        }
+    }
+
+    fn join(&mut self, now: Timestamp, id: ClientId, gpu: GpuId, quota: QuotaRange, class: ServiceClass) {
+        let Some(max_tokens) = self.max_tokens(gpu) else { return };
+        if self.present == 0 {
+            // Nobody's periods are cut short.
+            self.period_end = now.saturating_add(self.config.period);
+        }
+        self.present += 1;
+        let (request, limit) = self.tokens(quota, max_tokens);
+        let home = self.home(gpu, max_tokens);
+        home.clients.push(id.slot());
+        home.guaranteed += request;
+        let free = home.max_tokens.saturating_sub(home.issued);
+        while self.slots.len() <= id.index() {
+            self.slots.push((None, None));
+        }
+        let client = Client {
+            id,
+            gpu: gpu.index(),
+            quota,
+            class,
+            state: ScaleState::None,
+            request,
+            limit,
+            last: if class.is_slo_sensitive() { request } else { request.min(free) },
+            issued: false,
+            active: None,
+            largest: (self.block(self.period), 0, 0),
+            cycles: Cycles::default(),
+            verdict: None,
+        };
+        self.slots[id.index()] = (Some(client), Some(id.generation()));
+    }
+
+    /// The GPU's entry, made if there is none.
+    fn home(&mut self, gpu: GpuId, max_tokens: u64) -> &mut Gpu {
+        while self.gpus.len() <= gpu.index() {
+            self.gpus.push(None);
+        }
+        self.gpus[gpu.index()].get_or_insert_with(|| Gpu {
+            max_tokens,
+            clients: Vec::new(),
+            state: ScaleState::None,
+            issued: 0,
+            guaranteed: 0,
+            calm: 0,
+        })
+    }
+
+    fn leave(&mut self, id: ClientId, actions: &mut Vec<VerticalAction>) {
+        let Some((client, gpu)) = self.pair(id.slot()) else { return };
+        gpu.issued -= if client.issued { client.last } else { 0 };
+        gpu.guaranteed -= client.request;
+        gpu.clients.retain(|&slot| slot != id.slot());
+        if gpu.clients.is_empty() {
+            gpu.calm = 0;
+            if gpu.state != ScaleState::None {
+                gpu.state = ScaleState::None;
+                let gpu = GpuId(u32::try_from(client.gpu).unwrap_or(u32::MAX));
+                actions.push(VerticalAction::StateChanged { gpu, state: ScaleState::None });
+            }
+        }
+        self.slots[id.index()].0 = None;
+        self.present -= 1;
+    }
+
+    fn set_quota(&mut self, id: ClientId, quota: QuotaRange) {
+        let Ok(client) = self.get(id) else { return };
+        let Some(max_tokens) = self.gpus[client.gpu].as_ref().map(|gpu| gpu.max_tokens) else { return };
+        let (request, limit) = self.tokens(quota, max_tokens);
+        let Some((client, gpu)) = self.pair(id.slot()) else { return };
+        gpu.guaranteed = gpu.guaranteed - client.request + request;
+        (client.quota, client.request, client.limit) = (quota, request, limit);
+        // What its kernels took under another share says nothing about this one.
+        client.cycles.clear();
+        client.verdict = None;
+    }
+
+    fn calibrate(&mut self, gpu: GpuId, max_tokens: u64) {
+        let home = self.home(gpu, max_tokens);
+        home.max_tokens = max_tokens;
+        home.guaranteed = 0;
+        for place in 0..home.clients.len() {
+            let Some(slot) = self.at(gpu).map(|gpu| gpu.clients[place]) else { return };
+            let Some(client) = self.slots[slot as usize].0.as_ref() else { continue };
+            let (request, limit) = self.tokens(client.quota, max_tokens);
+            let Some((client, gpu)) = self.pair(slot) else { continue };
+            (client.request, client.limit) = (request, limit);
+            gpu.guaranteed += request;
+        }
+    }
+
+    fn note_iteration(&mut self, id: ClientId, model: ModelId, batch: u32, cycle: Duration) {
+        let (now, min_cycle) = (self.now, self.config.min_cycle);
+        let counts_for = self.config.period.saturating_mul(u64::from(self.config.window_periods));
+        let well = WHOLE + u64::from(self.config.calm_growth.get());
+        let Some((client, gpu)) = self.pair(id.slot()) else { return };
+        if cycle < min_cycle || !client.class.is_slo_sensitive() {
+            return;
+        }
+        let ratio = client.cycles.ratio(now, model, batch, cycle.as_nanos() / 1_000);
+        let until = now.saturating_add(counts_for).saturating_add(cycle);
+        client.verdict = Some(Verdict { ratio, until, fresh: true });
+        gpu.calm = if ratio <= well { gpu.calm.saturating_add(1) } else { 0 };
+    }
+
+    fn invariants(&self, index: usize, ended: u64) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let Some(gpu) = self.gpus[index].as_ref() else { return };
+        let clients = gpu.clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+        let (mut issued, mut guaranteed) = (0, 0);
+        for client in clients {
+            let floor = client.floor(self.block(ended));
+            assert!(floor >= 1 && floor <= client.request, "a floor is never more than what is guaranteed");
+            assert!(client.last >= floor, "{} has {} tokens, floor {floor}", client.id, client.last);
+            assert!(client.last <= client.limit, "{} is above its limit", client.id);
+            issued += client.last;
+            guaranteed += client.request;
+        }
+        assert_eq!((issued, guaranteed), (gpu.issued, gpu.guaranteed), "sums of the clients");
+        assert!(issued <= gpu.max_tokens, "{issued} of {} tokens issued", gpu.max_tokens);
+        assert!(guaranteed <= gpu.max_tokens, "{guaranteed} of {} tokens guaranteed", gpu.max_tokens);
+    }
+}
+
+impl Engine for DiluVertical {
+    type Event = VerticalEvent;
+    type Action = VerticalAction;
+    type Error = VerticalError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: VerticalEvent,
+        actions: &mut Vec<VerticalAction>,
+    ) -> Result<(), VerticalError> {
+        self.check(now, &event)?;
+        self.catch_up(now, actions);
+        match event {
+            VerticalEvent::Calibrated { gpu, max_tokens } => self.calibrate(gpu, max_tokens),
+            VerticalEvent::ClientJoined { client, gpu, quota, class } => {
+                self.join(now, client, gpu, quota, class);
+            }
+            VerticalEvent::QuotaChanged { client, quota } => self.set_quota(client, quota),
+            VerticalEvent::ClientLeft { client } => self.leave(client, actions),
+            VerticalEvent::UsageReported { client, tokens, largest_kernel } => {
+                let (period, block) = (self.period, self.block(self.period));
+                if let Some((client, _)) = self.pair(client.slot())
+                    && tokens > 0
+                {
+                    client.active = Some(period);
+                    client.note_kernel(block, largest_kernel);
+                }
+            }
+            VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch } => {
+                self.note_iteration(client, model, batch, last_launch.saturating_since(first_launch));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        (self.present > 0).then_some(self.period_end)
+    }
+}
+
+impl VerticalScaler for DiluVertical {
+    fn gpu(&self, gpu: GpuId) -> Option<GpuScale> {
+        let known = self.at(gpu)?;
+        let mut scale = GpuScale::empty(known.max_tokens);
+        (scale.state, scale.issued_tokens) = (known.state, known.issued);
+        Some(scale)
+    }
+
+    fn client(&self, client: ClientId) -> Option<ClientScale> {
+        let client = self.get(client).ok()?;
+        let gpu = GpuId(u32::try_from(client.gpu).ok()?);
+        let mut scale = ClientScale::joined(gpu, client.class);
+        scale.state = client.state;
+        scale.issued_tokens = if client.issued { client.last } else { 0 };
+        (scale.guaranteed_tokens, scale.limit_tokens) = (client.request, client.limit);
+        scale.floor_tokens = client.floor(self.block(self.period));
+        Some(scale)
+    }
+
+    fn period(&self) -> Duration {
+        self.config.period
+    }
+}
