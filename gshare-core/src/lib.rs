@@ -19,6 +19,7 @@ pub mod mig;
 pub mod pack;
 pub mod pipeline;
 pub mod profile;
+pub mod request;
 pub mod resource;
 pub mod scale;
 pub mod token;

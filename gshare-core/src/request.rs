@@ -1,0 +1,577 @@
+//! Request scheduling: the events, actions and errors of every policy, and the state that nodes share.
+//!
+//! # Problem
+//! An inference request needs its model in the memory of the GPU that serves it, and loading one takes longer than
+//! running it. A [`RequestScheduler`] decides which GPU serves which request, what is loaded for it and what is evicted
+//! to make room (GPU-enabled FaaS, sections III and IV).
+//!
+//! # Terms
+//! - **kind**: GPUs that are alike in speed and memory; models are profiled per kind;
+//! - **copy**: a model in the memory of one GPU: loading, resident or evicting;
+//! - **hit, miss**: a request is served by a copy that is there (or on its way), or needs a new one; a **false miss** is a
+//!   miss although another GPU has a copy;
+//! - **global queue**: requests that no GPU was chosen for, by arrival; **local queue**: those waiting for one GPU.
+//!
+//! # Life of a request
+//! ```text
+//! Arrived ─▶ (queued) ─▶ Dispatch ─▶ Completed            a hit
+//! Arrived ─▶ (queued) ─▶ Evict* ─▶ Evicted* ─▶ Load ─▶ Loaded ─▶ Dispatch ─▶ Completed     a miss
+//!                        Load ─▶ LoadFailed ─▶ (queued again, at the place of its arrival)
+//!                        Dispatch ─▶ NotResident ─▶ Load ─▶ ...     the model was not there after all
+//! GpuLost: whatever ran or waited there is queued again, at the place of its arrival
+//! Reject{reason}: instead of any of these; final
+//! ```
+//! A GPU does one thing at a time: it makes room, loads, or runs one request (or one batch of the same model). Its
+//! manager carries actions out one after the other and reports the end of each.
+
+use crate::engine::Engine;
+use crate::ids::{GpuId, ModelId};
+use crate::units::{BasisPoints, Bytes, Duration, Timestamp};
+use core::fmt;
+
+macro_rules! name {
+    ($(#[$doc:meta])* $name:ident($inner:ty), $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        #[cfg_attr(feature = "serde", serde(transparent))]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($prefix, "{}"), self.0)
+            }
+        }
+    };
+}
+
+name! {
+    /// A request, named by the host; the name is free again when the request was completed or rejected.
+    RequestId(u64), "request"
+}
+
+name! {
+    /// Who sends requests. Numbered by the host.
+    TenantId(u32), "tenant"
+}
+
+name! {
+    /// GPUs that are alike in speed and memory. Numbered by the host from 0; at most 63.
+    GpuKind(u8), "kind"
+}
+
+name! {
+    /// A machine, whose GPUs share its host memory. Numbered by the host.
+    NodeId(u32), "node"
+}
+
+/// Where a model is loaded from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Tier {
+    /// Pinned memory of the GPU's node.
+    Host,
+    /// Disk, or anything as slow.
+    Disk,
+}
+
+/// What a model costs on GPUs of one kind, as profiled (GPU-enabled FaaS, section IV-A and Table I).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+pub struct ModelProfile {
+    /// Time to start its process and load it from disk.
+    #[cfg_attr(feature = "serde", serde(rename = "load_disk_ns"))]
+    pub load_disk: Duration,
+    /// The same from pinned host memory.
+    #[cfg_attr(feature = "serde", serde(rename = "load_host_ns"))]
+    pub load_host: Duration,
+    /// Time of one request; more than 0.
+    #[cfg_attr(feature = "serde", serde(rename = "infer_ns"))]
+    pub infer: Duration,
+}
+
+/// What a tenant may take (GPU-enabled FaaS, section VI). The default is no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct TenantLimits {
+    /// Most of its requests that are served or in line for it at once; the others wait outside the queue. More than 0.
+    pub max_processes: u32,
+    /// Share of the time of all GPUs (loading included), settled over the scheduler's window.
+    #[cfg_attr(feature = "serde", serde(rename = "gpu_time_bp"))]
+    pub gpu_time: BasisPoints,
+    /// Share of the memory of all GPUs that copies loaded for it may occupy.
+    #[cfg_attr(feature = "serde", serde(rename = "memory_bp"))]
+    pub memory: BasisPoints,
+    /// Most requests of it that may wait; one more is rejected.
+    pub max_waiting: u32,
+    /// Its share under fairness between tenants, in proportion to the others'. More than 0.
+    pub weight: u32,
+}
+
+impl Default for TenantLimits {
+    fn default() -> Self {
+        Self {
+            max_processes: u32::MAX,
+            gpu_time: BasisPoints::WHOLE,
+            memory: BasisPoints::WHOLE,
+            max_waiting: u32::MAX,
+            weight: 1,
+        }
+    }
+}
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(tag = "event", rename_all = "snake_case", deny_unknown_fields))]
+#[non_exhaustive]
+pub enum RequestEvent {
+    /// A GPU, empty and idle.
+    GpuJoined {
+        /// Its name.
+        gpu: GpuId,
+        /// What it is like.
+        kind: GpuKind,
+        /// Where it is.
+        node: NodeId,
+        /// Memory for models; the same for all GPUs of a kind.
+        #[cfg_attr(feature = "serde", serde(rename = "memory_bytes"))]
+        memory: Bytes,
+    },
+    /// The GPU or its manager is gone, with its models.
+    GpuLost {
+        /// Which.
+        gpu: GpuId,
+    },
+    /// A model that may be asked for, or its new size if it was never loaded.
+    ModelAdded {
+        /// Its name.
+        model: ModelId,
+        /// Memory it needs on a GPU while it runs; more than 0.
+        #[cfg_attr(feature = "serde", serde(rename = "memory_bytes"))]
+        memory: Bytes,
+    },
+    /// What the model costs on a kind of GPU. It is never put on a kind for which this was not told.
+    ModelProfiled {
+        /// Which model.
+        model: ModelId,
+        /// On which kind.
+        kind: GpuKind,
+        /// What it costs there.
+        profile: ModelProfile,
+    },
+    /// Keep the model on this GPU, from now on if it is there, else from its next load on; or no longer.
+    ModelPinned {
+        /// Which model.
+        model: ModelId,
+        /// On which GPU.
+        gpu: GpuId,
+        /// Whether to keep it.
+        pinned: bool,
+    },
+    /// What a tenant may take from now on. One that was never named has no limit.
+    TenantLimited {
+        /// Who.
+        tenant: TenantId,
+        /// What it may take.
+        limits: TenantLimits,
+    },
+    /// A new request.
+    Arrived {
+        /// Its name.
+        request: RequestId,
+        /// The model it needs.
+        model: ModelId,
+        /// Whose it is.
+        tenant: TenantId,
+        /// When it must be complete; it is rejected as soon as that cannot be.
+        #[cfg_attr(feature = "serde", serde(rename = "deadline_ns", default))]
+        deadline: Option<Timestamp>,
+    },
+    /// The client of a request that was not dispatched gave up.
+    Cancelled {
+        /// Which.
+        request: RequestId,
+    },
+    /// An `Evict` was carried out.
+    Evicted {
+        /// Where.
+        gpu: GpuId,
+        /// What.
+        model: ModelId,
+    },
+    /// A `Load` was carried out.
+    Loaded {
+        /// Where.
+        gpu: GpuId,
+        /// What.
+        model: ModelId,
+        /// How long it took.
+        #[cfg_attr(feature = "serde", serde(rename = "took_ns"))]
+        took: Duration,
+    },
+    /// A `Load` failed; the model is not on the GPU.
+    LoadFailed {
+        /// Where.
+        gpu: GpuId,
+        /// What.
+        model: ModelId,
+    },
+    /// A dispatched request found that its model is not on the GPU.
+    NotResident {
+        /// Where.
+        gpu: GpuId,
+        /// Which request.
+        request: RequestId,
+    },
+    /// The node reports that it does not have a model that was thought to be there.
+    Dropped {
+        /// Where.
+        gpu: GpuId,
+        /// What.
+        model: ModelId,
+    },
+    /// A dispatched request is done.
+    Completed {
+        /// Where.
+        gpu: GpuId,
+        /// Which.
+        request: RequestId,
+        /// How long the GPU ran it (the whole batch, for each of a batch).
+        #[cfg_attr(feature = "serde", serde(rename = "took_ns"))]
+        took: Duration,
+    },
+    /// [`Engine::next_deadline`] has come.
+    DeadlineReached,
+}
+
+/// What to do about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum RequestAction {
+    /// End the model's process on the GPU; answer with `Evicted`.
+    Evict {
+        /// Where.
+        gpu: GpuId,
+        /// What.
+        model: ModelId,
+    },
+    /// Start a process for the model and load it; answer with `Loaded` or `LoadFailed`.
+    Load {
+        /// Where.
+        gpu: GpuId,
+        /// What.
+        model: ModelId,
+        /// From where.
+        from: Tier,
+        /// Whether to keep a copy in the node's pinned memory on the way.
+        keep_on_host: bool,
+    },
+    /// Free the copy in the node's pinned memory. Needs no answer.
+    DropHost {
+        /// Where.
+        node: NodeId,
+        /// What.
+        model: ModelId,
+    },
+    /// Run the request; answer with `Completed` or `NotResident`.
+    Dispatch {
+        /// Where.
+        gpu: GpuId,
+        /// Which.
+        request: RequestId,
+        /// The model it needs, which is there.
+        model: ModelId,
+        /// How many of the next dispatches run together with this one.
+        batch_more: u16,
+    },
+    /// The request will not be served.
+    Reject {
+        /// Which.
+        request: RequestId,
+        /// Why.
+        reason: RejectReason,
+    },
+}
+
+/// Why a request is not served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum RejectReason {
+    /// The model fits no kind of GPU it was profiled on.
+    ModelTooLarge,
+    /// The model was not profiled on any kind of GPU.
+    NotProfiled,
+    /// The model is larger than its tenant's share of the GPUs' memory.
+    TenantMemory,
+    /// Its tenant has too many requests waiting.
+    TenantQueueFull,
+    /// Too many requests are waiting.
+    QueueFull,
+    /// It can no longer be complete by its deadline.
+    DeadlineMissed,
+    /// It waited for the longest time that is allowed.
+    WaitedTooLong,
+    /// It was tried as often as is allowed: loads failed, or its GPUs were lost.
+    AttemptsExhausted,
+    /// Its client gave up.
+    Cancelled,
+}
+
+/// Why an event was refused. Nothing changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// `now` is earlier than before.
+    #[error("time went back: now {now}, last event at {last}")]
+    TimeWentBack {
+        /// The time given.
+        now: Timestamp,
+        /// The latest time seen.
+        last: Timestamp,
+    },
+    /// The name is in use.
+    #[error("{request} is already here")]
+    DuplicateRequest {
+        /// The name given.
+        request: RequestId,
+    },
+    /// No such request (any more).
+    #[error("unknown {request}")]
+    UnknownRequest {
+        /// The name given.
+        request: RequestId,
+    },
+    /// The request is not one that this GPU was told to run.
+    #[error("{request} does not run on {gpu}")]
+    NotRunning {
+        /// Which.
+        request: RequestId,
+        /// The GPU named.
+        gpu: GpuId,
+    },
+    /// The request has been given to a GPU, or is waiting for its model there.
+    #[error("{request} has a GPU already")]
+    AlreadyPlaced {
+        /// Which.
+        request: RequestId,
+    },
+    /// The model was never added, so its size is unknown.
+    #[error("unknown {model}: its memory was never told")]
+    UnknownModel {
+        /// The name given.
+        model: ModelId,
+    },
+    /// The model needs no memory, or was loaded with another size.
+    #[error("memory of {model} is {memory}: need more than 0, and the same as before once it was asked for")]
+    BadModelMemory {
+        /// Which.
+        model: ModelId,
+        /// What was given.
+        memory: Bytes,
+    },
+    /// A profile that cannot be.
+    #[error("infer of {model} on {kind} is 0: need more than 0, and loads of at most an hour")]
+    BadProfile {
+        /// Which model.
+        model: ModelId,
+        /// On which kind.
+        kind: GpuKind,
+    },
+    /// No such GPU (any more).
+    #[error("unknown {gpu}")]
+    UnknownGpu {
+        /// The name given.
+        gpu: GpuId,
+    },
+    /// The GPU is here already.
+    #[error("{gpu} is already here")]
+    GpuExists {
+        /// The name given.
+        gpu: GpuId,
+    },
+    /// A name beyond the configured number of them.
+    #[error("{field} is {value}: must be below {limit}")]
+    OutOfRange {
+        /// Which field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+        /// The configured number.
+        limit: u64,
+    },
+    /// GPUs of one kind are alike.
+    #[error("memory of {gpu} is {memory}, that of {kind} is {expected}")]
+    KindDiffers {
+        /// Which GPU.
+        gpu: GpuId,
+        /// Its kind.
+        kind: GpuKind,
+        /// Its memory.
+        memory: Bytes,
+        /// The memory of its kind.
+        expected: Bytes,
+    },
+    /// The GPU was not told to do what it reports.
+    #[error("{gpu} was not told to {what} {model}")]
+    NotOrdered {
+        /// Which GPU.
+        gpu: GpuId,
+        /// Load or evict.
+        what: &'static str,
+        /// Which model.
+        model: ModelId,
+    },
+    /// A limit that stops the tenant for good.
+    #[error("{field} of {tenant} is 0: need more than 0")]
+    BadLimits {
+        /// Whose.
+        tenant: TenantId,
+        /// Which limit.
+        field: &'static str,
+    },
+}
+
+/// Where a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(tag = "place", rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum RequestPlace {
+    /// Waits outside the queue, because of its tenant's limits.
+    Held,
+    /// In the global queue.
+    Queued,
+    /// In a GPU's local queue.
+    Local {
+        /// Which GPU.
+        gpu: GpuId,
+    },
+    /// On a GPU that makes room, loads, or runs it.
+    Placed {
+        /// Which GPU.
+        gpu: GpuId,
+    },
+}
+
+/// Counters since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct RequestStats {
+    /// Requests completed.
+    pub completed: u64,
+    /// Requests rejected.
+    pub rejected: u64,
+    /// Requests given to a copy that was there.
+    pub hits: u64,
+    /// Requests for which a copy was loaded.
+    pub misses: u64,
+    /// Misses although another GPU had a copy.
+    pub false_misses: u64,
+    /// Copies evicted.
+    pub evictions: u64,
+    /// Requests moved to a local queue.
+    pub moved_to_local: u64,
+}
+
+/// A policy that gives requests to GPUs. See the [module](self) for the life of a request.
+///
+/// # Contract
+/// - every request is dispatched and completed once, or rejected once;
+/// - the copies on a GPU, whatever their state, never need more memory than it has;
+/// - a copy that a request runs on or waits for is not evicted;
+/// - the same events give the same actions.
+pub trait RequestScheduler:
+    Engine<Event = RequestEvent, Action = RequestAction, Error = RequestError> + Send
+{
+    /// Where the request is; `None` when it is not here.
+    fn place(&self, request: RequestId) -> Option<RequestPlace>;
+
+    /// Number of requests that wait for a GPU to be chosen.
+    fn waiting(&self) -> usize;
+
+    /// Counters.
+    fn stats(&self) -> RequestStats;
+
+    /// The GPU as this scheduler sees it; `None` when it is not here.
+    fn gpu(&self, gpu: GpuId) -> Option<GpuRecord>;
+}
+
+/// The state of one GPU that nodes and schedulers share (GPU-enabled FaaS, section III-E): status, estimate, LRU list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+pub struct GpuRecord {
+    /// Whether it has something to do.
+    pub busy: bool,
+    /// When it will have done everything it was given.
+    #[cfg_attr(feature = "serde", serde(rename = "free_at_ns"))]
+    pub free_at: Timestamp,
+    /// Models in its memory, least recently used first.
+    pub models: Vec<ModelId>,
+}
+
+/// Number of a write to one key of a [`StateStore`]; grows by one with each. 0 stands for "never written".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
+pub struct Version(pub u64);
+
+/// Why a store refused. Nothing was written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StateError {
+    /// Somebody else wrote in the meantime.
+    #[error("record of {gpu} is at version {}, not {}", found.0, expected.0)]
+    Conflict {
+        /// Whose record.
+        gpu: GpuId,
+        /// The version the writer had seen.
+        expected: Version,
+        /// The version in the store.
+        found: Version,
+    },
+    /// The store cannot be reached. What it holds is not known: a reader takes it as a miss.
+    #[error("the store cannot be reached: {reason}")]
+    Unavailable {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What the GPUs of a cluster hold, as their nodes last said. Told the time, as an engine is.
+///
+/// A record lives as long as its lease: a node that is gone stops renewing it, and a reader sees nothing instead of
+/// something old. A write names the version it replaces, so that two managers of one GPU cannot both win. What a
+/// reader gets may still be late by the time between two writes; a hit that turns out to be none is reported as
+/// [`RequestEvent::NotResident`] and costs a load, not a failure.
+pub trait StateStore: Send {
+    /// Writes the record if its version is still `expected`; it lives until `now + lease`. Answers with its version.
+    fn put(
+        &mut self,
+        now: Timestamp,
+        gpu: GpuId,
+        record: GpuRecord,
+        expected: Version,
+        lease: Duration,
+    ) -> Result<Version, StateError>;
+
+    /// The record and its version; `None` when there is none or its lease has run out.
+    fn get(&self, now: Timestamp, gpu: GpuId) -> Result<Option<(Version, GpuRecord)>, StateError>;
+
+    /// The version of the last write, leases aside: what the next writer must name.
+    fn version(&self, gpu: GpuId) -> Result<Version, StateError>;
+
+    /// All GPUs whose records live, in the order of their numbers.
+    fn live(&self, now: Timestamp) -> Result<Vec<GpuId>, StateError>;
+}

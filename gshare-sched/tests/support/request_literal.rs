@@ -1,0 +1,496 @@
+//! Algorithms 1 and 2 of GPU-enabled FaaS written down literally, with their gaps closed as `gshare_sched::request` says.
+//!
+//! Every decision walks the whole queue and all GPUs, and every request counts its own skips: slow, and plain to check.
+//! Takes the same events and gives the same actions as the engine, for single requests without tenants, deadlines,
+//! learning or a host tier, under LRU.
+
+use gshare_core::request::{ModelProfile, RejectReason, RequestAction, RequestEvent, RequestId, Tier};
+use gshare_core::{Duration, GpuId, ModelId, Timestamp};
+use std::collections::BTreeMap;
+
+#[derive(Debug, Clone)]
+struct Request {
+    id: RequestId,
+    model: u32,
+    /// Place in the order of arrival.
+    number: u64,
+    arrived: Timestamp,
+    skips: u32,
+    attempts: u8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum State {
+    Loading,
+    Resident,
+    Evicting,
+}
+
+#[derive(Debug, Clone)]
+struct Copied {
+    model: u32,
+    state: State,
+    used: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Doing {
+    Nothing,
+    MakingRoom,
+    Loading,
+    Running,
+}
+
+#[derive(Debug, Clone)]
+struct Gpu {
+    kind: u8,
+    memory: u64,
+    copies: Vec<Copied>,
+    pins: Vec<u32>,
+    doing: Doing,
+    running: Option<Request>,
+    local: Vec<Request>,
+    until: Timestamp,
+    dispatches: u64,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Model {
+    bytes: u64,
+    profiles: BTreeMap<u8, ModelProfile>,
+}
+
+enum Outcome {
+    Here,
+    Elsewhere,
+    Stays,
+}
+
+/// The literal scheduler.
+#[derive(Debug)]
+pub(crate) struct Literal {
+    /// `None`: load balancing.
+    limit: Option<u32>,
+    skip_age: Duration,
+    max_attempts: u8,
+    now: Timestamp,
+    queue: Vec<Request>,
+    gpus: BTreeMap<u32, Gpu>,
+    models: BTreeMap<u32, Model>,
+    kind_memory: BTreeMap<u8, u64>,
+    numbers: u64,
+    uses: u64,
+}
+
+impl Literal {
+    pub(crate) fn new(limit: Option<u32>, skip_age: Duration, max_attempts: u8) -> Self {
+        Self {
+            limit,
+            skip_age,
+            max_attempts,
+            now: Timestamp::ZERO,
+            queue: Vec::new(),
+            gpus: BTreeMap::new(),
+            models: BTreeMap::new(),
+            kind_memory: BTreeMap::new(),
+            numbers: 0,
+            uses: 0,
+        }
+    }
+
+    pub(crate) fn handle(&mut self, now: Timestamp, event: RequestEvent, out: &mut Vec<RequestAction>) {
+        self.now = now;
+        match event {
+            RequestEvent::GpuJoined { gpu, kind, memory, .. } => {
+                self.kind_memory.insert(kind.0, memory.0);
+                let gpu_state = Gpu {
+                    kind: kind.0,
+                    memory: memory.0,
+                    copies: Vec::new(),
+                    pins: Vec::new(),
+                    doing: Doing::Nothing,
+                    running: None,
+                    local: Vec::new(),
+                    until: now,
+                    dispatches: 0,
+                };
+                self.gpus.insert(gpu.0, gpu_state);
+                let mut left = Vec::new();
+                let queue = std::mem::take(&mut self.queue);
+                // In the order of models, as the engine goes through them.
+                let mut gone = Vec::new();
+                for request in queue {
+                    if self.fits_any(request.model) { left.push(request) } else { gone.push(request) }
+                }
+                gone.sort_by_key(|request| (request.model, request.number));
+                let reason = RejectReason::ModelTooLarge;
+                out.extend(gone.iter().map(|request| RequestAction::Reject { request: request.id, reason }));
+                self.queue = left;
+            }
+            RequestEvent::GpuLost { gpu } => {
+                let lost = self.gpus.remove(&gpu.0).unwrap();
+                for request in lost.local {
+                    self.requeue(request);
+                }
+                if let Some(request) = lost.running {
+                    self.retry(request, out);
+                }
+            }
+            RequestEvent::ModelAdded { model, memory } => {
+                self.models.entry(model.0).or_default().bytes = memory.0;
+            }
+            RequestEvent::ModelProfiled { model, kind, profile } => {
+                self.models.get_mut(&model.0).unwrap().profiles.insert(kind.0, profile);
+            }
+            RequestEvent::ModelPinned { model, gpu, pinned } => {
+                let pins = &mut self.gpus.get_mut(&gpu.0).unwrap().pins;
+                pins.retain(|pin| *pin != model.0);
+                if pinned {
+                    pins.push(model.0);
+                }
+            }
+            RequestEvent::Arrived { request, model, .. } => {
+                let reason = if self.models[&model.0].profiles.is_empty() {
+                    Some(RejectReason::NotProfiled)
+                } else if !self.fits_any(model.0) {
+                    Some(RejectReason::ModelTooLarge)
+                } else {
+                    None
+                };
+                match reason {
+                    Some(reason) => out.push(RequestAction::Reject { request, reason }),
+                    None => {
+                        let number = self.numbers;
+                        self.numbers += 1;
+                        self.queue.push(Request {
+                            id: request,
+                            model: model.0,
+                            number,
+                            arrived: now,
+                            skips: 0,
+                            attempts: 0,
+                        });
+                    }
+                }
+            }
+            RequestEvent::Evicted { gpu, model } => {
+                let on = self.gpus.get_mut(&gpu.0).unwrap();
+                let gone = on.copies.iter().position(|c| c.model == model.0 && c.state == State::Evicting);
+                on.copies.remove(gone.unwrap());
+                self.load_if_room(gpu.0, out);
+            }
+            RequestEvent::Loaded { gpu, model, .. } => {
+                self.copy(gpu.0, model.0).unwrap().state = State::Resident;
+                self.run(gpu.0, out);
+            }
+            RequestEvent::LoadFailed { gpu, model } => {
+                let request = self.gpus.get_mut(&gpu.0).unwrap().running.take().unwrap();
+                self.lose(gpu.0, model.0);
+                self.retry(request, out);
+                self.go_on(gpu.0, out);
+            }
+            RequestEvent::NotResident { gpu, .. } => {
+                let on = self.gpus.get_mut(&gpu.0).unwrap();
+                let mut request = on.running.take().unwrap();
+                request.attempts += 1;
+                if request.attempts >= self.max_attempts {
+                    self.lose(gpu.0, request.model);
+                    let reason = RejectReason::AttemptsExhausted;
+                    out.push(RequestAction::Reject { request: request.id, reason });
+                    self.go_on(gpu.0, out);
+                } else {
+                    let (load, infer) = self.costs(request.model, gpu.0);
+                    self.copy(gpu.0, request.model).unwrap().state = State::Loading;
+                    let on = self.gpus.get_mut(&gpu.0).unwrap();
+                    on.running = Some(request);
+                    on.until = now + load + infer;
+                    on.doing = Doing::MakingRoom;
+                    self.load_if_room(gpu.0, out);
+                }
+            }
+            RequestEvent::Dropped { gpu, model } => {
+                let on = &self.gpus[&gpu.0];
+                let used = on.running.iter().chain(&on.local).any(|request| request.model == model.0);
+                let resident = on.copies.iter().any(|c| c.model == model.0 && c.state == State::Resident);
+                if resident && !used {
+                    self.lose(gpu.0, model.0);
+                }
+            }
+            RequestEvent::Completed { gpu, .. } => {
+                self.gpus.get_mut(&gpu.0).unwrap().running = None;
+                self.go_on(gpu.0, out);
+            }
+            _ => {}
+        }
+        self.schedule(out);
+    }
+
+    fn fits(&self, model: u32, kind: u8) -> bool {
+        let model = &self.models[&model];
+        model.profiles.contains_key(&kind)
+            && self.kind_memory.get(&kind).is_none_or(|memory| model.bytes <= *memory)
+    }
+
+    fn fits_any(&self, model: u32) -> bool {
+        self.models[&model].profiles.keys().any(|kind| self.fits(model, *kind))
+    }
+
+    fn costs(&self, model: u32, gpu: u32) -> (Duration, Duration) {
+        let profile = self.models[&model].profiles[&self.gpus[&gpu].kind];
+        (profile.load_disk, profile.infer)
+    }
+
+    fn copy(&mut self, gpu: u32, model: u32) -> Option<&mut Copied> {
+        let copies = &mut self.gpus.get_mut(&gpu)?.copies;
+        copies.iter_mut().find(|copy| copy.model == model && copy.state != State::Evicting)
+    }
+
+    fn cached(&self, gpu: u32, model: u32) -> bool {
+        self.gpus[&gpu].copies.iter().any(|copy| copy.model == model && copy.state != State::Evicting)
+    }
+
+    fn idle(&self, gpu: u32) -> bool {
+        self.gpus[&gpu].doing == Doing::Nothing
+    }
+
+    /// Hole 18: back to the place of its arrival, skipped as often as the one behind it.
+    fn requeue(&mut self, mut request: Request) {
+        let place = self.queue.partition_point(|other| other.number < request.number);
+        request.skips = self.queue.get(place).map_or(0, |behind| behind.skips);
+        self.queue.insert(place, request);
+    }
+
+    fn retry(&mut self, mut request: Request, out: &mut Vec<RequestAction>) {
+        request.attempts += 1;
+        if request.attempts >= self.max_attempts {
+            let reason = RejectReason::AttemptsExhausted;
+            out.push(RequestAction::Reject { request: request.id, reason });
+        } else {
+            self.requeue(request);
+        }
+    }
+
+    /// Hole 2: whoever stands before one that leaves is skipped.
+    fn leave(&mut self, at: usize) -> Request {
+        self.queue[..at].iter_mut().for_each(|request| request.skips += 1);
+        self.queue.remove(at)
+    }
+
+    fn lose(&mut self, gpu: u32, model: u32) {
+        let on = self.gpus.get_mut(&gpu).unwrap();
+        on.copies.retain(|copy| copy.model != model || copy.state == State::Evicting);
+        let (back, stay) = std::mem::take(&mut on.local).into_iter().partition(|r| r.model == model);
+        on.local = stay;
+        let back: Vec<Request> = back;
+        back.into_iter().for_each(|request| self.requeue(request));
+    }
+
+    fn go_on(&mut self, gpu: u32, out: &mut Vec<RequestAction>) {
+        let now = self.now;
+        let on = self.gpus.get_mut(&gpu).unwrap();
+        on.until = now;
+        if on.local.is_empty() {
+            on.doing = Doing::Nothing;
+        } else {
+            on.running = Some(on.local.remove(0));
+            self.run(gpu, out);
+        }
+    }
+
+    fn run(&mut self, gpu: u32, out: &mut Vec<RequestAction>) {
+        let (request, model) = {
+            let request = self.gpus[&gpu].running.as_ref().unwrap();
+            (request.id, request.model)
+        };
+        let infer = self.costs(model, gpu).1;
+        self.uses += 1;
+        let (uses, now) = (self.uses, self.now);
+        self.copy(gpu, model).unwrap().used = uses;
+        let on = self.gpus.get_mut(&gpu).unwrap();
+        on.doing = Doing::Running;
+        on.dispatches += 1;
+        on.until = now + infer;
+        out.push(RequestAction::Dispatch { gpu: GpuId(gpu), request, model: ModelId(model), batch_more: 0 });
+    }
+
+    fn load_if_room(&mut self, gpu: u32, out: &mut Vec<RequestAction>) {
+        if self.gpus[&gpu].doing != Doing::MakingRoom {
+            return;
+        }
+        let model = self.gpus[&gpu].running.as_ref().unwrap().model;
+        if self.free(gpu) >= self.models[&model].bytes {
+            self.gpus.get_mut(&gpu).unwrap().doing = Doing::Loading;
+            out.push(RequestAction::Load {
+                gpu: GpuId(gpu),
+                model: ModelId(model),
+                from: Tier::Disk,
+                keep_on_host: false,
+            });
+        }
+    }
+
+    /// Memory that no copy takes; the one that room is being made for takes none yet.
+    fn free(&self, gpu: u32) -> u64 {
+        let on = &self.gpus[&gpu];
+        let coming = match (on.doing, &on.running) {
+            (Doing::MakingRoom, Some(request)) => Some(request.model),
+            _ => None,
+        };
+        let takes = |copy: &&Copied| copy.state == State::Evicting || Some(copy.model) != coming;
+        let taken: u64 = on.copies.iter().filter(takes).map(|copy| self.models[&copy.model].bytes).sum();
+        on.memory - taken
+    }
+
+    /// LRU victims on an idle GPU, without superfluous ones (hole 13); `None` if they would not suffice (holes 11, 12).
+    fn victims(&self, gpu: u32, model: u32) -> Option<Vec<u32>> {
+        let on = &self.gpus[&gpu];
+        let bytes = |model: u32| self.models[&model].bytes;
+        let leaving: u64 =
+            on.copies.iter().filter(|c| c.state == State::Evicting).map(|c| bytes(c.model)).sum();
+        let available = self.free(gpu) + leaving;
+        let mut candidates: Vec<(u64, u32)> = on
+            .copies
+            .iter()
+            .filter(|copy| copy.state == State::Resident && !on.pins.contains(&copy.model))
+            .map(|copy| (copy.used, copy.model))
+            .collect();
+        candidates.sort_unstable();
+        let mut victims: Vec<u32> = Vec::new();
+        let enough =
+            |victims: &[u32]| available + victims.iter().map(|v| bytes(*v)).sum::<u64>() >= bytes(model);
+        for (_, candidate) in candidates {
+            if enough(&victims) {
+                break;
+            }
+            victims.push(candidate);
+        }
+        if !enough(&victims) {
+            return None;
+        }
+        for index in (0..victims.len()).rev() {
+            let mut fewer = victims.clone();
+            fewer.remove(index);
+            if enough(&fewer) {
+                victims = fewer;
+            }
+        }
+        Some(victims)
+    }
+
+    fn hit(&mut self, gpu: u32, at: usize, out: &mut Vec<RequestAction>) {
+        let request = self.leave(at);
+        self.gpus.get_mut(&gpu).unwrap().running = Some(request);
+        self.run(gpu, out);
+    }
+
+    fn miss(&mut self, gpu: u32, at: usize, victims: &[u32], out: &mut Vec<RequestAction>) {
+        let request = self.leave(at);
+        let model = request.model;
+        for &victim in victims {
+            self.copy(gpu, victim).unwrap().state = State::Evicting;
+            out.push(RequestAction::Evict { gpu: GpuId(gpu), model: ModelId(victim) });
+        }
+        let (load, infer) = self.costs(model, gpu);
+        self.uses += 1;
+        let (used, now) = (self.uses, self.now);
+        let on = self.gpus.get_mut(&gpu).unwrap();
+        on.copies.push(Copied { model, state: State::Loading, used });
+        on.running = Some(request);
+        on.doing = Doing::MakingRoom;
+        on.until = now + load + infer;
+        self.load_if_room(gpu, out);
+    }
+
+    /// Algorithm 1.
+    fn schedule(&mut self, out: &mut Vec<RequestAction>) {
+        let mut idle: Vec<(u64, u32)> = self
+            .gpus
+            .iter()
+            .filter(|(gpu, _)| self.idle(**gpu))
+            .map(|(gpu, on)| (on.dispatches, *gpu))
+            .collect();
+        idle.sort_unstable();
+        for (_, gpu) in idle {
+            // Hole 4: it may have been given something in this round.
+            if self.idle(gpu) {
+                self.serve(gpu, out);
+            }
+        }
+    }
+
+    fn serve(&mut self, gpu: u32, out: &mut Vec<RequestAction>) {
+        let kind = self.gpus[&gpu].kind;
+        let mut at = 0;
+        let limit = self.limit;
+        while let (Some(limit), true) = (limit, at < self.queue.len()) {
+            let request = &self.queue[at];
+            let due = request.skips >= limit || self.now.saturating_since(request.arrived) >= self.skip_age;
+            if !self.fits(request.model, kind) {
+                at += 1;
+            } else if self.cached(gpu, request.model) {
+                return self.hit(gpu, at, out);
+            } else if due {
+                match self.locality_load_balance(gpu, at, out) {
+                    Outcome::Here => return,
+                    Outcome::Elsewhere => {}
+                    Outcome::Stays => at += 1,
+                }
+            } else {
+                at += 1;
+            }
+        }
+        at = 0;
+        while at < self.queue.len() {
+            if !self.fits(self.queue[at].model, kind) {
+                at += 1;
+                continue;
+            }
+            match self.locality_load_balance(gpu, at, out) {
+                Outcome::Here => return,
+                Outcome::Elsewhere => {}
+                Outcome::Stays => at += 1,
+            }
+        }
+    }
+
+    /// Algorithm 2; for load balancing only its first and last branch.
+    fn locality_load_balance(&mut self, gpu: u32, at: usize, out: &mut Vec<RequestAction>) -> Outcome {
+        let model = self.queue[at].model;
+        if self.cached(gpu, model) {
+            self.hit(gpu, at, out);
+            return Outcome::Here;
+        }
+        if self.limit.is_some() {
+            let holders: Vec<u32> = self.gpus.keys().copied().filter(|j| self.cached(*j, model)).collect();
+            let idle = holders.iter().copied().filter(|j| self.idle(*j));
+            if let Some(j) = idle.min_by_key(|j| (self.costs(model, *j).1, self.gpus[j].dispatches, *j)) {
+                self.hit(j, at, out);
+                return Outcome::Elsewhere;
+            }
+            // Holes 7, 8, 10: the best of the busy ones, by whole finish times.
+            let free_at = |j: u32| {
+                let local: Duration =
+                    self.gpus[&j].local.iter().map(|request| self.costs(request.model, j).1).sum();
+                self.gpus[&j].until + local
+            };
+            let finish = |j: u32| {
+                let free = free_at(j);
+                (free.max(self.now) + self.costs(model, j).1, self.gpus[&j].kind, free, j)
+            };
+            let (load, infer) = self.costs(model, gpu);
+            let best = holders.iter().map(|j| finish(*j)).min();
+            if let Some((_, _, _, j)) = best.filter(|(finish, ..)| *finish < self.now + load + infer) {
+                let request = self.leave(at);
+                self.gpus.get_mut(&j).unwrap().local.push(request);
+                return Outcome::Elsewhere;
+            }
+        }
+        match self.victims(gpu, model) {
+            Some(victims) => {
+                self.miss(gpu, at, &victims, out);
+                Outcome::Here
+            }
+            None => Outcome::Stays,
+        }
+    }
+}
