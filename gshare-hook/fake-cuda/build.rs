@@ -23,6 +23,8 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=src/driver");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    // Its own table of functions must hold its own functions, also under a preloaded library that exports the same names.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     let in_macro = [
         "cuMemcpy",
         "cuMemcpyAsync",

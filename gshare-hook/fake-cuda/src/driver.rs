@@ -6,7 +6,6 @@
 //!
 //! Handles are addresses of objects that begin with a magic number. A destroyed object loses its number and is kept for a
 //! while, so that a stale handle is an error and not a crash.
-#![allow(dead_code)] // parts of graphs, pools and sharing are under way
 #![allow(unsafe_code, unsafe_op_in_unsafe_fn)] // C entry points: their contract is the driver API's
 #![allow(clippy::missing_safety_doc, clippy::too_many_arguments)] // idem
 #![allow(
@@ -22,7 +21,7 @@ pub(crate) use gshare_cuda_abi::types::*;
 mod array;
 mod context;
 pub(crate) mod core;
-mod device;
+pub(crate) mod device;
 mod graph;
 mod memory;
 mod module;
@@ -34,13 +33,16 @@ mod xfer;
 
 /// The functions by name.
 mod imp {
+    pub(super) use super::array::*;
     pub(super) use super::context::*;
     pub(super) use super::device::*;
     pub(super) use super::graph::*;
     pub(super) use super::memory::*;
     pub(super) use super::module::*;
+    pub(super) use super::pool::*;
     pub(super) use super::stream::*;
     pub(super) use super::symbols::*;
+    pub(super) use super::vmm::*;
     pub(super) use super::xfer::*;
 }
 

@@ -16,7 +16,8 @@
 //! 1. [`sim`]: the device, without a word of C. [`sim::engine`] is the schedule, told the time; [`sim::device`] the
 //!    file, its lock and the sweep of dead processes.
 //! 2. [`driver`]: the driver API over it, exported by one table of names.
-//! 3. [`install`]: putting the library where programs look for it.
+//! 3. [`nvml`]: the monitoring library over the same device.
+//! 4. [`install`]: putting the library where programs look for it.
 //!
 //! # Use
 //!
@@ -43,6 +44,7 @@
 
 pub mod driver;
 pub mod install;
+pub mod nvml;
 pub mod profile;
 pub mod sim;
 mod truth;

@@ -1,15 +1,235 @@
-//! Arrays and mipmapped arrays.
+//! Arrays and mipmapped arrays: memory without padding, charged to the byte.
 
-use super::core::Kind;
+use super::core::*;
+use super::memory::{allocate, free};
+use super::*;
+use crate::sim::MemKind;
 
-/// An array: pitched device memory.
+/// An array, or one level of a mipmapped array.
 #[derive(Debug)]
 pub(crate) struct Array {
     pub(crate) address: u64,
+    /// Bytes of a row.
     pub(crate) pitch: u64,
     pub(crate) height: u64,
+    shape: Shape,
+    /// Levels belong to their mipmapped array.
+    level: bool,
 }
 
 impl Kind for Array {
     const MAGIC: u64 = 0x6773_6861_7265_4152;
+}
+
+/// What is asked for: the driver's descriptor with its enumeration as an integer.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    width: usize,
+    height: usize,
+    depth: usize,
+    format: u32,
+    channels: u32,
+    flags: u32,
+}
+
+const _: () = assert!(size_of::<Shape>() == size_of::<sys::CUDA_ARRAY3D_DESCRIPTOR>());
+
+/// Width, height, format, channels.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Shape2D {
+    width: usize,
+    height: usize,
+    format: u32,
+    channels: u32,
+}
+
+const _: () = assert!(size_of::<Shape2D>() == size_of::<sys::CUDA_ARRAY_DESCRIPTOR>());
+
+impl Shape {
+    fn row(&self) -> Result<u64, CUresult> {
+        let channel = match self.format {
+            0x01 | 0x08 => 1,
+            0x02 | 0x09 | 0x10 => 2,
+            0x03 | 0x0a | 0x20 => 4,
+            _ => return Err(NOT_SUPPORTED),
+        };
+        if self.width == 0 || !matches!(self.channels, 1 | 2 | 4) {
+            return Err(INVALID_VALUE);
+        }
+        (self.width as u64).checked_mul(channel * u64::from(self.channels)).ok_or(INVALID_VALUE)
+    }
+
+    fn bytes(&self) -> Result<u64, CUresult> {
+        let rows = (self.height.max(1) as u64).checked_mul(self.depth.max(1) as u64);
+        rows.and_then(|rows| rows.checked_mul(self.row().ok()?)).ok_or(INVALID_VALUE)
+    }
+
+    fn at_level(mut self, level: u32) -> Self {
+        let half = |n: usize| if n == 0 { 0 } else { (n >> level).max(1) };
+        self.width = half(self.width);
+        self.height = half(self.height);
+        // Layers keep their number.
+        if self.flags & 1 == 0 {
+            self.depth = half(self.depth);
+        }
+        self
+    }
+}
+
+fn create(shape: Shape) -> Result<&'static Object<Array>, CUresult> {
+    let context = current()?;
+    let (pitch, bytes) = (shape.row()?, shape.bytes()?);
+    graph::not_while_capturing()?;
+    let address = allocate(context, bytes, MemKind::Array)?;
+    Ok(Object::create(Array { address, pitch, height: shape.height as u64, shape, level: false }))
+}
+
+pub(super) unsafe fn cuArray3DCreate_v2(
+    pHandle: *mut sys::CUarray,
+    pAllocateArray: *const sys::CUDA_ARRAY3D_DESCRIPTOR,
+) -> Answer {
+    if pHandle.is_null() || pAllocateArray.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    put(pHandle, create(pAllocateArray.cast::<Shape>().read_unaligned())?.handle())
+}
+
+pub(super) unsafe fn cuArrayCreate_v2(
+    pHandle: *mut sys::CUarray,
+    pAllocateArray: *const sys::CUDA_ARRAY_DESCRIPTOR,
+) -> Answer {
+    if pHandle.is_null() || pAllocateArray.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let s = pAllocateArray.cast::<Shape2D>().read_unaligned();
+    let shape = Shape {
+        width: s.width,
+        height: s.height,
+        depth: 0,
+        format: s.format,
+        channels: s.channels,
+        flags: 0,
+    };
+    put(pHandle, create(shape)?.handle())
+}
+
+pub(super) unsafe fn cuArrayDestroy(hArray: sys::CUarray) -> Answer {
+    driver()?;
+    let array = Object::<Array>::get(hArray)?;
+    if array.level || !array.retire() {
+        return Err(INVALID_HANDLE);
+    }
+    free(array.address)
+}
+
+pub(super) unsafe fn cuArray3DGetDescriptor_v2(
+    pArrayDescriptor: *mut sys::CUDA_ARRAY3D_DESCRIPTOR,
+    hArray: sys::CUarray,
+) -> Answer {
+    put(pArrayDescriptor.cast::<Shape>(), Object::<Array>::get(hArray)?.shape)
+}
+
+pub(super) unsafe fn cuArrayGetDescriptor_v2(
+    pArrayDescriptor: *mut sys::CUDA_ARRAY_DESCRIPTOR,
+    hArray: sys::CUarray,
+) -> Answer {
+    let s = Object::<Array>::get(hArray)?.shape;
+    let shape = Shape2D { width: s.width, height: s.height, format: s.format, channels: s.channels };
+    put(pArrayDescriptor.cast::<Shape2D>(), shape)
+}
+
+/// Size and alignment. (A real driver answers for deferred-mapping arrays only.)
+unsafe fn requirements(out: *mut sys::CUDA_ARRAY_MEMORY_REQUIREMENTS, bytes: u64) -> Answer {
+    if out.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    std::ptr::write_bytes(out, 0, 1);
+    put(out.cast::<[u64; 2]>(), [bytes, 1])
+}
+
+pub(super) unsafe fn cuArrayGetMemoryRequirements(
+    memoryRequirements: *mut sys::CUDA_ARRAY_MEMORY_REQUIREMENTS,
+    array: sys::CUarray,
+    device: CUdevice,
+) -> Answer {
+    driver()?.gpu(device)?;
+    requirements(memoryRequirements, Object::<Array>::get(array)?.shape.bytes()?)
+}
+
+/// A mipmapped array: its levels one after the other.
+#[derive(Debug)]
+struct Mipmapped {
+    address: u64,
+    bytes: u64,
+    levels: Vec<&'static Object<Array>>,
+}
+
+impl Kind for Mipmapped {
+    const MAGIC: u64 = 0x6773_6861_7265_4d49;
+}
+
+pub(super) unsafe fn cuMipmappedArrayCreate(
+    pHandle: *mut sys::CUmipmappedArray,
+    pMipmappedArrayDesc: *const sys::CUDA_ARRAY3D_DESCRIPTOR,
+    numMipmapLevels: c_uint,
+) -> Answer {
+    let context = current()?;
+    if pHandle.is_null() || pMipmappedArrayDesc.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    graph::not_while_capturing()?;
+    let shape = pMipmappedArrayDesc.cast::<Shape>().read_unaligned();
+    let most = shape.width.max(shape.height).max(1).ilog2() + 1;
+    let shapes: Vec<Shape> = (0..numMipmapLevels.clamp(1, most)).map(|l| shape.at_level(l)).collect();
+    let mut bytes = 0;
+    for shape in &shapes {
+        bytes += shape.bytes()?;
+    }
+    let address = allocate(context, bytes, MemKind::Array)?;
+    let mut at = address;
+    let mut levels = Vec::new();
+    for shape in shapes {
+        let pitch = shape.row()?;
+        levels.push(Object::create(Array {
+            address: at,
+            pitch,
+            height: shape.height as u64,
+            shape,
+            level: true,
+        }));
+        at += shape.bytes()?;
+    }
+    put(pHandle, Object::create(Mipmapped { address, bytes, levels }).handle())
+}
+
+pub(super) unsafe fn cuMipmappedArrayDestroy(hMipmappedArray: sys::CUmipmappedArray) -> Answer {
+    driver()?;
+    let mipmapped = Object::<Mipmapped>::get(hMipmappedArray)?;
+    if !mipmapped.retire() {
+        return Err(INVALID_HANDLE);
+    }
+    for level in &mipmapped.levels {
+        level.retire();
+    }
+    free(mipmapped.address)
+}
+
+pub(super) unsafe fn cuMipmappedArrayGetLevel(
+    pLevelArray: *mut sys::CUarray,
+    hMipmappedArray: sys::CUmipmappedArray,
+    level: c_uint,
+) -> Answer {
+    let mipmapped = Object::<Mipmapped>::get(hMipmappedArray)?;
+    put(pLevelArray, mipmapped.levels.get(level as usize).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.handle())
+}
+
+pub(super) unsafe fn cuMipmappedArrayGetMemoryRequirements(
+    memoryRequirements: *mut sys::CUDA_ARRAY_MEMORY_REQUIREMENTS,
+    mipmap: sys::CUmipmappedArray,
+    device: CUdevice,
+) -> Answer {
+    driver()?.gpu(device)?;
+    requirements(memoryRequirements, Object::<Mipmapped>::get(mipmap)?.bytes)
 }

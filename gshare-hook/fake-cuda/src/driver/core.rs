@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::graph::{Capture, Node};
@@ -712,10 +712,4 @@ pub(crate) fn submit(stream: &'static Object<Stream>, node: Node) -> Answer {
 pub(crate) fn context_sms(stream: &Stream) -> Option<u32> {
     let green = stream.green.load(Relaxed) as u32;
     if green > 0 { Some(green) } else { stream.context.sms }
-}
-
-/// A process-wide counter as an i32 handle number.
-pub(crate) fn next_small() -> i32 {
-    static NEXT: AtomicI32 = AtomicI32::new(1);
-    NEXT.fetch_add(1, Relaxed)
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
 use super::core::*;
 use super::memory::Fill;
-use super::module::Launch;
+use super::module::{Function, Launch};
 use super::stream::{Event, MemOp};
 use super::xfer::Transfer;
 use super::*;
@@ -29,7 +29,7 @@ pub(crate) enum Node {
     Record(&'static Object<Event>),
     Wait(&'static Object<Event>),
     MemOps(Vec<MemOp>),
-    Alloc { gpu: u32, ordinal: i32, bytes: u64, address: u64 },
+    Alloc { ordinal: i32, bytes: u64, address: u64 },
     Free { address: u64 },
 }
 
@@ -62,8 +62,6 @@ pub(crate) struct GraphState {
 pub(crate) struct Graph {
     pub(crate) id: u64,
     pub(crate) state: Mutex<GraphState>,
-    /// Instantiations that hold memory of this graph's allocation nodes.
-    pub(crate) users: AtomicUsize,
 }
 
 impl Kind for Graph {
@@ -73,7 +71,7 @@ impl Kind for Graph {
 
 impl Graph {
     pub(crate) fn create() -> &'static Object<Self> {
-        Object::create(Self { id: next_id(), state: Mutex::default(), users: AtomicUsize::new(0) })
+        Object::create(Self { id: next_id(), state: Mutex::default() })
     }
 
     pub(crate) fn add(&'static self, graph: u64, node: Node, after: &[NodeRef]) -> Result<NodeRef, CUresult> {
@@ -176,8 +174,8 @@ pub(crate) fn run_node(stream: &'static Object<Stream>, node: &Node) -> Answer {
         Node::Record(event) => event.record(stream),
         Node::Wait(event) => event.wait_on(stream),
         Node::MemOps(ops) => stream::run_mem_ops(stream, ops.clone()),
-        Node::Alloc { gpu, bytes, address, .. } => memory::graph_alloc(stream, *gpu, *bytes, *address),
-        Node::Free { address } => memory::graph_free(stream, *address),
+        Node::Alloc { ordinal, bytes, address } => pool::graph_alloc(*ordinal, *bytes, *address),
+        Node::Free { address } => pool::graph_free(stream.context.ordinal, *address),
     }
 }
 
@@ -190,8 +188,6 @@ pub(crate) struct Session {
     pub(crate) graph: &'static Object<Graph>,
     pub(crate) mode: u32,
     pub(crate) invalid: AtomicBool,
-    /// Whether the graph was there before (capture to graph).
-    pub(crate) given: bool,
     origin: u64,
     thread: std::thread::ThreadId,
     streams: Mutex<Vec<&'static Object<Stream>>>,
@@ -357,7 +353,6 @@ fn begin(
         graph: graph.unwrap_or_else(Graph::create),
         mode,
         invalid: AtomicBool::new(false),
-        given: graph.is_some(),
         origin: stream.id,
         thread: std::thread::current().id(),
         streams: Mutex::new(vec![stream]),
@@ -568,4 +563,1122 @@ pub(crate) fn add_captured(stream: &'static Object<Stream>, node: Node) -> Answe
     let node = graph.add(graph.handle::<c_void>() as u64, node, &capture.after)?;
     capture.after = vec![node];
     Ok(())
+}
+
+// --- Building --------------------------------------------------------------------------------------
+
+pub(super) unsafe fn cuGraphCreate(phGraph: *mut sys::CUgraph, flags: c_uint) -> Answer {
+    driver()?;
+    if flags != 0 {
+        return Err(INVALID_VALUE);
+    }
+    put(phGraph, Graph::create().handle())
+}
+
+pub(super) unsafe fn cuGraphDestroy(hGraph: sys::CUgraph) -> Answer {
+    driver()?;
+    let graph = Object::<Graph>::get(hGraph)?;
+    graph.retire();
+    for node in &lock(&graph.state).nodes {
+        node.retire();
+    }
+    Ok(())
+}
+
+pub(super) unsafe fn cuGraphClone(phGraphClone: *mut sys::CUgraph, originalGraph: sys::CUgraph) -> Answer {
+    driver()?;
+    let original = Object::<Graph>::get(originalGraph)?;
+    put(phGraphClone, clone_graph(original).handle())
+}
+
+fn clone_graph(original: &'static Object<Graph>) -> &'static Object<Graph> {
+    let copy = Graph::create();
+    let of = copy.handle::<c_void>() as u64;
+    let from = lock(&original.state);
+    let mut to = lock(&copy.state);
+    for node in &from.nodes {
+        let inner = match &*lock(&node.node) {
+            Node::Child(child) => Node::Child(clone_graph(child)),
+            other => other.clone(),
+        };
+        let new =
+            Object::create(GraphNode { id: next_id(), graph: AtomicU64::new(of), node: Mutex::new(inner) });
+        to.nodes.push(new);
+        to.origin.insert(node.id, new);
+    }
+    to.edges =
+        from.edges.iter().filter_map(|(a, b)| Some((to.origin.get(a)?.id, to.origin.get(b)?.id))).collect();
+    drop(to);
+    copy
+}
+
+pub(super) unsafe fn cuGraphNodeFindInClone(
+    phNode: *mut sys::CUgraphNode,
+    hOriginalNode: sys::CUgraphNode,
+    hClonedGraph: sys::CUgraph,
+) -> Answer {
+    let original = Object::<GraphNode>::get(hOriginalNode)?;
+    let found = lock(&Object::<Graph>::get(hClonedGraph)?.state).origin.get(&original.id).copied();
+    put(phNode, found.ok_or(INVALID_VALUE)?.handle())
+}
+
+unsafe fn add(
+    out: *mut sys::CUgraphNode,
+    graph: sys::CUgraph,
+    after: *const sys::CUgraphNode,
+    count: usize,
+    node: Node,
+) -> Answer {
+    driver()?;
+    if out.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let of = Object::<Graph>::get(graph)?;
+    let made = of.add(graph as u64, node, &nodes(after, count)?)?;
+    put(out, made.handle())
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS`: function, grid, block, shared bytes, arguments, extra; v2 adds kernel and context.
+unsafe fn read_kernel(params: *const c_void, v2: bool) -> Result<Launch, CUresult> {
+    if params.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let mut function = params.cast::<*mut c_void>().read_unaligned();
+    let n = params.cast::<u8>().add(8).cast::<[u32; 7]>().read_unaligned();
+    let at = |offset: usize| params.cast::<u8>().add(offset).cast::<*mut *mut c_void>().read_unaligned();
+    if function.is_null() && v2 {
+        function = params.cast::<u8>().add(56).cast::<*mut c_void>().read_unaligned();
+    }
+    let function = Object::<Function>::get(function)?;
+    let first = module::first_argument(function, at(40), at(48));
+    let launch = Launch {
+        function,
+        grid: [n[0], n[1], n[2]],
+        block: [n[3], n[4], n[5]],
+        shared: n[6],
+        first,
+        params: at(40) as usize,
+        extra: at(48) as usize,
+        cooperative: false,
+    };
+    launch.check()?;
+    Ok(launch)
+}
+
+pub(super) unsafe fn cuGraphAddKernelNode_v2(
+    phGraphNode: *mut sys::CUgraphNode,
+    hGraph: sys::CUgraph,
+    dependencies: *const sys::CUgraphNode,
+    numDependencies: usize,
+    nodeParams: *const sys::CUDA_KERNEL_NODE_PARAMS,
+) -> Answer {
+    let launch = read_kernel(nodeParams.cast(), true)?;
+    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Kernel(launch))
+}
+
+pub(super) unsafe fn cuGraphAddKernelNode(
+    phGraphNode: *mut sys::CUgraphNode,
+    hGraph: sys::CUgraph,
+    dependencies: *const sys::CUgraphNode,
+    numDependencies: usize,
+    nodeParams: *const sys::CUDA_KERNEL_NODE_PARAMS_v1,
+) -> Answer {
+    let launch = read_kernel(nodeParams.cast(), false)?;
+    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Kernel(launch))
+}
+
+pub(super) unsafe fn cuGraphAddMemcpyNode(
+    phGraphNode: *mut sys::CUgraphNode,
+    hGraph: sys::CUgraph,
+    dependencies: *const sys::CUgraphNode,
+    numDependencies: usize,
+    copyParams: *const sys::CUDA_MEMCPY3D,
+    _ctx: sys::CUcontext,
+) -> Answer {
+    let transfer = xfer::from_3d(copyParams.cast())?;
+    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Copy(transfer))
+}
+
+/// `CUDA_MEMSET_NODE_PARAMS`: address, pitch, value, element size, width, height.
+unsafe fn read_memset(params: *const c_void) -> Result<Fill, CUresult> {
+    if params.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let at = |offset: usize| params.cast::<u8>().add(offset);
+    let fill = Fill {
+        address: at(0).cast::<u64>().read_unaligned(),
+        pitch: at(8).cast::<u64>().read_unaligned(),
+        value: at(16).cast::<u32>().read_unaligned(),
+        element: at(20).cast::<u32>().read_unaligned(),
+        width: at(24).cast::<u64>().read_unaligned(),
+        height: at(32).cast::<u64>().read_unaligned(),
+    };
+    if !matches!(fill.element, 1 | 2 | 4) {
+        return Err(INVALID_VALUE);
+    }
+    Ok(fill)
+}
+
+pub(super) unsafe fn cuGraphAddMemsetNode(
+    phGraphNode: *mut sys::CUgraphNode,
+    hGraph: sys::CUgraph,
+    dependencies: *const sys::CUgraphNode,
+    numDependencies: usize,
+    memsetParams: *const sys::CUDA_MEMSET_NODE_PARAMS,
+    _ctx: sys::CUcontext,
+) -> Answer {
+    let fill = read_memset(memsetParams.cast())?;
+    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Set(fill))
+}
+
+unsafe fn read_host(params: *const sys::CUDA_HOST_NODE_PARAMS) -> Result<Node, CUresult> {
+    if params.is_null() || (*params).fn_.is_none() {
+        return Err(INVALID_VALUE);
+    }
+    Ok(Node::Host { function: (*params).fn_, data: (*params).userData as usize })
+}
+
+pub(super) unsafe fn cuGraphAddHostNode(
+    phGraphNode: *mut sys::CUgraphNode,
+    hGraph: sys::CUgraph,
+    dependencies: *const sys::CUgraphNode,
+    numDependencies: usize,
+    nodeParams: *const sys::CUDA_HOST_NODE_PARAMS,
+) -> Answer {
+    add(phGraphNode, hGraph, dependencies, numDependencies, read_host(nodeParams)?)
+}
+
+pub(super) unsafe fn cuGraphAddChildGraphNode(
+    phGraphNode: *mut sys::CUgraphNode,
+    hGraph: sys::CUgraph,
+    dependencies: *const sys::CUgraphNode,
+    numDependencies: usize,
+    childGraph: sys::CUgraph,
+) -> Answer {
+    let child = clone_graph(Object::<Graph>::get(childGraph)?);
+    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Child(child))
+}
+
+pub(super) unsafe fn cuGraphAddEmptyNode(
+    phGraphNode: *mut sys::CUgraphNode,
+    hGraph: sys::CUgraph,
+    dependencies: *const sys::CUgraphNode,
+    numDependencies: usize,
+) -> Answer {
+    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Empty)
+}
+
+pub(super) unsafe fn cuGraphAddEventRecordNode(
+    phGraphNode: *mut sys::CUgraphNode,
+    hGraph: sys::CUgraph,
+    dependencies: *const sys::CUgraphNode,
+    numDependencies: usize,
+    event: sys::CUevent,
+) -> Answer {
+    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Record(Object::<Event>::get(event)?))
+}
+
+pub(super) unsafe fn cuGraphAddEventWaitNode(
+    phGraphNode: *mut sys::CUgraphNode,
+    hGraph: sys::CUgraph,
+    dependencies: *const sys::CUgraphNode,
+    numDependencies: usize,
+    event: sys::CUevent,
+) -> Answer {
+    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Wait(Object::<Event>::get(event)?))
+}
+
+/// `CUDA_BATCH_MEM_OP_NODE_PARAMS`: context, count, operations, flags.
+unsafe fn read_batch(params: *const c_void) -> Result<Node, CUresult> {
+    if params.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let count = params.cast::<u8>().add(8).cast::<u32>().read_unaligned();
+    let list = params.cast::<u8>().add(16).cast::<*const c_void>().read_unaligned();
+    Ok(Node::MemOps(stream::read_mem_ops(list, count)?))
+}
+
+pub(super) unsafe fn cuGraphAddBatchMemOpNode(
+    phGraphNode: *mut sys::CUgraphNode,
+    hGraph: sys::CUgraph,
+    dependencies: *const sys::CUgraphNode,
+    numDependencies: usize,
+    nodeParams: *const sys::CUDA_BATCH_MEM_OP_NODE_PARAMS,
+) -> Answer {
+    add(phGraphNode, hGraph, dependencies, numDependencies, read_batch(nodeParams.cast())?)
+}
+
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`: pool properties (88 bytes: type, handle types, location kind, id, …), access
+/// descriptions, their number, bytes, and the address that comes back.
+unsafe fn alloc_node(params: *mut c_void) -> Result<Node, CUresult> {
+    if params.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let [kind, _, location, ordinal] = params.cast::<[u32; 4]>().read_unaligned();
+    let bytes = params.cast::<u8>().add(ALLOC_BYTES_AT).cast::<u64>().read_unaligned();
+    if kind != 1 || location != 1 || bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let ordinal = ordinal as i32;
+    let address = pool::graph_address(driver()?.gpu(ordinal)?, ordinal, bytes)?;
+    params.cast::<u8>().add(ALLOC_BYTES_AT + 8).cast::<u64>().write_unaligned(address);
+    Ok(Node::Alloc { ordinal, bytes, address })
+}
+
+const ALLOC_BYTES_AT: usize = std::mem::offset_of!(sys::CUDA_MEM_ALLOC_NODE_PARAMS_v1, bytesize);
+const _: () = assert!(std::mem::offset_of!(sys::CUDA_MEM_ALLOC_NODE_PARAMS_v1, dptr) == ALLOC_BYTES_AT + 8);
+
+pub(super) unsafe fn cuGraphAddMemAllocNode(
+    phGraphNode: *mut sys::CUgraphNode,
+    hGraph: sys::CUgraph,
+    dependencies: *const sys::CUgraphNode,
+    numDependencies: usize,
+    nodeParams: *mut sys::CUDA_MEM_ALLOC_NODE_PARAMS,
+) -> Answer {
+    Object::<Graph>::get(hGraph)?;
+    let node = alloc_node(nodeParams.cast())?;
+    add(phGraphNode, hGraph, dependencies, numDependencies, node)
+}
+
+pub(super) unsafe fn cuGraphAddMemFreeNode(
+    phGraphNode: *mut sys::CUgraphNode,
+    hGraph: sys::CUgraph,
+    dependencies: *const sys::CUgraphNode,
+    numDependencies: usize,
+    dptr: CUdeviceptr,
+) -> Answer {
+    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Free { address: dptr })
+}
+
+pub(super) unsafe fn cuGraphMemAllocNodeGetParams(
+    hNode: sys::CUgraphNode,
+    params_out: *mut sys::CUDA_MEM_ALLOC_NODE_PARAMS,
+) -> Answer {
+    let node = Object::<GraphNode>::get(hNode)?;
+    let Node::Alloc { ordinal, bytes, address } = *lock(&node.node) else { return Err(INVALID_VALUE) };
+    if params_out.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    std::ptr::write_bytes(params_out, 0, 1);
+    put(params_out.cast::<[u32; 4]>(), [1, 0, 1, ordinal as u32])?;
+    put(params_out.cast::<u8>().add(ALLOC_BYTES_AT).cast::<[u64; 2]>(), [bytes, address])
+}
+
+pub(super) unsafe fn cuGraphMemFreeNodeGetParams(
+    hNode: sys::CUgraphNode,
+    dptr_out: *mut CUdeviceptr,
+) -> Answer {
+    let node = Object::<GraphNode>::get(hNode)?;
+    let Node::Free { address } = *lock(&node.node) else { return Err(INVALID_VALUE) };
+    put(dptr_out, address)
+}
+
+/// The general form: type, three reserved words, then the parameters of that type.
+unsafe fn read_general(params: *mut c_void) -> Result<Node, CUresult> {
+    if params.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let kind = params.cast::<u32>().read_unaligned();
+    let at = params.cast::<u8>().add(16);
+    Ok(match kind {
+        0 => Node::Kernel(read_kernel(at.cast(), true)?),
+        // Flags and context stand before the copy's description.
+        1 => Node::Copy(xfer::from_3d(at.add(16).cast())?),
+        2 => Node::Set(read_memset(at.cast())?),
+        3 => read_host(at.cast())?,
+        4 => Node::Child(clone_graph(Object::<Graph>::get(at.cast::<*mut c_void>().read_unaligned())?)),
+        5 => Node::Empty,
+        6 => Node::Wait(Object::<Event>::get(at.cast::<*mut c_void>().read_unaligned())?),
+        7 => Node::Record(Object::<Event>::get(at.cast::<*mut c_void>().read_unaligned())?),
+        10 => alloc_node(at.cast())?,
+        11 => Node::Free { address: at.cast::<u64>().read_unaligned() },
+        12 => read_batch(at.cast())?,
+        _ => return Err(NOT_SUPPORTED),
+    })
+}
+
+pub(super) unsafe fn cuGraphAddNode(
+    phGraphNode: *mut sys::CUgraphNode,
+    hGraph: sys::CUgraph,
+    dependencies: *const sys::CUgraphNode,
+    numDependencies: usize,
+    nodeParams: *mut sys::CUgraphNodeParams,
+) -> Answer {
+    Object::<Graph>::get(hGraph)?;
+    let node = read_general(nodeParams.cast())?;
+    add(phGraphNode, hGraph, dependencies, numDependencies, node)
+}
+
+pub(super) unsafe fn cuGraphAddNode_v2(
+    phGraphNode: *mut sys::CUgraphNode,
+    hGraph: sys::CUgraph,
+    dependencies: *const sys::CUgraphNode,
+    _dependencyData: *const sys::CUgraphEdgeData,
+    numDependencies: usize,
+    nodeParams: *mut sys::CUgraphNodeParams,
+) -> Answer {
+    cuGraphAddNode(phGraphNode, hGraph, dependencies, numDependencies, nodeParams)
+}
+
+pub(super) unsafe fn cuGraphAddNode_v3(
+    phGraphNode: *mut sys::CUgraphNode,
+    hGraph: sys::CUgraph,
+    dependencies: *const sys::CUgraphNode,
+    _dependencyData: *const sys::CUgraphEdgeData,
+    numDependencies: usize,
+    nodeParams: *mut sys::CUgraphNodeParams,
+) -> Answer {
+    cuGraphAddNode(phGraphNode, hGraph, dependencies, numDependencies, nodeParams)
+}
+
+/// Pairs of node ids.
+type Edges = Vec<(u64, u64)>;
+
+unsafe fn edges_of(
+    graph: sys::CUgraph,
+    from: *const sys::CUgraphNode,
+    to: *const sys::CUgraphNode,
+    count: usize,
+) -> Result<(&'static Object<Graph>, Edges), CUresult> {
+    let graph = Object::<Graph>::get(graph)?;
+    let (from, to) = (nodes(from, count)?, nodes(to, count)?);
+    Ok((graph, from.iter().zip(to).map(|(a, b)| (a.id, b.id)).collect()))
+}
+
+pub(super) unsafe fn cuGraphAddDependencies(
+    hGraph: sys::CUgraph,
+    from: *const sys::CUgraphNode,
+    to: *const sys::CUgraphNode,
+    numDependencies: usize,
+) -> Answer {
+    let (graph, new) = edges_of(hGraph, from, to, numDependencies)?;
+    let mut state = lock(&graph.state);
+    let known = |id: u64| state.nodes.iter().any(|n| n.id == id);
+    if new.iter().any(|e| e.0 == e.1 || state.edges.contains(e) || !known(e.0) || !known(e.1)) {
+        return Err(INVALID_VALUE);
+    }
+    let before = state.edges.len();
+    state.edges.extend(new);
+    if state.ordered().is_none() {
+        state.edges.truncate(before);
+        return Err(INVALID_VALUE);
+    }
+    Ok(())
+}
+
+pub(super) unsafe fn cuGraphAddDependencies_v2(
+    hGraph: sys::CUgraph,
+    from: *const sys::CUgraphNode,
+    to: *const sys::CUgraphNode,
+    _edgeData: *const sys::CUgraphEdgeData,
+    numDependencies: usize,
+) -> Answer {
+    cuGraphAddDependencies(hGraph, from, to, numDependencies)
+}
+
+pub(super) unsafe fn cuGraphRemoveDependencies(
+    hGraph: sys::CUgraph,
+    from: *const sys::CUgraphNode,
+    to: *const sys::CUgraphNode,
+    numDependencies: usize,
+) -> Answer {
+    let (graph, old) = edges_of(hGraph, from, to, numDependencies)?;
+    let mut state = lock(&graph.state);
+    if old.iter().any(|e| !state.edges.contains(e)) {
+        return Err(INVALID_VALUE);
+    }
+    state.edges.retain(|e| !old.contains(e));
+    Ok(())
+}
+
+pub(super) unsafe fn cuGraphRemoveDependencies_v2(
+    hGraph: sys::CUgraph,
+    from: *const sys::CUgraphNode,
+    to: *const sys::CUgraphNode,
+    _edgeData: *const sys::CUgraphEdgeData,
+    numDependencies: usize,
+) -> Answer {
+    cuGraphRemoveDependencies(hGraph, from, to, numDependencies)
+}
+
+pub(super) unsafe fn cuGraphDestroyNode(hNode: sys::CUgraphNode) -> Answer {
+    let node = Object::<GraphNode>::get(hNode)?;
+    let graph = Object::<Graph>::get(node.graph.load(Acquire) as *mut c_void)?;
+    let mut state = lock(&graph.state);
+    state.nodes.retain(|n| n.id != node.id);
+    state.edges.retain(|e| e.0 != node.id && e.1 != node.id);
+    node.retire();
+    Ok(())
+}
+
+// --- Looking ---------------------------------------------------------------------------------------
+
+/// Gives a list out as the driver does: no list asks for the number; a longer one is filled up with nulls.
+unsafe fn put_nodes(list: &[NodeRef], out: *mut sys::CUgraphNode, count: *mut usize) -> Answer {
+    if count.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    if out.is_null() {
+        return put(count, list.len());
+    }
+    for i in 0..*count {
+        put(out.add(i), list.get(i).map_or(std::ptr::null_mut(), |n| n.handle()))?;
+    }
+    put(count, (*count).min(list.len()))
+}
+
+pub(super) unsafe fn cuGraphGetNodes(
+    hGraph: sys::CUgraph,
+    nodes: *mut sys::CUgraphNode,
+    numNodes: *mut usize,
+) -> Answer {
+    let list = lock(&Object::<Graph>::get(hGraph)?.state).nodes.clone();
+    put_nodes(&list, nodes, numNodes)
+}
+
+pub(super) unsafe fn cuGraphGetRootNodes(
+    hGraph: sys::CUgraph,
+    rootNodes: *mut sys::CUgraphNode,
+    numRootNodes: *mut usize,
+) -> Answer {
+    let graph = Object::<Graph>::get(hGraph)?;
+    let state = lock(&graph.state);
+    let roots: Vec<NodeRef> =
+        state.nodes.iter().copied().filter(|n| !state.edges.iter().any(|e| e.1 == n.id)).collect();
+    put_nodes(&roots, rootNodes, numRootNodes)
+}
+
+pub(super) unsafe fn cuGraphGetEdges(
+    hGraph: sys::CUgraph,
+    from: *mut sys::CUgraphNode,
+    to: *mut sys::CUgraphNode,
+    numEdges: *mut usize,
+) -> Answer {
+    let graph = Object::<Graph>::get(hGraph)?;
+    let state = lock(&graph.state);
+    let by_id: BTreeMap<u64, NodeRef> = state.nodes.iter().map(|n| (n.id, *n)).collect();
+    let ends = |pick: fn(&(u64, u64)) -> u64| -> Vec<NodeRef> {
+        state.edges.iter().filter_map(|e| by_id.get(&pick(e)).copied()).collect()
+    };
+    if numEdges.is_null() || from.is_null() != to.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let mut count = *numEdges;
+    put_nodes(&ends(|e| e.0), from, &raw mut count)?;
+    put_nodes(&ends(|e| e.1), to, numEdges)
+}
+
+pub(super) unsafe fn cuGraphGetEdges_v2(
+    hGraph: sys::CUgraph,
+    from: *mut sys::CUgraphNode,
+    to: *mut sys::CUgraphNode,
+    edgeData: *mut sys::CUgraphEdgeData,
+    numEdges: *mut usize,
+) -> Answer {
+    cuGraphGetEdges(hGraph, from, to, numEdges)?;
+    if !edgeData.is_null() && !numEdges.is_null() {
+        std::ptr::write_bytes(edgeData, 0, *numEdges);
+    }
+    Ok(())
+}
+
+unsafe fn neighbours(node: sys::CUgraphNode, forward: bool) -> Result<Vec<NodeRef>, CUresult> {
+    let node = Object::<GraphNode>::get(node)?;
+    let graph = Object::<Graph>::get(node.graph.load(Acquire) as *mut c_void)?;
+    let state = lock(&graph.state);
+    let ids: Vec<u64> = state
+        .edges
+        .iter()
+        .filter(|e| if forward { e.0 == node.id } else { e.1 == node.id })
+        .map(|e| if forward { e.1 } else { e.0 })
+        .collect();
+    Ok(state.nodes.iter().copied().filter(|n| ids.contains(&n.id)).collect())
+}
+
+pub(super) unsafe fn cuGraphNodeGetDependencies(
+    hNode: sys::CUgraphNode,
+    dependencies: *mut sys::CUgraphNode,
+    numDependencies: *mut usize,
+) -> Answer {
+    put_nodes(&neighbours(hNode, false)?, dependencies, numDependencies)
+}
+
+pub(super) unsafe fn cuGraphNodeGetDependencies_v2(
+    hNode: sys::CUgraphNode,
+    dependencies: *mut sys::CUgraphNode,
+    edgeData: *mut sys::CUgraphEdgeData,
+    numDependencies: *mut usize,
+) -> Answer {
+    put_nodes(&neighbours(hNode, false)?, dependencies, numDependencies)?;
+    if !edgeData.is_null() {
+        std::ptr::write_bytes(edgeData, 0, *numDependencies);
+    }
+    Ok(())
+}
+
+pub(super) unsafe fn cuGraphNodeGetDependentNodes(
+    hNode: sys::CUgraphNode,
+    dependentNodes: *mut sys::CUgraphNode,
+    numDependentNodes: *mut usize,
+) -> Answer {
+    put_nodes(&neighbours(hNode, true)?, dependentNodes, numDependentNodes)
+}
+
+pub(super) unsafe fn cuGraphNodeGetDependentNodes_v2(
+    hNode: sys::CUgraphNode,
+    dependentNodes: *mut sys::CUgraphNode,
+    edgeData: *mut sys::CUgraphEdgeData,
+    numDependentNodes: *mut usize,
+) -> Answer {
+    put_nodes(&neighbours(hNode, true)?, dependentNodes, numDependentNodes)?;
+    if !edgeData.is_null() {
+        std::ptr::write_bytes(edgeData, 0, *numDependentNodes);
+    }
+    Ok(())
+}
+
+fn kind_of(node: &Node) -> u32 {
+    match node {
+        Node::Kernel(_) => 0,
+        Node::Copy(_) => 1,
+        Node::Set(_) => 2,
+        Node::Host { .. } | Node::Callback { .. } => 3,
+        Node::Child(_) => 4,
+        Node::Empty => 5,
+        Node::Wait(_) => 6,
+        Node::Record(_) => 7,
+        Node::Alloc { .. } => 10,
+        Node::Free { .. } => 11,
+        Node::MemOps(_) => 12,
+    }
+}
+
+pub(super) unsafe fn cuGraphNodeGetType(hNode: sys::CUgraphNode, type_: *mut c_uint) -> Answer {
+    put(type_, kind_of(&lock(&Object::<GraphNode>::get(hNode)?.node)))
+}
+
+pub(super) unsafe fn cuGraphNodeGetContainingGraph(
+    hNode: sys::CUgraphNode,
+    phGraph: *mut sys::CUgraph,
+) -> Answer {
+    put(phGraph, Object::<GraphNode>::get(hNode)?.graph.load(Acquire) as sys::CUgraph)
+}
+
+pub(super) unsafe fn cuGraphGetId(hGraph: sys::CUgraph, graphId: *mut c_uint) -> Answer {
+    put(graphId, Object::<Graph>::get(hGraph)?.id as u32)
+}
+
+pub(super) unsafe fn cuGraphChildGraphNodeGetGraph(
+    hNode: sys::CUgraphNode,
+    phGraph: *mut sys::CUgraph,
+) -> Answer {
+    match &*lock(&Object::<GraphNode>::get(hNode)?.node) {
+        Node::Child(graph) => put(phGraph, graph.handle()),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+pub(super) unsafe fn cuGraphEventRecordNodeGetEvent(
+    hNode: sys::CUgraphNode,
+    event_out: *mut sys::CUevent,
+) -> Answer {
+    match &*lock(&Object::<GraphNode>::get(hNode)?.node) {
+        Node::Record(event) => put(event_out, event.handle()),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+pub(super) unsafe fn cuGraphEventWaitNodeGetEvent(
+    hNode: sys::CUgraphNode,
+    event_out: *mut sys::CUevent,
+) -> Answer {
+    match &*lock(&Object::<GraphNode>::get(hNode)?.node) {
+        Node::Wait(event) => put(event_out, event.handle()),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+unsafe fn put_kernel(node: sys::CUgraphNode, out: *mut c_void, v2: bool) -> Answer {
+    let node = Object::<GraphNode>::get(node)?;
+    let node = lock(&node.node);
+    let Node::Kernel(launch) = &*node else { return Err(INVALID_VALUE) };
+    if out.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    std::ptr::write_bytes(out.cast::<u8>(), 0, if v2 { 72 } else { 56 });
+    out.cast::<*mut c_void>().write_unaligned(launch.function.handle());
+    let ([a, b, c], [d, e, f]) = (launch.grid, launch.block);
+    out.cast::<u8>().add(8).cast::<[u32; 7]>().write_unaligned([a, b, c, d, e, f, launch.shared]);
+    out.cast::<u8>().add(40).cast::<[usize; 2]>().write_unaligned([launch.params, launch.extra]);
+    Ok(())
+}
+
+pub(super) unsafe fn cuGraphKernelNodeGetParams_v2(
+    hNode: sys::CUgraphNode,
+    nodeParams: *mut sys::CUDA_KERNEL_NODE_PARAMS,
+) -> Answer {
+    put_kernel(hNode, nodeParams.cast(), true)
+}
+
+pub(super) unsafe fn cuGraphKernelNodeGetParams(
+    hNode: sys::CUgraphNode,
+    nodeParams: *mut sys::CUDA_KERNEL_NODE_PARAMS_v1,
+) -> Answer {
+    put_kernel(hNode, nodeParams.cast(), false)
+}
+
+pub(super) unsafe fn cuGraphHostNodeGetParams(
+    hNode: sys::CUgraphNode,
+    nodeParams: *mut sys::CUDA_HOST_NODE_PARAMS,
+) -> Answer {
+    match *lock(&Object::<GraphNode>::get(hNode)?.node) {
+        Node::Host { function, data } => {
+            put(nodeParams, sys::CUDA_HOST_NODE_PARAMS { fn_: function, userData: data as *mut c_void })
+        }
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+// --- Changing nodes --------------------------------------------------------------------------------
+
+/// Replaces a node's parameters by others of its kind.
+unsafe fn set_node(node: sys::CUgraphNode, new: Node) -> Answer {
+    let node = Object::<GraphNode>::get(node)?;
+    let mut old = lock(&node.node);
+    if kind_of(&old) != kind_of(&new) {
+        return Err(INVALID_VALUE);
+    }
+    *old = new;
+    Ok(())
+}
+
+pub(super) unsafe fn cuGraphKernelNodeSetParams_v2(
+    hNode: sys::CUgraphNode,
+    nodeParams: *const sys::CUDA_KERNEL_NODE_PARAMS,
+) -> Answer {
+    set_node(hNode, Node::Kernel(read_kernel(nodeParams.cast(), true)?))
+}
+
+pub(super) unsafe fn cuGraphKernelNodeSetParams(
+    hNode: sys::CUgraphNode,
+    nodeParams: *const sys::CUDA_KERNEL_NODE_PARAMS_v1,
+) -> Answer {
+    set_node(hNode, Node::Kernel(read_kernel(nodeParams.cast(), false)?))
+}
+
+pub(super) unsafe fn cuGraphMemcpyNodeSetParams(
+    hNode: sys::CUgraphNode,
+    nodeParams: *const sys::CUDA_MEMCPY3D,
+) -> Answer {
+    set_node(hNode, Node::Copy(xfer::from_3d(nodeParams.cast())?))
+}
+
+pub(super) unsafe fn cuGraphMemsetNodeSetParams(
+    hNode: sys::CUgraphNode,
+    nodeParams: *const sys::CUDA_MEMSET_NODE_PARAMS,
+) -> Answer {
+    set_node(hNode, Node::Set(read_memset(nodeParams.cast())?))
+}
+
+pub(super) unsafe fn cuGraphHostNodeSetParams(
+    hNode: sys::CUgraphNode,
+    nodeParams: *const sys::CUDA_HOST_NODE_PARAMS,
+) -> Answer {
+    set_node(hNode, read_host(nodeParams)?)
+}
+
+pub(super) unsafe fn cuGraphEventRecordNodeSetEvent(hNode: sys::CUgraphNode, event: sys::CUevent) -> Answer {
+    set_node(hNode, Node::Record(Object::<Event>::get(event)?))
+}
+
+pub(super) unsafe fn cuGraphEventWaitNodeSetEvent(hNode: sys::CUgraphNode, event: sys::CUevent) -> Answer {
+    set_node(hNode, Node::Wait(Object::<Event>::get(event)?))
+}
+
+pub(super) unsafe fn cuGraphBatchMemOpNodeSetParams(
+    hNode: sys::CUgraphNode,
+    nodeParams: *const sys::CUDA_BATCH_MEM_OP_NODE_PARAMS,
+) -> Answer {
+    set_node(hNode, read_batch(nodeParams.cast())?)
+}
+
+pub(super) unsafe fn cuGraphNodeSetParams(
+    hNode: sys::CUgraphNode,
+    nodeParams: *mut sys::CUgraphNodeParams,
+) -> Answer {
+    set_node(hNode, read_general(nodeParams.cast())?)
+}
+
+pub(super) unsafe fn cuGraphNodeSetParams_v2(
+    hNode: sys::CUgraphNode,
+    nodeParams: *mut sys::CUgraphNodeParams,
+) -> Answer {
+    set_node(hNode, read_general(nodeParams.cast())?)
+}
+
+// --- Executable graphs -----------------------------------------------------------------------------
+
+/// One node of an executable graph: the id of the node it was made from, what it does, whether it is on.
+#[derive(Clone, Debug)]
+struct Step {
+    of: u64,
+    node: Node,
+    enabled: bool,
+}
+
+/// A graph ready to be launched: its nodes in order, with the graphs inside it laid out.
+#[derive(Debug)]
+pub(crate) struct Exec {
+    id: u64,
+    flags: u64,
+    steps: Mutex<Vec<Step>>,
+}
+
+impl Kind for Exec {
+    const MAGIC: u64 = 0x6773_6861_7265_4558;
+    const BAD: CUresult = INVALID_VALUE;
+}
+
+fn steps_of(graph: &Graph) -> Result<Vec<Step>, CUresult> {
+    let order = lock(&graph.state).ordered().ok_or(INVALID_VALUE)?;
+    Ok(order.into_iter().map(|n| Step { of: n.id, node: lock(&n.node).clone(), enabled: true }).collect())
+}
+
+unsafe fn instantiate(out: *mut sys::CUgraphExec, graph: sys::CUgraph, flags: u64) -> Answer {
+    driver()?;
+    if flags & !0xf != 0 {
+        return Err(INVALID_VALUE);
+    }
+    let steps = Mutex::new(steps_of(Object::<Graph>::get(graph)?)?);
+    put(out, Object::create(Exec { id: next_id(), flags, steps }).handle())
+}
+
+pub(super) unsafe fn cuGraphInstantiate(
+    phGraphExec: *mut sys::CUgraphExec,
+    hGraph: sys::CUgraph,
+    phErrorNode: *mut sys::CUgraphNode,
+    _logBuffer: *mut c_char,
+    _bufferSize: usize,
+) -> Answer {
+    put_opt(phErrorNode, std::ptr::null_mut());
+    instantiate(phGraphExec, hGraph, 0)
+}
+
+pub(super) unsafe fn cuGraphInstantiate_v2(
+    phGraphExec: *mut sys::CUgraphExec,
+    hGraph: sys::CUgraph,
+    phErrorNode: *mut sys::CUgraphNode,
+    logBuffer: *mut c_char,
+    bufferSize: usize,
+) -> Answer {
+    cuGraphInstantiate(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize)
+}
+
+pub(super) unsafe fn cuGraphInstantiateWithFlags(
+    phGraphExec: *mut sys::CUgraphExec,
+    hGraph: sys::CUgraph,
+    flags: c_ulonglong,
+) -> Answer {
+    instantiate(phGraphExec, hGraph, flags)
+}
+
+/// `CUDA_GRAPH_INSTANTIATE_PARAMS`: flags, upload stream, error node, result.
+pub(super) unsafe fn cuGraphInstantiateWithParams(
+    _flavor: Flavor,
+    phGraphExec: *mut sys::CUgraphExec,
+    hGraph: sys::CUgraph,
+    instantiateParams: *mut sys::CUDA_GRAPH_INSTANTIATE_PARAMS,
+) -> Answer {
+    if instantiateParams.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let flags = instantiateParams.cast::<u64>().read_unaligned();
+    let answer = instantiate(phGraphExec, hGraph, flags);
+    let at = instantiateParams.cast::<u8>();
+    at.add(16).cast::<*mut c_void>().write_unaligned(std::ptr::null_mut());
+    at.add(24).cast::<u32>().write_unaligned(u32::from(answer.is_err()));
+    answer
+}
+
+pub(super) unsafe fn cuGraphExecDestroy(hGraphExec: sys::CUgraphExec) -> Answer {
+    driver()?;
+    if Object::<Exec>::get(hGraphExec)?.retire() { Ok(()) } else { Err(INVALID_VALUE) }
+}
+
+pub(super) unsafe fn cuGraphExecGetFlags(hGraphExec: sys::CUgraphExec, flags: *mut u64) -> Answer {
+    put(flags, Object::<Exec>::get(hGraphExec)?.flags)
+}
+
+pub(super) unsafe fn cuGraphExecGetId(hGraphExec: sys::CUgraphExec, graphId: *mut c_uint) -> Answer {
+    put(graphId, Object::<Exec>::get(hGraphExec)?.id as u32)
+}
+
+pub(super) unsafe fn cuGraphUpload(
+    flavor: Flavor,
+    hGraph: sys::CUgraphExec,
+    hStream: sys::CUstream,
+) -> Answer {
+    Object::<Exec>::get(hGraph)?;
+    stream(flavor, hStream)?;
+    Ok(())
+}
+
+pub(super) unsafe fn cuGraphLaunch(
+    flavor: Flavor,
+    hGraph: sys::CUgraphExec,
+    hStream: sys::CUstream,
+) -> Answer {
+    let exec = Object::<Exec>::get(hGraph)?;
+    let stream = stream(flavor, hStream)?;
+    legacy_not_implied(stream)?;
+    let steps = lock(&exec.steps);
+    if stream.capturing.load(Acquire) {
+        // It becomes a graph within the graph, its nodes in a row.
+        let child = Graph::create();
+        let of = child.handle::<c_void>() as u64;
+        let mut last = Vec::new();
+        for step in steps.iter().filter(|s| s.enabled) {
+            last = vec![child.add(of, step.node.clone(), &last)?];
+        }
+        return submit(stream, Node::Child(child));
+    }
+    if exec.flags & 1 != 0 {
+        // Auto free on launch: what the launch before left allocated goes first.
+        for step in steps.iter() {
+            if let Node::Alloc { ordinal, address, .. } = step.node {
+                let _ = pool::graph_free(ordinal, address);
+            }
+        }
+    }
+    for step in steps.iter().filter(|s| s.enabled) {
+        run_node(stream, &step.node)?;
+    }
+    Ok(())
+}
+
+unsafe fn set_step(exec: sys::CUgraphExec, node: sys::CUgraphNode, new: Node) -> Answer {
+    let exec = Object::<Exec>::get(exec)?;
+    let node = Object::<GraphNode>::get(node)?;
+    let mut steps = lock(&exec.steps);
+    let step = steps.iter_mut().find(|s| s.of == node.id).ok_or(INVALID_VALUE)?;
+    if kind_of(&step.node) != kind_of(&new) {
+        return Err(INVALID_VALUE);
+    }
+    step.node = new;
+    Ok(())
+}
+
+pub(super) unsafe fn cuGraphExecKernelNodeSetParams_v2(
+    hGraphExec: sys::CUgraphExec,
+    hNode: sys::CUgraphNode,
+    nodeParams: *const sys::CUDA_KERNEL_NODE_PARAMS,
+) -> Answer {
+    set_step(hGraphExec, hNode, Node::Kernel(read_kernel(nodeParams.cast(), true)?))
+}
+
+pub(super) unsafe fn cuGraphExecKernelNodeSetParams(
+    hGraphExec: sys::CUgraphExec,
+    hNode: sys::CUgraphNode,
+    nodeParams: *const sys::CUDA_KERNEL_NODE_PARAMS_v1,
+) -> Answer {
+    set_step(hGraphExec, hNode, Node::Kernel(read_kernel(nodeParams.cast(), false)?))
+}
+
+pub(super) unsafe fn cuGraphExecMemcpyNodeSetParams(
+    hGraphExec: sys::CUgraphExec,
+    hNode: sys::CUgraphNode,
+    copyParams: *const sys::CUDA_MEMCPY3D,
+    _ctx: sys::CUcontext,
+) -> Answer {
+    set_step(hGraphExec, hNode, Node::Copy(xfer::from_3d(copyParams.cast())?))
+}
+
+pub(super) unsafe fn cuGraphExecMemsetNodeSetParams(
+    hGraphExec: sys::CUgraphExec,
+    hNode: sys::CUgraphNode,
+    memsetParams: *const sys::CUDA_MEMSET_NODE_PARAMS,
+    _ctx: sys::CUcontext,
+) -> Answer {
+    set_step(hGraphExec, hNode, Node::Set(read_memset(memsetParams.cast())?))
+}
+
+pub(super) unsafe fn cuGraphExecHostNodeSetParams(
+    hGraphExec: sys::CUgraphExec,
+    hNode: sys::CUgraphNode,
+    nodeParams: *const sys::CUDA_HOST_NODE_PARAMS,
+) -> Answer {
+    set_step(hGraphExec, hNode, read_host(nodeParams)?)
+}
+
+pub(super) unsafe fn cuGraphExecChildGraphNodeSetParams(
+    hGraphExec: sys::CUgraphExec,
+    hNode: sys::CUgraphNode,
+    childGraph: sys::CUgraph,
+) -> Answer {
+    set_step(hGraphExec, hNode, Node::Child(clone_graph(Object::<Graph>::get(childGraph)?)))
+}
+
+pub(super) unsafe fn cuGraphExecEventRecordNodeSetEvent(
+    hGraphExec: sys::CUgraphExec,
+    hNode: sys::CUgraphNode,
+    event: sys::CUevent,
+) -> Answer {
+    set_step(hGraphExec, hNode, Node::Record(Object::<Event>::get(event)?))
+}
+
+pub(super) unsafe fn cuGraphExecEventWaitNodeSetEvent(
+    hGraphExec: sys::CUgraphExec,
+    hNode: sys::CUgraphNode,
+    event: sys::CUevent,
+) -> Answer {
+    set_step(hGraphExec, hNode, Node::Wait(Object::<Event>::get(event)?))
+}
+
+pub(super) unsafe fn cuGraphExecNodeSetParams(
+    hGraphExec: sys::CUgraphExec,
+    hNode: sys::CUgraphNode,
+    nodeParams: *mut sys::CUgraphNodeParams,
+) -> Answer {
+    set_step(hGraphExec, hNode, read_general(nodeParams.cast())?)
+}
+
+pub(super) unsafe fn cuGraphNodeSetEnabled(
+    hGraphExec: sys::CUgraphExec,
+    hNode: sys::CUgraphNode,
+    isEnabled: c_uint,
+) -> Answer {
+    let exec = Object::<Exec>::get(hGraphExec)?;
+    let node = Object::<GraphNode>::get(hNode)?;
+    let mut steps = lock(&exec.steps);
+    let step = steps.iter_mut().find(|s| s.of == node.id).ok_or(INVALID_VALUE)?;
+    // Kernels, copies and sets only.
+    if kind_of(&step.node) > 2 {
+        return Err(INVALID_VALUE);
+    }
+    step.enabled = isEnabled != 0;
+    Ok(())
+}
+
+pub(super) unsafe fn cuGraphNodeGetEnabled(
+    hGraphExec: sys::CUgraphExec,
+    hNode: sys::CUgraphNode,
+    isEnabled: *mut c_uint,
+) -> Answer {
+    let exec = Object::<Exec>::get(hGraphExec)?;
+    let node = Object::<GraphNode>::get(hNode)?;
+    let steps = lock(&exec.steps);
+    let step = steps.iter().find(|s| s.of == node.id).ok_or(INVALID_VALUE)?;
+    put(isEnabled, u32::from(step.enabled))
+}
+
+/// Takes the parameters of another graph of the same shape. `Err` carries the driver's reason: 2 topology, 3 node type.
+fn update(exec: &Exec, graph: &Graph) -> Result<(), u32> {
+    let new = steps_of(graph).map_err(|_| 1_u32)?;
+    let mut steps = lock(&exec.steps);
+    if new.len() != steps.len() {
+        return Err(2);
+    }
+    if new.iter().zip(steps.iter()).any(|(a, b)| kind_of(&a.node) != kind_of(&b.node)) {
+        return Err(3);
+    }
+    for (old, new) in steps.iter_mut().zip(new) {
+        old.node = new.node;
+    }
+    Ok(())
+}
+
+/// `CUgraphExecUpdateResultInfo`: result, error node, error source.
+pub(super) unsafe fn cuGraphExecUpdate_v2(
+    hGraphExec: sys::CUgraphExec,
+    hGraph: sys::CUgraph,
+    resultInfo: *mut sys::CUgraphExecUpdateResultInfo,
+) -> Answer {
+    let updated = update(Object::<Exec>::get(hGraphExec)?, Object::<Graph>::get(hGraph)?);
+    if !resultInfo.is_null() {
+        std::ptr::write_bytes(resultInfo, 0, 1);
+        resultInfo.cast::<u32>().write_unaligned(updated.err().unwrap_or(0));
+    }
+    updated.map_err(|_| CUresult(910))
+}
+
+pub(super) unsafe fn cuGraphExecUpdate(
+    hGraphExec: sys::CUgraphExec,
+    hGraph: sys::CUgraph,
+    hErrorNode_out: *mut sys::CUgraphNode,
+    updateResult_out: *mut c_uint,
+) -> Answer {
+    let updated = update(Object::<Exec>::get(hGraphExec)?, Object::<Graph>::get(hGraph)?);
+    put_opt(hErrorNode_out, std::ptr::null_mut());
+    put_opt(updateResult_out, updated.err().unwrap_or(0));
+    updated.map_err(|_| CUresult(910))
+}
+
+// --- User objects ----------------------------------------------------------------------------------
+
+/// A counted object of the program, destroyed by its own function.
+#[derive(Debug)]
+struct UserObject {
+    count: AtomicUsize,
+    data: usize,
+    destroy: sys::CUhostFn,
+}
+
+impl Kind for UserObject {
+    const MAGIC: u64 = 0x6773_6861_7265_554f;
+    const BAD: CUresult = INVALID_VALUE;
+}
+
+pub(super) unsafe fn cuUserObjectCreate(
+    object_out: *mut sys::CUuserObject,
+    ptr: *mut c_void,
+    destroy: sys::CUhostFn,
+    initialRefcount: c_uint,
+    flags: c_uint,
+) -> Answer {
+    driver()?;
+    if destroy.is_none() || initialRefcount == 0 || flags != 1 {
+        return Err(INVALID_VALUE);
+    }
+    let count = AtomicUsize::new(initialRefcount as usize);
+    put(object_out, Object::create(UserObject { count, data: ptr as usize, destroy }).handle())
+}
+
+pub(super) unsafe fn cuUserObjectRetain(object: sys::CUuserObject, count: c_uint) -> Answer {
+    Object::<UserObject>::get(object)?.count.fetch_add(count as usize, AcqRel);
+    Ok(())
+}
+
+pub(super) unsafe fn cuUserObjectRelease(object: sys::CUuserObject, count: c_uint) -> Answer {
+    let object = Object::<UserObject>::get(object)?;
+    let left = object.count.fetch_update(AcqRel, Acquire, |n| n.checked_sub(count as usize));
+    match left {
+        Ok(before) if before == count as usize && object.retire() => {
+            if let Some(destroy) = object.destroy {
+                destroy(object.data as *mut c_void);
+            }
+            Ok(())
+        }
+        Ok(_) => Ok(()),
+        Err(_) => Err(INVALID_VALUE),
+    }
+}
+
+pub(super) unsafe fn cuGraphRetainUserObject(
+    graph: sys::CUgraph,
+    object: sys::CUuserObject,
+    count: c_uint,
+    flags: c_uint,
+) -> Answer {
+    Object::<Graph>::get(graph)?;
+    // CU_GRAPH_USER_OBJECT_MOVE takes the caller's references; they are kept for good.
+    if flags & 1 != 0 { Ok(()) } else { cuUserObjectRetain(object, count) }
+}
+
+pub(super) unsafe fn cuGraphReleaseUserObject(
+    graph: sys::CUgraph,
+    object: sys::CUuserObject,
+    count: c_uint,
+) -> Answer {
+    Object::<Graph>::get(graph)?;
+    cuUserObjectRelease(object, count)
 }

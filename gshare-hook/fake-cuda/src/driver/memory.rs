@@ -1,7 +1,7 @@
 //! Device memory by pointer: plain, pitched, managed; host memory; what a pointer is.
 //!
 //! Each GPU has a reserved range of host address space, four times its memory, that costs nothing until it is touched.
-//! Allocations are spans of it (512 bytes aligned, 2 MiB from 2 MiB on), so copies and sets move real bytes. A freed span
+//! Allocations are spans of it (whole pages, 2 MiB steps from 2 MiB on), so copies and sets move real bytes. A freed span
 //! is reused for the same size, and given back to the host if anything was written to it. The account is charged
 //! the bytes asked for, without rounding (a pitched allocation: pitch x height).
 
@@ -27,6 +27,8 @@ pub(crate) struct Alloc {
     pub(crate) context: u64,
     pub(crate) id: u64,
     touched: bool,
+    /// For [`What::InGraph`]: a launch has allocated it.
+    in_use: bool,
     /// Set once its bytes lie in a file that other processes map.
     pub(crate) backing: Option<Backing>,
 }
@@ -40,8 +42,10 @@ pub(crate) enum What {
     Pooled(u64),
     /// Another process's memory.
     Imported,
-    /// A mapping of the virtual memory API.
-    Mapped,
+    /// A mapping of the virtual memory API, and whether access was given.
+    Mapped(bool),
+    /// Addresses of a graph's allocation node.
+    InGraph,
     /// Page-locked host memory: flags.
     Host(u32),
     /// Host memory of the application, registered: flags.
@@ -104,7 +108,7 @@ impl Arena {
         if self.end == 0 {
             self.reserve(total)?;
         }
-        let alignment = if span >= 2 << 20 { 2 << 20 } else { 512 };
+        let alignment = if span >= 2 << 20 { 2 << 20 } else { 4096 };
         let at = self.next.next_multiple_of(alignment);
         if at + span <= self.end {
             self.next = at + span;
@@ -140,8 +144,14 @@ impl Arena {
     }
 }
 
+impl Alloc {
+    pub(crate) fn span(&self) -> u64 {
+        self.span
+    }
+}
+
 fn span_of(bytes: u64) -> u64 {
-    if bytes >= 2 << 20 { bytes.next_multiple_of(2 << 20) } else { bytes.next_multiple_of(512) }
+    if bytes >= 2 << 20 { bytes.next_multiple_of(2 << 20) } else { bytes.next_multiple_of(4096) }
 }
 
 impl Registry {
@@ -168,6 +178,7 @@ impl Registry {
             context,
             id: next_id(),
             touched: false,
+            in_use: false,
             backing: None,
         };
         inner.live.insert(address, alloc);
@@ -186,6 +197,7 @@ impl Registry {
             context,
             id: next_id(),
             touched: false,
+            in_use: false,
             backing: None,
         };
         lock(&self.inner).live.insert(address, alloc);
@@ -234,15 +246,56 @@ impl Registry {
         (address < alloc.address + alloc.bytes.max(1)).then(|| alloc.clone())
     }
 
-    /// Whether device (or page-locked) memory holds all of the range; remembers that it is written to.
+    /// Whether device (or page-locked) memory holds all of the range, also over several mappings that follow one
+    /// another; remembers that it is written to.
     fn touch(&self, address: u64, bytes: u64) -> bool {
+        let Some(end) = address.checked_add(bytes) else { return false };
         let mut inner = lock(&self.inner);
-        let Some((_, alloc)) = inner.live.range_mut(..=address).next_back() else { return false };
-        if address + bytes > alloc.address + alloc.bytes {
+        let mut at = address;
+        while at < end {
+            let Some((_, alloc)) = inner.live.range_mut(..=at).next_back() else { return false };
+            let its_end = alloc.address + alloc.bytes;
+            let mapped = alloc.what == What::Mapped(true);
+            if at >= its_end || alloc.what == What::Mapped(false) || at > address && !mapped {
+                return false;
+            }
+            alloc.touched = true;
+            if !mapped && its_end < end {
+                return false;
+            }
+            at = its_end;
+        }
+        true
+    }
+
+    /// Opens or closes the mappings of a range; `false` if it is not mapped throughout.
+    pub(crate) fn set_access(&self, address: u64, bytes: u64, open: bool) -> bool {
+        let mut inner = lock(&self.inner);
+        let mut at = address;
+        for alloc in inner.live.range(address..address + bytes).map(|(_, a)| a) {
+            if alloc.address != at || !matches!(alloc.what, What::Mapped(_)) {
+                return false;
+            }
+            at += alloc.bytes;
+        }
+        if at != address + bytes {
             return false;
         }
-        alloc.touched = true;
+        for (_, alloc) in inner.live.range_mut(address..address + bytes) {
+            alloc.what = What::Mapped(open);
+        }
         true
+    }
+
+    /// Changes whether a graph's allocation exists; `false` if it did already (or did not).
+    pub(crate) fn set_in_use(&self, address: u64, in_use: bool) -> bool {
+        match lock(&self.inner).live.get_mut(&address) {
+            Some(alloc) if alloc.in_use != in_use => {
+                alloc.in_use = in_use;
+                true
+            }
+            _ => false,
+        }
     }
 
     pub(crate) fn set_backing(&self, address: u64, backing: Backing) {
@@ -298,7 +351,7 @@ pub(crate) fn charge(gpu: u32, kind: MemKind, bytes: u64) -> Answer {
 /// Frees what [`allocate`] gave.
 pub(crate) fn free(address: u64) -> Answer {
     let driver = driver()?;
-    let ours = |a: &Alloc| matches!(a.what, What::Charged(_) | What::Pooled(_));
+    let ours = |a: &Alloc| matches!(a.what, What::Charged(_) | What::Pooled(_) | What::InGraph);
     let alloc =
         driver.memory.find(address).filter(|a| a.address == address && ours(a)).ok_or(INVALID_VALUE)?;
     match alloc.what {
@@ -808,22 +861,5 @@ pub(super) unsafe fn cuPointerSetAttribute(
     if value.is_null() || attribute != 6 || driver()?.memory.find(ptr).is_none() {
         return Err(INVALID_VALUE);
     }
-    Ok(())
-}
-
-// --- Memory of graphs ------------------------------------------------------------------------------
-
-/// A graph's allocation node runs: its memory exists from now on.
-pub(crate) fn graph_alloc(_stream: &'static Object<Stream>, gpu: u32, bytes: u64, address: u64) -> Answer {
-    let driver = driver()?;
-    if driver.memory.find(address).is_some_and(|a| a.address == address && a.touched) {
-        return Ok(());
-    }
-    let _ = (gpu, bytes);
-    Ok(())
-}
-
-/// A graph's free node runs.
-pub(crate) fn graph_free(_stream: &'static Object<Stream>, _address: u64) -> Answer {
     Ok(())
 }

@@ -119,7 +119,7 @@ impl Launch {
 }
 
 /// First argument of a launch as a 64-bit integer, for kernels whose name says that it is their duration.
-unsafe fn first_argument(
+pub(crate) unsafe fn first_argument(
     function: &Function,
     params: *mut *mut c_void,
     extra: *mut *mut c_void,

@@ -1,15 +1,552 @@
 //! Stream-ordered memory and its pools.
+//!
+//! A pool reserves device memory in steps of 2 MiB and is charged for what it reserves. Freed bytes stay reserved, ready for
+//! the next allocation, until a synchronising call trims the pool to its release threshold (0 by default), as the
+//! driver does. A free takes effect when it is called, not when its stream reaches it.
+
+use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Mutex, OnceLock};
 
 use super::core::*;
+use super::graph::{Node, legacy_not_implied};
+use super::memory::{Alloc, What};
 use super::*;
+use crate::sim::MemKind;
 
-#[derive(Debug, Default)]
-pub(crate) struct DevicePools {}
+const STEP: u64 = 2 << 20;
 
-pub(crate) fn trim_all(_gpu: u32) -> Result<u64, CUresult> {
-    Ok(0)
+/// A pool.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub(crate) gpu: u32,
+    pub(crate) ordinal: i32,
+    /// The device's own pool cannot be destroyed.
+    default: bool,
+    imported: bool,
+    closed: AtomicBool,
+    /// Reuse policies: kept for getters.
+    policies: AtomicU64,
+    state: Mutex<State>,
 }
 
-pub(crate) fn free_now(_address: u64) -> Answer {
-    Err(INVALID_VALUE)
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    reserved: u64,
+    reserved_high: u64,
+    used: u64,
+    used_high: u64,
+    threshold: u64,
+}
+
+impl Kind for Pool {
+    const MAGIC: u64 = 0x6773_6861_7265_504f;
+    const BAD: CUresult = INVALID_VALUE;
+}
+
+/// The pools of a device, and the memory of its graphs.
+#[derive(Debug, Default)]
+pub(crate) struct DevicePools {
+    default: OnceLock<&'static Object<Pool>>,
+    current: Mutex<Option<&'static Object<Pool>>>,
+    all: Mutex<Vec<&'static Object<Pool>>>,
+    graph: Mutex<State>,
+}
+
+impl Pool {
+    fn create(
+        gpu: u32,
+        ordinal: i32,
+        default: bool,
+        imported: bool,
+    ) -> Result<&'static Object<Self>, CUresult> {
+        let pool = Object::create(Self {
+            gpu,
+            ordinal,
+            default,
+            imported,
+            closed: AtomicBool::new(false),
+            policies: AtomicU64::new(7),
+            state: Mutex::default(),
+        });
+        lock(&pools(ordinal)?.all).push(pool);
+        Ok(pool)
+    }
+
+    /// Gives reserved bytes that are not used back, down to `keep`. Returns how many.
+    fn trim(&self, keep: u64) -> Result<u64, CUresult> {
+        let driver = driver()?;
+        let mut state = lock(&self.state);
+        let least = state.used.max(keep).min(state.reserved).next_multiple_of(STEP);
+        let surplus = state.reserved - least;
+        if surplus > 0 {
+            state.reserved -= surplus;
+            driver.device.with(|engine, _| engine.refund(driver.process, self.gpu, MemKind::Pool, surplus));
+        }
+        Ok(surplus)
+    }
+
+    fn take(this: &'static Object<Self>, bytes: u64) -> Result<u64, CUresult> {
+        let driver = driver()?;
+        if this.imported || this.closed.load(Acquire) {
+            return Err(INVALID_VALUE);
+        }
+        let mut state = lock(&this.state);
+        let missing = (state.used + bytes).saturating_sub(state.reserved).next_multiple_of(STEP);
+        if missing > 0 {
+            // Not through `memory::charge`: that would trim this pool while it is locked.
+            driver.device.with(|engine, now| {
+                engine.charge(driver.process, this.gpu, MemKind::Pool, missing).or_else(|_| {
+                    driver.device.sweep(engine, now);
+                    engine.charge(driver.process, this.gpu, MemKind::Pool, missing)
+                })
+            })?;
+            state.reserved += missing;
+            state.reserved_high = state.reserved_high.max(state.reserved);
+        }
+        let address = driver.memory.insert(
+            bytes,
+            What::Pooled(this.handle::<c_void>() as u64),
+            this.gpu,
+            this.ordinal,
+            0,
+        )?;
+        state.used += bytes;
+        state.used_high = state.used_high.max(state.used);
+        Ok(address)
+    }
+}
+
+fn pools(ordinal: i32) -> Result<&'static DevicePools, CUresult> {
+    let driver = driver()?;
+    driver.gpu(ordinal)?;
+    driver.pools.get(ordinal as usize).ok_or(INVALID_DEVICE)
+}
+
+fn default_pool(ordinal: i32) -> Result<&'static Object<Pool>, CUresult> {
+    let of_device = pools(ordinal)?;
+    if let Some(pool) = of_device.default.get() {
+        return Ok(pool);
+    }
+    let pool = Pool::create(driver()?.gpu(ordinal)?, ordinal, true, false)?;
+    Ok(of_device.default.get_or_init(|| pool))
+}
+
+fn current_pool(ordinal: i32) -> Result<&'static Object<Pool>, CUresult> {
+    let chosen = *lock(&pools(ordinal)?.current);
+    chosen.filter(|p| p.live()).map_or_else(|| default_pool(ordinal), Ok)
+}
+
+/// Trims every pool on a GPU to nothing unused, for an allocation that does not fit. Returns bytes given back.
+pub(crate) fn trim_all(gpu: u32) -> Result<u64, CUresult> {
+    let mut given = 0;
+    for of_device in &driver()?.pools {
+        let all: Vec<_> = lock(&of_device.all).clone();
+        for pool in all.into_iter().filter(|p| p.gpu == gpu) {
+            given += pool.trim(0)?;
+        }
+    }
+    Ok(given)
+}
+
+/// A synchronising call was made: pools shrink to their thresholds.
+pub(crate) fn after_synchronising(ordinal: i32) -> Answer {
+    let of_device = pools(ordinal)?;
+    if of_device.default.get().is_none() && lock(&of_device.all).is_empty() {
+        return Ok(());
+    }
+    let all: Vec<_> = lock(&of_device.all).clone();
+    for pool in all {
+        let threshold = lock(&pool.state).threshold;
+        pool.trim(threshold)?;
+    }
+    Ok(())
+}
+
+/// Frees an allocation of a pool.
+pub(crate) fn free_now(address: u64) -> Answer {
+    let driver = driver()?;
+    let pooled = |a: &Alloc| matches!(a.what, What::Pooled(_));
+    let alloc = driver.memory.remove(address, pooled).ok_or(INVALID_VALUE)?;
+    let What::Pooled(pool) = alloc.what else { return Err(INVALID_VALUE) };
+    let drained = {
+        // SAFETY: objects are never unmapped; a destroyed pool is kept for its last allocations.
+        let pool = unsafe { &*(pool as *const Object<Pool>) };
+        let mut state = lock(&pool.state);
+        state.used -= alloc.bytes.min(state.used);
+        (pool.closed.load(Acquire) && state.used == 0).then_some(pool)
+    };
+    if let Some(backing) = &alloc.backing {
+        driver.device.with(|engine, _| engine.leave(driver.process, backing.id, backing.generation));
+    }
+    if let Some(pool) = drained {
+        pool.trim(0)?;
+    }
+    Ok(())
+}
+
+fn allocate_on(
+    pool: &'static Object<Pool>,
+    stream: &'static Object<Stream>,
+    bytes: u64,
+) -> Result<u64, CUresult> {
+    if bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    legacy_not_implied(stream)?;
+    if stream.capturing.load(Acquire) {
+        let address = graph_address(pool.gpu, pool.ordinal, bytes)?;
+        submit(stream, Node::Alloc { ordinal: pool.ordinal, bytes, address })?;
+        return Ok(address);
+    }
+    Pool::take(pool, bytes)
+}
+
+pub(super) unsafe fn cuMemAllocAsync(
+    flavor: Flavor,
+    dptr: *mut CUdeviceptr,
+    bytesize: usize,
+    hStream: sys::CUstream,
+) -> Answer {
+    let stream = stream(flavor, hStream)?;
+    put(dptr, allocate_on(current_pool(stream.context.ordinal)?, stream, bytesize as u64)?)
+}
+
+pub(super) unsafe fn cuMemAllocFromPoolAsync(
+    flavor: Flavor,
+    dptr: *mut CUdeviceptr,
+    bytesize: usize,
+    pool: sys::CUmemoryPool,
+    hStream: sys::CUstream,
+) -> Answer {
+    let stream = stream(flavor, hStream)?;
+    put(dptr, allocate_on(Object::<Pool>::get(pool)?, stream, bytesize as u64)?)
+}
+
+pub(super) unsafe fn cuMemFreeAsync(flavor: Flavor, dptr: CUdeviceptr, hStream: sys::CUstream) -> Answer {
+    let stream = stream(flavor, hStream)?;
+    legacy_not_implied(stream)?;
+    if stream.capturing.load(Acquire) {
+        return submit(stream, Node::Free { address: dptr });
+    }
+    let driver = driver()?;
+    let alloc = driver.memory.find(dptr).filter(|a| a.address == dptr).ok_or(INVALID_VALUE)?;
+    match alloc.what {
+        What::Pooled(_) => free_now(dptr),
+        What::InGraph => graph_free(alloc.ordinal, dptr),
+        What::Charged(MemKind::Plain) => memory::free(dptr),
+        What::Imported => vmm::close_imported(dptr),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+// --- Pools -----------------------------------------------------------------------------------------
+
+/// `CUmemPoolProps`: type, handle types, location (kind, id), … as integers.
+unsafe fn location_of(props: *const c_void) -> Result<i32, CUresult> {
+    if props.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let head = props.cast::<[u32; 4]>().read_unaligned();
+    if head[0] != 1 || head[2] != 1 {
+        return Err(INVALID_VALUE);
+    }
+    Ok(head[3] as i32)
+}
+
+pub(super) unsafe fn cuMemPoolCreate(
+    pool: *mut sys::CUmemoryPool,
+    poolProps: *const sys::CUmemPoolProps,
+) -> Answer {
+    let driver = driver()?;
+    let ordinal = location_of(poolProps.cast())?;
+    let gpu = driver.gpu(ordinal)?;
+    put(pool, Pool::create(gpu, ordinal, false, false)?.handle())
+}
+
+pub(super) unsafe fn cuMemPoolDestroy(pool: sys::CUmemoryPool) -> Answer {
+    driver()?;
+    let pool = Object::<Pool>::get(pool)?;
+    if pool.default {
+        return Err(INVALID_VALUE);
+    }
+    pool.retire();
+    pool.closed.store(true, std::sync::atomic::Ordering::Release);
+    // What is still allocated stays until it is freed.
+    pool.trim(0)?;
+    lock(&pools(pool.ordinal)?.all).retain(|p| !std::ptr::eq(*p, pool));
+    Ok(())
+}
+
+pub(super) unsafe fn cuMemPoolTrimTo(pool: sys::CUmemoryPool, minBytesToKeep: usize) -> Answer {
+    driver()?;
+    Object::<Pool>::get(pool)?.trim(minBytesToKeep as u64)?;
+    Ok(())
+}
+
+pub(super) unsafe fn cuMemPoolGetAttribute(
+    pool: sys::CUmemoryPool,
+    attr: c_uint,
+    value: *mut c_void,
+) -> Answer {
+    driver()?;
+    let pool = Object::<Pool>::get(pool)?;
+    let state = *lock(&pool.state);
+    let number = match attr {
+        1..=3 => return put(value.cast::<c_int>(), (pool.policies.load(Acquire) >> (attr - 1) & 1) as c_int),
+        4 => state.threshold,
+        5 => state.reserved,
+        6 => state.reserved_high,
+        7 => state.used,
+        8 => state.used_high,
+        _ => return Err(INVALID_VALUE),
+    };
+    put(value.cast::<u64>(), number)
+}
+
+pub(super) unsafe fn cuMemPoolSetAttribute(
+    pool: sys::CUmemoryPool,
+    attr: c_uint,
+    value: *mut c_void,
+) -> Answer {
+    driver()?;
+    let pool = Object::<Pool>::get(pool)?;
+    if value.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let mut state = lock(&pool.state);
+    match attr {
+        1..=3 => {
+            let bit = 1 << (attr - 1);
+            let on = value.cast::<c_int>().read_unaligned() != 0;
+            let old = pool.policies.load(Acquire);
+            let new = if on { old | bit } else { old & !bit };
+            pool.policies.store(new, std::sync::atomic::Ordering::Release);
+        }
+        4 => state.threshold = value.cast::<u64>().read_unaligned(),
+        6 if value.cast::<u64>().read_unaligned() == 0 => state.reserved_high = state.reserved,
+        8 if value.cast::<u64>().read_unaligned() == 0 => state.used_high = state.used,
+        _ => return Err(INVALID_VALUE),
+    }
+    Ok(())
+}
+
+pub(super) unsafe fn cuMemPoolSetAccess(
+    pool: sys::CUmemoryPool,
+    map: *const sys::CUmemAccessDesc,
+    count: usize,
+) -> Answer {
+    driver()?;
+    Object::<Pool>::get(pool)?;
+    if map.is_null() && count > 0 { Err(INVALID_VALUE) } else { Ok(()) }
+}
+
+pub(super) unsafe fn cuMemPoolGetAccess(
+    flags: *mut c_uint,
+    memPool: sys::CUmemoryPool,
+    location: *mut CUmemLocation,
+) -> Answer {
+    driver()?;
+    let pool = Object::<Pool>::get(memPool)?;
+    if location.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    put(flags, if (*location).kind == 1 && (*location).id == pool.ordinal { 3 } else { 0 })
+}
+
+pub(super) unsafe fn cuDeviceGetDefaultMemPool(pool_out: *mut sys::CUmemoryPool, dev: CUdevice) -> Answer {
+    put(pool_out, default_pool(dev)?.handle())
+}
+
+pub(super) unsafe fn cuDeviceGetMemPool(pool: *mut sys::CUmemoryPool, dev: CUdevice) -> Answer {
+    put(pool, current_pool(dev)?.handle())
+}
+
+pub(super) unsafe fn cuDeviceSetMemPool(dev: CUdevice, pool: sys::CUmemoryPool) -> Answer {
+    let of_device = pools(dev)?;
+    let pool = Object::<Pool>::get(pool)?;
+    if pool.ordinal != dev {
+        return Err(INVALID_VALUE);
+    }
+    *lock(&of_device.current) = Some(pool);
+    Ok(())
+}
+
+unsafe fn device_of(location: *const CUmemLocation) -> Result<i32, CUresult> {
+    if location.is_null() || (*location).kind != 1 { Err(INVALID_VALUE) } else { Ok((*location).id) }
+}
+
+pub(super) unsafe fn cuMemGetDefaultMemPool(
+    pool_out: *mut sys::CUmemoryPool,
+    location: *mut CUmemLocation,
+    _type_: c_uint,
+) -> Answer {
+    cuDeviceGetDefaultMemPool(pool_out, device_of(location)?)
+}
+
+pub(super) unsafe fn cuMemGetMemPool(
+    pool: *mut sys::CUmemoryPool,
+    location: *mut CUmemLocation,
+    _type_: c_uint,
+) -> Answer {
+    cuDeviceGetMemPool(pool, device_of(location)?)
+}
+
+pub(super) unsafe fn cuMemSetMemPool(
+    location: *mut CUmemLocation,
+    _type_: c_uint,
+    pool: sys::CUmemoryPool,
+) -> Answer {
+    cuDeviceSetMemPool(device_of(location)?, pool)
+}
+
+// --- Sharing ---------------------------------------------------------------------------------------
+
+pub(super) unsafe fn cuMemPoolExportToShareableHandle(
+    handle_out: *mut c_void,
+    pool: sys::CUmemoryPool,
+    handleType: sys::CUmemAllocationHandleType,
+    flags: c_ulonglong,
+) -> Answer {
+    driver()?;
+    let pool = Object::<Pool>::get(pool)?;
+    if handleType.0 != 1 || flags != 0 || pool.default {
+        return Err(INVALID_VALUE);
+    }
+    put(handle_out.cast::<c_int>(), vmm::pool_file(pool.gpu)?)
+}
+
+pub(super) unsafe fn cuMemPoolImportFromShareableHandle(
+    pool_out: *mut sys::CUmemoryPool,
+    handle: *mut c_void,
+    handleType: sys::CUmemAllocationHandleType,
+    flags: c_ulonglong,
+) -> Answer {
+    let driver = driver()?;
+    if handleType.0 != 1 || flags != 0 {
+        return Err(INVALID_VALUE);
+    }
+    let gpu = vmm::read_pool_file(handle as usize as c_int)?;
+    let ordinal = driver.visible.iter().position(|g| *g == gpu).ok_or(INVALID_DEVICE)?;
+    put(pool_out, Pool::create(gpu, ordinal as i32, false, true)?.handle())
+}
+
+pub(super) unsafe fn cuMemPoolExportPointer(
+    shareData_out: *mut sys::CUmemPoolPtrExportData,
+    ptr: CUdeviceptr,
+) -> Answer {
+    let alloc = driver()?.memory.find(ptr).filter(|a| a.address == ptr).ok_or(INVALID_VALUE)?;
+    if !matches!(alloc.what, What::Pooled(_)) {
+        return Err(INVALID_VALUE);
+    }
+    put(shareData_out.cast::<vmm::Ticket>(), vmm::share_alloc(&alloc)?)
+}
+
+pub(super) unsafe fn cuMemPoolImportPointer(
+    ptr_out: *mut CUdeviceptr,
+    pool: sys::CUmemoryPool,
+    shareData: *mut sys::CUmemPoolPtrExportData,
+) -> Answer {
+    let pool = Object::<Pool>::get(pool)?;
+    if shareData.is_null() || !pool.imported {
+        return Err(INVALID_VALUE);
+    }
+    put(ptr_out, vmm::open_ticket(shareData.cast::<vmm::Ticket>().read_unaligned())?)
+}
+
+// --- Memory of graphs ------------------------------------------------------------------------------
+//
+// Addresses exist from the node's creation on; bytes are charged when the node first runs and stay reserved for the
+// device's graphs until they are trimmed.
+
+/// Addresses for an allocation node.
+pub(crate) fn graph_address(gpu: u32, ordinal: i32, bytes: u64) -> Result<u64, CUresult> {
+    driver()?.memory.insert(bytes, What::InGraph, gpu, ordinal, 0)
+}
+
+/// An allocation node runs.
+pub(crate) fn graph_alloc(ordinal: i32, bytes: u64, address: u64) -> Answer {
+    let driver = driver()?;
+    let gpu = driver.gpu(ordinal)?;
+    let mut state = lock(&pools(ordinal)?.graph);
+    if !driver.memory.set_in_use(address, true) {
+        // Still allocated by the launch before.
+        return Err(INVALID_VALUE);
+    }
+    let missing = (state.used + bytes).saturating_sub(state.reserved);
+    if missing > 0 {
+        let charged = driver.device.with(|engine, now| {
+            driver.device.sweep(engine, now);
+            engine.charge(driver.process, gpu, MemKind::Graph, missing)
+        });
+        if let Err(error) = charged {
+            driver.memory.set_in_use(address, false);
+            return Err(error.into());
+        }
+        state.reserved += missing;
+        state.reserved_high = state.reserved_high.max(state.reserved);
+    }
+    state.used += bytes;
+    state.used_high = state.used_high.max(state.used);
+    Ok(())
+}
+
+/// A free node runs, or the program frees what a graph allocated.
+pub(crate) fn graph_free(ordinal: i32, address: u64) -> Answer {
+    let driver = driver()?;
+    let alloc = driver.memory.find(address).filter(|a| a.address == address).ok_or(INVALID_VALUE)?;
+    if alloc.what != What::InGraph {
+        return memory::free(address);
+    }
+    let mut state = lock(&pools(ordinal)?.graph);
+    if !driver.memory.set_in_use(address, false) {
+        return Err(INVALID_VALUE);
+    }
+    state.used -= alloc.bytes.min(state.used);
+    Ok(())
+}
+
+pub(super) unsafe fn cuDeviceGraphMemTrim(device: CUdevice) -> Answer {
+    let driver = driver()?;
+    let gpu = driver.gpu(device)?;
+    let mut state = lock(&pools(device)?.graph);
+    let surplus = state.reserved - state.used;
+    state.reserved = state.used;
+    driver.device.with(|engine, _| engine.refund(driver.process, gpu, MemKind::Graph, surplus));
+    Ok(())
+}
+
+pub(super) unsafe fn cuDeviceGetGraphMemAttribute(
+    device: CUdevice,
+    attr: c_uint,
+    value: *mut c_void,
+) -> Answer {
+    let state = *lock(&pools(device)?.graph);
+    put(
+        value.cast::<u64>(),
+        match attr {
+            0 => state.used,
+            1 => state.used_high,
+            2 => state.reserved,
+            3 => state.reserved_high,
+            _ => return Err(INVALID_VALUE),
+        },
+    )
+}
+
+pub(super) unsafe fn cuDeviceSetGraphMemAttribute(
+    device: CUdevice,
+    attr: c_uint,
+    value: *mut c_void,
+) -> Answer {
+    let mut state = lock(&pools(device)?.graph);
+    if value.is_null() || value.cast::<u64>().read_unaligned() != 0 {
+        return Err(INVALID_VALUE);
+    }
+    match attr {
+        1 => state.used_high = state.used,
+        3 => state.reserved_high = state.reserved,
+        _ => return Err(INVALID_VALUE),
+    }
+    Ok(())
 }

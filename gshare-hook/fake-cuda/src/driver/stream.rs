@@ -67,6 +67,7 @@ pub(super) unsafe fn cuStreamSynchronize(flavor: Flavor, hStream: sys::CUstream)
 /// The legacy stream is done when the blocking streams are, since what comes next would wait for them.
 fn drain_with_barriers(stream: &'static Object<Stream>) -> Answer {
     drain(stream)?;
+    pool::after_synchronising(stream.context.ordinal)?;
     if stream.kind == StreamKind::Legacy {
         let others: Vec<_> = lock(&stream.context.streams).iter().copied().filter(|s| s.blocking()).collect();
         for other in others {
@@ -103,7 +104,7 @@ pub(crate) fn synchronise(context: &'static Object<Context>) -> Answer {
     for stream in context.all_streams() {
         drain(stream)?;
     }
-    Ok(())
+    pool::after_synchronising(context.ordinal)
 }
 
 pub(super) unsafe fn cuStreamGetCtx(
@@ -256,6 +257,10 @@ impl Event {
             is_captured: AtomicBool::new(false),
             imported,
         })
+    }
+
+    pub(crate) fn gpu(&self) -> u32 {
+        self.gpu
     }
 
     /// Queues the event's next record.

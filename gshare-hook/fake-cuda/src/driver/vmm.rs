@@ -1,8 +1,779 @@
-//! Virtual memory management.
+//! Virtual memory management, and memory and events shared between processes.
+//!
+//! Physical memory lies in one sparse file per GPU and process; a mapping maps a piece of it, so one handle mapped twice
+//! is one memory. When a handle is exported, or a plain allocation is shared, its bytes move to a file of their own, which
+//! the other process maps: through the descriptor it received, or through `/proc/PID/fd` for handles that are plain
+//! bytes (this needs the same user). The bytes are charged once, to their maker while it lives and holds them, then to a holder.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+
+use super::core::*;
+use super::graph::not_while_capturing;
+use super::memory::{Alloc, What};
+use super::stream::Event;
+use super::*;
+use crate::sim::{MAX_GPUS, MemKind};
+
+const GRANULARITY: u64 = 2 << 20;
 
 /// Bytes in a file that several processes map.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Backing {
     pub(crate) id: u32,
     pub(crate) generation: u32,
+    pub(crate) file: c_int,
+}
+
+// --- Files -----------------------------------------------------------------------------------------
+
+const FILE_MAGIC: u64 = 0x6773_6861_7265_4644;
+
+/// What follows the bytes in a file that is handed to another process, and what an IPC handle holds.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    magic: u64,
+    pid: u32,
+    file: i32,
+    id: u32,
+    generation: u32,
+    gpu: u32,
+    kind: u32,
+    bytes: u64,
+    span: u64,
+    pad: [u64; 2],
+}
+
+const _: () = assert!(size_of::<Ticket>() == 64);
+
+fn new_file(bytes: u64) -> Result<c_int, CUresult> {
+    // SAFETY: a valid name; the result is checked.
+    unsafe {
+        let file = libc::memfd_create(c"gshare-sim-memory".as_ptr(), libc::MFD_CLOEXEC);
+        if file < 0 || libc::ftruncate(file, bytes.cast_signed()) != 0 {
+            return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
+        }
+        Ok(file)
+    }
+}
+
+fn map_file(at: u64, bytes: u64, file: c_int, offset: u64, protection: c_int) -> Result<u64, CUresult> {
+    let fixed = if at == 0 { 0 } else { libc::MAP_FIXED };
+    // SAFETY: a fixed address lies in a range this module reserved.
+    let got = unsafe {
+        libc::mmap(
+            at as *mut c_void,
+            bytes as usize,
+            protection,
+            libc::MAP_SHARED | libc::MAP_NORESERVE | fixed,
+            file,
+            offset.cast_signed(),
+        )
+    };
+    if got == libc::MAP_FAILED { Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM) } else { Ok(got as u64) }
+}
+
+/// Writes memory to a file, leaving pages of zeroes out.
+fn copy_to_file(from: u64, bytes: u64, file: c_int) {
+    for at in (0..bytes).step_by(4096) {
+        let n = (bytes - at).min(4096) as usize;
+        // SAFETY: the range is a live allocation of this process.
+        unsafe {
+            let page = std::slice::from_raw_parts((from + at) as *const u8, n);
+            if page.iter().any(|b| *b != 0) {
+                libc::pwrite(file, page.as_ptr().cast(), n, at.cast_signed());
+            }
+        }
+    }
+}
+
+fn write_ticket(file: c_int, ticket: &Ticket, at: u64) {
+    // SAFETY: a plain structure of 64 bytes.
+    unsafe { libc::pwrite(file, std::ptr::from_ref(ticket).cast(), 64, at.cast_signed()) };
+}
+
+fn read_ticket(file: c_int, at: u64) -> Result<Ticket, CUresult> {
+    let mut ticket = std::mem::MaybeUninit::<Ticket>::zeroed();
+    // SAFETY: 64 bytes of integers; any bits are valid.
+    let ticket = unsafe {
+        let n = libc::pread(file, ticket.as_mut_ptr().cast(), 64, at.cast_signed());
+        if n != 64 {
+            return Err(INVALID_VALUE);
+        }
+        ticket.assume_init()
+    };
+    if ticket.magic == FILE_MAGIC { Ok(ticket) } else { Err(INVALID_VALUE) }
+}
+
+fn size_of_file(file: c_int) -> Result<u64, CUresult> {
+    // SAFETY: all zero is a valid stat; fstat fills it.
+    unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        if libc::fstat(file, &raw mut stat) != 0 {
+            Err(INVALID_VALUE)
+        } else {
+            Ok(stat.st_size.cast_unsigned())
+        }
+    }
+}
+
+// --- Physical memory -------------------------------------------------------------------------------
+
+/// A handle of physical memory.
+#[derive(Debug)]
+pub(crate) struct Physical {
+    gpu: u32,
+    ordinal: i32,
+    bytes: u64,
+    /// Handle types it may be exported as.
+    types: u32,
+    /// Handles given out; mappings hold it too.
+    handles: AtomicU32,
+    place: Mutex<Place>,
+}
+
+#[derive(Debug)]
+struct Place {
+    file: c_int,
+    offset: u64,
+    /// Set once it has a file of its own.
+    own: Option<Backing>,
+    /// Mappings: address -> (bytes, offset into it).
+    mapped: BTreeMap<u64, (u64, u64)>,
+}
+
+impl Kind for Physical {
+    const MAGIC: u64 = 0x6773_6861_7265_5048;
+    const BAD: CUresult = INVALID_VALUE;
+}
+
+#[derive(Debug)]
+struct Heap {
+    file: c_int,
+    next: u64,
+    free: BTreeMap<u64, Vec<u64>>,
+}
+
+static HEAPS: Mutex<BTreeMap<u32, Heap>> = Mutex::new(BTreeMap::new());
+/// Reserved address ranges: address -> bytes.
+static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
+/// Mappings by address.
+static MAPPED: Mutex<BTreeMap<u64, &'static Object<Physical>>> = Mutex::new(BTreeMap::new());
+
+fn heap_take(gpu: u32, bytes: u64) -> Result<(c_int, u64), CUresult> {
+    let mut heaps = lock(&HEAPS);
+    let heap = match heaps.entry(gpu) {
+        std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
+        std::collections::btree_map::Entry::Vacant(entry) => {
+            entry.insert(Heap { file: new_file(1 << 44)?, next: 0, free: BTreeMap::new() })
+        }
+    };
+    if let Some(at) = heap.free.get_mut(&bytes).and_then(Vec::pop) {
+        return Ok((heap.file, at));
+    }
+    let at = heap.next;
+    heap.next += bytes;
+    Ok((heap.file, at))
+}
+
+fn heap_give(gpu: u32, at: u64, bytes: u64) {
+    if let Some(heap) = lock(&HEAPS).get_mut(&gpu) {
+        // SAFETY: a hole in our own file.
+        unsafe {
+            libc::fallocate(
+                heap.file,
+                libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+                at.cast_signed(),
+                bytes.cast_signed(),
+            );
+        }
+        heap.free.entry(bytes).or_default().push(at);
+    }
+}
+
+impl Physical {
+    /// Gives it a file of its own, with a ticket behind the bytes.
+    fn own_file(&self) -> Result<Backing, CUresult> {
+        let driver = driver()?;
+        let mut place = lock(&self.place);
+        if let Some(own) = place.own {
+            return Ok(own);
+        }
+        let file = new_file(self.bytes + 4096)?;
+        // Copy what was written, through a mapping of our own.
+        let view = map_file(0, self.bytes, place.file, place.offset, libc::PROT_READ)?;
+        copy_to_file(view, self.bytes, file);
+        // SAFETY: the view made above.
+        unsafe { libc::munmap(view as *mut c_void, self.bytes as usize) };
+        let (id, generation) = driver
+            .device
+            .with(|engine, _| engine.share(driver.process, self.gpu, MemKind::Vmm, self.bytes))?;
+        let ticket = Ticket {
+            magic: FILE_MAGIC,
+            pid: std::process::id(),
+            file,
+            id,
+            generation,
+            gpu: self.gpu,
+            kind: MemKind::Vmm as u32,
+            bytes: self.bytes,
+            span: self.bytes,
+            pad: [u64::from(self.types), 0],
+        };
+        write_ticket(file, &ticket, self.bytes);
+        for (at, (bytes, offset)) in &place.mapped {
+            map_file(*at, *bytes, file, *offset, libc::PROT_READ | libc::PROT_WRITE)?;
+        }
+        heap_give(self.gpu, place.offset, self.bytes);
+        place.file = file;
+        place.offset = 0;
+        let own = Backing { id, generation, file };
+        place.own = Some(own);
+        Ok(own)
+    }
+
+    /// The last handle and mapping are gone?
+    fn end_if_unused(this: &'static Object<Self>) -> Answer {
+        let driver = driver()?;
+        let place = lock(&this.place);
+        if this.handles.load(Acquire) > 0 || !place.mapped.is_empty() || !this.retire() {
+            return Ok(());
+        }
+        if let Some(own) = place.own {
+            driver.device.with(|engine, _| engine.leave(driver.process, own.id, own.generation));
+            // SAFETY: our descriptor, used by nobody else.
+            unsafe { libc::close(own.file) };
+        } else {
+            driver.device.with(|engine, _| engine.refund(driver.process, this.gpu, MemKind::Vmm, this.bytes));
+            heap_give(this.gpu, place.offset, this.bytes);
+        }
+        Ok(())
+    }
+}
+
+unsafe fn physical(handle: u64) -> Result<&'static Object<Physical>, CUresult> {
+    Object::<Physical>::get(handle as *mut c_void)
+}
+
+/// `CUmemAllocationProp` as integers: type, handle types, location kind and id, then a pointer and flags.
+unsafe fn read_prop(prop: *const sys::CUmemAllocationProp) -> Result<(u32, i32), CUresult> {
+    if prop.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let head = prop.cast::<[u32; 4]>().read_unaligned();
+    if head[0] != 1 {
+        return Err(INVALID_VALUE);
+    }
+    if head[2] != 1 {
+        // Host memory through this API.
+        return Err(NOT_SUPPORTED);
+    }
+    Ok((head[1], head[3] as i32))
+}
+
+pub(super) unsafe fn cuMemGetAllocationGranularity(
+    granularity: *mut usize,
+    prop: *const sys::CUmemAllocationProp,
+    option: c_uint,
+) -> Answer {
+    let (_, ordinal) = read_prop(prop)?;
+    driver()?.gpu(ordinal)?;
+    if option > 1 {
+        return Err(INVALID_VALUE);
+    }
+    put(granularity, GRANULARITY as usize)
+}
+
+pub(super) unsafe fn cuMemCreate(
+    handle: *mut sys::CUmemGenericAllocationHandle,
+    size: usize,
+    prop: *const sys::CUmemAllocationProp,
+    flags: c_ulonglong,
+) -> Answer {
+    let driver = driver()?;
+    let (types, ordinal) = read_prop(prop)?;
+    let gpu = driver.gpu(ordinal)?;
+    let bytes = size as u64;
+    if handle.is_null() || flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
+        return Err(INVALID_VALUE);
+    }
+    if types & !1 != 0 {
+        return Err(NOT_SUPPORTED);
+    }
+    not_while_capturing()?;
+    memory::charge(gpu, MemKind::Vmm, bytes)?;
+    let (file, offset) = heap_take(gpu, bytes)?;
+    let place = Mutex::new(Place { file, offset, own: None, mapped: BTreeMap::new() });
+    let made = Object::create(Physical { gpu, ordinal, bytes, types, handles: AtomicU32::new(1), place });
+    put(handle, made.handle::<c_void>() as u64)
+}
+
+pub(super) unsafe fn cuMemRelease(handle: sys::CUmemGenericAllocationHandle) -> Answer {
+    driver()?;
+    let physical = physical(handle)?;
+    if physical.handles.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1)).is_err() {
+        return Err(INVALID_VALUE);
+    }
+    Physical::end_if_unused(physical)
+}
+
+pub(super) unsafe fn cuMemRetainAllocationHandle(
+    handle: *mut sys::CUmemGenericAllocationHandle,
+    addr: *mut c_void,
+) -> Answer {
+    let address = addr as u64;
+    let mapped = lock(&MAPPED);
+    let found = mapped.range(..=address).next_back();
+    let (at, physical) = found.map(|(a, p)| (*a, *p)).ok_or(INVALID_VALUE)?;
+    let bytes = lock(&physical.place).mapped.get(&at).map_or(0, |m| m.0);
+    if address >= at + bytes {
+        return Err(INVALID_VALUE);
+    }
+    physical.handles.fetch_add(1, AcqRel);
+    put(handle, physical.handle::<c_void>() as u64)
+}
+
+pub(super) unsafe fn cuMemGetAllocationPropertiesFromHandle(
+    prop: *mut sys::CUmemAllocationProp,
+    handle: sys::CUmemGenericAllocationHandle,
+) -> Answer {
+    let physical = physical(handle)?;
+    if prop.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    std::ptr::write_bytes(prop, 0, 1);
+    put(prop.cast::<[u32; 4]>(), [1, physical.types, 1, physical.ordinal as u32])
+}
+
+pub(super) unsafe fn cuMemAddressReserve(
+    ptr: *mut CUdeviceptr,
+    size: usize,
+    alignment: usize,
+    addr: CUdeviceptr,
+    flags: c_ulonglong,
+) -> Answer {
+    driver()?;
+    let align = (alignment as u64).max(GRANULARITY);
+    if ptr.is_null()
+        || size == 0
+        || !(size as u64).is_multiple_of(GRANULARITY)
+        || !align.is_power_of_two()
+        || flags != 0
+    {
+        return Err(INVALID_VALUE);
+    }
+    let reserve = |hint: u64, bytes: usize| {
+        libc::mmap(
+            hint as *mut c_void,
+            bytes,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    // The wish is granted where the range is free, else any range will do.
+    if addr != 0 && addr.is_multiple_of(align) {
+        let got = reserve(addr, size);
+        if got != libc::MAP_FAILED && got as u64 == addr {
+            lock(&RESERVED).insert(addr, size as u64);
+            return put(ptr, addr);
+        }
+        if got != libc::MAP_FAILED {
+            libc::munmap(got, size);
+        }
+    }
+    let got = reserve(0, size + align as usize);
+    if got == libc::MAP_FAILED {
+        return Err(OUT_OF_MEMORY);
+    }
+    let start = (got as u64).next_multiple_of(align);
+    let (before, end) = (start - got as u64, got as u64 + size as u64 + align);
+    if before > 0 {
+        libc::munmap(got, before as usize);
+    }
+    libc::munmap((start + size as u64) as *mut c_void, (end - start - size as u64) as usize);
+    lock(&RESERVED).insert(start, size as u64);
+    put(ptr, start)
+}
+
+pub(super) unsafe fn cuMemAddressFree(ptr: CUdeviceptr, size: usize) -> Answer {
+    driver()?;
+    let mut reserved = lock(&RESERVED);
+    if reserved.get(&ptr) != Some(&(size as u64))
+        || lock(&MAPPED).range(ptr..ptr + size as u64).next().is_some()
+    {
+        return Err(INVALID_VALUE);
+    }
+    reserved.remove(&ptr);
+    libc::munmap(ptr as *mut c_void, size);
+    Ok(())
+}
+
+pub(super) unsafe fn cuMemMap(
+    ptr: CUdeviceptr,
+    size: usize,
+    offset: usize,
+    handle: sys::CUmemGenericAllocationHandle,
+    flags: c_ulonglong,
+) -> Answer {
+    let driver = driver()?;
+    let physical = physical(handle)?;
+    let (bytes, offset) = (size as u64, offset as u64);
+    if flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || offset + bytes > physical.bytes {
+        return Err(INVALID_VALUE);
+    }
+    {
+        let reserved = lock(&RESERVED);
+        let (start, length) = reserved.range(..=ptr).next_back().ok_or(INVALID_VALUE)?;
+        if ptr + bytes > start + length {
+            return Err(INVALID_VALUE);
+        }
+    }
+    let mut mapped = lock(&MAPPED);
+    let before =
+        mapped.range(..ptr).next_back().map(|(at, p)| *at + lock(&p.place).mapped.get(at).map_or(0, |m| m.0));
+    if before.is_some_and(|end| end > ptr) || mapped.range(ptr..ptr + bytes).next().is_some() {
+        return Err(INVALID_VALUE);
+    }
+    let mut place = lock(&physical.place);
+    map_file(ptr, bytes, place.file, place.offset + offset, libc::PROT_READ | libc::PROT_WRITE)?;
+    place.mapped.insert(ptr, (bytes, offset));
+    mapped.insert(ptr, physical);
+    driver.memory.note(ptr, bytes, What::Mapped(false), physical.gpu, physical.ordinal, 0);
+    Ok(())
+}
+
+pub(super) unsafe fn cuMemUnmap(ptr: CUdeviceptr, size: usize) -> Answer {
+    let driver = driver()?;
+    not_while_capturing()?;
+    let end = ptr + size as u64;
+    let parts: Vec<_> = {
+        let mut mapped = lock(&MAPPED);
+        let inside: Vec<_> = mapped.range(ptr..end).map(|(at, p)| (*at, *p)).collect();
+        let total: u64 = inside.iter().map(|(at, p)| lock(&p.place).mapped.get(at).map_or(0, |m| m.0)).sum();
+        if inside.is_empty() || total != size as u64 {
+            return Err(INVALID_VALUE);
+        }
+        for (at, _) in &inside {
+            mapped.remove(at);
+        }
+        inside
+    };
+    for (at, physical) in parts {
+        let bytes = lock(&physical.place).mapped.remove(&at).map_or(0, |m| m.0);
+        driver.memory.remove(at, |a| matches!(a.what, What::Mapped(_)));
+        libc::mmap(
+            at as *mut c_void,
+            bytes as usize,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+            -1,
+            0,
+        );
+        Physical::end_if_unused(physical)?;
+    }
+    Ok(())
+}
+
+/// `CUmemAccessDesc`: location kind, id, flags.
+pub(super) unsafe fn cuMemSetAccess(
+    ptr: CUdeviceptr,
+    size: usize,
+    desc: *const sys::CUmemAccessDesc,
+    count: usize,
+) -> Answer {
+    let driver = driver()?;
+    if desc.is_null() || count == 0 {
+        return Err(INVALID_VALUE);
+    }
+    for i in 0..count {
+        let [kind, id, flags] = desc.cast::<[u32; 3]>().add(i).read_unaligned();
+        if kind == 1 {
+            driver.gpu(id as i32)?;
+        }
+        if !matches!(flags, 0 | 1 | 3) {
+            return Err(INVALID_VALUE);
+        }
+        if !driver.memory.set_access(ptr, size as u64, flags != 0) {
+            return Err(INVALID_VALUE);
+        }
+    }
+    Ok(())
+}
+
+pub(super) unsafe fn cuMemGetAccess(
+    flags: *mut c_ulonglong,
+    location: *const CUmemLocation,
+    ptr: CUdeviceptr,
+) -> Answer {
+    if location.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    match driver()?.memory.find(ptr).map(|a| a.what) {
+        Some(What::Mapped(open)) => put(flags, if open { 3 } else { 0 }),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+pub(super) unsafe fn cuMemExportToShareableHandle(
+    shareableHandle: *mut c_void,
+    handle: sys::CUmemGenericAllocationHandle,
+    handleType: sys::CUmemAllocationHandleType,
+    flags: c_ulonglong,
+) -> Answer {
+    driver()?;
+    let physical = physical(handle)?;
+    if handleType.0 != 1 || physical.types & 1 == 0 || flags != 0 || shareableHandle.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let own = physical.own_file()?;
+    let copy = libc::fcntl(own.file, libc::F_DUPFD_CLOEXEC, 0);
+    if copy < 0 {
+        return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
+    }
+    put(shareableHandle.cast::<c_int>(), copy)
+}
+
+pub(super) unsafe fn cuMemImportFromShareableHandle(
+    handle: *mut sys::CUmemGenericAllocationHandle,
+    osHandle: *mut c_void,
+    shHandleType: sys::CUmemAllocationHandleType,
+) -> Answer {
+    let driver = driver()?;
+    if handle.is_null() || shHandleType.0 != 1 {
+        return Err(INVALID_VALUE);
+    }
+    let given = osHandle as usize as c_int;
+    let bytes = size_of_file(given)?.checked_sub(4096).filter(|b| *b > 0).ok_or(INVALID_VALUE)?;
+    let mut ticket = read_ticket(given, bytes)?;
+    let ordinal = driver.visible.iter().position(|g| *g == ticket.gpu).ok_or(INVALID_DEVICE)? as i32;
+    // If every holder has gone, the descriptor alone kept the memory: it is charged anew, to us.
+    let joined = driver.device.with(|engine, now| {
+        driver.device.sweep(engine, now);
+        engine.join(driver.process, ticket.id, ticket.generation)
+    });
+    if joined.is_err() {
+        memory::charge(ticket.gpu, MemKind::Vmm, bytes)?;
+        let again =
+            driver.device.with(|engine, _| engine.share(driver.process, ticket.gpu, MemKind::Vmm, bytes))?;
+        (ticket.id, ticket.generation) = again;
+        write_ticket(given, &ticket, bytes);
+    }
+    let file = libc::fcntl(given, libc::F_DUPFD_CLOEXEC, 0);
+    let own = Some(Backing { id: ticket.id, generation: ticket.generation, file });
+    let place = Mutex::new(Place { file, offset: 0, own, mapped: BTreeMap::new() });
+    let types = ticket.pad[0] as u32;
+    let made = Object::create(Physical {
+        gpu: ticket.gpu,
+        ordinal,
+        bytes,
+        types,
+        handles: AtomicU32::new(1),
+        place,
+    });
+    put(handle, made.handle::<c_void>() as u64)
+}
+
+/// A file that stands for an exported pool: its ticket only.
+pub(crate) fn pool_file(gpu: u32) -> Result<c_int, CUresult> {
+    let file = new_file(4096)?;
+    let ticket = Ticket {
+        magic: FILE_MAGIC,
+        pid: std::process::id(),
+        file,
+        id: u32::MAX,
+        generation: 0,
+        gpu,
+        kind: MemKind::Pool as u32,
+        bytes: 0,
+        span: 0,
+        pad: [0; 2],
+    };
+    write_ticket(file, &ticket, 0);
+    Ok(file)
+}
+
+/// The GPU of an exported pool.
+pub(crate) fn read_pool_file(file: c_int) -> Result<u32, CUresult> {
+    let ticket = read_ticket(file, 0)?;
+    if ticket.id == u32::MAX && (ticket.gpu as usize) < MAX_GPUS {
+        Ok(ticket.gpu)
+    } else {
+        Err(INVALID_VALUE)
+    }
+}
+
+// --- IPC -------------------------------------------------------------------------------------------
+
+/// Moves an allocation to a file of its own, and describes it for another process.
+pub(crate) fn share_alloc(alloc: &Alloc) -> Result<Ticket, CUresult> {
+    let driver = driver()?;
+    let kind = match alloc.what {
+        What::Charged(kind) => kind,
+        What::Pooled(_) => MemKind::Pool,
+        _ => return Err(INVALID_VALUE),
+    };
+    let span = alloc.span();
+    let backing = match alloc.backing {
+        Some(backing) => backing,
+        None => {
+            let file = new_file(span.next_multiple_of(4096))?;
+            copy_to_file(alloc.address, alloc.bytes, file);
+            let (id, generation) = if kind == MemKind::Pool {
+                // The pool pays: others only map.
+                (u32::MAX, 0)
+            } else {
+                driver.device.with(|engine, _| engine.share(driver.process, alloc.gpu, kind, alloc.bytes))?
+            };
+            let backing = Backing { id, generation, file };
+            // Spans are whole pages.
+            map_file(alloc.address, span, file, 0, libc::PROT_READ | libc::PROT_WRITE)?;
+            driver.memory.set_backing(alloc.address, backing);
+            backing
+        }
+    };
+    Ok(Ticket {
+        magic: FILE_MAGIC,
+        pid: std::process::id(),
+        file: backing.file,
+        id: backing.id,
+        generation: backing.generation,
+        gpu: alloc.gpu,
+        kind: kind as u32,
+        bytes: alloc.bytes,
+        span,
+        pad: [0; 2],
+    })
+}
+
+/// Opened tickets: address -> (ticket, times opened).
+static OPENED: Mutex<BTreeMap<u64, (Ticket, u32)>> = Mutex::new(BTreeMap::new());
+
+/// Maps another process's allocation.
+pub(crate) fn open_ticket(ticket: Ticket) -> Result<u64, CUresult> {
+    let driver = driver()?;
+    if ticket.magic != FILE_MAGIC {
+        return Err(INVALID_VALUE);
+    }
+    if ticket.pid == std::process::id() {
+        return Err(INVALID_CONTEXT);
+    }
+    let mut opened = lock(&OPENED);
+    if let Some((address, entry)) = opened.iter_mut().find(|(_, entry)| entry.0 == ticket) {
+        entry.1 += 1;
+        return Ok(*address);
+    }
+    let ordinal = driver.visible.iter().position(|g| *g == ticket.gpu).ok_or(INVALID_DEVICE)? as i32;
+    let path = std::ffi::CString::new(format!("/proc/{}/fd/{}", ticket.pid, ticket.file))
+        .map_err(|_| INVALID_VALUE)?;
+    // SAFETY: a valid path; the result is checked.
+    let file = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+    if file < 0 {
+        return Err(INVALID_HANDLE);
+    }
+    if ticket.id != u32::MAX {
+        driver.device.with(|engine, _| engine.join(driver.process, ticket.id, ticket.generation))?;
+    }
+    let address =
+        map_file(0, ticket.span.next_multiple_of(4096), file, 0, libc::PROT_READ | libc::PROT_WRITE)?;
+    // SAFETY: the mapping keeps the file.
+    unsafe { libc::close(file) };
+    driver.memory.note(address, ticket.bytes, What::Imported, ticket.gpu, ordinal, 0);
+    opened.insert(address, (ticket, 1));
+    Ok(address)
+}
+
+/// Unmaps what [`open_ticket`] gave, when it was closed as often as it was opened.
+pub(crate) fn close_imported(address: u64) -> Answer {
+    let driver = driver()?;
+    let mut opened = lock(&OPENED);
+    let (ticket, times) = opened.get_mut(&address).ok_or(INVALID_VALUE)?;
+    *times -= 1;
+    if *times > 0 {
+        return Ok(());
+    }
+    let ticket = *ticket;
+    opened.remove(&address);
+    driver.memory.remove(address, |a| a.what == What::Imported);
+    if ticket.id != u32::MAX {
+        driver.device.with(|engine, _| engine.leave(driver.process, ticket.id, ticket.generation));
+    }
+    // SAFETY: the mapping made when it was opened.
+    unsafe { libc::munmap(address as *mut c_void, ticket.span.next_multiple_of(4096) as usize) };
+    Ok(())
+}
+
+pub(super) unsafe fn cuIpcGetMemHandle(pHandle: *mut sys::CUipcMemHandle, dptr: CUdeviceptr) -> Answer {
+    let driver = driver()?;
+    let alloc = driver.memory.find(dptr).ok_or(INVALID_VALUE)?;
+    if alloc.what != What::Charged(MemKind::Plain) {
+        return Err(INVALID_VALUE);
+    }
+    put(pHandle.cast::<Ticket>(), share_alloc(&alloc)?)
+}
+
+pub(super) unsafe fn cuIpcOpenMemHandle_v2(
+    pdptr: *mut CUdeviceptr,
+    handle: sys::CUipcMemHandle,
+    Flags: c_uint,
+) -> Answer {
+    current()?;
+    // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+    if Flags > 1 || pdptr.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    put(pdptr, open_ticket(std::ptr::from_ref(&handle).cast::<Ticket>().read_unaligned())?)
+}
+
+pub(super) unsafe fn cuIpcOpenMemHandle(
+    pdptr: *mut CUdeviceptr,
+    handle: sys::CUipcMemHandle,
+    Flags: c_uint,
+) -> Answer {
+    cuIpcOpenMemHandle_v2(pdptr, handle, Flags)
+}
+
+pub(super) unsafe fn cuIpcCloseMemHandle(dptr: CUdeviceptr) -> Answer {
+    driver()?;
+    close_imported(dptr)
+}
+
+pub(super) unsafe fn cuIpcGetEventHandle(pHandle: *mut sys::CUipcEventHandle, event: sys::CUevent) -> Answer {
+    driver()?;
+    let event = Object::<Event>::get(event)?;
+    if event.flags & 4 == 0 {
+        return Err(INVALID_HANDLE);
+    }
+    let ticket = Ticket {
+        magic: FILE_MAGIC,
+        pid: std::process::id(),
+        file: -1,
+        id: event.slot,
+        generation: event.flags,
+        gpu: event.gpu(),
+        kind: u32::MAX,
+        bytes: 0,
+        span: 0,
+        pad: [0; 2],
+    };
+    put(pHandle.cast::<Ticket>(), ticket)
+}
+
+pub(super) unsafe fn cuIpcOpenEventHandle(
+    phEvent: *mut sys::CUevent,
+    handle: sys::CUipcEventHandle,
+) -> Answer {
+    current()?;
+    let ticket = std::ptr::from_ref(&handle).cast::<Ticket>().read_unaligned();
+    if ticket.magic != FILE_MAGIC || ticket.kind != u32::MAX || ticket.id as usize >= 65_536 {
+        return Err(INVALID_VALUE);
+    }
+    if ticket.pid == std::process::id() {
+        return Err(INVALID_CONTEXT);
+    }
+    put(phEvent, Event::with_slot(ticket.id, 0, ticket.gpu, ticket.generation, true).handle())
 }

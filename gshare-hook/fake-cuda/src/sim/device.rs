@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::{addr_of_mut, null_mut};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::{AtomicU64, compiler_fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::engine::{Engine, SimError};
 use super::layout::{Locked, Open, SHARDS};
@@ -103,7 +104,7 @@ pub fn default_path() -> PathBuf {
 /// process's record lock, its sign of life.
 pub struct SimDevice {
     image: *mut Image,
-    file: File,
+    file: &'static File,
     path: PathBuf,
     profile: Profile,
 }
@@ -157,15 +158,7 @@ impl SimDevice {
             Some(spec) => Some((load_text(spec)?, spec)),
         };
         for _ in 0..100 {
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .custom_flags(libc::O_CLOEXEC)
-                .open(path)
-                .map_err(io)?;
+            let file = open_once(path).map_err(io)?;
             // SAFETY: a valid descriptor.
             if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } != 0 {
                 return Err(io(std::io::Error::last_os_error()));
@@ -173,7 +166,7 @@ impl SimDevice {
             let meta = file.metadata().map_err(io)?;
             let same = std::fs::metadata(path).is_ok_and(|m| m.ino() == meta.ino() && m.dev() == meta.dev());
             if !same {
-                keep_open(file);
+                unlock(file);
                 continue;
             }
             if meta.len() == 0 {
@@ -189,14 +182,14 @@ impl SimDevice {
                     parsed.gpus = n.clamp(1, 16);
                 }
                 file.set_len(size_of::<Image>() as u64).map_err(io)?;
-                let image = map(&file).map_err(io)?;
+                let image = map(file).map_err(io)?;
                 // SAFETY: the mapping is fresh, zeroed and ours while we hold the file lock.
                 unsafe { initialise(image, &text, &parsed) };
                 return Ok(Self::ready(image, file, path, parsed));
             }
             let usable = meta.len() == size_of::<Image>() as u64;
             if usable {
-                let image = map(&file).map_err(io)?;
+                let image = map(file).map_err(io)?;
                 // SAFETY: the mapping has the size of an Image, and its header is written once, under the file lock we hold.
                 let header = unsafe { &(*image).header };
                 if header.magic.load(Acquire) == MAGIC && header.boot == boot_id() {
@@ -219,19 +212,17 @@ impl SimDevice {
                         return Err(DeviceError::InUse(path.to_owned()));
                     }
                     std::fs::remove_file(path).map_err(io)?;
-                    std::mem::forget(device);
                     continue;
                 }
             }
             std::fs::remove_file(path).map_err(io)?;
-            keep_open(file);
+            unlock(file);
         }
         Err(io(std::io::Error::other("the file keeps changing")))
     }
 
-    fn ready(image: *mut Image, file: File, path: &Path, profile: Profile) -> Self {
-        // SAFETY: a valid descriptor.
-        unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) };
+    fn ready(image: *mut Image, file: &'static File, path: &Path, profile: Profile) -> Self {
+        unlock(file);
         Self { image, file, path: path.to_owned(), profile }
     }
 
@@ -410,26 +401,68 @@ impl Drop for Unlock {
     }
 }
 
-fn keep_open(file: File) {
-    // Closing any descriptor of a device file drops this process's record locks on it.
-    // SAFETY: a valid descriptor; the file lock is given back by hand since the descriptor stays.
-    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) };
-    std::mem::forget(file);
+/// A device file this process has open: its identity, its descriptor, its mapping once made.
+struct Opened {
+    identity: (u64, u64),
+    file: &'static File,
+    image: usize,
 }
 
-fn map(file: &File) -> std::io::Result<*mut Image> {
-    // SAFETY: a new shared mapping of a file at least as long as the mapping.
-    let at = unsafe {
-        libc::mmap(
-            null_mut(),
-            size_of::<Image>(),
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_NORESERVE,
-            file.as_raw_fd(),
-            0,
-        )
-    };
-    if at == libc::MAP_FAILED { Err(std::io::Error::last_os_error()) } else { Ok(at.cast()) }
+static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+
+fn opened() -> MutexGuard<'static, Vec<Opened>> {
+    OPENED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Opens a file, or finds it among those that are open. None is ever closed: closing any descriptor of a device file
+/// drops this process's record locks on it.
+fn open_once(path: &Path) -> std::io::Result<&'static File> {
+    let mut all = opened();
+    let identity = std::fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
+    if let Some(known) = all.iter().find(|o| Some(o.identity) == identity) {
+        return Ok(known.file);
+    }
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_CLOEXEC)
+        .open(path)?;
+    let meta = file.metadata()?;
+    let file: &'static File = Box::leak(Box::new(file));
+    all.push(Opened { identity: (meta.dev(), meta.ino()), file, image: 0 });
+    Ok(file)
+}
+
+fn unlock(file: &File) {
+    // SAFETY: a valid descriptor.
+    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) };
+}
+
+/// Maps a file opened by [`open_once`], once.
+fn map(file: &'static File) -> std::io::Result<*mut Image> {
+    let mut all = opened();
+    let known = all.iter_mut().find(|o| std::ptr::eq(o.file, file)).ok_or(std::io::ErrorKind::NotFound)?;
+    if known.image == 0 {
+        // SAFETY: a new shared mapping of a file at least as long as the mapping.
+        let at = unsafe {
+            libc::mmap(
+                null_mut(),
+                size_of::<Image>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_NORESERVE,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if at == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        known.image = at as usize;
+    }
+    Ok(known.image as *mut Image)
 }
 
 /// # Safety

@@ -3,6 +3,8 @@
 pub mod device;
 pub mod engine;
 pub(crate) mod layout;
+#[cfg(test)]
+mod model;
 pub mod stats;
 
 pub use device::{DeviceError, SimDevice, default_path, now_ns};

@@ -1,0 +1,89 @@
+/* A client without CUDA headers. Built twice: with -DDLOPEN it loads the driver itself and asks cuGetProcAddress_v2 for
+ * base names, as libcudart does; without it is linked against libcuda.so.1.
+ *   client spin NAME SECONDS   launches NAME all the time, synchronising every 10, prints how many
+ *   client memory MIB          allocates, prints "free total" before and after
+ */
+#include <dlfcn.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef int R;
+#ifdef DLOPEN
+static void *library;
+static R (*get)(const char *, void **, int, unsigned long long, unsigned *);
+static void *address(const char *base) {
+    void *at = NULL;
+    unsigned status = 9;
+    if (get(base, &at, 12080, 0, &status) || status || !at) {
+        fprintf(stderr, "%s: status %u\n", base, status);
+        exit(3);
+    }
+    return at;
+}
+#define DRIVER(name, ...) static R (*name)(__VA_ARGS__);
+#else
+#define cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRetain
+#define cuMemAlloc cuMemAlloc_v2
+#define cuMemGetInfo cuMemGetInfo_v2
+#define DRIVER(name, ...) extern R name(__VA_ARGS__);
+#endif
+DRIVER(cuInit, unsigned)
+DRIVER(cuDevicePrimaryCtxRetain, void **, int)
+DRIVER(cuCtxSetCurrent, void *)
+DRIVER(cuModuleLoadData, void **, const void *)
+DRIVER(cuModuleGetFunction, void **, void *, const char *)
+DRIVER(cuLaunchKernel, void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **)
+DRIVER(cuCtxSynchronize, void)
+DRIVER(cuMemAlloc, unsigned long long *, size_t)
+DRIVER(cuMemGetInfo, size_t *, size_t *)
+
+#define OK(call) do { R r = (call); if (r) { fprintf(stderr, "%s: %d\n", #call, r); exit(2); } } while (0)
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 3) return 1;
+#ifdef DLOPEN
+    library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library) { fprintf(stderr, "%s\n", dlerror()); return 1; }
+    get = (R (*)(const char *, void **, int, unsigned long long, unsigned *))dlsym(library, "cuGetProcAddress_v2");
+#define FIND(name) *(void **)&name = address(#name)
+    FIND(cuInit); FIND(cuDevicePrimaryCtxRetain); FIND(cuCtxSetCurrent); FIND(cuModuleLoadData); FIND(cuModuleGetFunction);
+    FIND(cuLaunchKernel); FIND(cuCtxSynchronize); FIND(cuMemAlloc); FIND(cuMemGetInfo);
+#endif
+    void *context;
+    OK(cuInit(0));
+    OK(cuDevicePrimaryCtxRetain(&context, 0));
+    OK(cuCtxSetCurrent(context));
+    if (!strcmp(argv[1], "spin") && argc == 4) {
+        char ptx[256];
+        void *module, *kernel;
+        snprintf(ptx, sizeof ptx, ".version 7.0\n.entry %s() { ret; }\n", argv[2]);
+        OK(cuModuleLoadData(&module, ptx));
+        OK(cuModuleGetFunction(&kernel, module, argv[2]));
+        long n = 0;
+        double end = now() + atof(argv[3]);
+        printf("ready\n");
+        fflush(stdout);
+        while (now() < end) {
+            for (int i = 0; i < 10; i++, n++) OK(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+            OK(cuCtxSynchronize());
+        }
+        printf("%ld\n", n);
+    } else if (!strcmp(argv[1], "memory")) {
+        size_t free_before, free_after, total;
+        unsigned long long p;
+        OK(cuMemGetInfo(&free_before, &total));
+        OK(cuMemAlloc(&p, (size_t)atol(argv[2]) << 20));
+        OK(cuMemGetInfo(&free_after, &total));
+        printf("%zu %zu %zu\n", free_before, free_after, total);
+    }
+    return 0;
+}
