@@ -188,6 +188,24 @@ impl FreeSet {
     }
 }
 
+impl FreeSet {
+    /// `free` gets `freed` as it is: what a keep-restructure list does.
+    pub(crate) fn append(&mut self, free: &[Rect], freed: Rect) {
+        self.gone.clear();
+        self.kept.clear();
+        self.kept.extend_from_slice(free);
+        self.new.clear();
+        self.new.push(freed);
+    }
+
+    /// Replaces `free` by the exact set of a GPU `bin` that holds `used`.
+    pub(crate) fn restructure(&mut self, bin: Rect, free: &[Rect], used: impl Iterator<Item = Rect>) {
+        // With the whole GPU as the area that was freed, no piece is dropped and no old rectangle survives.
+        self.vacate(bin, free, used, bin);
+        self.gone.append(&mut self.kept);
+    }
+}
+
 /// Appends to `out` the pieces that lie in no rectangle of `kept` and in no other piece; one of equal pieces stays.
 fn prune(pieces: &[Rect], kept: &[Rect], out: &mut Vec<Rect>) {
     for (i, piece) in pieces.iter().enumerate() {

@@ -28,6 +28,24 @@ pub enum Heuristic {
     ContactCorner,
 }
 
+/// What happens to the rectangle of a placement that is released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Reclaim {
+    /// The exact set of maximal free rectangles is restored.
+    #[default]
+    Exact,
+    /// The paper's *keep-restructure* (FaST-GShare, section 3.4.2), for comparison: the released rectangle joins the
+    /// list as it is, even on a GPU that becomes empty; only when the list is longer than `threshold` is the exact set
+    /// restored. The paper names no threshold.
+    KeepRestructure {
+        /// Longest list that is left alone.
+        threshold: u32,
+    },
+}
+
 /// Configuration of [`MaxRects`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -41,15 +59,39 @@ pub struct MaxRectsConfig {
     pub rearrange_gpus: u32,
     /// Most GPUs in use at once. Default: no limit.
     pub max_open_gpus: u32,
+    /// What happens to a released rectangle. Default: exact.
+    pub reclaim: Reclaim,
 }
 
 impl Default for MaxRectsConfig {
     fn default() -> Self {
-        Self { heuristic: Heuristic::default(), rearrange_gpus: 4, max_open_gpus: u32::MAX }
+        Self {
+            heuristic: Heuristic::default(),
+            rearrange_gpus: 4,
+            max_open_gpus: u32::MAX,
+            reclaim: Reclaim::default(),
+        }
     }
 }
 
 impl MaxRectsConfig {
+    /// The printed algorithm with its mistakes mended (see the differences in the [module documentation](super)):
+    /// best area fit, bottom left, keep-restructure, no re-arrangement. For comparison.
+    pub const fn paper(threshold: u32) -> Self {
+        Self {
+            heuristic: Heuristic::BestAreaFit,
+            rearrange_gpus: 0,
+            max_open_gpus: u32::MAX,
+            reclaim: Reclaim::KeepRestructure { threshold },
+        }
+    }
+
+    /// The same with another fate of released rectangles.
+    #[must_use]
+    pub const fn with_reclaim(self, reclaim: Reclaim) -> Self {
+        Self { reclaim, ..self }
+    }
+
     /// The same with `heuristic`.
     #[must_use]
     pub const fn with_heuristic(self, heuristic: Heuristic) -> Self {
@@ -70,7 +112,7 @@ impl MaxRectsConfig {
 }
 
 /// Everything a [`MaxRects`] holds, in a form to keep and to bring back. Later answers are the same as those of the
-/// packer it was taken from.
+/// packer it was taken from (under [`Reclaim::KeepRestructure`]: as if it had just restructured).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -107,6 +149,8 @@ struct Gpu {
     height: u16,
     present: bool,
     cordoned: bool,
+    /// Its one free rectangle is itself, and the index lists it among the empty GPUs.
+    whole: bool,
     area_used: u32,
     memory: u64,
     memory_used: u64,
@@ -587,10 +631,11 @@ impl MaxRects {
     /// Puts the placement of `slot` at `rect`, which is free.
     fn occupy(&mut self, gpu: u32, rect: Rect, slot: u32) {
         let state = &mut self.gpus[gpu as usize];
-        let was_open = state.is_open();
+        let was_whole = core::mem::replace(&mut state.whole, false);
         let memory = self.slots[slot as usize].demand.memory.get();
+        self.open += u32::from(!state.is_open());
         if !state.cordoned {
-            if !was_open {
+            if was_whole {
                 self.index.remove_empty(state.bin(), gpu);
             } else if self.config.rearrange_gpus > 0 {
                 self.index.remove_free_area(state.area_free(), gpu);
@@ -600,10 +645,7 @@ impl MaxRects {
         self.pods.push(&mut state.pods, Pod { rect, slot });
         state.area_used += rect.area();
         state.memory_used += memory;
-        if !was_open {
-            self.open += 1;
-        }
-        self.store_free(gpu, was_open);
+        self.store_free(gpu, was_whole);
     }
 
     /// Takes the placement of `slot` off its GPU.
@@ -618,47 +660,45 @@ impl MaxRects {
         self.pods.remove(&mut state.pods, index);
         state.area_used -= freed.area();
         state.memory_used -= self.slots[slot as usize].demand.memory.get();
-        let used = self.pods.get(state.pods);
-        self.set.vacate(state.bin(), self.free.get(state.free), used.iter().map(|pod| pod.rect), freed);
-        if state.is_open() {
-            self.store_free(gpu, true);
-            return;
-        }
-        self.open -= 1;
-        if !state.cordoned {
-            for (i, size) in self.set.gone.iter().enumerate() {
-                if !same_size(&self.set.gone[..i], *size) {
-                    self.index.remove(*size, gpu);
-                }
+        self.open -= u32::from(!state.is_open());
+        let used = self.pods.get(state.pods).iter().map(|pod| pod.rect);
+        let free = self.free.get(state.free);
+        match self.config.reclaim {
+            Reclaim::KeepRestructure { threshold } if free.len() < threshold as usize => {
+                self.set.append(free, freed);
             }
-            self.index.insert_empty(state.bin(), gpu);
+            // The list is no exact set then, so nothing of it can be kept.
+            Reclaim::KeepRestructure { .. } => self.set.restructure(state.bin(), free, used),
+            Reclaim::Exact => self.set.vacate(state.bin(), free, used, freed),
         }
-        let bin = state.bin();
-        self.free.set(&mut state.free, &[bin]);
+        self.store_free(gpu, false);
     }
 
-    /// Writes the work space's result to the GPU and to the index. An open GPU's sizes are in the index before and
-    /// after, so only what differs is touched: a size that another rectangle of the GPU has stays.
-    fn store_free(&mut self, gpu: u32, was_open: bool) {
+    /// Writes the work space's result to the GPU and to the index. The sizes of a GPU that is not whole are in the
+    /// index, so only what differs is touched: a size that another rectangle of the GPU has stays.
+    fn store_free(&mut self, gpu: u32, was_whole: bool) {
         let state = &mut self.gpus[gpu as usize];
         let FreeSet { kept, gone, new, .. } = &self.set;
+        state.whole = !state.is_open() && kept.is_empty() && *new == [state.bin()];
         if !state.cordoned {
             for (i, size) in gone.iter().enumerate() {
-                let stays = same_size(kept, *size) || same_size(new, *size) || same_size(&gone[..i], *size);
-                if was_open && !stays {
+                let stays = !state.whole && (same_size(kept, *size) || same_size(new, *size));
+                if !was_whole && !stays && !same_size(&gone[..i], *size) {
                     self.index.remove(*size, gpu);
                 }
             }
-            for (i, size) in new.iter().enumerate() {
-                let there = same_size(kept, *size)
-                    || same_size(&new[..i], *size)
-                    || (was_open && same_size(gone, *size));
-                if !there {
-                    self.index.insert(*size, gpu);
+            if state.whole {
+                self.index.insert_empty(state.bin(), gpu);
+            } else {
+                for (i, size) in new.iter().enumerate() {
+                    let there = same_size(kept, *size) || (!was_whole && same_size(gone, *size));
+                    if !there && !same_size(&new[..i], *size) {
+                        self.index.insert(*size, gpu);
+                    }
                 }
-            }
-            if self.config.rearrange_gpus > 0 {
-                self.index.insert_free_area(state.area_free(), gpu);
+                if self.config.rearrange_gpus > 0 {
+                    self.index.insert_free_area(state.area_free(), gpu);
+                }
             }
         }
         self.set.kept.extend_from_slice(&self.set.new);
@@ -672,10 +712,12 @@ impl MaxRects {
         for (pod, rect) in self.pods.get_mut(state.pods).iter_mut().zip(&self.arranger.placed) {
             pod.rect = *rect;
         }
+        self.open += u32::from(!state.is_open());
         self.pods.push(&mut state.pods, newcomer);
         state.area_used += newcomer.rect.area();
         state.memory_used += self.slots[newcomer.slot as usize].demand.memory.get();
         self.free.set(&mut state.free, &self.arranger.free);
+        state.whole = false;
         self.link(gpu);
     }
 
@@ -683,6 +725,7 @@ impl MaxRects {
         let state = &mut self.gpus[gpu as usize];
         let bin = state.bin();
         self.free.set(&mut state.free, &[bin]);
+        state.whole = !state.is_open();
         for index in 0..state.pods.len() {
             let rect = self.pods.get(state.pods)[index].rect;
             self.set.occupy(self.free.get(state.free), rect);
@@ -697,7 +740,7 @@ impl MaxRects {
         if state.cordoned {
             return;
         }
-        if !state.is_open() {
+        if state.whole {
             self.index.remove_empty(state.bin(), gpu);
             return;
         }
@@ -718,7 +761,7 @@ impl MaxRects {
         if state.cordoned {
             return;
         }
-        if !state.is_open() {
+        if state.whole {
             self.index.insert_empty(state.bin(), gpu);
             return;
         }
@@ -809,6 +852,7 @@ impl Packer for MaxRects {
             width: spec.quota.get(),
             height: spec.sm.get(),
             present: true,
+            whole: true,
             memory: spec.memory.get(),
             ..Gpu::default()
         };

@@ -39,7 +39,7 @@
 //! - Of two equal free rectangles lines 15-19 would remove both; here one stays.
 //! - Algorithm 2 never looks at memory; here it is a filter on the GPU.
 //! - The keep-restructure policy leaves released rectangles unmerged until a threshold; here release restores the
-//!   exact set, so there is no threshold.
+//!   exact set, so there is no threshold. [`MaxRectsConfig::paper`] keeps the paper's policy for comparison.
 //! - A packing proves only that *some* schedule keeps every quota; whoever dispatches must follow one.
 
 mod geometry;
@@ -49,4 +49,4 @@ mod rearrange;
 mod runs;
 mod sets;
 
-pub use max_rects::{Heuristic, MaxRects, MaxRectsConfig, Snapshot, SnapshotGpu};
+pub use max_rects::{Heuristic, MaxRects, MaxRectsConfig, Reclaim, Snapshot, SnapshotGpu};
