@@ -1,1 +1,6 @@
-//! See the crate's description.
+//! What the benches and the replays share: seeded inputs, peers, and one module per replayed figure.
+
+pub mod churn;
+pub mod mixes;
+pub mod peers;
+pub mod replay;

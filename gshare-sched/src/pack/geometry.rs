@@ -23,58 +23,104 @@
 use gshare_core::pack::Rectangle;
 use gshare_core::{Quota, SmShare};
 
-/// A rectangle in basis points: x and w along time, y and h along SMs. Edges are at most 10 000.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub(crate) struct Rect {
-    pub(crate) x: u16,
-    pub(crate) y: u16,
-    pub(crate) w: u16,
-    pub(crate) h: u16,
-}
+/// The longest side: a whole GPU.
+const WHOLE: u16 = 10_000;
+/// The top bit of each of the four fields of a [`Rect`].
+const GUARD: u64 = 0x8000_8000_8000_8000;
+/// One in each field.
+const ONES: u64 = 0x0001_0001_0001_0001;
 
+/// A rectangle in basis points: x and w along time, y and h along SMs. Edges are at most 10 000.
+///
+/// The two tests below are what packing spends its time on, so the four edges share one word, 16 bits each: left,
+/// bottom, and the distances of right and top from 10 000. Each is at most 10 000, so the top bit of a field is free
+/// to catch the borrow of a subtraction, and four comparisons become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(crate) struct Rect(u64);
+
+#[expect(clippy::cast_possible_truncation, reason = "fields of a word")]
 impl Rect {
     pub(crate) const fn new(x: u16, y: u16, w: u16, h: u16) -> Self {
-        Self { x, y, w, h }
+        Self::of_edges(x, y, x + w, y + h)
+    }
+
+    const fn of_edges(x: u16, y: u16, right: u16, top: u16) -> Self {
+        Self(x as u64 | (y as u64) << 16 | ((WHOLE - right) as u64) << 32 | ((WHOLE - top) as u64) << 48)
+    }
+
+    pub(crate) const fn x(self) -> u16 {
+        self.0 as u16
+    }
+
+    pub(crate) const fn y(self) -> u16 {
+        (self.0 >> 16) as u16
     }
 
     pub(crate) const fn right(self) -> u16 {
-        self.x + self.w
+        WHOLE - (self.0 >> 32) as u16
     }
 
     pub(crate) const fn top(self) -> u16 {
-        self.y + self.h
+        WHOLE - (self.0 >> 48) as u16
+    }
+
+    pub(crate) const fn w(self) -> u16 {
+        self.right() - self.x()
+    }
+
+    pub(crate) const fn h(self) -> u16 {
+        self.top() - self.y()
+    }
+
+    /// Width and height in one word, to compare both at once.
+    pub(crate) const fn size(self) -> u32 {
+        const SIDES: u32 = (WHOLE as u32) << 16 | WHOLE as u32;
+        SIDES - self.0 as u32 - (self.0 >> 32) as u32
     }
 
     pub(crate) const fn area(self) -> u32 {
-        self.w as u32 * self.h as u32
+        self.w() as u32 * self.h() as u32
     }
 
     pub(crate) fn short_side(self) -> u16 {
-        self.w.min(self.h)
+        self.w().min(self.h())
+    }
+
+    /// Right, top and the distances of left and bottom: what [`Rect::meets`] compares with.
+    const fn opposite(self) -> u64 {
+        const SIDES: u64 = WHOLE as u64 * ONES;
+        SIDES - self.0.rotate_left(32)
     }
 
     /// Whether the two share some area (an edge is none).
     pub(crate) const fn meets(self, other: Self) -> bool {
-        self.x < other.right() && other.x < self.right() && self.y < other.top() && other.y < self.top()
+        ((other.opposite() - ONES) | GUARD).wrapping_sub(self.0) & GUARD == GUARD
+    }
+
+    /// Whether the two share some area or some of an edge (or a corner).
+    const fn touches(self, other: Self) -> bool {
+        (other.opposite() | GUARD).wrapping_sub(self.0) & GUARD == GUARD
     }
 
     pub(crate) const fn contains(self, other: Self) -> bool {
-        self.x <= other.x && other.right() <= self.right() && self.y <= other.y && other.top() <= self.top()
+        (other.0 | GUARD).wrapping_sub(self.0) & GUARD == GUARD
     }
 
     /// The up to four largest rectangles of `self` beside `hole`, which meets it.
+    #[inline]
     fn cut(self, hole: Self, mut piece: impl FnMut(Self)) {
-        if hole.x > self.x {
-            piece(Self { w: hole.x - self.x, ..self });
+        const FIELD: u64 = 0xFFFF;
+        if hole.x() > self.x() {
+            piece(Self(self.0 & !(FIELD << 32) | ((WHOLE - hole.x()) as u64) << 32));
         }
         if hole.right() < self.right() {
-            piece(Self { x: hole.right(), w: self.right() - hole.right(), ..self });
+            piece(Self(self.0 & !FIELD | hole.right() as u64));
         }
-        if hole.y > self.y {
-            piece(Self { h: hole.y - self.y, ..self });
+        if hole.y() > self.y() {
+            piece(Self(self.0 & !(FIELD << 48) | ((WHOLE - hole.y()) as u64) << 48));
         }
         if hole.top() < self.top() {
-            piece(Self { y: hole.top(), h: self.top() - hole.top(), ..self });
+            piece(Self(self.0 & !(FIELD << 16) | (hole.top() as u64) << 16));
         }
     }
 }
@@ -84,43 +130,62 @@ impl Rect {
     pub(crate) fn public(self) -> Rectangle {
         let quota = |points| Quota::new(points).unwrap_or(Quota::WHOLE);
         let sm = |points| SmShare::new(points).unwrap_or(SmShare::WHOLE);
-        Rectangle { time_offset: quota(self.x), sm_offset: sm(self.y), quota: quota(self.w), sm: sm(self.h) }
+        Rectangle {
+            time_offset: quota(self.x()),
+            sm_offset: sm(self.y()),
+            quota: quota(self.w()),
+            sm: sm(self.h()),
+        }
     }
 
-    pub(crate) fn from_public(rectangle: Rectangle) -> Self {
-        Self {
-            x: rectangle.time_offset.get(),
-            y: rectangle.sm_offset.get(),
-            w: rectangle.quota.get(),
-            h: rectangle.sm.get(),
-        }
+    /// `None` when it reaches beyond a whole GPU.
+    pub(crate) fn from_public(rectangle: Rectangle) -> Option<Self> {
+        let (x, y) = (rectangle.time_offset.get(), rectangle.sm_offset.get());
+        let (right, top) = (x + rectangle.quota.get(), y + rectangle.sm.get());
+        (right <= WHOLE && top <= WHOLE).then(|| Self::of_edges(x, y, right, top))
     }
 }
 
-/// How much of the outline of `at` touches the outline of `bin` or a rectangle of `used`.
-pub(crate) fn contact(bin: Rect, used: impl Iterator<Item = Rect>, at: Rect) -> u32 {
-    let mut length = 0u32;
-    if at.x == bin.x {
-        length += u32::from(at.h);
-    }
-    if at.right() == bin.right() {
-        length += u32::from(at.h);
-    }
-    if at.y == bin.y {
-        length += u32::from(at.w);
-    }
-    if at.top() == bin.top() {
-        length += u32::from(at.w);
-    }
-    for other in used {
-        if other.right() == at.x || at.right() == other.x {
-            length += u32::from(at.top().min(other.top()).saturating_sub(at.y.max(other.y)));
+/// The corner of `hole` in which a w x h rectangle touches most of the outlines of `bin` and of `used`; ties go to the
+/// lowest, then leftmost. Answers with the length touched.
+pub(crate) fn best_corner(
+    bin: Rect,
+    used: impl Iterator<Item = Rect>,
+    hole: Rect,
+    w: u16,
+    h: u16,
+) -> (u32, Rect) {
+    let (right, top) = (hole.right() - w, hole.top() - h);
+    let corners = [
+        Rect::new(hole.x(), hole.y(), w, h),
+        Rect::new(right, hole.y(), w, h),
+        Rect::new(hole.x(), top, w, h),
+        Rect::new(right, top, w, h),
+    ];
+    let mut touched = corners.map(|at| {
+        u32::from(at.x() == bin.x()) * u32::from(h)
+            + u32::from(at.right() == bin.right()) * u32::from(h)
+            + u32::from(at.y() == bin.y()) * u32::from(w)
+            + u32::from(at.top() == bin.top()) * u32::from(w)
+    });
+    // Only what touches the hole can touch a rectangle in it.
+    for other in used.filter(|other| other.touches(hole)) {
+        for (length, at) in touched.iter_mut().zip(corners) {
+            let beside = other.right() == at.x() || at.right() == other.x();
+            let above = other.top() == at.y() || at.top() == other.y();
+            let along_y = at.top().min(other.top()).saturating_sub(at.y().max(other.y()));
+            let along_x = at.right().min(other.right()).saturating_sub(at.x().max(other.x()));
+            *length += u32::from(beside) * u32::from(along_y) + u32::from(above) * u32::from(along_x);
         }
-        if other.top() == at.y || at.top() == other.y {
-            length += u32::from(at.right().min(other.right()).saturating_sub(at.x.max(other.x)));
+    }
+    let mut best = 0;
+    for corner in 1..4 {
+        // The corners come lowest first, then leftmost.
+        if touched[corner] > touched[best] {
+            best = corner;
         }
     }
-    length
+    (touched[best], corners[best])
 }
 
 /// The work space in which the free set of one GPU is recomputed, and what the last change did to it.
@@ -230,8 +295,8 @@ pub(crate) fn maximal_by_definition(bin: Rect, used: &[Rect]) -> Vec<Rect> {
         edges.dedup();
         edges
     };
-    let xs = edges(|rect| [rect.x, rect.right()]);
-    let ys = edges(|rect| [rect.y, rect.top()]);
+    let xs = edges(|rect| [rect.x(), rect.right()]);
+    let ys = edges(|rect| [rect.y(), rect.top()]);
     let mut free = Vec::new();
     for (i, x) in xs.iter().enumerate() {
         for right in &xs[i + 1..] {
@@ -274,7 +339,26 @@ mod tests {
         assert_eq!((set.new.as_slice(), set.kept.as_slice()), (&[Rect::new(4, 0, 6, 10)][..], &[][..]));
     }
 
+    fn rect() -> impl Strategy<Value = Rect> {
+        // Coarse and fine, so that edges coincide often and the whole range is used.
+        let edge = prop_oneof![(0u16..=10).prop_map(|tenth| tenth * 1_000), 0u16..=10_000];
+        (edge.clone(), edge.clone(), edge.clone(), edge)
+            .prop_filter("has area", |(a, b, c, d)| a != c && b != d)
+            .prop_map(|(a, b, c, d)| Rect::of_edges(a.min(c), b.min(d), a.max(c), b.max(d)))
+    }
+
     proptest! {
+        /// One subtraction says what four comparisons say.
+        #[test]
+        fn packed_tests_equal_the_comparisons(a in rect(), b in rect()) {
+            let meets = a.x() < b.right() && b.x() < a.right() && a.y() < b.top() && b.y() < a.top();
+            let touches = a.x() <= b.right() && b.x() <= a.right() && a.y() <= b.top() && b.y() <= a.top();
+            let contains =
+                a.x() <= b.x() && a.y() <= b.y() && b.right() <= a.right() && b.top() <= a.top();
+            prop_assert_eq!((a.meets(b), a.touches(b), a.contains(b)), (meets, touches, contains));
+            prop_assert_eq!(a.size() == b.size(), (a.w(), a.h()) == (b.w(), b.h()));
+        }
+
         /// The free set equals the definition after any sequence of places and releases, and `kept`, `gone` and `new`
         /// account for every rectangle.
         #[test]
@@ -287,10 +371,10 @@ mod tests {
             let mut set = FreeSet::default();
             for (place, pick, pw, ph, corner) in steps {
                 if place {
-                    let fits: Vec<Rect> = free.iter().copied().filter(|r| r.w >= pw && r.h >= ph).collect();
+                    let fits: Vec<Rect> = free.iter().copied().filter(|r| r.w() >= pw && r.h() >= ph).collect();
                     let Some(hole) = fits.get(usize::from(pick) % fits.len().max(1)) else { continue };
-                    let x = hole.x + corner % (hole.w - pw + 1);
-                    let y = hole.y + (corner >> 8) % (hole.h - ph + 1);
+                    let x = hole.x() + corner % (hole.w() - pw + 1);
+                    let y = hole.y() + (corner >> 8) % (hole.h() - ph + 1);
                     let taken = Rect::new(x, y, pw, ph);
                     set.occupy(&free, taken);
                     used.push(taken);

@@ -73,13 +73,13 @@ impl ClassIndex {
     }
 
     pub(crate) fn insert(&mut self, size: Rect, gpu: u32) {
-        let (column, row, key) = entry(size.w, size.h, gpu);
+        let (column, row, key) = entry(size.w(), size.h(), gpu);
         self.sets.insert(column * CLASSES + row, key);
         self.rows[column] |= 1 << row;
     }
 
     pub(crate) fn remove(&mut self, size: Rect, gpu: u32) {
-        let (column, row, key) = entry(size.w, size.h, gpu);
+        let (column, row, key) = entry(size.w(), size.h(), gpu);
         let set = column * CLASSES + row;
         self.sets.remove(set, key);
         if self.sets.is_empty(set) {
@@ -187,12 +187,12 @@ impl ClassIndex {
             let key = self.sets.key(at);
             let gpu = gpu_of_key(key);
             let bin = size(gpu);
-            if bin.w >= w && bin.h >= h {
+            if bin.w() >= w && bin.h() >= h {
                 if accept(gpu) {
                     return Some(gpu);
                 }
                 cursor = self.sets.next(at);
-            } else if bin.w >= h && bin.h >= w {
+            } else if bin.w() >= h && bin.h() >= w {
                 // Turned it would fit: the next entry of this size may be the turned one.
                 cursor = self.sets.next(at);
             } else {
@@ -280,7 +280,7 @@ fn empty_key(size: Rect, gpu: u32) -> u64 {
     u64::from(size.area()) << 36
         | u64::from(size.short_side()) << SIZE_SHIFT
         | u64::from(gpu) << ORIENTATION_BITS
-        | u64::from(size.w > size.h)
+        | u64::from(size.w() > size.h())
 }
 
 /// The smallest key of a larger size.

@@ -7,9 +7,9 @@ use gshare_core::pack::{
 };
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 
-use super::geometry::{FreeSet, Rect, contact};
+use super::geometry::{FreeSet, Rect, best_corner};
 use super::index::{ClassIndex, MAX_GPUS};
-use super::rearrange::{Arranger, corners};
+use super::rearrange::Arranger;
 use super::runs::{Run, Runs};
 
 /// Which free rectangle a demand gets.
@@ -403,30 +403,38 @@ impl MaxRects {
     }
 
     fn choose(&mut self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Result<Choice, PackError> {
+        demand.validate()?;
+        if let Some(gpu) = self.choose_hole(demand, allowed) {
+            return Ok(Choice { gpu, rearrange: false });
+        }
         let mut arranger = core::mem::take(&mut self.arranger);
         let mut items = core::mem::take(&mut self.items);
-        let choice = self.choose_with(demand, allowed, &mut arranger, &mut items);
+        let choice = self.choose_beyond(demand, allowed, &mut arranger, &mut items);
         (self.arranger, self.items) = (arranger, items);
         choice
     }
 
-    fn choose_with(
-        &self,
-        demand: &Demand,
-        allowed: &impl Fn(GpuId) -> bool,
-        arranger: &mut Arranger,
-        items: &mut Vec<Rect>,
-    ) -> Result<Choice, PackError> {
-        demand.validate()?;
+    /// An open GPU with a hole for the demand.
+    fn choose_hole(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Option<u32> {
         let (w, h) = (demand.quota.get(), demand.sm.get());
         let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId(gpu));
         let best = match self.config.heuristic {
             Heuristic::BestAreaFit | Heuristic::ContactCorner => self.index.best_area_fit(w, h, &accept),
             Heuristic::BestShortSideFit => self.index.best_short_side_fit(w, h, &accept),
         };
-        if let Some(best) = best {
-            return Ok(Choice { gpu: best.gpu, rearrange: false });
-        }
+        best.map(|best| best.gpu)
+    }
+
+    /// Without a hole: an open GPU that can be re-arranged, or an empty one.
+    fn choose_beyond(
+        &self,
+        demand: &Demand,
+        allowed: &impl Fn(GpuId) -> bool,
+        arranger: &mut Arranger,
+        items: &mut Vec<Rect>,
+    ) -> Result<Choice, PackError> {
+        let (w, h) = (demand.quota.get(), demand.sm.get());
+        let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId(gpu));
         if self.config.rearrange_gpus > 0 {
             let candidates = self.index.freest(u32::from(w) * u32::from(h)).filter(|gpu| accept(*gpu));
             for gpu in candidates.take(self.config.rearrange_gpus as usize) {
@@ -466,28 +474,29 @@ impl MaxRects {
     /// Where on the GPU: the free rectangle by the heuristic, and the corner in it.
     fn position(&self, gpu: u32, w: u16, h: u16) -> Option<Rect> {
         let state = &self.gpus[gpu as usize];
-        let fitting = || self.free.get(state.free).iter().filter(|hole| hole.w >= w && hole.h >= h);
+        let fitting = || self.free.get(state.free).iter().filter(|hole| hole.w() >= w && hole.h() >= h);
         match self.config.heuristic {
             Heuristic::BestAreaFit => {
-                let hole = fitting().min_by_key(|hole| (hole.area(), hole.short_side(), hole.y, hole.x))?;
-                Some(Rect::new(hole.x, hole.y, w, h))
+                let key = |hole: &&Rect| (hole.area(), hole.short_side(), hole.y(), hole.x());
+                let hole = fitting().min_by_key(key)?;
+                Some(Rect::new(hole.x(), hole.y(), w, h))
             }
             Heuristic::BestShortSideFit => {
                 let hole = fitting().min_by_key(|hole| {
-                    ((hole.w - w).min(hole.h - h), hole.area(), hole.short_side(), hole.y, hole.x)
+                    let leftover = (hole.w() - w).min(hole.h() - h);
+                    (leftover, hole.area(), hole.short_side(), hole.y(), hole.x())
                 })?;
-                Some(Rect::new(hole.x, hole.y, w, h))
+                Some(Rect::new(hole.x(), hole.y(), w, h))
             }
             Heuristic::ContactCorner => {
-                let (area, short_side) = fitting().map(|hole| (hole.area(), hole.short_side())).min()?;
+                let key = |hole: &Rect| (hole.area(), hole.short_side());
+                let least = fitting().map(key).min()?;
                 let pods = self.pods.get(state.pods);
                 fitting()
-                    .filter(|hole| (hole.area(), hole.short_side()) == (area, short_side))
-                    .flat_map(|hole| corners(*hole, w, h))
-                    .min_by_key(|at| {
-                        let touching = contact(state.bin(), pods.iter().map(|pod| pod.rect), *at);
-                        (Reverse(touching), at.y, at.x)
-                    })
+                    .filter(|hole| key(hole) == least)
+                    .map(|hole| best_corner(state.bin(), pods.iter().map(|pod| pod.rect), *hole, w, h))
+                    .min_by_key(|(touched, at)| (Reverse(*touched), at.y(), at.x()))
+                    .map(|(_, at)| at)
             }
         }
     }
@@ -495,10 +504,9 @@ impl MaxRects {
     fn check_place_at(&self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Rect, PackError> {
         demand.validate()?;
         let state = self.known(gpu)?;
-        let rect = Rect::from_public(at);
-        if (at.quota, at.sm) != (demand.quota, demand.sm) || !state.bin().contains(rect) {
-            return Err(PackError::BadRectangle { gpu });
-        }
+        let rect = Rect::from_public(at)
+            .filter(|rect| (at.quota, at.sm) == (demand.quota, demand.sm) && state.bin().contains(*rect))
+            .ok_or(PackError::BadRectangle { gpu })?;
         if demand.memory.get() > state.memory - state.memory_used {
             return Err(PackError::Memory { memory: demand.memory });
         }
@@ -896,8 +904,12 @@ impl Packer for MaxRects {
     }
 
     fn probe(&self, demand: &Demand) -> Result<GpuId, PackError> {
+        demand.validate()?;
+        if let Some(gpu) = self.choose_hole(demand, &|_| true) {
+            return Ok(GpuId(gpu));
+        }
         let (mut arranger, mut items) = (Arranger::default(), Vec::new());
-        self.choose_with(demand, &|_| true, &mut arranger, &mut items).map(|choice| GpuId(choice.gpu))
+        self.choose_beyond(demand, &|_| true, &mut arranger, &mut items).map(|choice| GpuId(choice.gpu))
     }
 
     fn place(&mut self, demand: &Demand) -> Result<Placed, PackError> {
@@ -1038,20 +1050,18 @@ impl Packer for MaxRects {
         for change in &plan.changes {
             let at = list(&mut lists, change.from_gpu);
             let pods = &mut lists[at].1;
-            let from = Rect::from_public(change.from);
             let position = pods.iter().position(|pod| {
                 pod.slot == change.id.slot()
-                    && pod.rect == from
+                    && pod.rect.public() == change.from
                     && self.slots[pod.slot as usize].generation == change.id.generation()
             });
             pods.remove(position.ok_or_else(|| stale.clone())?);
         }
         for change in &plan.changes {
-            let rect = Rect::from_public(change.to);
             let demand = self.slots[change.id.index()].demand;
-            if (rect.w, rect.h) != (demand.quota.get(), demand.sm.get()) {
-                return Err(stale);
-            }
+            let rect = Rect::from_public(change.to)
+                .filter(|_| (change.to.quota, change.to.sm) == (demand.quota, demand.sm))
+                .ok_or_else(|| stale.clone())?;
             let at = list(&mut lists, change.to_gpu);
             lists[at].1.push(Pod { rect, slot: change.id.slot() });
         }
@@ -1149,7 +1159,7 @@ impl MaxRects {
 }
 
 fn same_size(rects: &[Rect], size: Rect) -> bool {
-    rects.iter().any(|rect| (rect.w, rect.h) == (size.w, size.h))
+    rects.iter().any(|rect| rect.size() == size.size())
 }
 
 fn area(demand: &Demand) -> u32 {
@@ -1165,10 +1175,7 @@ fn could_fit(bin: Rect, items: &[Rect]) -> bool {
     let mut area = 0u32;
     for (i, item) in items.iter().enumerate() {
         area = area.saturating_add(item.area());
-        let clash = |other: &Rect| {
-            u32::from(item.w) + u32::from(other.w) > u32::from(bin.w)
-                && u32::from(item.h) + u32::from(other.h) > u32::from(bin.h)
-        };
+        let clash = |other: &Rect| item.w() + other.w() > bin.w() && item.h() + other.h() > bin.h();
         if items[..i].iter().any(clash) {
             return false;
         }

@@ -7,7 +7,7 @@
 //!
 //! Cost: twelve attempts at `n` placements with `O(free rectangles)` each; nothing is allocated in steady state.
 
-use super::geometry::{FreeSet, Rect, contact};
+use super::geometry::{FreeSet, Rect, best_corner};
 
 /// Work space, and the arrangement found.
 #[derive(Debug, Clone, Default)]
@@ -43,7 +43,7 @@ impl Arranger {
             self.order.clear();
             self.order.extend(0..u32::try_from(items.len()).unwrap_or(u32::MAX));
             self.order.sort_unstable_by_key(|index| {
-                let Rect { w, h, .. } = items[*index as usize];
+                let (w, h) = (items[*index as usize].w(), items[*index as usize].h());
                 let area = u32::from(w) * u32::from(h);
                 let (first, second) = match order {
                     Order::Area => (area, u32::from(w.max(h))),
@@ -70,7 +70,7 @@ impl Arranger {
         self.free.push(bin);
         for i in 0..self.order.len() {
             let index = self.order[i] as usize;
-            let Rect { w, h, .. } = items[index];
+            let (w, h) = (items[index].w(), items[index].h());
             let Some(at) = self.choose(bin, w, h, rule) else { return false };
             self.placed[index] = at;
             self.done.push(at);
@@ -83,28 +83,18 @@ impl Arranger {
     }
 
     fn choose(&self, bin: Rect, w: u16, h: u16, rule: Rule) -> Option<Rect> {
-        let fitting = self.free.iter().filter(|hole| hole.w >= w && hole.h >= h);
+        let fitting = self.free.iter().filter(|hole| hole.w() >= w && hole.h() >= h);
         match rule {
             Rule::AreaFit => fitting
-                .min_by_key(|hole| (hole.area(), hole.short_side(), hole.y, hole.x))
-                .map(|hole| Rect::new(hole.x, hole.y, w, h)),
+                .min_by_key(|hole| (hole.area(), hole.short_side(), hole.y(), hole.x()))
+                .map(|hole| Rect::new(hole.x(), hole.y(), w, h)),
             Rule::ShortSideFit => fitting
-                .min_by_key(|hole| ((hole.w - w).min(hole.h - h), hole.area(), hole.y, hole.x))
-                .map(|hole| Rect::new(hole.x, hole.y, w, h)),
-            Rule::Contact => fitting.flat_map(|hole| corners(*hole, w, h)).min_by_key(|at| {
-                (core::cmp::Reverse(contact(bin, self.done.iter().copied(), *at)), at.y, at.x)
-            }),
+                .min_by_key(|hole| ((hole.w() - w).min(hole.h() - h), hole.area(), hole.y(), hole.x()))
+                .map(|hole| Rect::new(hole.x(), hole.y(), w, h)),
+            Rule::Contact => fitting
+                .map(|hole| best_corner(bin, self.done.iter().copied(), *hole, w, h))
+                .min_by_key(|(touched, at)| (core::cmp::Reverse(*touched), at.y(), at.x()))
+                .map(|(_, at)| at),
         }
     }
-}
-
-/// The four places of a w x h rectangle in the corners of `hole`.
-pub(crate) fn corners(hole: Rect, w: u16, h: u16) -> [Rect; 4] {
-    let (right, top) = (hole.right() - w, hole.top() - h);
-    [
-        Rect::new(hole.x, hole.y, w, h),
-        Rect::new(right, hole.y, w, h),
-        Rect::new(hole.x, top, w, h),
-        Rect::new(right, top, w, h),
-    ]
 }

@@ -1,0 +1,34 @@
+//! `replay SCENARIO`: runs a figure of a paper again. `replay --help` lists them.
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use gshare_bench::replay;
+
+#[derive(Debug, Parser)]
+#[command(about = "Runs a figure of a paper again and prints it beside the paper's numbers", version)]
+struct Cli {
+    /// Print one JSON object: {"scenario", "seeds", "rows": [{"policy", ...}], "paper": [...]}
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    scenario: Scenario,
+}
+
+#[derive(Debug, Subcommand)]
+enum Scenario {
+    /// FaST-GShare, section 5.4 and figure 11: eight pods, how many GPUs, in every order of arrival
+    FastFig11(replay::fast_fig11::Args),
+}
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    let report = match &cli.scenario {
+        Scenario::FastFig11(args) => replay::fast_fig11::run(args)?,
+    };
+    if cli.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    Ok(())
+}

@@ -1,0 +1,187 @@
+//! Demands that come and go at a constant load: the state in which packers are compared.
+
+use std::time::{Duration, Instant};
+
+use crate::mixes::{Mix, SplitMix64};
+use crate::peers::Pool;
+
+const GPU_AREA: f64 = 1e8;
+
+/// A pool under churn: each round releases 64 at random, then takes arrivals until the load is back at its target.
+#[derive(Debug)]
+pub struct Churn<P: Pool> {
+    /// The pool.
+    pub pool: P,
+    mix: Mix,
+    divide: u16,
+    live: Vec<(P::Handle, u32)>,
+    area: u64,
+    target: u64,
+    rng: SplitMix64,
+    /// Demands that found no room.
+    pub rejected: u64,
+    /// Demands placed.
+    pub placed: u64,
+}
+
+impl<P: Pool> Churn<P> {
+    /// Fills `pool` of `gpus` GPUs to `load` (0 to 1) of its area. Sizes are divided by `divide` before they reach the
+    /// pool (100 for a peer that counts in per cents).
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive load")]
+    pub fn new(pool: P, mix: Mix, gpus: usize, load: f64, divide: u16, seed: u64) -> Self {
+        let target = (gpus as f64 * GPU_AREA * load) as u64;
+        let rng = SplitMix64::new(seed);
+        let (live, area) = (Vec::new(), 0);
+        let mut churn = Self { pool, mix, divide, live, area, target, rng, rejected: 0, placed: 0 };
+        churn.fill(&mut Nothing);
+        churn
+    }
+
+    /// One round.
+    pub fn round(&mut self, timing: &mut impl Record) {
+        for _ in 0..64.min(self.live.len()) {
+            let index = self.rng.below(self.live.len());
+            let (handle, area) = self.live.swap_remove(index);
+            self.area -= u64::from(area);
+            timing.release(|| self.pool.release(handle));
+        }
+        self.fill(timing);
+    }
+
+    fn fill(&mut self, timing: &mut impl Record) {
+        // A pool whose holes are all too small must not hang the bench: give up a round after as many failures.
+        let mut failures = 0;
+        while self.area < self.target && failures < 64 {
+            let (w, h) = self.mix.draw(&mut self.rng);
+            let divide = self.divide;
+            match timing.place(|| self.pool.place(w / divide, h / divide)) {
+                Some(handle) => {
+                    let area = u32::from(w) * u32::from(h);
+                    self.area += u64::from(area);
+                    self.live.push((handle, area));
+                    self.placed += 1;
+                }
+                None => {
+                    self.rejected += 1;
+                    failures += 1;
+                }
+            }
+        }
+    }
+
+    /// Bins in use over bins' worth of area in use.
+    #[expect(clippy::cast_precision_loss, reason = "a report")]
+    pub fn used_ratio(&self) -> f64 {
+        self.pool.used() as f64 / (self.area as f64 / GPU_AREA)
+    }
+}
+
+/// What to do around each call.
+pub trait Record {
+    /// Runs a place.
+    fn place<T>(&mut self, call: impl FnOnce() -> T) -> T;
+    /// Runs a release.
+    fn release<T>(&mut self, call: impl FnOnce() -> T) -> T;
+}
+
+/// Takes no times.
+#[derive(Debug)]
+pub struct Nothing;
+
+impl Record for Nothing {
+    fn place<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        call()
+    }
+    fn release<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        call()
+    }
+}
+
+/// Keeps the time of every call, less the cost of reading the clock twice.
+#[derive(Debug)]
+pub struct Times {
+    /// Nanoseconds of each place.
+    pub place_ns: Vec<u32>,
+    /// Nanoseconds of each release.
+    pub release_ns: Vec<u32>,
+    clock_ns: u32,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        let mut reads: Vec<u32> = (0..1_001).map(|_| nanos(Instant::now().elapsed())).collect();
+        reads.sort_unstable();
+        Self { place_ns: Vec::new(), release_ns: Vec::new(), clock_ns: reads[500] }
+    }
+}
+
+impl Times {
+    /// The cost of reading the clock, which is taken off each time.
+    pub const fn clock_ns(&self) -> u32 {
+        self.clock_ns
+    }
+}
+
+impl Record for Times {
+    fn place<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let result = call();
+        self.place_ns.push(nanos(start.elapsed()).saturating_sub(self.clock_ns));
+        result
+    }
+    fn release<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let result = call();
+        self.release_ns.push(nanos(start.elapsed()).saturating_sub(self.clock_ns));
+        result
+    }
+}
+
+/// Sums of times, for a criterion `iter_custom`.
+#[derive(Debug, Default)]
+pub struct Sums {
+    /// Time in places.
+    pub place: Duration,
+    /// Number of places.
+    pub places: u64,
+    /// Time in releases.
+    pub release: Duration,
+    /// Number of releases.
+    pub releases: u64,
+}
+
+impl Record for Sums {
+    fn place<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let result = call();
+        self.place += start.elapsed();
+        self.places += 1;
+        result
+    }
+    fn release<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let result = call();
+        self.release += start.elapsed();
+        self.releases += 1;
+        result
+    }
+}
+
+fn nanos(duration: Duration) -> u32 {
+    u32::try_from(duration.as_nanos()).unwrap_or(u32::MAX)
+}
+
+/// The value that `part` (0 to 1) of `values` lie below. Sorts them.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "an index in range"
+)]
+pub fn percentile(values: &mut [u32], part: f64) -> u32 {
+    if values.is_empty() {
+        return 0;
+    }
+    values.sort_unstable();
+    values[((values.len() - 1) as f64 * part) as usize]
+}
