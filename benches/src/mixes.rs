@@ -1,6 +1,6 @@
 //! Seeded inputs: the four mixes of demands that the packers are measured on.
 
-/// SplitMix64 (Steele, Lea and Flood 2014): one word of state, and the same stream everywhere.
+/// `SplitMix64` (Steele, Lea and Flood 2014): one word of state, and the same stream everywhere.
 #[derive(Debug, Clone)]
 pub struct SplitMix64(u64);
 

@@ -251,9 +251,7 @@ impl Binpack2d {
 
 /// Bins that `bin-packing`'s maximal rectangles (best area fit over all sheets, largest first) uses for a batch.
 pub fn bin_packing_batch(side: (u32, u32), items: &[(u16, u16)]) -> Option<usize> {
-    use bin_packing::two_d::{
-        RectDemand2D, Sheet2D, TwoDAlgorithm, TwoDOptions, TwoDProblem, solve_2d,
-    };
+    use bin_packing::two_d::{RectDemand2D, Sheet2D, TwoDAlgorithm, TwoDOptions, TwoDProblem, solve_2d};
     let demands = items.iter().enumerate().map(|(i, (w, h))| RectDemand2D {
         name: i.to_string(),
         width: u32::from(*w),

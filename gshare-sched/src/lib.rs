@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | [`token`] | who may launch kernels now? | FaST-GShare, section 3.3 |
 //! | [`pack`] | which GPU, and which rectangle of its time and SMs? | FaST-GShare, section 3.4.2 |
+//! | [`place`] | which GPU, by sums of requests, limits and memory? | Dilu, section 3.3 |
 //! | [`scale`] | how many tokens for each client of a GPU, and how many instances? | Dilu, section 3.4; FaST-GShare, section 3.4.1 |
 //! | [`request`] | which GPU serves a request, and what stays in its memory? | GPU-enabled FaaS, sections III-IV |
 #![forbid(unsafe_code)]
@@ -16,6 +17,7 @@
 )]
 
 pub mod pack;
+pub mod place;
 pub mod request;
 pub mod scale;
 pub mod token;

@@ -46,7 +46,7 @@ mod geometry;
 mod index;
 mod max_rects;
 mod rearrange;
-mod runs;
-mod sets;
+pub(crate) mod runs;
+pub(crate) mod sets;
 
 pub use max_rects::{Heuristic, MaxRects, MaxRectsConfig, Reclaim, Snapshot, SnapshotGpu};
