@@ -229,7 +229,8 @@ pub enum RequestEvent {
         /// Which request.
         request: RequestId,
     },
-    /// The node reports that it does not have a model that was thought to be there.
+    /// The node reports that it does not have a model that was thought to be there. Unless it is in use (then its next
+    /// dispatch finds out), it is answered by an `Evict`: the report may be older than a load.
     Dropped {
         /// Where.
         gpu: GpuId,

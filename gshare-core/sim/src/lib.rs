@@ -15,6 +15,7 @@
 //! | [`token`] | a book of leases kept beside a [`TokenScheduler`](gshare_core::TokenScheduler), checkers over it, a picture of what went wrong, random operations |
 //! | [`conformance`] | one suite per policy trait, to run over any implementation of it |
 //! | [`node`] | a whole node in virtual time around any scheduler of tokens |
+//! | [`request`] | a cluster in virtual time around any scheduler of requests, with faults |
 //!
 //! # Rules
 //! Like the engines, this crate has no clock, no thread and no randomness of its own. It never depends on the engines:
@@ -25,6 +26,7 @@ pub mod arrivals;
 pub mod conformance;
 pub mod gpu;
 pub mod node;
+pub mod request;
 pub mod token;
 pub mod trace;
 

@@ -1442,10 +1442,11 @@ impl LocalityScheduler {
             RequestEvent::Loaded { gpu, model, took } => self.loaded(gpu.0, model.0, took, actions),
             RequestEvent::LoadFailed { gpu, model } => self.load_failed(gpu.0, model.0, actions),
             RequestEvent::Dropped { gpu, model } => {
-                // One in use is found out, and loaded again, when it is needed.
+                // One in use is found out, and loaded again, when it is needed. The report may be old, so the model may be
+                // there after all: it is ended for certain before its memory is given to another.
                 let unused = |copy: &ModelCopy| copy.state == CopyState::Resident && copy.users == 0;
                 if self.g(gpu.0).cached(model.0).is_some_and(unused) {
-                    self.lose_copy(gpu.0, model.0);
+                    self.evict(gpu.0, model.0, actions);
                 }
             }
             RequestEvent::NotResident { gpu, request } => {

@@ -213,7 +213,8 @@ impl Literal {
                 let used = on.running.iter().chain(&on.local).any(|request| request.model == model.0);
                 let resident = on.copies.iter().any(|c| c.model == model.0 && c.state == State::Resident);
                 if resident && !used {
-                    self.lose(gpu.0, model.0);
+                    self.copy(gpu.0, model.0).unwrap().state = State::Evicting;
+                    out.push(RequestAction::Evict { gpu, model });
                 }
             }
             RequestEvent::Completed { gpu, .. } => {

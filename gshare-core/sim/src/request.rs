@@ -1,0 +1,523 @@
+//! A cluster of GPUs under a request scheduler: evictions, loads and runs that take their time, and go wrong.
+//!
+//! # Problem
+//! Show what a [`RequestScheduler`] is worth in latencies, and that it keeps its promises when GPUs disappear, loads fail
+//! and processes die behind its back. The type that decides is the one that ships.
+//!
+//! # How it works
+//! Orders are carried out as a node would: an eviction, a load and a run take the profiled time (with jitter, if asked
+//! for), one after the other per GPU. Faults are drawn from one seed. While it runs, [`simulate`] checks that
+//! - what is physically on a GPU never exceeds its memory;
+//! - a GPU is told to do one thing at a time, and a dispatch finds its model there unless a fault removed it;
+//! - each request is completed once or rejected once, and nothing is left at the end.
+
+use crate::{EventQueue, Rng};
+use gshare_core::request::{
+    GpuKind, GpuRecord, ModelProfile, NodeId, RejectReason, RequestAction, RequestEvent, RequestId,
+    RequestScheduler, TenantId, Tier,
+};
+use gshare_core::{Bytes, Duration, GpuId, ModelId, Timestamp};
+use std::collections::BTreeMap;
+
+/// A GPU of the cluster.
+#[derive(Debug, Clone, Copy)]
+pub struct GpuSpec {
+    /// What it is like.
+    pub kind: GpuKind,
+    /// Where it is.
+    pub node: NodeId,
+    /// Its memory for models.
+    pub memory: Bytes,
+}
+
+/// A model, and what it costs by kind.
+#[derive(Debug, Clone)]
+pub struct ModelSpec {
+    /// Its size.
+    pub memory: Bytes,
+    /// Its costs on the kinds it runs on.
+    pub profiles: Vec<(GpuKind, ModelProfile)>,
+}
+
+/// One request to come; its number in the list is its name.
+#[derive(Debug, Clone, Copy)]
+pub struct Arrival {
+    /// When.
+    pub at: Timestamp,
+    /// For which model: its number in the list of models.
+    pub model: u32,
+    /// Whose.
+    pub tenant: TenantId,
+    /// When it must be complete.
+    pub deadline: Option<Timestamp>,
+}
+
+/// What goes wrong. Nothing by default.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Faults {
+    /// Mean time between losses of a GPU.
+    pub loss_every: Option<Duration>,
+    /// Longest time until a lost GPU is back.
+    pub back_within: Duration,
+    /// Loads that fail, per cent.
+    pub load_fails: u64,
+    /// Runs after which the model's process dies unnoticed, per cent.
+    pub process_dies: u64,
+    /// Times are off by up to this much, per cent.
+    pub jitter: u64,
+    /// Time of an eviction.
+    pub eviction: Duration,
+}
+
+/// What became of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It was served.
+    Served {
+        /// From its arrival to its (last) dispatch.
+        waited: Duration,
+        /// From its arrival to its completion.
+        latency: Duration,
+    },
+    /// It was not.
+    Rejected {
+        /// Why.
+        reason: RejectReason,
+        /// How long after its arrival.
+        after: Duration,
+    },
+}
+
+/// What happened in all.
+#[derive(Debug, Clone, Default)]
+pub struct Outcome {
+    /// By request.
+    pub fates: Vec<Fate>,
+    /// When the last request was done.
+    pub makespan: Duration,
+    /// GPU time spent running requests.
+    pub running: Duration,
+    /// Average number of GPUs that held the first model, over the makespan, in thousandths.
+    pub first_model_copies_milli: u64,
+    /// Events that the scheduler was told.
+    pub events: u64,
+}
+
+/// A random cluster of up to 6 GPUs of two kinds, up to 12 models, 200 requests, and faults of every sort.
+pub fn chaos(seed: u64) -> (Vec<GpuSpec>, Vec<ModelSpec>, Vec<Arrival>, Faults) {
+    let mut rng = Rng::new(seed);
+    let memory = [Bytes::from_gib(rng.between(4, 12)), Bytes::from_gib(rng.between(4, 12))];
+    let mut gpus = Vec::new();
+    for index in 0..rng.between(1, 6) {
+        let second = rng.percent(30);
+        let node = NodeId(u32::try_from(index / 2).unwrap_or(0));
+        gpus.push(GpuSpec { kind: GpuKind(u8::from(second)), node, memory: memory[usize::from(second)] });
+    }
+    let mut models = Vec::new();
+    for _ in 0..rng.between(1, 12) {
+        let memory = Bytes::from_mib(rng.between(200, 5_000));
+        let mut profiles = Vec::new();
+        for kind in 0..2 {
+            // Every model runs on the kind of the first GPU.
+            if kind == gpus[0].kind.0 || rng.percent(70) {
+                let load_disk = Duration::from_millis(rng.between(500, 5_000));
+                let load_host = Duration::from_millis(rng.between(50, 500));
+                let infer = Duration::from_millis(rng.between(50, 2_000));
+                profiles.push((GpuKind(kind), ModelProfile { load_disk, load_host, infer }));
+            }
+        }
+        models.push(ModelSpec { memory, profiles });
+    }
+    let mut at = Timestamp::ZERO;
+    let mut arrivals = Vec::new();
+    let rush = rng.between(50, 800);
+    for _ in 0..200 {
+        at = at + Duration::from_millis(rng.below(rush * 2));
+        let model = u32::try_from(rng.below(models.len() as u64)).unwrap_or(0);
+        let tenant = TenantId(u32::try_from(rng.below(3)).unwrap_or(0));
+        let deadline = rng.percent(20).then(|| at + Duration::from_millis(rng.between(1, 30_000)));
+        arrivals.push(Arrival { at, model, tenant, deadline });
+    }
+    let faults = Faults {
+        loss_every: rng.percent(60).then(|| Duration::from_secs(rng.between(2, 60))),
+        back_within: Duration::from_secs(rng.between(1, 20)),
+        load_fails: if rng.percent(50) { rng.below(30) } else { 0 },
+        process_dies: if rng.percent(50) { rng.below(20) } else { 0 },
+        jitter: rng.below(60),
+        eviction: Duration::from_millis(rng.below(500)),
+    };
+    (gpus, models, arrivals, faults)
+}
+
+/// A look at the cluster every second: what is really where, to be told to the scheduler or not.
+pub type Watch<'a> =
+    dyn FnMut(Timestamp, &dyn RequestScheduler, &[(GpuId, GpuRecord)]) -> Vec<RequestEvent> + 'a;
+
+#[derive(Debug)]
+enum Happens {
+    Arrives(usize),
+    Evicted { gpu: usize, life: u64, model: u32 },
+    Loaded { gpu: usize, life: u64, model: u32, took: Duration, fails: bool },
+    Ran { gpu: usize, life: u64, requests: Vec<RequestId>, took: Duration },
+    Lost,
+    Back { gpu: usize },
+    Watched,
+    Deadline,
+}
+
+#[derive(Debug, Default)]
+struct Gpu {
+    here: bool,
+    life: u64,
+    /// Bytes of what is on it or being loaded.
+    models: BTreeMap<u32, u64>,
+    /// Processes that died unnoticed; their memory is free.
+    dead: Vec<u32>,
+    busy: bool,
+}
+
+struct Cluster<'a> {
+    scheduler: &'a mut dyn RequestScheduler,
+    gpus: &'a [GpuSpec],
+    models: &'a [ModelSpec],
+    arrivals: &'a [Arrival],
+    faults: Faults,
+    batch_marginal_bp: u64,
+    rng: Rng,
+    queue: EventQueue<Happens>,
+    state: Vec<Gpu>,
+    fates: Vec<Option<Fate>>,
+    dispatched: Vec<Timestamp>,
+    outcome: Outcome,
+    actions: Vec<RequestAction>,
+    first_model: (Timestamp, u64, u128),
+    left: usize,
+}
+
+/// Runs arrivals through a scheduler until all of them are served or rejected.
+///
+/// `batch_marginal_bp` is what each further request of a batch takes, as a share of the first. `watch` is called once a
+/// second.
+///
+/// # Errors
+/// When the scheduler breaks a promise: which, and when.
+pub fn simulate(
+    scheduler: &mut dyn RequestScheduler,
+    gpus: &[GpuSpec],
+    models: &[ModelSpec],
+    arrivals: &[Arrival],
+    faults: Faults,
+    batch_marginal_bp: u64,
+    seed: u64,
+    mut watch: Option<&mut Watch<'_>>,
+) -> Result<Outcome, String> {
+    let mut cluster = Cluster {
+        scheduler,
+        gpus,
+        models,
+        arrivals,
+        faults,
+        batch_marginal_bp,
+        rng: Rng::new(seed),
+        queue: EventQueue::new(),
+        state: gpus.iter().map(|_| Gpu::default()).collect(),
+        fates: vec![None; arrivals.len()],
+        dispatched: vec![Timestamp::ZERO; arrivals.len()],
+        outcome: Outcome::default(),
+        actions: Vec::new(),
+        first_model: (Timestamp::ZERO, 0, 0),
+        left: arrivals.len(),
+    };
+    for (index, model) in models.iter().enumerate() {
+        let id = ModelId(u32::try_from(index).map_err(|_| "too many models")?);
+        cluster.tell(Timestamp::ZERO, RequestEvent::ModelAdded { model: id, memory: model.memory })?;
+        for &(kind, profile) in &model.profiles {
+            cluster.tell(Timestamp::ZERO, RequestEvent::ModelProfiled { model: id, kind, profile })?;
+        }
+    }
+    for gpu in 0..gpus.len() {
+        cluster.join(Timestamp::ZERO, gpu)?;
+    }
+    for (index, arrival) in arrivals.iter().enumerate() {
+        cluster.queue.schedule(arrival.at, Happens::Arrives(index));
+    }
+    if faults.loss_every.is_some() {
+        cluster.plan_loss();
+    }
+    if watch.is_some() {
+        cluster.queue.schedule(Timestamp::from_millis(1_000), Happens::Watched);
+    }
+    let mut deadline = None;
+    while cluster.left > 0 {
+        let Some((now, event)) = cluster.queue.pop() else {
+            return Err(format!("{} requests are left and nothing will ever happen", cluster.left));
+        };
+        if let Happens::Watched = event {
+            let truth = cluster.truth();
+            let events =
+                watch.as_mut().map(|watch| watch(now, &*cluster.scheduler, &truth)).unwrap_or_default();
+            for event in events {
+                if let RequestEvent::GpuLost { gpu } = event {
+                    // A GPU that others think is lost is restarted.
+                    cluster.lose(now, gpu.index())?;
+                } else {
+                    cluster.tell(now, event)?;
+                }
+            }
+            cluster.queue.schedule(now + Duration::from_secs(1), Happens::Watched);
+        } else {
+            cluster.happens(now, event)?;
+        }
+        let next = cluster.scheduler.next_deadline();
+        if next != deadline {
+            deadline = next;
+            if let Some(at) = next {
+                cluster.queue.schedule(at, Happens::Deadline);
+            }
+        }
+    }
+    cluster.finish()
+}
+
+impl Cluster<'_> {
+    fn tell(&mut self, now: Timestamp, event: RequestEvent) -> Result<(), String> {
+        self.outcome.events += 1;
+        let mut actions = core::mem::take(&mut self.actions);
+        self.scheduler
+            .handle(now, event, &mut actions)
+            .map_err(|error| format!("{now}: {event:?}: {error}"))?;
+        let mut batch: Vec<RequestId> = Vec::new();
+        for action in actions.drain(..) {
+            self.carry_out(now, action, &mut batch)?;
+        }
+        self.actions = actions;
+        Ok(())
+    }
+
+    fn index(request: RequestId) -> usize {
+        usize::try_from(request.0).unwrap_or(usize::MAX)
+    }
+
+    fn takes(&mut self, profiled: Duration) -> Duration {
+        let jitter = self.faults.jitter;
+        if jitter == 0 {
+            return profiled;
+        }
+        let percent = self.rng.between(100 - jitter.min(99), 100 + jitter);
+        Duration::from_nanos((profiled.as_nanos() / 100 * percent).max(1))
+    }
+
+    fn profile(&self, gpu: usize, model: u32) -> Result<ModelProfile, String> {
+        let profiles = &self.models[model as usize].profiles;
+        let kind = self.gpus[gpu].kind;
+        let found = profiles.iter().find(|(other, _)| *other == kind);
+        found.map(|(_, profile)| *profile).ok_or_else(|| format!("model{model} cannot run on gpu{gpu}"))
+    }
+
+    fn carry_out(
+        &mut self,
+        now: Timestamp,
+        action: RequestAction,
+        batch: &mut Vec<RequestId>,
+    ) -> Result<(), String> {
+        match action {
+            RequestAction::Evict { gpu, model } => {
+                let (gpu, model) = (gpu.index(), model.0);
+                let took = self.takes(self.faults.eviction);
+                let life = self.state[gpu].life;
+                self.queue.schedule(now + took, Happens::Evicted { gpu, life, model });
+            }
+            RequestAction::Load { gpu, model, from, .. } => {
+                let (gpu, model) = (gpu.index(), model.0);
+                let profile = self.profile(gpu, model)?;
+                self.busy(now, gpu)?;
+                let bytes = self.models[model as usize].memory.0;
+                self.state[gpu].dead.retain(|dead| *dead != model);
+                self.state[gpu].models.insert(model, bytes);
+                let taken: u64 = self.state[gpu].models.values().sum();
+                if taken > self.gpus[gpu].memory.0 {
+                    return Err(format!("{now}: gpu{gpu} is out of memory: {taken} bytes"));
+                }
+                self.count_first(now);
+                let profiled = if from == Tier::Host { profile.load_host } else { profile.load_disk };
+                let took = self.takes(profiled);
+                let fails = self.rng.percent(self.faults.load_fails);
+                let life = self.state[gpu].life;
+                self.queue.schedule(now + took, Happens::Loaded { gpu, life, model, took, fails });
+            }
+            RequestAction::Dispatch { gpu, request, model, batch_more } => {
+                let (gpu, index) = (gpu.index(), Self::index(request));
+                if self.fates[index].is_some() {
+                    return Err(format!("{now}: {request} is dispatched, but it is done"));
+                }
+                self.dispatched[index] = now;
+                batch.push(request);
+                if batch_more > 0 {
+                    return Ok(());
+                }
+                let requests = core::mem::take(batch);
+                self.busy(now, gpu)?;
+                let there = self.state[gpu].models.contains_key(&model.0);
+                let infer = self.profile(gpu, model.0)?.infer;
+                let one = self.takes(infer).as_nanos();
+                let more = u64::try_from(requests.len()).unwrap_or(u64::MAX) - 1;
+                let took = Duration::from_nanos(if there {
+                    one + one / 10_000 * self.batch_marginal_bp * more
+                } else {
+                    0
+                });
+                if !there && !self.state[gpu].dead.contains(&model.0) {
+                    return Err(format!(
+                        "{now}: {request} is dispatched to gpu{gpu}, where its model never was"
+                    ));
+                }
+                self.outcome.running = self.outcome.running.saturating_add(took);
+                let life = self.state[gpu].life;
+                self.queue.schedule(now + took, Happens::Ran { gpu, life, requests, took });
+            }
+            RequestAction::Reject { request, reason } => {
+                let index = Self::index(request);
+                let after = now.saturating_since(self.arrivals[index].at);
+                self.done(now, index, Fate::Rejected { reason, after })?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn busy(&mut self, now: Timestamp, gpu: usize) -> Result<(), String> {
+        if !self.state[gpu].here || core::mem::replace(&mut self.state[gpu].busy, true) {
+            return Err(format!("{now}: gpu{gpu} is told to do two things, or is not here"));
+        }
+        Ok(())
+    }
+
+    fn done(&mut self, now: Timestamp, index: usize, fate: Fate) -> Result<(), String> {
+        if self.fates[index].replace(fate).is_some() {
+            return Err(format!("{now}: request{index} ended twice"));
+        }
+        self.left -= 1;
+        self.outcome.makespan = now.saturating_since(Timestamp::ZERO);
+        Ok(())
+    }
+
+    fn happens(&mut self, now: Timestamp, event: Happens) -> Result<(), String> {
+        match event {
+            Happens::Arrives(index) => {
+                let Arrival { model, tenant, deadline, .. } = self.arrivals[index];
+                let request = RequestId(index as u64);
+                self.tell(now, RequestEvent::Arrived { request, model: ModelId(model), tenant, deadline })
+            }
+            Happens::Evicted { gpu, life, model } if self.state[gpu].life == life => {
+                self.state[gpu].models.remove(&model);
+                self.count_first(now);
+                self.tell(now, RequestEvent::Evicted { gpu: id(gpu), model: ModelId(model) })
+            }
+            Happens::Loaded { gpu, life, model, took, fails } if self.state[gpu].life == life => {
+                self.state[gpu].busy = false;
+                let (gpu_id, model_id) = (id(gpu), ModelId(model));
+                if fails {
+                    self.state[gpu].models.remove(&model);
+                    self.count_first(now);
+                    return self.tell(now, RequestEvent::LoadFailed { gpu: gpu_id, model: model_id });
+                }
+                self.tell(now, RequestEvent::Loaded { gpu: gpu_id, model: model_id, took })
+            }
+            Happens::Ran { gpu, life, requests, took } if self.state[gpu].life == life => {
+                self.state[gpu].busy = false;
+                let model = self.arrivals[Self::index(requests[0])].model;
+                if !self.state[gpu].models.contains_key(&model) {
+                    return self.tell(now, RequestEvent::NotResident { gpu: id(gpu), request: requests[0] });
+                }
+                if self.rng.percent(self.faults.process_dies) {
+                    self.state[gpu].models.remove(&model);
+                    self.state[gpu].dead.push(model);
+                    self.count_first(now);
+                }
+                for request in requests {
+                    let index = Self::index(request);
+                    let arrived = self.arrivals[index].at;
+                    let waited = self.dispatched[index].saturating_since(arrived);
+                    self.done(now, index, Fate::Served { waited, latency: now.saturating_since(arrived) })?;
+                    self.tell(now, RequestEvent::Completed { gpu: id(gpu), request, took })?;
+                }
+                Ok(())
+            }
+            Happens::Lost => {
+                let here: Vec<usize> = (0..self.state.len()).filter(|gpu| self.state[*gpu].here).collect();
+                if let Some(&gpu) = self.rng.pick(&here) {
+                    self.lose(now, gpu)?;
+                }
+                self.plan_loss();
+                Ok(())
+            }
+            Happens::Back { gpu } => self.join(now, gpu),
+            Happens::Deadline if self.scheduler.next_deadline().is_some_and(|at| at <= now) => {
+                self.tell(now, RequestEvent::DeadlineReached)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn join(&mut self, now: Timestamp, gpu: usize) -> Result<(), String> {
+        let GpuSpec { kind, node, memory } = self.gpus[gpu];
+        let life = self.state[gpu].life + 1;
+        self.state[gpu] = Gpu { here: true, life, ..Gpu::default() };
+        self.tell(now, RequestEvent::GpuJoined { gpu: id(gpu), kind, node, memory })
+    }
+
+    fn lose(&mut self, now: Timestamp, gpu: usize) -> Result<(), String> {
+        if !self.state[gpu].here {
+            return Ok(());
+        }
+        let life = self.state[gpu].life + 1;
+        self.state[gpu] = Gpu { life, ..Gpu::default() };
+        self.count_first(now);
+        let back = self.rng.duration(
+            Duration::from_nanos(1),
+            self.faults.back_within.saturating_add(Duration::from_nanos(1)),
+        );
+        self.queue.schedule(now + back, Happens::Back { gpu });
+        self.tell(now, RequestEvent::GpuLost { gpu: id(gpu) })
+    }
+
+    fn plan_loss(&mut self) {
+        if let Some(every) = self.faults.loss_every {
+            let wait = self.rng.duration(Duration::from_nanos(1), every.saturating_mul(2));
+            self.queue.schedule(self.queue.now() + wait, Happens::Lost);
+        }
+    }
+
+    /// What is really on each GPU that is here.
+    fn truth(&self) -> Vec<(GpuId, GpuRecord)> {
+        let here = self.state.iter().enumerate().filter(|(_, gpu)| gpu.here);
+        here.map(|(index, gpu)| {
+            let models = gpu.models.keys().copied().map(ModelId).collect();
+            (id(index), GpuRecord { busy: gpu.busy, free_at: self.queue.now(), models })
+        })
+        .collect()
+    }
+
+    fn count_first(&mut self, now: Timestamp) {
+        let (since, copies, sum) = self.first_model;
+        let sum = sum + u128::from(now.saturating_since(since).as_nanos()) * u128::from(copies);
+        let copies = self.state.iter().filter(|gpu| gpu.models.contains_key(&0)).count() as u64;
+        self.first_model = (now, copies, sum);
+    }
+
+    fn finish(mut self) -> Result<Outcome, String> {
+        self.count_first(self.queue.now());
+        let span = u128::from(self.outcome.makespan.as_nanos().max(1));
+        self.outcome.first_model_copies_milli =
+            u64::try_from(self.first_model.2 * 1000 / span).unwrap_or(u64::MAX);
+        if self.scheduler.waiting() > 0 {
+            return Err("all requests ended, but the scheduler has some that wait".to_owned());
+        }
+        self.outcome.fates = self.fates.into_iter().flatten().collect();
+        Ok(self.outcome)
+    }
+}
+
+fn id(gpu: usize) -> GpuId {
+    GpuId(u32::try_from(gpu).unwrap_or(u32::MAX))
+}

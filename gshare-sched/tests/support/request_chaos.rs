@@ -1,0 +1,92 @@
+//! One chaotic run of the request scheduler: GPUs lost and back, loads that fail, processes that die, a store that is late.
+
+use gshare_core::request::{GpuRecord, RequestEvent, RequestScheduler, StateStore, TenantId, TenantLimits};
+use gshare_core::{BasisPoints, Bytes, Duration, Engine, GpuId, Timestamp};
+use gshare_sched::request::state::{Seen, reconcile};
+use gshare_sched::request::{CachePolicy, LocalityScheduler, MemoryStore, Policy, SchedulerConfig};
+use gshare_sim::Rng;
+use gshare_sim::request::{Fate, Outcome, chaos, simulate};
+
+/// The longest wait that any configuration below allows.
+pub(crate) const BOUND: Duration = Duration::from_secs(20);
+
+/// A configuration for a seed: every policy, every cache, and options in every mixture.
+pub(crate) fn config(seed: u64) -> SchedulerConfig {
+    let mut rng = Rng::new(seed ^ 0x5eed);
+    let skip_limit = u32::try_from(rng.below(30)).unwrap_or(0);
+    let policies = [
+        Policy::LoadBalance,
+        Policy::Lalb,
+        Policy::LalbO3 { skip_limit },
+        Policy::EvictCostAware { skip_limit },
+    ];
+    let caches = [CachePolicy::Lru, CachePolicy::Gdsf, CachePolicy::CostAware];
+    let mut config = SchedulerConfig::paper(*rng.pick(&policies).expect("not empty"));
+    config.cache = *rng.pick(&caches).expect("not empty");
+    config.max_wait = Some(BOUND);
+    config.skip_age = Duration::from_millis(rng.between(500, 60_000));
+    config.max_batch = u16::try_from(rng.between(1, 4)).unwrap_or(1);
+    config.batch_marginal = BasisPoints::from_percent(50).expect("below 100");
+    config.max_attempts = u8::try_from(rng.between(1, 5)).unwrap_or(3);
+    config.fairness = rng.percent(40).then(|| Duration::from_millis(rng.between(100, 10_000)));
+    if rng.percent(30) {
+        config.host_memory = Bytes::from_gib(rng.between(1, 16));
+    }
+    config
+}
+
+/// Runs a seed.
+///
+/// # Errors
+/// The promise that was broken.
+pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
+    let config = config(seed);
+    let mut scheduler = LocalityScheduler::new(config).map_err(|error| error.to_string())?;
+    let mut rng = Rng::new(seed ^ 0xcafe);
+    if rng.percent(40) {
+        for tenant in 0..2 {
+            let mut limits = TenantLimits::default();
+            limits.max_processes = u32::try_from(rng.between(1, 6)).unwrap_or(1);
+            limits.gpu_time = BasisPoints::from_percent(40).expect("below 100");
+            limits.memory = BasisPoints::from_percent(60).expect("below 100");
+            limits.weight = u32::try_from(rng.between(1, 4)).unwrap_or(1);
+            let event = RequestEvent::TenantLimited { tenant: TenantId(tenant), limits };
+            scheduler.handle(Timestamp::ZERO, event, &mut Vec::new()).map_err(|error| error.to_string())?;
+        }
+    }
+    let (gpus, models, arrivals, faults) = chaos(seed);
+    let mut store = MemoryStore::new();
+    let mut seen = Seen::default();
+    let late = rng.below(60);
+    let names: Vec<GpuId> = (0u32..).zip(&gpus).map(|(gpu, _)| GpuId(gpu)).collect();
+    let mut watch = |now: Timestamp, scheduler: &dyn RequestScheduler, truth: &[(GpuId, GpuRecord)]| {
+        // What was written a second ago, or earlier where writes were late, is what the scheduler catches up with.
+        let events = if now < Timestamp::from_millis(1_500) {
+            Vec::new()
+        } else {
+            reconcile(now, &store, scheduler, &names, &mut seen)
+        };
+        for (gpu, record) in truth {
+            if !rng.percent(late) {
+                let version = store.version(*gpu).expect("never unavailable");
+                let lease = Duration::from_millis(4_500);
+                store.put(now, *gpu, record.clone(), version, lease).expect("the only writer");
+            }
+        }
+        events
+    };
+    let outcome = simulate(&mut scheduler, &gpus, &models, &arrivals, faults, 5_000, seed, Some(&mut watch))?;
+    for (index, fate) in outcome.fates.iter().enumerate() {
+        let waited = match *fate {
+            Fate::Served { waited, .. } => waited,
+            Fate::Rejected { after, .. } => after,
+        };
+        // Nobody is given to a GPU after the bound; what was given to one before it may fail there, and be tried again
+        // as often as is allowed: an eviction, a load and a run each time.
+        let attempt = Duration::from_secs(20);
+        if waited > BOUND.saturating_add(attempt.saturating_mul(config.max_attempts.into())) {
+            return Err(format!("request{index} waited for {waited}"));
+        }
+    }
+    Ok(outcome)
+}
