@@ -1,5 +1,5 @@
 //! The driver API as a client sees it, one process per test.
-#![allow(unsafe_code)] // a C client
+#![allow(unsafe_code, clippy::macro_metavars_in_unsafe)] // a C client
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // small numbers
 
 mod common;

@@ -352,9 +352,18 @@ impl<T: Kind> Object<T> {
 
 // --- Threads ---------------------------------------------------------------------------------------
 
+/// What a launch needs of its thread, in one place without a destructor: one look-up, no check.
+pub(crate) struct Thread {
+    context: Cell<Option<&'static Object<Context>>>,
+    /// The thread's own stream in the context it used last.
+    own: Cell<Option<&'static Object<Stream>>>,
+    /// Where this thread counts launches that cost nothing, and whether it is the only one to.
+    counter: Cell<Option<(&'static AtomicU64, bool)>>,
+}
+
 thread_local! {
-    static CURRENT: Cell<Option<&'static Object<Context>>> = const { Cell::new(None) };
-    static SHARD: Cell<usize> = const { Cell::new(usize::MAX) };
+    static THREAD: Thread =
+        const { Thread { context: Cell::new(None), own: Cell::new(None), counter: Cell::new(None) } };
     static STACK: RefCell<Vec<&'static Object<Context>>> = const { RefCell::new(Vec::new()) };
     static OWN_STREAMS: RefCell<BTreeMap<u64, &'static Object<Stream>>> = const { RefCell::new(BTreeMap::new()) };
     pub(crate) static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
@@ -363,8 +372,8 @@ thread_local! {
 /// The calling thread's current context.
 #[inline]
 pub(crate) fn current() -> Result<&'static Object<Context>, CUresult> {
-    match CURRENT.try_with(Cell::get) {
-        Ok(Some(context)) if STATE.load(Relaxed) == READY => {
+    match current_opt() {
+        Some(context) if STATE.load(Relaxed) == READY => {
             if context.live() {
                 Ok(context)
             } else {
@@ -379,7 +388,7 @@ pub(crate) fn current() -> Result<&'static Object<Context>, CUresult> {
 }
 
 pub(crate) fn current_opt() -> Option<&'static Object<Context>> {
-    CURRENT.try_with(Cell::get).ok().flatten()
+    THREAD.with(|thread| thread.context.get())
 }
 
 /// Replaces the top of the calling thread's stack (`None` pops it).
@@ -388,13 +397,13 @@ pub(crate) fn set_current(context: Option<&'static Object<Context>>) {
         let mut stack = stack.borrow_mut();
         stack.pop();
         stack.extend(context);
-        let _ = CURRENT.try_with(|c| c.set(stack.last().copied()));
+        THREAD.with(|thread| thread.context.set(stack.last().copied()));
     });
 }
 
 pub(crate) fn push_current(context: &'static Object<Context>) {
     let _ = STACK.try_with(|stack| stack.borrow_mut().push(context));
-    let _ = CURRENT.try_with(|c| c.set(Some(context)));
+    THREAD.with(|thread| thread.context.set(Some(context)));
 }
 
 pub(crate) fn pop_current() -> Option<&'static Object<Context>> {
@@ -402,24 +411,53 @@ pub(crate) fn pop_current() -> Option<&'static Object<Context>> {
         .try_with(|stack| {
             let mut stack = stack.borrow_mut();
             let popped = stack.pop();
-            let _ = CURRENT.try_with(|c| c.set(stack.last().copied()));
+            THREAD.with(|thread| thread.context.set(stack.last().copied()));
             popped
         })
         .ok()
         .flatten()
 }
 
+/// Counts a launch that costs nothing, if nothing is pending on its stream: a few ns, no lock. `false`: take the long way.
 #[inline]
-pub(crate) fn shard() -> usize {
+pub(crate) unsafe fn count_if_idle(flavor: Flavor, handle: sys::CUstream) -> bool {
+    THREAD.with(|thread| {
+        let Some((counter, exclusive)) = thread.counter.get().or_else(|| first_count(thread)) else {
+            return false;
+        };
+        let Some(context) = thread.context.get() else { return false };
+        let number = handle as usize;
+        let stream = if number > 2 {
+            Object::<Stream>::get(handle).ok()
+        } else if number == 2 || (number == 0 && flavor == Flavor::PerThread) {
+            thread.own.get().filter(|own| std::ptr::eq(own.context, context))
+        } else {
+            context.legacy.get().copied()
+        };
+        let Some(stream) = stream else { return false };
+        let idle = stream.completed.load(Acquire) >= stream.tail.load(Relaxed);
+        let captures = stream.capturing.load(Relaxed) || graph::any_capture();
+        if !idle || captures || !stream.context.live() || STATE.load(Relaxed) != READY {
+            return false;
+        }
+        if exclusive {
+            counter.store(counter.load(Relaxed) + 1, Relaxed);
+        } else {
+            counter.fetch_add(1, Relaxed);
+        }
+        true
+    })
+}
+
+/// Gives the thread its counter.
+#[cold]
+fn first_count(thread: &Thread) -> Option<(&'static AtomicU64, bool)> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    SHARD
-        .try_with(|cell| {
-            if cell.get() == usize::MAX {
-                cell.set(NEXT.fetch_add(1, Relaxed));
-            }
-            cell.get()
-        })
-        .unwrap_or(usize::MAX)
+    let driver = driver().ok()?;
+    let shards = &driver.device.open_part().procs[driver.process as usize].shards;
+    let number = NEXT.fetch_add(1, Relaxed).min(shards.len() - 1);
+    thread.counter.set(Some((&shards[number].launches, number < shards.len() - 1)));
+    thread.counter.get()
 }
 
 // --- Contexts and streams --------------------------------------------------------------------------
@@ -513,6 +551,8 @@ pub(crate) struct Stream {
     pub(crate) kind: StreamKind,
     pub(crate) flags: u32,
     pub(crate) priority: i32,
+    /// Entries that are done.
+    pub(crate) completed: &'static AtomicU64,
     /// Position of the next entry, as this process knows it.
     pub(crate) tail: AtomicU64,
     /// Position in the legacy stream that entries pushed here wait for already.
@@ -545,6 +585,7 @@ impl Stream {
             kind,
             flags,
             priority,
+            completed: &driver.device.open_part().streams[slot as usize].completed,
             tail: AtomicU64::new(done),
             seen_legacy: AtomicU64::new(0),
             seen_by_legacy: AtomicU64::new(done),
@@ -591,6 +632,7 @@ fn own_stream(context: &'static Object<Context>) -> Result<&'static Object<Strea
     OWN_STREAMS
         .try_with(|own| {
             if let Some(stream) = own.borrow().get(&context.id) {
+                THREAD.with(|thread| thread.own.set(Some(*stream)));
                 return Ok(*stream);
             }
             let driver = driver()?;

@@ -205,6 +205,12 @@ pub(crate) struct Capture {
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 static SESSIONS: Mutex<Vec<Arc<Session>>> = Mutex::new(Vec::new());
 
+/// Whether any stream of the process captures.
+#[inline]
+pub(crate) fn any_capture() -> bool {
+    ACTIVE.load(Acquire) > 0
+}
+
 /// Refuses a call that must not happen while the calling thread, or under its mode another one, captures.
 pub(crate) fn not_while_capturing() -> Answer {
     if ACTIVE.load(Acquire) == 0 {

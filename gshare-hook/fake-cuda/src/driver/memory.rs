@@ -5,7 +5,7 @@
 //! is reused for the same size, and given back to the host if anything was written to it. The account is charged
 //! the bytes asked for, without rounding (a pitched allocation: pitch x height).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Acquire;
 
@@ -57,7 +57,7 @@ struct Arena {
     next: u64,
     end: u64,
     /// Freed spans by size.
-    free: HashMap<u64, Vec<u64>>,
+    free: BTreeMap<u64, Vec<u64>>,
     /// Freed spans of sizes nobody asked for, when the range is used up.
     pieces: BTreeMap<u64, u64>,
 }
@@ -115,7 +115,7 @@ impl Arena {
             return Ok(at);
         }
         // The range is used up: join what was freed, and take the first piece that fits.
-        for (size, list) in self.free.drain() {
+        for (size, list) in std::mem::take(&mut self.free) {
             self.pieces.extend(list.into_iter().map(|at| (at, size)));
         }
         let mut joined: BTreeMap<u64, u64> = BTreeMap::new();
@@ -335,12 +335,13 @@ pub(crate) fn allocate(context: &Context, bytes: u64, kind: MemKind) -> Result<u
 /// Charges bytes; before it says that there are none, it looks for dead processes and trims this one's pools.
 pub(crate) fn charge(gpu: u32, kind: MemKind, bytes: u64) -> Answer {
     let driver = driver()?;
-    let charged = driver.device.with(|engine, now| {
-        engine.charge(driver.process, gpu, kind, bytes).or_else(|_| {
+    let mut charged = driver.device.with_lock(|engine| engine.charge(driver.process, gpu, kind, bytes));
+    if charged.is_err() {
+        charged = driver.device.with(|engine, now| {
             driver.device.sweep(engine, now);
             engine.charge(driver.process, gpu, kind, bytes)
-        })
-    });
+        });
+    }
     if charged.is_err() && pool::trim_all(gpu)? > 0 {
         driver.device.with(|engine, _| engine.charge(driver.process, gpu, kind, bytes))?;
         return Ok(());
@@ -358,7 +359,7 @@ pub(crate) fn free(address: u64) -> Answer {
         What::Pooled(_) => pool::free_now(address),
         What::Charged(kind) => {
             let alloc = driver.memory.remove(address, ours).ok_or(INVALID_VALUE)?;
-            driver.device.with(|engine, _| match &alloc.backing {
+            driver.device.with_lock(|engine| match &alloc.backing {
                 Some(backing) => engine.leave(driver.process, backing.id, backing.generation),
                 None => engine.refund(driver.process, alloc.gpu, kind, alloc.bytes),
             });

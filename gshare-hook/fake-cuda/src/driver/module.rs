@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicI32;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::core::*;
 use super::graph::{Node, legacy_not_implied};
@@ -144,25 +144,14 @@ pub(crate) unsafe fn first_argument(
 /// A kernel that costs nothing on a stream with nothing pending: counted and done.
 #[inline]
 unsafe fn launch_free(flavor: Flavor, f: sys::CUfunction, ok: bool, hStream: sys::CUstream) -> bool {
-    let Ok(function) = Object::<Function>::get(f) else { return false };
-    if !function.free || !ok {
-        return false;
+    match Object::<Function>::get(f) {
+        Ok(function) if function.free && ok => count_if_idle(flavor, hStream),
+        _ => false,
     }
-    let (Ok(stream), Ok(driver)) = (stream(flavor, hStream), driver()) else { return false };
-    if stream.capturing.load(Acquire)
-        || stream.kind == StreamKind::Legacy && legacy_not_implied(stream).is_err()
-    {
-        return false;
-    }
-    if driver.device.completed_now(stream.slot) < stream.tail.load(Relaxed) || current_opt().is_none() {
-        return false;
-    }
-    driver.device.count_free(driver.process, shard());
-    true
 }
 
 /// This one has no guard: the free path has nothing that panics, and the rest brings its own.
-#[inline]
+#[inline(always)]
 pub(super) unsafe fn cuLaunchKernel(
     flavor: Flavor,
     f: sys::CUfunction,

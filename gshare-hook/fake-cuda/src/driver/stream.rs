@@ -101,7 +101,10 @@ pub(super) unsafe fn cuCtxSynchronize_v2(ctx: sys::CUcontext) -> Answer {
 
 pub(crate) fn synchronise(context: &'static Object<Context>) -> Answer {
     context_not_capturing(context)?;
-    for stream in context.all_streams() {
+    let pending = |s: &Object<Stream>| s.completed.load(Acquire) < s.tail.load(Acquire);
+    let busy: Vec<_> = lock(&context.streams).iter().copied().filter(|s| pending(s)).collect();
+    drain(context.legacy()?)?;
+    for stream in busy {
         drain(stream)?;
     }
     pool::after_synchronising(context.ordinal)

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU64, compiler_fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::engine::{Engine, SimError};
-use super::layout::{Locked, Open, SHARDS};
+use super::layout::{Locked, Open};
 use crate::profile::{Profile, ProfileError, load_text};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"gsh-sim\x01");
@@ -244,6 +244,18 @@ impl SimDevice {
 
     /// Runs `f` with the lock held and the time read under it, after bringing the schedule up to date.
     pub fn with<R>(&self, f: impl FnOnce(&mut Engine<'_>, u64) -> R) -> R {
+        self.with_lock(|engine| {
+            let now = now_ns();
+            engine.advance(now);
+            if now.saturating_sub(engine.l.last_sweep) > SWEEP_NS {
+                self.sweep(engine, now);
+            }
+            f(engine, now)
+        })
+    }
+
+    /// Runs `f` with the lock held, for what does not depend on the time.
+    pub(crate) fn with_lock<R>(&self, f: impl FnOnce(&mut Engine<'_>) -> R) -> R {
         // SAFETY: the mutex was initialised before the magic was written; the guard gives it back.
         unsafe {
             let mutex = addr_of_mut!((*self.image).header.mutex);
@@ -256,12 +268,7 @@ impl SimDevice {
                 engine.l.repairs += 1;
                 libc::pthread_mutex_consistent(mutex);
             }
-            let now = now_ns();
-            engine.advance(now);
-            if now.saturating_sub(engine.l.last_sweep) > SWEEP_NS {
-                self.sweep(&mut engine, now);
-            }
-            f(&mut engine, now)
+            f(&mut engine)
         }
     }
 
@@ -320,19 +327,6 @@ impl SimDevice {
     /// Detaches: everything of this process on the device is gone.
     pub fn detach(&self, slot: u32) {
         self.with(|engine, now| engine.detach(now, slot));
-    }
-
-    /// Counts a launch that costs nothing; `shard` is the caller's thread number. A few ns, no lock.
-    #[inline]
-    pub(crate) fn count_free(&self, slot: u32, shard: usize) {
-        let shards = &self.open_part().procs[slot as usize].shards;
-        if shard < SHARDS - 1 {
-            // This thread alone writes the shard.
-            let cell = &shards[shard].launches;
-            cell.store(cell.load(Relaxed) + 1, Relaxed);
-        } else {
-            shards[SHARDS - 1].launches.fetch_add(1, Relaxed);
-        }
     }
 
     /// Entries of a stream that are done, without the lock and without advancing.

@@ -65,7 +65,6 @@ pub fn symbol(name: &str) -> *mut c_void {
 }
 
 /// Calls a driver function.
-#[allow(clippy::macro_metavars_in_unsafe)] // arguments are a test's own
 #[macro_export]
 macro_rules! cu {
     ($name:ident($($arg:expr),* $(,)?)) => {{
