@@ -40,6 +40,13 @@
 //! Kernels take time but compute nothing. Every name of the driver's table is exported whatever the version;
 //! `cuGetProcAddress` keeps to the version. Names without a function here answer `CUDA_ERROR_NOT_SUPPORTED`
 //! ([`driver::IMPLEMENTED`] lists the others). Device names carry "(simulated)".
+//!
+//! - NVIDIA's runtime library loads, finds every function it looks up, initialises, and then gives up with error 500:
+//!   it needs private tables from `cuGetExportTable`, which has none here.
+//! - Memory is charged to the byte asked for; a real driver rounds. Managed memory is charged to its device at once.
+//! - Branches of a graph run one after the other. Stream priorities are ignored. Conditional nodes, textures, surfaces,
+//!   external memory, multicast and memory on the host through pools and handles are not supported.
+//! - A child of an initialised process can never initialise, as with the real driver.
 #![allow(clippy::cast_possible_truncation)] // indices into tables whose sizes are constants below 2^32
 
 pub mod driver;

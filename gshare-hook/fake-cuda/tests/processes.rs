@@ -98,10 +98,10 @@ fn two_hundred_kills_leave_the_device_usable() {
         let quick = kernel("spin_20us_full");
         for round in 0..100_u64 {
             // Two victims: one with long kernels queued, one that is in the lock most of the time.
-            let victims: Vec<Child> = ["spin_900ms_full", "spin_1us"]
+            let victims: Vec<Child> = [&["spin", "spin_900ms_full", "60"][..], &["hammer"]]
                 .into_iter()
-                .map(|name| {
-                    let mut victim = start_client(&program, &dir, &["spin", name, "60"]);
+                .map(|args| {
+                    let mut victim = start_client(&program, &dir, args);
                     let mut line = String::new();
                     BufReader::new(victim.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
                     assert_eq!(line, "ready\n");
@@ -120,6 +120,7 @@ fn two_hundred_kills_leave_the_device_usable() {
         assert_eq!(truth.processes.iter().filter(|p| p.live).count(), 1);
         assert_eq!(truth.gpus[0].memory_used_bytes, 16 << 20);
         assert_eq!(truth.gpus[0].sms_busy, 0);
+        assert!(truth.repairs > 0, "some of a hundred died inside the lock");
     });
 }
 

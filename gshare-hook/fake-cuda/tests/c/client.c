@@ -1,6 +1,7 @@
 /* A client without CUDA headers. Built twice: with -DDLOPEN it loads the driver itself and asks cuGetProcAddress_v2 for
  * base names, as libcudart does; without it is linked against libcuda.so.1.
  *   client spin NAME SECONDS   launches NAME all the time, synchronising every 10, prints how many
+ *   client hammer              allocates, launches, asks and frees all the time: in the driver's lock as much as can be
  *   client memory MIB          allocates, prints "free total" before and after
  */
 #include <dlfcn.h>
@@ -25,8 +26,8 @@ static void *address(const char *base) {
 }
 #define DRIVER(name, ...) static R (*name)(__VA_ARGS__);
 #else
-#define cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRetain
 #define cuMemAlloc cuMemAlloc_v2
+#define cuMemFree cuMemFree_v2
 #define cuMemGetInfo cuMemGetInfo_v2
 #define DRIVER(name, ...) extern R name(__VA_ARGS__);
 #endif
@@ -38,6 +39,7 @@ DRIVER(cuModuleGetFunction, void **, void *, const char *)
 DRIVER(cuLaunchKernel, void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **)
 DRIVER(cuCtxSynchronize, void)
 DRIVER(cuMemAlloc, unsigned long long *, size_t)
+DRIVER(cuMemFree, unsigned long long)
 DRIVER(cuMemGetInfo, size_t *, size_t *)
 
 #define OK(call) do { R r = (call); if (r) { fprintf(stderr, "%s: %d\n", #call, r); exit(2); } } while (0)
@@ -49,14 +51,15 @@ static double now(void) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 3) return 1;
+    if (argc < 2) return 1;
 #ifdef DLOPEN
     library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library) { fprintf(stderr, "%s\n", dlerror()); return 1; }
     get = (R (*)(const char *, void **, int, unsigned long long, unsigned *))dlsym(library, "cuGetProcAddress_v2");
 #define FIND(name) *(void **)&name = address(#name)
     FIND(cuInit); FIND(cuDevicePrimaryCtxRetain); FIND(cuCtxSetCurrent); FIND(cuModuleLoadData); FIND(cuModuleGetFunction);
-    FIND(cuLaunchKernel); FIND(cuCtxSynchronize); FIND(cuMemAlloc); FIND(cuMemGetInfo);
+    FIND(cuLaunchKernel); FIND(cuCtxSynchronize); FIND(cuMemAlloc); FIND(cuMemFree);
+    FIND(cuMemGetInfo);
 #endif
     void *context;
     OK(cuInit(0));
@@ -77,7 +80,21 @@ int main(int argc, char **argv) {
             OK(cuCtxSynchronize());
         }
         printf("%ld\n", n);
-    } else if (!strcmp(argv[1], "memory")) {
+    } else if (!strcmp(argv[1], "hammer")) {
+        void *module, *kernel;
+        OK(cuModuleLoadData(&module, ".version 7.0\n.entry spin_500ns() { ret; }\n"));
+        OK(cuModuleGetFunction(&kernel, module, "spin_500ns"));
+        printf("ready\n");
+        fflush(stdout);
+        for (;;) {
+            unsigned long long p[16];
+            size_t free, total;
+            for (int i = 0; i < 16; i++) OK(cuMemAlloc(&p[i], 1 << 16));
+            for (int i = 0; i < 16; i++) OK(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+            OK(cuMemGetInfo(&free, &total));
+            for (int i = 0; i < 16; i++) OK(cuMemFree(p[i]));
+        }
+    } else if (!strcmp(argv[1], "memory") && argc == 3) {
         size_t free_before, free_after, total;
         unsigned long long p;
         OK(cuMemGetInfo(&free_before, &total));
