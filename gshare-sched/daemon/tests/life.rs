@@ -16,12 +16,6 @@ fn config(dir: &Path) -> String {
     format!("[journal]\ndir = '{}'\nactions = true\n", dir.join("journal").display())
 }
 
-/// Everything of a journal, in order.
-fn lines(dir: &Path) -> Vec<journal::Line> {
-    let files = journal::segments(&dir.join("journal")).unwrap();
-    files.iter().flat_map(|file| journal::read(file).unwrap().map(Result::unwrap)).collect()
-}
-
 /// Replays one run's events and compares the orders with those that were recorded.
 fn replays_to_the_same_orders(lines: &[journal::Line]) {
     let config: MultiTokenConfig = serde_json::from_value(lines[0].engine.clone().unwrap()).unwrap();
@@ -70,7 +64,7 @@ fn a_killed_holder_loses_its_token_at_once_and_no_token_is_lost_or_doubled() {
         drop(victim);
         within(|| (daemon.snapshot().clients.len() == 1).then_some(()));
     }
-    let lines = lines(dir.path());
+    let lines = common::journal_lines(dir.path());
     replays_to_the_same_orders(&lines);
     // One holder at a time, as each takes all SMs; a lease is never granted to two.
     let (mut holder, mut owners) = (None, BTreeMap::new());
@@ -189,7 +183,7 @@ fn a_terminated_daemon_leaves_nothing_but_its_journal() {
     assert!(!daemon.socket().exists() && !dir.path().join("gshare-admin.sock").exists());
     let file = &journal::segments(&dir.path().join("journal")).unwrap()[0];
     assert_eq!(std::fs::read(file).unwrap().last(), Some(&b'\n'), "cut to its length");
-    replays_to_the_same_orders(&lines(dir.path()));
+    replays_to_the_same_orders(&common::journal_lines(dir.path()));
 }
 
 #[test]

@@ -38,9 +38,8 @@ enum Command {
     Engine(engine::Options),
     Replay(replay::Options),
     Doctor(doctor::Options),
-    /// Launch kernels of one millisecond for ever: the demo's program.
     #[command(name = spin::NAME, hide = true)]
-    Spin,
+    Spin(spin::Options),
 }
 
 pub(crate) fn execute(gshare: Gshare) -> ExitCode {
@@ -54,7 +53,7 @@ pub(crate) fn execute(gshare: Gshare) -> ExitCode {
         Command::Engine(options) => log::exit(engine::run(&options)),
         Command::Replay(options) => log::exit(replay::run(&options)),
         Command::Doctor(options) => log::exit(doctor::run(&options)),
-        Command::Spin => log::exit(spin::run()),
+        Command::Spin(options) => log::exit(spin::run(&options)),
     }
 }
 

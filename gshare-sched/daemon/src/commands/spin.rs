@@ -6,6 +6,14 @@
 use super::cuda::{Driver, call};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
+/// Launch kernels of one millisecond for ever: the demo's program.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Memory to allocate before.
+    #[arg(long, value_name = "BYTES", default_value = "0")]
+    memory: gshare_core::Bytes,
+}
+
 /// Name of the hidden subcommand.
 pub(crate) const NAME: &str = "spin";
 
@@ -34,7 +42,7 @@ const SMS: c_int = 16;
 
 type Handle = *mut c_void;
 
-pub(crate) fn run() -> anyhow::Result<()> {
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     // The demo may be killed; its programs must not go on.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let driver = Driver::load()?;
@@ -56,6 +64,11 @@ pub(crate) fn run() -> anyhow::Result<()> {
         module,
         name.as_ptr()
     );
+    if options.memory.get() > 0 {
+        let mut pointer = 0u64;
+        let bytes = usize::try_from(options.memory.get())?;
+        call!(driver, b"cuMemAlloc_v2\0", (*mut u64, usize), &raw mut pointer, bytes);
+    }
     // One block per SM.
     let grid = c_uint::try_from(sms)?;
     let none = std::ptr::null_mut::<Handle>();

@@ -149,6 +149,17 @@ pub fn attached(path: &Path, run: u64, name: &str, spec: ResourceSpec) -> (Clien
     (client, id)
 }
 
+/// The daemons' clock.
+pub fn now() -> gshare_core::Timestamp {
+    gshared::Clock::now(&gshared::MonotonicClock)
+}
+
+/// Everything of a daemon's journal, in order.
+pub fn journal_lines(dir: &Path) -> Vec<gshared::journal::Line> {
+    let files = gshared::journal::segments(&dir.join("journal")).unwrap();
+    files.iter().flat_map(|file| gshared::journal::read(file).unwrap().map(Result::unwrap)).collect()
+}
+
 /// Asks again and again until there is an answer.
 pub fn within<T>(mut ask: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();

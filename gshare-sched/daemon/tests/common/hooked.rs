@@ -1,0 +1,116 @@
+//! The built hook and simulated driver, and programs under them.
+#![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
+
+use crate::common::{Process, within};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+/// `cargo test` builds no shared library of another package, so the first test that needs them does.
+pub fn libraries() -> &'static Path {
+    static DIR: OnceLock<PathBuf> = OnceLock::new();
+    DIR.get_or_init(|| {
+        let program = Path::new(env!("CARGO_BIN_EXE_gshare"));
+        let dir = program.parent().unwrap();
+        let profile = match dir.file_name().and_then(|name| name.to_str()).unwrap() {
+            "debug" => "dev",
+            name => name,
+        };
+        let built = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--package", "gshare-hook", "--package", "gshare-fake-cuda", "--profile", profile])
+            .arg("--target-dir")
+            .arg(dir.parent().unwrap())
+            .status()
+            .unwrap();
+        assert!(built.success());
+        dir.to_owned()
+    })
+}
+
+/// `gshare run --sim` on a device of the test's own.
+pub fn run(dir: &Path, socket: &Path, options: &[&str]) -> Command {
+    libraries();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gshare"));
+    command
+        .args(["run", "--sim=tiny", "--socket"])
+        .arg(socket)
+        .args(options)
+        .arg("--")
+        .env("GSHARE_SIM_DEVICE", dir.join("device"))
+        .env_remove("GSHARE_SOCKET")
+        .stderr(Stdio::null());
+    command
+}
+
+/// Programs that launch for ever, hooked without `gshare run` between, so that a kill hits the program itself.
+pub struct Spinners {
+    dir: PathBuf,
+    links: PathBuf,
+    socket: PathBuf,
+}
+
+impl Spinners {
+    pub fn new(dir: &Path, socket: &Path) -> Self {
+        let links = dir.join("driver");
+        std::fs::create_dir(&links).unwrap();
+        for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+            std::os::unix::fs::symlink(libraries().join("libfake_cuda.so"), links.join(name)).unwrap();
+        }
+        Self { dir: dir.to_owned(), links, socket: socket.to_owned() }
+    }
+
+    pub fn start(&self, name: &str, run: u64, environment: &[(&str, &str)], arguments: &[&str]) -> Spinner {
+        let mut path = OsString::from(&self.links);
+        if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH") {
+            path.push(":");
+            path.push(rest);
+        }
+        let child = Command::new(env!("CARGO_BIN_EXE_gshare"))
+            .arg("spin")
+            .args(arguments)
+            .env("LD_PRELOAD", libraries().join("libgshare_hook.so"))
+            .env("LD_LIBRARY_PATH", path)
+            .env("GSHARE_SIM_DEVICE", self.dir.join("device"))
+            .env("GSHARE_SIM_PROFILE", "tiny")
+            .env("GSHARE_SOCKET", &self.socket)
+            .env("GSHARE_NAME", name)
+            .env("GSHARE_RUN", run.to_string())
+            .envs(environment.iter().copied())
+            .stderr(Stdio::from(
+                std::fs::OpenOptions::new().create(true).append(true).open(self.dir.join("programs")).unwrap(),
+            ))
+            .spawn()
+            .unwrap();
+        Spinner(child)
+    }
+
+    /// What the programs said on standard error.
+    pub fn said(&self) -> String {
+        std::fs::read_to_string(self.dir.join("programs")).unwrap_or_default()
+    }
+}
+
+pub struct Spinner(pub Child);
+
+impl Spinner {
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.0.id()).unwrap()
+    }
+
+    /// Waits until it has used GPU time under the daemon.
+    pub fn works(&self, daemon: &Process) {
+        within(|| {
+            let snapshot = daemon.snapshot();
+            let own = snapshot.clients.iter().find(|client| client.pid == self.pid())?;
+            (own.total_used_ns.as_nanos() > 0).then_some(())
+        });
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
