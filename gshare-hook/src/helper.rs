@@ -39,8 +39,9 @@ use crate::transport::Connection;
 
 /// In-flight bound before the daemon has named one.
 const IN_FLIGHT: Duration = Duration::from_millis(4);
-/// What may still be queued when a lease is given back: about what the hand-over takes.
-const REMAINDER: u64 = 200_000;
+/// What may still be queued when a lease is given back: what the hand-over takes where the CPUs are busy too. With less
+/// the device runs dry between two holders.
+const REMAINDER: u64 = 500_000;
 /// No launch is taken for shorter than this because the call that made it took time, in ns.
 const LEAST: u64 = 1_000;
 /// A pause of the device's that is longer than this was idle time, in ns.

@@ -18,7 +18,16 @@ pub fn libraries() -> &'static Path {
             name => name,
         };
         let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "gshare-hook", "--package", "gshare-fake-cuda", "--profile", profile])
+            .args([
+                "build",
+                "--quiet",
+                "--package",
+                "gshare-hook",
+                "--package",
+                "gshare-fake-cuda",
+                "--profile",
+                profile,
+            ])
             .arg("--target-dir")
             .arg(dir.parent().unwrap())
             .status()
@@ -78,7 +87,11 @@ impl Spinners {
             .env("GSHARE_RUN", run.to_string())
             .envs(environment.iter().copied())
             .stderr(Stdio::from(
-                std::fs::OpenOptions::new().create(true).append(true).open(self.dir.join("programs")).unwrap(),
+                std::fs::OpenOptions::new()
+                    .create(true)
+                    .append(true)
+                    .open(self.dir.join("programs"))
+                    .unwrap(),
             ))
             .spawn()
             .unwrap();
