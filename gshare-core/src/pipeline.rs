@@ -125,6 +125,9 @@ pub struct Goal {
     pub runtime_memory: Bytes,
     /// Cost of hand-offs.
     pub hand_off: HandOff,
+    /// Whether idle memory slices of one GPU may be cut anew where the free slices do not do. Off: it takes the driver
+    /// up to seconds.
+    pub carve: bool,
 }
 
 impl Default for Goal {
@@ -135,6 +138,7 @@ impl Default for Goal {
             slo: None,
             runtime_memory: Bytes::from_gib(1),
             hand_off: HandOff::default(),
+            carve: false,
         }
     }
 }
@@ -162,6 +166,12 @@ impl Goal {
     #[must_use]
     pub fn with_runtime_memory(self, memory: Bytes) -> Self {
         Self { runtime_memory: memory, ..self }
+    }
+
+    /// The same, with leave to cut idle memory slices anew.
+    #[must_use]
+    pub fn with_carve(self, carve: bool) -> Self {
+        Self { carve, ..self }
     }
 
     /// The same with another cost of hand-offs.
@@ -266,6 +276,14 @@ impl Node {
     /// Its GPUs, by id.
     pub fn gpus(&self) -> &[NodeGpu] {
         &self.gpus
+    }
+
+    /// The memory slices of a GPU that are not in use, cut up or not, as a bit mask.
+    pub fn idle(&self, gpu: &NodeGpu) -> u8 {
+        let all = u8::MAX >> (8 - self.model.family.memory_slices());
+        let mask =
+            |slice: &SliceAt| self.model.get(slice.profile).and_then(|profile| profile.mask_at(slice.start));
+        gpu.busy.iter().filter_map(mask).fold(all, |idle, mask| idle & !mask)
     }
 
     /// How many slices of each profile of the model are free.
@@ -575,19 +593,11 @@ pub enum PartitionError {
         /// The batch size.
         batch: u32,
     },
-    /// More forks than can be spread over slices of their own.
-    #[error("{count} forks to spread: at most {limit}")]
-    TooManyForks {
-        /// How many there are.
-        count: usize,
-        /// The most.
-        limit: usize,
-    },
     /// The joint partition and assignment is too large even for series cuts.
-    #[error("{states} states of cut and slices: at most {limit} (max_states)")]
-    TooManyStates {
+    #[error("{transitions} transitions between states of cut and slices: at most {limit} (max_transitions)")]
+    TooManyTransitions {
         /// How many there would be.
-        states: u64,
+        transitions: u64,
         /// The bound.
         limit: u64,
     },

@@ -10,6 +10,7 @@
 //! | [`place`] | which GPU, by sums of requests, limits and memory? | Dilu, section 3.3 |
 //! | [`scale`] | how many tokens for each client of a GPU, and how many instances? | Dilu, section 3.4; FaST-GShare, section 3.4.1 |
 //! | [`request`] | which GPU serves a request, and what stays in its memory? | GPU-enabled FaaS, sections III-IV |
+//! | [`pipeline`] | into which stages is a function cut, and on which MIG slices do they run? | FluidFaaS, section 5.2 |
 #![forbid(unsafe_code)]
 #![cfg_attr(
     test,
@@ -20,6 +21,7 @@ pub mod pack;
 pub mod place;
 pub mod request;
 pub mod scale;
+pub mod pipeline;
 pub mod token;
 
 /// The example of the README is run as a test.

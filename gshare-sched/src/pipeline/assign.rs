@@ -1,0 +1,324 @@
+//! Slices for a pipeline: least latency, then least memory left over, fewest GPUs, least fragmentation.
+
+use super::costs::{Need, Offer, misfit, offers};
+use super::lattice::{Hands, index};
+use gshare_core::dag::Dag;
+use gshare_core::mig::{GpuModel, SliceAt};
+use gshare_core::pipeline::{AssignedSlice, Assignment, Goal, Node, NodeGpu, Pipeline, SliceAssigner, Unfit};
+use gshare_core::{Bytes, Duration, GpuId};
+use std::collections::BTreeSet;
+
+/// Up to this many GPUs every set of them is looked at; above, they are taken one by one.
+const EXACT_GPUS: usize = 10;
+
+/// Assigns slices so that the node's idle memory stays useful.
+///
+/// 1. Each part gets a profile: of all ways, one with the least sum of the parts' times, then the least memory left
+///    over. For stages one after another that sum is the latency; where parts run side by side (a spread fork, an
+///    acyclic quotient) it stands in for it, and the latency reported and held against the SLO is the real one.
+/// 2. The profiles' slices come from the fewest GPUs; among equal sets of GPUs from the one whose fragmentation grows
+///    least. **Fragmentation** of a GPU: over all profiles, the idle memory slices that cannot be had as slices of that
+///    profile because of where they lie.
+/// 3. With [`Goal::carve`] a pipeline that does not fit is tried with the idle memory of one GPU cut into each multiset
+///    of slices there can be; the least latency wins, then the fewest new slices.
+///
+/// # Cost
+/// O(p² t²) for p parts on t profiles with free slices, then 2^g sets of g <= 10 GPUs.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LeastFragmentation;
+
+impl SliceAssigner for LeastFragmentation {
+    fn assign(&self, dag: &Dag, goal: &Goal, pipeline: &Pipeline, node: &Node) -> Result<Assignment, Unfit> {
+        let fit = fit(dag, goal, pipeline, node);
+        match fit {
+            Err(why) if goal.carve => carve(dag, goal, pipeline, node).ok_or(why),
+            fit => fit,
+        }
+    }
+}
+
+fn fit(dag: &Dag, goal: &Goal, pipeline: &Pipeline, node: &Node) -> Result<Assignment, Unfit> {
+    let offers = offers(dag, goal, node);
+    let free: u32 = offers.iter().map(|offer| offer.count).sum();
+    let parts = index(pipeline.parts.len());
+    let needs = needs(dag, goal, pipeline, node, &offers)?;
+    if parts > free {
+        return Err(Unfit::TooFewSlices { parts, free });
+    }
+    let chosen = cheapest(&needs, &offers).ok_or(Unfit::NotTogether)?;
+    let hands = Hands::new(dag, &goal.hand_off);
+    let mut assignment = Assignment::new(Vec::new());
+    let mut latencies = Vec::with_capacity(chosen.len());
+    for (part, (&offer, needs)) in pipeline.parts.iter().zip(chosen.iter().zip(&needs)) {
+        let need = needs[offer].unwrap_or_default();
+        let (hand, expected) = hands.of_part(part.components);
+        latencies.push(need.full + hand);
+        let busy = Duration::from_nanos(need.expected + expected);
+        assignment.bottleneck = assignment.bottleneck.max(busy);
+        assignment.compute_slices += offers[offer].compute_slices;
+        let used = need.memory.saturating_add(goal.runtime_memory.get());
+        assignment.waste = Bytes(assignment.waste.get() + offers[offer].memory.saturating_sub(used));
+    }
+    assignment.latency = Duration::from_nanos(latency(pipeline, &hands, &latencies));
+    if let Some(slo) = goal.slo.filter(|&slo| assignment.latency > slo) {
+        return Err(Unfit::SloMissed { latency: assignment.latency, slo });
+    }
+    place(&mut assignment, node, &offers, &chosen);
+    Ok(assignment)
+}
+
+/// What each part needs on each offer, if it fits.
+fn needs(
+    dag: &Dag,
+    goal: &Goal,
+    pipeline: &Pipeline,
+    node: &Node,
+    offers: &[Offer],
+) -> Result<Vec<Vec<Option<Need>>>, Unfit> {
+    let of = |part: &gshare_core::pipeline::Part| {
+        let need = |offer: &Offer| {
+            let allowed = part.slice.is_none_or(|slice| slice == offer.profile);
+            if allowed { offer.need(part.components) } else { None }
+        };
+        let needs: Vec<Option<Need>> = offers.iter().map(need).collect();
+        if needs.iter().all(Option::is_none) {
+            return Err(Unfit::NoSlice {
+                stage: part.stage,
+                why: misfit(dag, goal, node, offers, part.components),
+            });
+        }
+        Ok(needs)
+    };
+    pipeline.parts.iter().map(of).collect()
+}
+
+/// An offer for every part with the least sum of (time, memory left over): parts are added one by one, each along the
+/// cheapest chain of moves of those before it (successive shortest paths over the few profiles).
+fn cheapest(needs: &[Vec<Option<Need>>], offers: &[Offer]) -> Option<Vec<usize>> {
+    let cost = |part: usize, offer: usize| -> Option<i128> {
+        let need = needs[part][offer]?;
+        let left = offers[offer].room?.saturating_sub(need.memory);
+        Some((i128::from(need.full) << 64) + i128::from(left))
+    };
+    let mut chosen: Vec<usize> = Vec::with_capacity(needs.len());
+    let mut free: Vec<u32> = offers.iter().map(|offer| offer.count).collect();
+    for part in 0..needs.len() {
+        // Least cost of taking one more slice of each offer, and the move that precedes it.
+        let mut least: Vec<Option<i128>> = (0..offers.len()).map(|offer| cost(part, offer)).collect();
+        let mut moved: Vec<Option<usize>> = vec![None; offers.len()];
+        for _ in 0..offers.len() {
+            let mut changed = false;
+            for (other, &from) in chosen.iter().enumerate() {
+                for to in 0..offers.len() {
+                    let (Some(start), Some(there), Some(here)) =
+                        (least[from], cost(other, to), cost(other, from))
+                    else {
+                        continue;
+                    };
+                    let sum = start + there - here;
+                    if to != from && least[to].is_none_or(|least| sum < least) {
+                        (least[to], moved[to]) = (Some(sum), Some(other));
+                        changed = true;
+                    }
+                }
+            }
+            if !changed {
+                break;
+            }
+        }
+        let open = (0..offers.len()).filter(|&offer| free[offer] > 0 && least[offer].is_some());
+        let mut offer = open.min_by_key(|&offer| (least[offer], offer))?;
+        free[offer] -= 1;
+        while let Some(other) = moved[offer] {
+            offer = core::mem::replace(&mut chosen[other], offer);
+        }
+        chosen.push(offer);
+    }
+    Some(chosen)
+}
+
+/// Time of one batch through all parts.
+fn latency(pipeline: &Pipeline, hands: &Hands, latencies: &[u64]) -> u64 {
+    if pipeline.side_by_side {
+        let mut done: Vec<u64> = Vec::with_capacity(latencies.len());
+        for (to, (part, latency)) in pipeline.parts.iter().zip(latencies).enumerate() {
+            let before = pipeline.parts[..to].iter().zip(&done);
+            let ready = before.filter(|(other, _)| hands.leads(other.components, part.components));
+            done.push(ready.map(|(_, &done)| done).max().unwrap_or(0) + latency);
+        }
+        return done.into_iter().max().unwrap_or(0);
+    }
+    let mut stages = vec![0; pipeline.stages() as usize];
+    for (part, &latency) in pipeline.parts.iter().zip(latencies) {
+        let stage = &mut stages[part.stage as usize];
+        *stage = latency.max(*stage);
+    }
+    stages.into_iter().sum()
+}
+
+/// Takes slices of the chosen profiles and fills in the figures.
+fn place(assignment: &mut Assignment, node: &Node, offers: &[Offer], chosen: &[usize]) {
+    let mut wanted = vec![0u32; offers.len()];
+    for &offer in chosen {
+        wanted[offer] += 1;
+    }
+    let gpus: Vec<&NodeGpu> = node
+        .gpus()
+        .iter()
+        .filter(|gpu| gpu.free.iter().any(|slice| wants(offers, &wanted, slice.profile)))
+        .collect();
+    let mut best: Option<(i64, Taken)> = None;
+    if gpus.len() <= EXACT_GPUS {
+        let mut sets: Vec<u32> = (1..1u32 << gpus.len()).collect();
+        sets.sort_by_key(|set| (set.count_ones(), *set));
+        let mut size = 0;
+        for set in sets {
+            if best.is_some() && set.count_ones() > size {
+                break;
+            }
+            let some: Vec<&NodeGpu> =
+                gpus.iter().enumerate().filter(|(bit, _)| set >> bit & 1 == 1).map(|(_, gpu)| *gpu).collect();
+            if let Some(taken) = take(node, offers, &wanted, &some)
+                && best.as_ref().is_none_or(|(growth, _)| taken.0 < *growth)
+            {
+                size = set.count_ones();
+                best = Some(taken);
+            }
+        }
+    } else {
+        best = take(node, offers, &wanted, &most_useful(&gpus, offers, &wanted));
+    }
+    let Some((growth, mut taken)) = best else { return };
+    assignment.fragmentation = growth;
+    for slices in &mut taken {
+        slices.reverse();
+    }
+    for &offer in chosen {
+        if let Some((gpu, slice)) = taken[offer].pop() {
+            assignment.slices.push(AssignedSlice { gpu, slice, carved: false });
+        }
+    }
+    let used: BTreeSet<GpuId> = assignment.slices.iter().map(|slice| slice.gpu).collect();
+    assignment.gpus = index(used.len());
+}
+
+/// Slices of each offer.
+type Taken = Vec<Vec<(GpuId, SliceAt)>>;
+
+fn wants(offers: &[Offer], wanted: &[u32], profile: gshare_core::mig::ProfileId) -> bool {
+    offers.iter().zip(wanted).any(|(offer, &wanted)| wanted > 0 && offer.profile == profile)
+}
+
+/// GPUs, each the one that covers most of what is still wanted, until all is covered.
+fn most_useful<'a>(gpus: &[&'a NodeGpu], offers: &[Offer], wanted: &[u32]) -> Vec<&'a NodeGpu> {
+    let (mut rest, mut left, mut chosen) = (gpus.to_vec(), wanted.to_vec(), Vec::new());
+    let has = |gpu: &NodeGpu, offer: &Offer| {
+        index(gpu.free.iter().filter(|slice| slice.profile == offer.profile).count())
+    };
+    while left.iter().any(|&left| left > 0) && !rest.is_empty() {
+        let covers = |gpu: &NodeGpu| {
+            offers.iter().zip(&left).map(|(offer, &left)| left.min(has(gpu, offer))).sum::<u32>()
+        };
+        let best = (0..rest.len()).max_by_key(|&place| (covers(rest[place]), core::cmp::Reverse(place)));
+        let Some(best) = best else { break };
+        let gpu = rest.remove(best);
+        for (offer, left) in offers.iter().zip(&mut left) {
+            *left -= (*left).min(has(gpu, offer));
+        }
+        chosen.push(gpu);
+    }
+    chosen
+}
+
+/// Slices of each offer from these GPUs, large profiles first, each where fragmentation grows least; `None` when they
+/// have not enough. Answers the growth too.
+fn take(node: &Node, offers: &[Offer], wanted: &[u32], gpus: &[&NodeGpu]) -> Option<(i64, Taken)> {
+    let model = node.model();
+    let mut idle: Vec<u8> = gpus.iter().map(|gpu| node.idle(gpu)).collect();
+    let mut order: Vec<usize> = (0..offers.len()).filter(|&offer| wanted[offer] > 0).collect();
+    order.sort_by_key(|&offer| (core::cmp::Reverse(offers[offer].memory_slices), offer));
+    let (mut growth, mut taken) = (0, vec![Vec::new(); offers.len()]);
+    for offer in order {
+        let profile = offers[offer].profile;
+        let size = model.get(profile)?;
+        for _ in 0..wanted[offer] {
+            let mut best: Option<(i64, usize, SliceAt, u8)> = None;
+            for (place, gpu) in gpus.iter().enumerate() {
+                for &slice in gpu.free.iter().filter(|slice| slice.profile == profile) {
+                    let Some(mask) = size.mask_at(slice.start) else { continue };
+                    if idle[place] & mask == 0 {
+                        continue;
+                    }
+                    let after = idle[place] & !mask;
+                    let grows = fragmentation(model, after) - fragmentation(model, idle[place]);
+                    if best.is_none_or(|(least, ..)| grows < least) {
+                        best = Some((grows, place, slice, after));
+                    }
+                }
+            }
+            let (grows, place, slice, after) = best?;
+            idle[place] = after;
+            growth += grows;
+            taken[offer].push((gpus[place].gpu, slice));
+        }
+    }
+    Some((growth, taken))
+}
+
+/// Over all profiles: idle memory slices that could be whole slices of it by their number, but are not by their place.
+fn fragmentation(model: &GpuModel, idle: u8) -> i64 {
+    let lost = |profile: &gshare_core::mig::MigProfile| {
+        let by_number =
+            (idle.count_ones() / u32::from(profile.memory_slices.max(1))).min(profile.max_count.into());
+        let (mut left, mut by_place) = (idle, 0);
+        // Of equal slices the earliest place is always a good choice.
+        for start in profile.start_places() {
+            if let Some(mask) = profile.mask_at(start)
+                && left & mask == mask
+                && by_place < by_number
+            {
+                left &= !mask;
+                by_place += 1;
+            }
+        }
+        i64::from(by_number - by_place) * i64::from(profile.memory_slices)
+    };
+    model.profiles.iter().map(lost).sum()
+}
+
+/// The best fit with the idle memory of one GPU cut anew.
+fn carve(dag: &Dag, goal: &Goal, pipeline: &Pipeline, node: &Node) -> Option<Assignment> {
+    let model = node.model();
+    let base = model.base_profiles();
+    let mut seen = BTreeSet::new();
+    let mut best: Option<(_, Assignment)> = None;
+    for (place, gpu) in node.gpus().iter().enumerate() {
+        let idle = node.idle(gpu);
+        // GPUs with the same idle slices and the same free ones differ in nothing but their number.
+        if idle == 0 || !seen.insert((idle, gpu.free.clone())) {
+            continue;
+        }
+        let mut multisets = BTreeSet::new();
+        for layout in model.maximal_layouts_beside(&base, !idle) {
+            let mut profiles: Vec<_> = layout.iter().map(|slice| slice.profile).collect();
+            profiles.sort_unstable();
+            if !multisets.insert(profiles) {
+                continue;
+            }
+            let mut gpus = node.gpus().to_vec();
+            gpus[place].free.clone_from(&layout);
+            let Ok(cut) = Node::new(model.clone(), gpus) else { continue };
+            let Ok(mut fit) = fit(dag, goal, pipeline, &cut) else { continue };
+            let mut carved = 0u32;
+            for slice in &mut fit.slices {
+                slice.carved = slice.gpu == gpu.gpu && !gpu.free.contains(&slice.slice);
+                carved += u32::from(slice.carved);
+            }
+            let key = (fit.latency, carved, fit.waste, fit.gpus, fit.fragmentation);
+            if best.as_ref().is_none_or(|(least, _)| key < *least) {
+                best = Some((key, fit));
+            }
+        }
+    }
+    best.map(|(_, fit)| fit)
+}

@@ -1,0 +1,398 @@
+//! Pipelines by coefficient of variation, listed lazily.
+
+use super::lattice::{self, Lattice, Step, index};
+use core::cmp::{Ordering, Reverse};
+use gshare_core::dag::{ComponentSet, Dag};
+use gshare_core::pipeline::{Balance, Part, Pipeline};
+use std::collections::BinaryHeap;
+
+/// The most forks that are tried both ways; there is a graph for every set of them.
+const MAX_FORKS: usize = 6;
+
+/// All pipelines of a graph, by (CV, stages, hand-off, cuts, spread).
+#[derive(Debug)]
+pub(super) struct Balanced {
+    ideals: Vec<ComponentSet>,
+    forks: Vec<Fork>,
+    searches: Vec<Search>,
+    heap: BinaryHeap<Reverse<Entry>>,
+    max_stages: usize,
+    side_by_side: bool,
+    /// Lists of two stages and more are begun after the first result, which is the whole.
+    begun: bool,
+}
+
+/// A segment whose branches may run side by side.
+#[derive(Debug, Clone)]
+struct Fork {
+    /// The segment's first ideal; it ends at the next.
+    at: usize,
+    branches: Vec<ComponentSet>,
+    /// Sum of the times less the longest branch's.
+    gain: u64,
+}
+
+/// The next pipeline of one graph with one number of stages.
+#[derive(Debug, PartialEq, Eq)]
+struct Entry {
+    balance: Balance,
+    hand: u64,
+    /// Compared only between graphs; empty where there is one.
+    cuts: Vec<u32>,
+    search: usize,
+    rank: usize,
+}
+
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.balance
+            .cmp_cv(&other.balance)
+            .then_with(|| self.balance.stages.cmp(&other.balance.stages))
+            .then_with(|| self.hand.cmp(&other.hand))
+            .then_with(|| self.cuts.cmp(&other.cuts))
+            .then_with(|| self.search.cmp(&other.search))
+    }
+}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Balanced {
+    /// `times`: the expected time of each component on the reference slice, in ns. `normal`: only normal forms, whose
+    /// stages run side by side. `spread`: try forks both ways (for the graph of series cuts).
+    pub(super) fn new(
+        dag: &Dag,
+        lattice: Lattice,
+        times: &[u64],
+        max_stages: usize,
+        normal: bool,
+        spread: bool,
+    ) -> Self {
+        let forks = if spread { forks(dag, &lattice.ideals, times) } else { Vec::new() };
+        let sum = |set: ComponentSet| set.iter().map(|component| times[component]).sum::<u64>();
+        let before: Vec<u64> = lattice.ideals.iter().map(|&ideal| sum(ideal)).collect();
+        let ancestors = normal.then(|| (0..dag.len()).map(|component| dag.ancestors(component)).collect());
+        let max_stages = max_stages.min(lattice.longest()).max(1);
+        let mut searches = Vec::with_capacity(1 << forks.len());
+        for chosen in 1..1usize << forks.len() {
+            let spread: Vec<&Fork> =
+                forks.iter().enumerate().filter(|(bit, _)| chosen >> bit & 1 == 1).map(|(_, f)| f).collect();
+            searches.push(Search::new(with_spread(&lattice, &before, &spread), None));
+        }
+        let ideals = lattice.ideals.clone();
+        searches.insert(0, Search::new(Graph::new(lattice, before), ancestors));
+        let mut list = Self {
+            ideals,
+            forks,
+            searches,
+            heap: BinaryHeap::new(),
+            max_stages,
+            side_by_side: normal,
+            begun: false,
+        };
+        list.push(0, 1, 0);
+        list
+    }
+
+    /// Puts the `rank`-th pipeline of `stages` stages on the heap, if there is one.
+    fn push(&mut self, search: usize, stages: usize, rank: usize) {
+        let alone = self.searches.len() == 1;
+        let (found, graph) = (&mut self.searches[search], search);
+        if !found.ensure(stages, 0, rank) {
+            return;
+        }
+        let cost = found.found(stages, 0, rank).cost;
+        let cuts = if alone { Vec::new() } else { found.cuts(stages, rank) };
+        let total = found.graph.before[found.graph.end()];
+        let balance = Balance::new(index(stages), total, cost.squares);
+        self.heap.push(Reverse(Entry { balance, hand: cost.hand, cuts, search: graph, rank }));
+    }
+
+    fn pipeline(&self, entry: &Entry) -> Pipeline {
+        let (search, stages) = (&self.searches[entry.search], entry.balance.stages as usize);
+        let mut parts = Vec::with_capacity(stages);
+        let mut from = 0;
+        search.walk(stages, entry.rank, |stage, to| {
+            let fork = self
+                .forks
+                .iter()
+                .enumerate()
+                .find(|(bit, fork)| fork.at == from && to == from + 1 && entry.search >> bit & 1 == 1);
+            match fork {
+                Some((_, fork)) => {
+                    parts.extend(fork.branches.iter().map(|&components| part(stage, components)));
+                }
+                None => parts.push(part(stage, self.ideals[to].without(self.ideals[from]))),
+            }
+            from = to;
+        });
+        Pipeline::new(parts, entry.balance, self.side_by_side)
+    }
+}
+
+fn part(stage: usize, components: ComponentSet) -> Part {
+    Part { stage: index(stage), components, slice: None }
+}
+
+impl Iterator for Balanced {
+    type Item = Pipeline;
+
+    fn next(&mut self) -> Option<Pipeline> {
+        // No CV is below 0 and none has fewer stages, so the whole on one slice needs no other list.
+        let first = self.searches[0].listed == 0 && !self.heap.is_empty();
+        if !first && !self.begun {
+            self.begun = true;
+            for search in 0..self.searches.len() {
+                self.searches[search].prepare(self.max_stages);
+                for stages in 1..=self.max_stages {
+                    if (search, stages) != (0, 1) {
+                        self.push(search, stages, 0);
+                    }
+                }
+            }
+        }
+        let Reverse(entry) = self.heap.pop()?;
+        let pipeline = self.pipeline(&entry);
+        self.searches[entry.search].listed += 1;
+        if self.begun {
+            self.push(entry.search, entry.balance.stages as usize, entry.rank + 1);
+        }
+        Some(pipeline)
+    }
+}
+
+/// Segments of several branches. Of more than [`MAX_FORKS`] those whose spreading saves most.
+fn forks(dag: &Dag, ideals: &[ComponentSet], times: &[u64]) -> Vec<Fork> {
+    let sum = |set: ComponentSet| set.iter().map(|component| times[component]).sum::<u64>();
+    let fork = |(at, branches): (usize, Vec<ComponentSet>)| {
+        let longest = branches.iter().map(|&branch| sum(branch)).max().unwrap_or(0);
+        let gain = branches.iter().map(|&branch| sum(branch)).sum::<u64>() - longest;
+        Fork { at, branches, gain }
+    };
+    let mut forks: Vec<Fork> = lattice::forks(dag, ideals).into_iter().map(fork).collect();
+    forks.sort_by_key(|fork| (Reverse(fork.gain), fork.at));
+    forks.truncate(MAX_FORKS);
+    forks.sort_by_key(|fork| fork.at);
+    forks
+}
+
+/// The graph in which `forks` are spread: each is a stage of its own and lasts as long as its longest branch.
+fn with_spread(lattice: &Lattice, before: &[u64], forks: &[&Fork]) -> Graph {
+    let saved = |ideal: usize| forks.iter().filter(|fork| fork.at < ideal).map(|fork| fork.gain).sum::<u64>();
+    let times: Vec<u64> = before.iter().enumerate().map(|(ideal, time)| time - saved(ideal)).collect();
+    let (mut steps, mut first) = (Vec::new(), vec![0]);
+    for from in 0..lattice.ideals.len() {
+        let allowed = |step: &&Step| {
+            let to = step.to as usize;
+            to == from + 1 || forks.iter().all(|fork| fork.at < from || fork.at >= to)
+        };
+        steps.extend(lattice.steps_from(from).iter().filter(allowed));
+        first.push(index(steps.len()));
+    }
+    Graph::new(Lattice { ideals: lattice.ideals.clone(), steps, first }, times)
+}
+
+#[derive(Debug)]
+struct Graph {
+    lattice: Lattice,
+    /// Time of the components of each ideal: a step takes the difference.
+    before: Vec<u64>,
+}
+
+impl Graph {
+    const fn new(lattice: Lattice, before: Vec<u64>) -> Self {
+        Self { lattice, before }
+    }
+
+    fn end(&self) -> usize {
+        self.before.len() - 1
+    }
+
+    fn cost(&self, from: usize, step: &Step) -> Cost {
+        let time = u128::from(self.before[step.to as usize] - self.before[from]);
+        Cost { squares: time * time, hand: step.hand }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Cost {
+    squares: u128,
+    hand: u64,
+}
+
+impl Cost {
+    const ZERO: Self = Self { squares: 0, hand: 0 };
+    const NO_WAY: Self = Self { squares: u128::MAX, hand: u64::MAX };
+
+    fn plus(self, other: Self) -> Self {
+        Self { squares: self.squares + other.squares, hand: self.hand + other.hand }
+    }
+}
+
+/// A way to the end: its cost, its first step, and which of the ways from there it goes on with.
+///
+/// The derived order is by cost and then by cuts: `to` is the first cut, and `rank` orders the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Way {
+    cost: Cost,
+    to: u32,
+    rank: u32,
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    found: Vec<Way>,
+    candidates: BinaryHeap<Reverse<Way>>,
+    /// The last way taken from the candidates; its successor joins them when it is needed.
+    last: Option<Way>,
+}
+
+/// Recursive enumeration: the ways of exactly `k` steps from each ideal to the end, best first.
+#[derive(Debug)]
+struct Search {
+    graph: Graph,
+    /// Ancestors of each component when only normal forms are wanted.
+    ancestors: Option<Vec<ComponentSet>>,
+    /// `best[k * ideals + i]`: cost of the best of `k` steps from `i`. Layers are filled in order.
+    best: Vec<Cost>,
+    /// Number of the node for (k, i) in `nodes`, plus 1; 0 where there is none yet. Laid out as `best`.
+    numbers: Vec<u32>,
+    nodes: Vec<Node>,
+    listed: usize,
+}
+
+impl Search {
+    fn new(graph: Graph, ancestors: Option<Vec<ComponentSet>>) -> Self {
+        let size = graph.before.len();
+        let mut best = vec![Cost::NO_WAY; size];
+        best[size - 1] = Cost::ZERO;
+        Self { graph, ancestors, best, numbers: vec![0; size], nodes: Vec::new(), listed: 0 }
+    }
+
+    fn size(&self) -> usize {
+        self.graph.before.len()
+    }
+
+    /// Fills the layers up to `k` steps.
+    fn prepare(&mut self, k: usize) {
+        let size = self.size();
+        for layer in self.best.len() / size..=k {
+            let done = (layer - 1) * size;
+            self.best.resize((layer + 1) * size, Cost::NO_WAY);
+            self.numbers.resize((layer + 1) * size, 0);
+            for from in 0..size {
+                let mut best = Cost::NO_WAY;
+                for step in self.graph.lattice.steps_from(from) {
+                    let rest = self.best[done + step.to as usize];
+                    if rest.squares != u128::MAX {
+                        best = best.min(self.graph.cost(from, step).plus(rest));
+                    }
+                }
+                self.best[layer * size + from] = best;
+            }
+        }
+    }
+
+    fn number(&self, k: usize, from: usize) -> usize {
+        self.numbers[k * self.size() + from] as usize - 1
+    }
+
+    fn found(&self, k: usize, from: usize, rank: usize) -> Way {
+        self.nodes[self.number(k, from)].found[rank]
+    }
+
+    /// Makes the node for (k, from) with a candidate for each step.
+    fn open(&mut self, k: usize, from: usize) -> usize {
+        let place = k * self.size() + from;
+        if self.numbers[place] == 0 {
+            let mut node = Node::default();
+            if k == 0 {
+                // The end of every way: one way of no steps.
+                node.found.push(Way { cost: Cost::ZERO, to: index(from), rank: 0 });
+            } else {
+                let rest = &self.best[(k - 1) * self.size()..k * self.size()];
+                let way = |step: &Step| {
+                    let rest = rest[step.to as usize];
+                    (rest.squares != u128::MAX).then(|| {
+                        Reverse(Way { cost: self.graph.cost(from, step).plus(rest), to: step.to, rank: 0 })
+                    })
+                };
+                let ways: Vec<Reverse<Way>> =
+                    self.graph.lattice.steps_from(from).iter().filter_map(way).collect();
+                node.candidates = BinaryHeap::from(ways);
+            }
+            self.nodes.push(node);
+            self.numbers[place] = index(self.nodes.len());
+        }
+        self.number(k, from)
+    }
+
+    /// Finds ways of `k` steps from `from` until there are more than `rank`; says whether there are.
+    fn ensure(&mut self, k: usize, from: usize, rank: usize) -> bool {
+        self.prepare(k);
+        let node = self.open(k, from);
+        while self.nodes[node].found.len() <= rank {
+            if let Some(last) = self.nodes[node].last.take() {
+                let (to, next) = (last.to as usize, last.rank as usize + 1);
+                if self.ensure(k - 1, to, next) {
+                    let rest = self.found(k - 1, to, next).cost;
+                    let before = self.found(k - 1, to, next - 1).cost;
+                    let cost = Cost {
+                        squares: last.cost.squares - before.squares + rest.squares,
+                        hand: last.cost.hand - before.hand + rest.hand,
+                    };
+                    self.nodes[node].candidates.push(Reverse(Way { cost, to: last.to, rank: last.rank + 1 }));
+                }
+            }
+            let Some(Reverse(way)) = self.nodes[node].candidates.pop() else { return false };
+            // The first way from there has been counted on by its cost alone.
+            if k > 0 && way.rank == 0 && !self.ensure(k - 1, way.to as usize, 0) {
+                continue;
+            }
+            if self.is_normal(k, from, way) {
+                self.nodes[node].found.push(way);
+            }
+            self.nodes[node].last = Some(way);
+        }
+        true
+    }
+
+    /// Whether no later stage of `way` could come before its first one and is smaller.
+    fn is_normal(&self, k: usize, from: usize, way: Way) -> bool {
+        let Some(ancestors) = &self.ancestors else { return true };
+        let ideals = &self.graph.lattice.ideals;
+        let key = |stage: ComponentSet| (stage.len(), stage);
+        let first = ideals[way.to as usize].without(ideals[from]);
+        let (mut at, mut rank) = (way.to as usize, way.rank as usize);
+        for left in (1..k).rev() {
+            let next = self.found(left, at, rank);
+            let stage = ideals[next.to as usize].without(ideals[at]);
+            let passed = ideals[at].without(ideals[from]);
+            let smaller = key(stage) < key(first);
+            if smaller && stage.iter().all(|one| ancestors[one].intersection(passed).is_empty()) {
+                return false;
+            }
+            (at, rank) = (next.to as usize, next.rank as usize);
+        }
+        true
+    }
+
+    /// Visits the stages of a way from the empty ideal: number, and the ideal it ends with.
+    fn walk(&self, k: usize, rank: usize, mut visit: impl FnMut(usize, usize)) {
+        let (mut at, mut rank) = (0, rank);
+        for left in (1..=k).rev() {
+            let way = self.found(left, at, rank);
+            (at, rank) = (way.to as usize, way.rank as usize);
+            visit(k - left, at);
+        }
+    }
+
+    fn cuts(&self, k: usize, rank: usize) -> Vec<u32> {
+        let mut cuts = Vec::with_capacity(k);
+        self.walk(k, rank, |_, ideal| cuts.push(index(ideal)));
+        cuts
+    }
+}

@@ -1,0 +1,258 @@
+//! The partitioner: configuration, bounds and fall-backs.
+
+use super::balanced::Balanced;
+use super::bottleneck::{Front, Limits};
+use super::costs::{offers, reference_times};
+use super::lattice::{Hands, Lattice, Passed, forks};
+use gshare_core::BasisPoints;
+use gshare_core::dag::Dag;
+use gshare_core::pipeline::{
+    FallBack, Goal, Mode, Node, PartitionError, PipelinePartitioner, RankMode, Ranked,
+};
+
+/// Settings of [`Partitioner`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct PartitionConfig {
+    /// Which cuts are pipelines.
+    pub mode: Mode,
+    /// What they are ranked by.
+    pub rank: RankMode,
+    /// The most stages; by bottleneck, the most slices. 64: no node has more to give to one function.
+    pub max_stages: u32,
+    /// The most ideals; above it series cuts are used. 20,000: some megabytes, and two chains of 100 have fewer.
+    pub max_ideals: u32,
+    /// The most possible stages; above it series cuts are used. 1,000,000: 24 MB, and a tenth of a second.
+    pub max_steps: u32,
+    /// The most transitions of the bottleneck search; above it series cuts are used, and above it with these too the
+    /// DAG is refused. 100,000,000: a tenth of a second a pass.
+    pub max_transitions: u64,
+    /// With series cuts: whether a fork that is a stage may also run its branches on a slice each. On: it is what the
+    /// paper's "maximum among them" means. By CV, of more than six forks the six that gain most are tried.
+    pub spread_forks: bool,
+    /// Whether the components of a stage must hang together by edges. Off: two branches may share a slice.
+    pub connected_stages: bool,
+    /// By bottleneck: how much slower than the optimum a pipeline may be that holds fewer compute slices. 0: never
+    /// slower than the paper's choice. 2 to 5 % saves slices that only improve the last digits.
+    #[cfg_attr(feature = "serde", serde(rename = "tolerance_bp"))]
+    pub tolerance: BasisPoints,
+}
+
+impl Default for PartitionConfig {
+    fn default() -> Self {
+        Self {
+            mode: Mode::default(),
+            rank: RankMode::default(),
+            max_stages: 64,
+            max_ideals: 20_000,
+            max_steps: 1_000_000,
+            max_transitions: 100_000_000,
+            spread_forks: true,
+            connected_stages: false,
+            tolerance: BasisPoints::ZERO,
+        }
+    }
+}
+
+impl PartitionConfig {
+    /// The same with `mode`.
+    #[must_use]
+    pub const fn with_mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// The same ranked by `rank`.
+    #[must_use]
+    pub const fn with_rank(mut self, rank: RankMode) -> Self {
+        self.rank = rank;
+        self
+    }
+
+    /// The same with at most `stages` stages.
+    #[must_use]
+    pub const fn with_max_stages(mut self, stages: u32) -> Self {
+        self.max_stages = stages;
+        self
+    }
+
+    /// The same with forks spread or not.
+    #[must_use]
+    pub const fn with_spread_forks(mut self, spread: bool) -> Self {
+        self.spread_forks = spread;
+        self
+    }
+
+    /// The same with stages that hang together, or any.
+    #[must_use]
+    pub const fn with_connected_stages(mut self, connected: bool) -> Self {
+        self.connected_stages = connected;
+        self
+    }
+
+    /// The same with pipelines that much slower than the optimum allowed, for fewer compute slices.
+    #[must_use]
+    pub const fn with_tolerance(mut self, tolerance: BasisPoints) -> Self {
+        self.tolerance = tolerance;
+        self
+    }
+
+    fn validate(&self) -> Result<(), PartitionError> {
+        let check = |field, value: u64, low: u64, high: u64, bound| {
+            let bad = !(low..=high).contains(&value);
+            if bad { Err(PartitionError::BadConfig { field, value, bound }) } else { Ok(()) }
+        };
+        check("max_stages", self.max_stages.into(), 1, 128, "need 1 to 128")?;
+        check("max_ideals", self.max_ideals.into(), 2, 1_000_000, "need 2 to 1000000")?;
+        check("max_steps", self.max_steps.into(), 1, 100_000_000, "need 1 to 100000000")?;
+        check("max_transitions", self.max_transitions, 1, 10_000_000_000, "need 1 to 10000000000")
+    }
+}
+
+/// Cuts DAGs into pipelines, best first. See the [module documentation](super).
+///
+/// ```
+/// use gshare_core::dag::{Component, Dag};
+/// use gshare_core::mig::GpuModel;
+/// use gshare_core::pipeline::{Goal, HandOff, Node, RankMode};
+/// use gshare_core::{Bytes, Duration};
+/// use gshare_sched::pipeline::{LeastFragmentation, PartitionConfig, Partitioner, plan};
+///
+/// let chain = [("a", 2), ("b", 3), ("c", 4), ("d", 1)];
+/// let component = |(name, ms): &(&str, u64)| {
+///     let (slow, fast) = (Duration::from_millis(2 * ms), Duration::from_millis(*ms));
+///     Component::new(*name)
+///         .with_profile("1g.10gb", 1, slow, Bytes::from_gib(3))
+///         .with_profile("2g.20gb", 1, fast, Bytes::from_gib(3))
+/// };
+/// let dag = chain.iter().fold(Dag::builder("chain"), |dag, one| dag.component(component(one)));
+/// let dag = chain.windows(2).fold(dag, |dag, two| dag.edge(two[0].0, two[1].0, Bytes::ZERO)).build()?;
+///
+/// let node = Node::with_free(GpuModel::find("A100-80")?, &["1g.10gb", "1g.10gb", "2g.20gb"])?;
+/// let goal = Goal::default().with_hand_off(HandOff::FREE);
+/// for (rank, stages, bottleneck) in [(RankMode::PaperCv, 1, 10), (RankMode::Bottleneck, 3, 6)] {
+///     let partitioner = Partitioner::new(PartitionConfig::default().with_rank(rank))?;
+///     let plan = plan(&partitioner, &LeastFragmentation, &dag, &goal, &node)?;
+///     assert_eq!(plan.pipeline.stages(), stages);
+///     assert_eq!(plan.assignment.bottleneck, Duration::from_millis(bottleneck));
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Partitioner {
+    config: PartitionConfig,
+}
+
+impl Partitioner {
+    /// A partitioner.
+    ///
+    /// # Errors
+    /// [`PartitionError::BadConfig`].
+    pub fn new(config: PartitionConfig) -> Result<Self, PartitionError> {
+        config.validate()?;
+        Ok(Self { config })
+    }
+
+    /// All pipelines of `dag` by CV, whatever slices there are.
+    ///
+    /// # Errors
+    /// [`PartitionError::NoReference`], [`PartitionError::MissingProfile`].
+    pub fn by_cv(&self, dag: &Dag, goal: &Goal) -> Result<Ranked<'static>, PartitionError> {
+        self.list_by_cv(dag, goal, self.config.max_stages as usize)
+    }
+
+    fn list_by_cv(
+        &self,
+        dag: &Dag,
+        goal: &Goal,
+        max_stages: usize,
+    ) -> Result<Ranked<'static>, PartitionError> {
+        let times = reference_times(dag, goal)?;
+        let (lattice, mode, fell_back) = self.lattice(dag, goal);
+        let normal = mode == Mode::AcyclicQuotient;
+        let spread = mode == Mode::SeriesCut && self.config.spread_forks;
+        let list = Balanced::new(dag, lattice, &times, max_stages, normal, spread);
+        Ok(Ranked { mode, fell_back, pipelines: Box::new(list) })
+    }
+
+    fn by_bottleneck(&self, dag: &Dag, goal: &Goal, node: &Node) -> Result<Ranked<'static>, PartitionError> {
+        let offers = offers(dag, goal, node);
+        if offers.is_empty() {
+            let none = Box::new(core::iter::empty());
+            return Ok(Ranked { mode: self.config.mode, fell_back: None, pipelines: none });
+        }
+        let hands = Hands::new(dag, &goal.hand_off);
+        let limits = Limits {
+            max_stages: self.config.max_stages as usize,
+            max_transitions: self.config.max_transitions,
+            slo: goal.slo,
+            tolerance: self.config.tolerance,
+        };
+        let front = |lattice: Lattice, mode| {
+            let spread = mode == Mode::SeriesCut && self.config.spread_forks;
+            let forks = if spread { forks(dag, &lattice.ideals) } else { Vec::new() };
+            Front::new(lattice, offers.clone(), &forks, &hands, limits, mode == Mode::AcyclicQuotient)
+        };
+        let (lattice, mode, fell_back) = self.lattice(dag, goal);
+        match front(lattice, mode) {
+            Ok(front) => Ok(Ranked { mode, fell_back, pipelines: Box::new(front) }),
+            Err(PartitionError::TooManyTransitions { limit, .. }) if mode != Mode::SeriesCut => {
+                let what = "transitions (max_transitions)";
+                let fell_back = Some(FallBack { asked: self.config.mode, what, limit });
+                let front = front(self.series(dag, goal), Mode::SeriesCut)?;
+                Ok(Ranked { mode: Mode::SeriesCut, fell_back, pipelines: Box::new(front) })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The graph of the mode asked for, or of series cuts and why.
+    fn lattice(&self, dag: &Dag, goal: &Goal) -> (Lattice, Mode, Option<FallBack>) {
+        let PartitionConfig { mode, connected_stages, max_ideals, max_steps, .. } = self.config;
+        if mode == Mode::SeriesCut {
+            return (self.series(dag, goal), mode, None);
+        }
+        match Lattice::new(dag, mode, &goal.hand_off, connected_stages, max_ideals, max_steps) {
+            Ok(lattice) => (lattice, mode, None),
+            Err(Passed { what, limit }) => {
+                (self.series(dag, goal), Mode::SeriesCut, Some(FallBack { asked: mode, what, limit }))
+            }
+        }
+    }
+
+    /// Series cuts: at most one ideal more than components, so no bound is passed.
+    fn series(&self, dag: &Dag, goal: &Goal) -> Lattice {
+        let connected = self.config.connected_stages;
+        Lattice::new(dag, Mode::SeriesCut, &goal.hand_off, connected, u32::MAX, u32::MAX)
+            .unwrap_or_else(|_| unreachable!("a chain of at most 129 ideals"))
+    }
+}
+
+impl PipelinePartitioner for Partitioner {
+    fn ranked<'a>(
+        &'a self,
+        dag: &'a Dag,
+        goal: &'a Goal,
+        node: &'a Node,
+    ) -> Result<Ranked<'a>, PartitionError> {
+        match self.config.rank {
+            RankMode::PaperCv => {
+                let stages = most_slices(goal, node).min(self.config.max_stages as usize);
+                self.list_by_cv(dag, goal, stages.max(1))
+            }
+            _ => self.by_bottleneck(dag, goal, node),
+        }
+    }
+}
+
+/// How many slices a pipeline can get.
+fn most_slices(goal: &Goal, node: &Node) -> usize {
+    let compute = usize::from(node.model().family.compute_slices());
+    let of = |gpu: &gshare_core::pipeline::NodeGpu| {
+        let idle = node.idle(gpu).count_ones() as usize;
+        if goal.carve { idle.min(compute).max(gpu.free.len()) } else { gpu.free.len() }
+    };
+    node.gpus().iter().map(of).sum()
+}
