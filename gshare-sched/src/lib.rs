@@ -18,10 +18,10 @@
 )]
 
 pub mod pack;
+pub mod pipeline;
 pub mod place;
 pub mod request;
 pub mod scale;
-pub mod pipeline;
 pub mod token;
 
 /// The example of the README is run as a test.
