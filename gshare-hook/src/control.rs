@@ -11,7 +11,9 @@
 #![allow(unsafe_code)] // memory advice on one static page
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
+use crate::gate::Device;
 use crate::lifecycle::{Arming, Runtime};
 use crate::tls;
 
@@ -38,7 +40,10 @@ pub(crate) struct Control {
     /// Counts destroyed streams and contexts: whoever kept such a handle must not use it when this has moved.
     destroyed: AtomicU64,
     arming: Arming,
-    _rest: [u8; 4096 - 28],
+    /// The device that every launch goes to, while nothing but spending credit has to be done for one: metering, one
+    /// device, no capture under way. Null otherwise.
+    fast: AtomicPtr<Device>,
+    updating: Mutex<()>,
 }
 
 pub(crate) static CONTROL: Control = Control {
@@ -47,7 +52,8 @@ pub(crate) static CONTROL: Control = Control {
     runtime: AtomicPtr::new(core::ptr::null_mut()),
     destroyed: AtomicU64::new(0),
     arming: Arming::new(),
-    _rest: [0; 4096 - 28],
+    fast: AtomicPtr::new(core::ptr::null_mut()),
+    updating: Mutex::new(()),
 };
 
 impl Control {
@@ -58,6 +64,25 @@ impl Control {
 
     pub(crate) fn set_state(&self, state: State) {
         self.state.store(state as u32, Ordering::Release);
+        self.update();
+    }
+
+    /// The device for the short way through a launch.
+    #[inline(always)]
+    pub(crate) fn fast(&self) -> Option<&'static Device> {
+        // SAFETY: null or a leaked device.
+        unsafe { self.fast.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Something changed that decides whether there is a short way.
+    pub(crate) fn update(&self) {
+        // Two updates must not cross: the later one's answer would be lost. There is nothing to poison.
+        let _one_at_a_time = self.updating.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = self.state() == State::Active as u32 && !self.capturing();
+        let device = self.runtime().filter(|_| open).and_then(Runtime::sole_device);
+        let device = device.filter(|device| !device.free_running.load(Ordering::Acquire));
+        let device = device.map_or(core::ptr::null_mut(), |device| core::ptr::from_ref(device).cast_mut());
+        self.fast.store(device, Ordering::Release);
     }
 
     #[inline(always)]
@@ -67,11 +92,13 @@ impl Control {
 
     pub(crate) fn capture_began(&self) {
         self.captures.fetch_add(1, Ordering::AcqRel);
+        self.update();
     }
 
     pub(crate) fn capture_ended(&self) {
         // An end without a beginning that we saw must not wrap below zero.
         let _ = self.captures.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| n.checked_sub(1));
+        self.update();
     }
 
     #[inline(always)]
@@ -122,6 +149,7 @@ extern "C" fn forget() {
     // SAFETY: the calling thread's own word.
     unsafe { *tls::word() = 0 };
     CONTROL.runtime.store(core::ptr::null_mut(), Ordering::Relaxed);
+    CONTROL.fast.store(core::ptr::null_mut(), Ordering::Relaxed);
     CONTROL.captures.store(0, Ordering::Relaxed);
     CONTROL.arming.end();
     CONTROL.state.store(State::Armed as u32, Ordering::Relaxed);

@@ -42,7 +42,7 @@ struct Slot {
 /// The learned costs of one device.
 #[derive(Debug)]
 pub(crate) struct CostTable {
-    slots: Box<[Slot]>,
+    slots: Box<[Slot; ROWS]>,
     /// Average of all first samples, in ns: what an unknown function is taken for.
     typical: AtomicU64,
 }
@@ -68,7 +68,9 @@ impl CostTable {
     /// An empty table.
     pub(crate) fn new() -> Self {
         let slot = || Slot { key: AtomicU64::new(0), cost: AtomicU32::new(0), probes: AtomicU32::new(0) };
-        Self { slots: (0..ROWS).map(|_| slot()).collect(), typical: AtomicU64::new(Self::FIRST_GUESS) }
+        let slots: Box<[Slot]> = (0..ROWS).map(|_| slot()).collect();
+        let Ok(slots) = slots.try_into() else { unreachable!("a slice of ROWS slots was just made") };
+        Self { slots, typical: AtomicU64::new(Self::FIRST_GUESS) }
     }
 
     /// The row of a key, and its cost in ns if anything was measured.

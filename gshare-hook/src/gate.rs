@@ -10,8 +10,9 @@
 //! - **segment**: the part of a run between two CUDA events. It is what is measured.
 //!
 //! # Algorithm
-//! While credit lasts: read the switch, find the row, subtract its cost from the thread's shard of the credit, add it to
-//! the run, call the driver. All else is cold:
+//! While credit lasts: read the switch, find the row, subtract its cost from what the run has prepaid, call the driver.
+//! A run prepays [`PREPAY_NS`] at a time out of its thread's shard of the credit, with one atomic operation; launches
+//! that cost more than that take it each. All else is colder still:
 //!
 //! 1. *Unknown cost*: the launch gets an event pair of its own and is charged a guess. While two such launches of the same
 //!    row are being measured, the next one waits for the result (at most [`PROBE_WAIT`]).
@@ -25,12 +26,14 @@
 //! any stream is being captured no event is recorded anywhere.
 //!
 //! # Cost
-//! No clock, lock, system call or allocation in the hot case; two event records per segment.
+//! Hot case: a few loads, and additions to the thread's own record. No clock, lock, system call or allocation; two event
+//! records per segment. What is prepaid and not launched is charged like work in flight, and given back when its thread
+//! waits or ends: at most [`PREPAY_NS`] for each stream that a thread uses.
 #![allow(unsafe_code)] // a thread's own record behind its thread-local word, and calls to the driver
 
 use core::cell::UnsafeCell;
 use core::ffi::c_uint;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration as StdDuration;
 
@@ -51,7 +54,9 @@ const RUNS: usize = 4;
 /// Predicted GPU time of a full segment, in ns: a fraction of any useful in-flight bound.
 const SEGMENT_NS: u64 = 400_000;
 /// Launches of a full segment.
-const SEGMENT_LAUNCHES: u32 = 512;
+const SEGMENT_LAUNCHES: u32 = 16_384;
+/// Credit that a run takes at once for launches to come, in ns.
+const PREPAY_NS: u64 = 8_000;
 /// A segment shorter than this is not worth ending at a synchronising call, in ns.
 const WORTHWHILE_NS: u64 = 100_000;
 /// Launches of unknown cost that go ahead unmeasured.
@@ -82,27 +87,110 @@ pub(crate) struct Pending {
     pub(crate) opened: u64,
 }
 
-/// One thread's launches on one stream. Written by its thread; the helper reads the atomics.
+/// One thread's launches on one stream. Written by its thread; the helper reads the atomics and writes `presumed`.
 #[derive(Debug)]
 struct Run {
     stream: usize,
-    device: *const Device,
+    device: AtomicPtr<Device>,
+    /// Credit that is charged already, in ns.
+    prepaid: AtomicU64,
+    /// Predicted cost of the launches since the segment began, and of those that the helper takes for done, in ns.
+    predicted: AtomicU64,
+    presumed: AtomicU64,
+    /// Launches since the segment began, and how many there may be before the slow way is due.
+    count: u32,
+    limit: u32,
     row: Option<Row>,
     mixed: bool,
+    /// Times the run is full before a segment begins again.
+    skip: u8,
+    begun: u32,
     start: Option<(Event, Arc<Context>)>,
     /// Predicted cost of the first launch, and when the segment began, in ns.
     first: u64,
     opened: u64,
     /// Charged to launches on this stream before the segment, and covered by no event.
     carried: u64,
-    count: u32,
     /// [`crate::control::Control::destroyed`] when the run began.
     destroyed: u64,
-    skip: u8,
-    begun: u32,
-    /// Predicted cost of the launches since the segment began, for the owner and, less what it took, for the helper.
-    sum: u64,
-    predicted: AtomicU64,
+}
+
+impl Run {
+    fn new() -> Self {
+        Self {
+            stream: usize::MAX,
+            device: AtomicPtr::default(),
+            prepaid: AtomicU64::new(0),
+            predicted: AtomicU64::new(0),
+            presumed: AtomicU64::new(0),
+            count: 0,
+            limit: 0,
+            row: None,
+            mixed: false,
+            skip: 0,
+            begun: 0,
+            start: None,
+            first: 0,
+            opened: 0,
+            carried: 0,
+            destroyed: 0,
+        }
+    }
+
+    /// Only the owner writes the device; it is null or leaked.
+    #[inline(always)]
+    fn is_on(&self, stream: usize, device: &Device) -> bool {
+        self.stream == stream && core::ptr::eq(self.device.load(Ordering::Relaxed), device)
+    }
+
+    fn device(&self) -> Option<&'static Device> {
+        // SAFETY: null, or a leaked device.
+        unsafe { self.device.load(Ordering::Relaxed).as_ref() }
+    }
+
+    /// Takes the open launches out; gives their predicted cost, and how much of it the helper has taken for done.
+    fn take_predicted(&mut self) -> (u64, u64) {
+        self.count = 0;
+        let presumed = self.presumed.swap(0, Ordering::AcqRel);
+        let predicted = self.predicted.swap(0, Ordering::AcqRel);
+        (predicted, presumed.min(predicted))
+    }
+
+    /// Gives back what is prepaid.
+    fn refund(&mut self) {
+        let prepaid = self.prepaid.swap(0, Ordering::AcqRel);
+        if let Some(device) = self.device().filter(|_| prepaid > 0) {
+            device.refused.fetch_add(prepaid, Ordering::AcqRel);
+        }
+    }
+
+    /// Makes the run this stream's.
+    fn take_over(&mut self, stream: usize, device: &'static Device) {
+        if self.is_on(stream, device) {
+            return;
+        }
+        end(self, Ending::Taken);
+        self.refund();
+        (self.stream, self.mixed, self.skip) = (stream, false, 0);
+        self.device.store(core::ptr::from_ref(device).cast_mut(), Ordering::Relaxed);
+        self.destroyed = CONTROL.destroyed();
+    }
+
+    /// Counts a launch of this cost.
+    #[inline(always)]
+    fn add(&mut self, row: Row, cost: u64) {
+        self.predicted.store(self.predicted.load(Ordering::Relaxed) + cost, Ordering::Release);
+        self.count += 1;
+        self.mixed |= self.row != Some(row);
+    }
+}
+
+/// What a run has open, as the helper sees it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Open {
+    pub(crate) predicted: u64,
+    pub(crate) presumed: u64,
+    pub(crate) prepaid: u64,
 }
 
 /// What the meter keeps about a thread. Never freed; reused when its thread is gone.
@@ -113,54 +201,60 @@ pub(crate) struct ThreadRecord {
     pub(crate) launches: AtomicU64,
     pub(crate) taken: AtomicBool,
     runs: UnsafeCell<[Run; RUNS]>,
+    /// The launch that is being measured alone, between its two events.
+    alone: UnsafeCell<Option<Alone>>,
 }
 
-// SAFETY: `runs` is touched by the record's own thread only, but for the atomics in it, which the helper reads through
+// SAFETY: `alone` is touched by the record's own thread only; `runs` is touched by the record's own thread only, but for the atomics in it, which the helper reads through
 // `open_runs`; `taken` passes the record from one thread to the next.
 unsafe impl Sync for ThreadRecord {}
-// SAFETY: as above; the raw device pointers point to leaked devices.
-unsafe impl Send for ThreadRecord {}
 
 impl ThreadRecord {
     pub(crate) fn new(number: usize) -> Self {
-        let run = || Run {
-            stream: usize::MAX,
-            device: core::ptr::null(),
-            row: None,
-            mixed: false,
-            start: None,
-            first: 0,
-            opened: 0,
-            carried: 0,
-            count: 0,
-            destroyed: 0,
-            skip: 0,
-            begun: 0,
-            sum: 0,
-            predicted: AtomicU64::new(0),
-        };
         Self {
             number,
             launches: AtomicU64::new(0),
             taken: AtomicBool::new(true),
-            runs: UnsafeCell::new(core::array::from_fn(|_| run())),
+            runs: UnsafeCell::new(core::array::from_fn(|_| Run::new())),
+            alone: UnsafeCell::new(None),
         }
     }
 
-    /// Predicted cost of each run's open launches, for the helper.
-    pub(crate) fn open_runs(&self) -> [u64; RUNS] {
-        core::array::from_fn(|index| self.predicted(index).load(Ordering::Acquire))
+    /// What each run has open on a device, for the helper.
+    pub(crate) fn open_runs(&self, device: &Device) -> [Open; RUNS] {
+        core::array::from_fn(|index| {
+            let (on, predicted, presumed, prepaid) = self.shared(index);
+            if !core::ptr::eq(on.load(Ordering::Relaxed), device) {
+                return Open::default();
+            }
+            Open {
+                predicted: predicted.load(Ordering::Acquire),
+                presumed: presumed.load(Ordering::Acquire),
+                prepaid: prepaid.load(Ordering::Acquire),
+            }
+        })
     }
 
-    /// Takes what a run has open, if it is still this much: its thread has been elsewhere for long, so it is over.
-    pub(crate) fn presume_done(&self, index: usize, predicted: u64) -> bool {
-        self.predicted(index).compare_exchange(predicted, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    /// Takes a run's open launches for done: its thread has been elsewhere for long.
+    pub(crate) fn presume_done(&self, index: usize, predicted: u64) {
+        self.shared(index).2.store(predicted, Ordering::Release);
     }
 
-    fn predicted(&self, index: usize) -> &AtomicU64 {
+    fn shared(&self, index: usize) -> (&AtomicPtr<Device>, &AtomicU64, &AtomicU64, &AtomicU64) {
         let run = self.runs.get().cast::<Run>().wrapping_add(index % RUNS);
-        // SAFETY: only the atomic is borrowed, through a pointer into a record that is never freed.
-        unsafe { &(*run).predicted }
+        // SAFETY: only the atomics are borrowed, through a pointer into a record that is never freed.
+        unsafe { (&(*run).device, &(*run).predicted, &(*run).presumed, &(*run).prepaid) }
+    }
+
+    /// The run that a stream uses.
+    ///
+    /// # Safety
+    /// Only the record's own thread may call this, and not while it holds the last one.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)] // the record is its thread's own
+    unsafe fn run(&self, stream: usize) -> &mut Run {
+        // SAFETY: as the caller promises.
+        unsafe { &mut (&mut *self.runs.get())[place(stream)] }
     }
 }
 
@@ -284,45 +378,152 @@ pub(crate) fn launch_as(
     blocking: bool,
     call: impl FnOnce() -> CUresult,
 ) -> CUresult {
-    let state = CONTROL.state();
-    if state == State::Off as u32 || (state != State::Active as u32 && !lifecycle::arm()) {
-        return call();
-    }
-    if CONTROL.capturing() && is_captured(stream) {
-        return call();
-    }
-    let Some(runtime) = CONTROL.runtime() else { return call() };
-    let Some(device) = runtime.launch_device() else { return call() };
-    let Some(thread) = thread(runtime) else { return call() };
-    thread.launches.store(thread.launches.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-    if device.free_running.load(Ordering::Relaxed) {
-        return call();
-    }
-    let (row, cost) = device.costs.find(handle, shape(size));
-    let Some(cost) = cost else { return probe(runtime, device, thread, row, stream, blocking, call) };
-    if !device.gate.try_spend(thread.number, Duration::from_nanos(cost))
-        && !device.wait_for_credit(runtime, thread, cost)
-    {
+    let ticket = admit(handle, size, stream, blocking);
+    if ticket.verdict == Verdict::Fail {
         return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
     }
-    // SAFETY: the record is this thread's own, and nothing below calls back into the wrappers.
-    let run = unsafe { &mut (&mut *thread.runs.get())[place(stream)] };
-    if (run.stream != stream || !core::ptr::eq(run.device, device) || (run.start.is_none() && run.skip == 0))
-        && begin(runtime, device, thread, stream, cost, row)
-    {
-        return alone(runtime, device, row, stream, blocking, cost, call);
-    }
     let result = call();
-    // SAFETY: as above; the borrow before the call has ended.
-    let run = unsafe { &mut (&mut *thread.runs.get())[place(stream)] };
-    run.predicted.store(run.predicted.load(Ordering::Relaxed) + cost, Ordering::Release);
-    run.sum += cost;
-    run.count += 1;
-    run.mixed |= run.row != Some(row);
-    if run.sum >= SEGMENT_NS || run.count >= SEGMENT_LAUNCHES || !result.is_ok() {
-        full(device, run, cost, result);
+    if ticket.verdict > Verdict::Paid || (ticket.verdict == Verdict::Paid && !result.is_ok()) {
+        conclude(ticket, stream, result);
     }
     result
+}
+
+/// What is decided about a launch before it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Verdict {
+    /// It is not metered.
+    Pass,
+    /// It is paid for.
+    Paid,
+    /// It is paid for, and the segment ends with it.
+    Last,
+    /// It is paid for and measured alone.
+    Alone,
+    /// It must fail.
+    Fail,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ticket {
+    verdict: Verdict,
+    /// What was charged, in ns.
+    cost: u64,
+}
+
+impl Ticket {
+    const PASS: Self = Self { verdict: Verdict::Pass, cost: 0 };
+    const FAIL: Self = Self { verdict: Verdict::Fail, cost: 0 };
+}
+
+#[inline(always)]
+fn admit(handle: u64, size: u64, stream: usize, blocking: bool) -> Ticket {
+    if let Some(device) = CONTROL.fast()
+        && let Some(thread) = own_record()
+        && let (row, Some(cost)) = device.costs.find(handle, shape(size))
+    {
+        // SAFETY: the record is this thread's own.
+        let run = unsafe { thread.run(stream) };
+        let prepaid = run.prepaid.load(Ordering::Relaxed);
+        if run.is_on(stream, device) && run.count < run.limit && cost <= prepaid {
+            run.prepaid.store(prepaid - cost, Ordering::Relaxed);
+            run.add(row, cost);
+            thread.launches.store(thread.launches.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            let verdict = if run.count == run.limit { Verdict::Last } else { Verdict::Paid };
+            return Ticket { verdict, cost };
+        }
+    }
+    if CONTROL.state() == State::Off as u32 {
+        return Ticket::PASS;
+    }
+    admit_slowly(handle, size, stream, blocking)
+}
+
+/// The way of a launch that finds nothing prepaid, or anything to be done.
+#[inline(never)]
+fn admit_slowly(handle: u64, size: u64, stream: usize, blocking: bool) -> Ticket {
+    if CONTROL.state() != State::Active as u32 && !lifecycle::arm() {
+        return Ticket::PASS;
+    }
+    if CONTROL.capturing() && is_captured(stream) {
+        return Ticket::PASS;
+    }
+    let Some(runtime) = CONTROL.runtime() else { return Ticket::PASS };
+    let Some(device) = runtime.launch_device() else { return Ticket::PASS };
+    let Some(thread) = own_record().or_else(|| runtime.enlist()) else { return Ticket::PASS };
+    thread.launches.store(thread.launches.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    if device.free_running.load(Ordering::Relaxed) {
+        return Ticket::PASS;
+    }
+    let (row, cost) = device.costs.find(handle, shape(size));
+    let Some(cost) = cost else { return probe(runtime, device, thread, row, stream, blocking) };
+    // SAFETY: the record is this thread's own.
+    unsafe { thread.run(stream) }.take_over(stream, device);
+    if !pay(runtime, device, thread, stream, cost) {
+        return Ticket::FAIL;
+    }
+    // SAFETY: as above; the last borrow has ended.
+    let run = unsafe { thread.run(stream) };
+    // A segment is due unless it has begun or there is a reason to go without.
+    if run.start.is_none() && run.skip == 0 && begin(runtime, run, cost, row) {
+        return measure_alone(runtime, device, thread, row, stream, blocking, cost);
+    }
+    run.add(row, cost);
+    let predicted = run.predicted.load(Ordering::Relaxed);
+    // How many more launches like this one fit into the segment.
+    let more = SEGMENT_NS.saturating_sub(predicted).checked_div(cost).unwrap_or(u64::from(SEGMENT_LAUNCHES));
+    let limit = u64::from(run.count) + more;
+    run.limit = u32::try_from(limit).map_or(SEGMENT_LAUNCHES, |limit| limit.min(SEGMENT_LAUNCHES));
+    let last = predicted >= SEGMENT_NS || run.count >= run.limit;
+    Ticket { verdict: if last { Verdict::Last } else { Verdict::Paid }, cost }
+}
+
+/// After the call: the segment ends, the launch was measured alone, or the driver refused it.
+#[cold]
+fn conclude(ticket: Ticket, stream: usize, result: CUresult) {
+    let Some(thread) = own_record() else { return };
+    if ticket.verdict == Verdict::Alone {
+        return conclude_alone(thread, ticket.cost, result);
+    }
+    // SAFETY: the record is this thread's own.
+    let run = unsafe { thread.run(stream) };
+    if !result.is_ok() {
+        // It did not run: nothing of it is in flight, and its cost is given back.
+        let left = run.predicted.load(Ordering::Relaxed).saturating_sub(ticket.cost);
+        run.predicted.store(left, Ordering::Release);
+        run.count = run.count.saturating_sub(1);
+        run.mixed = true;
+        if let Some(device) = run.device() {
+            device.refused.fetch_add(ticket.cost, Ordering::AcqRel);
+        }
+    } else if run.start.is_some() {
+        end(run, Ending::Full);
+    } else {
+        run.skip = run.skip.saturating_sub(1);
+        let (predicted, presumed) = run.take_predicted();
+        run.carried += predicted - presumed;
+        run.limit = 0;
+    }
+}
+
+/// Takes `cost` out of what is prepaid, and prepays again. `false`: the launch must fail.
+fn pay(runtime: &Runtime, device: &Device, thread: &ThreadRecord, stream: usize, cost: u64) -> bool {
+    // SAFETY: the record is this thread's own; this borrow ends before the thread waits.
+    let run = unsafe { thread.run(stream) };
+    let prepaid = run.prepaid.load(Ordering::Relaxed);
+    if cost <= prepaid {
+        run.prepaid.store(prepaid - cost, Ordering::Relaxed);
+        return true;
+    }
+    // Only short launches are paid for ahead.
+    let ahead = if cost < PREPAY_NS { PREPAY_NS } else { 0 };
+    let wanted = cost - prepaid + ahead;
+    if device.gate.try_spend(thread.number, Duration::from_nanos(wanted)) {
+        run.prepaid.store(ahead, Ordering::Relaxed);
+        return true;
+    }
+    // Waiting ends all segments of this thread and gives back what they have prepaid.
+    device.wait_for_credit(runtime, thread, cost)
 }
 
 /// A function handle is gone: what was learned about it says nothing about the next one there.
@@ -345,14 +546,11 @@ fn place(stream: usize) -> usize {
     (stream ^ stream >> 4 ^ stream >> 8) % RUNS
 }
 
-/// The calling thread's record.
+/// The calling thread's record, if it has one.
 #[inline(always)]
-pub(crate) fn thread(runtime: &'static Runtime) -> Option<&'static ThreadRecord> {
+fn own_record() -> Option<&'static ThreadRecord> {
     // SAFETY: the word is this thread's own; it holds 0 or a record that is never freed.
-    match unsafe { core::ptr::with_exposed_provenance::<ThreadRecord>(*tls::word()).as_ref() } {
-        Some(thread) => Some(thread),
-        None => runtime.enlist(),
-    }
+    unsafe { core::ptr::with_exposed_provenance::<ThreadRecord>(*tls::word()).as_ref() }
 }
 
 /// Whether a launch on this stream becomes part of a graph.
@@ -366,26 +564,14 @@ pub(crate) fn is_captured(stream: usize) -> bool {
     !result.is_ok() || status != 0
 }
 
-/// Gives the run of this stream to the stream, and begins a segment if one is due. `true`: measure this launch alone.
+/// Begins a segment. `true`: measure this launch alone.
 #[cold]
-fn begin(
-    runtime: &Runtime,
-    device: &'static Device,
-    thread: &ThreadRecord,
-    stream: usize,
-    cost: u64,
-    row: Row,
-) -> bool {
-    // SAFETY: the record is the calling thread's own.
-    let run = unsafe { &mut (&mut *thread.runs.get())[place(stream)] };
-    if run.stream != stream || !core::ptr::eq(run.device, device) {
-        end(run, Ending::Taken);
-        (run.stream, run.device, run.mixed) = (stream, device, false);
-        run.destroyed = CONTROL.destroyed();
-    }
+fn begin(runtime: &Runtime, run: &mut Run, cost: u64, row: Row) -> bool {
     // What came before on this stream has no event of its own: the segment that begins here completes after it.
-    run.carried += run.predicted.swap(0, Ordering::AcqRel);
-    (run.count, run.sum, run.begun) = (0, 0, run.begun.wrapping_add(1));
+    let (predicted, presumed) = run.take_predicted();
+    run.carried += predicted - presumed;
+    run.limit = 0;
+    run.begun = run.begun.wrapping_add(1);
     // Where different functions take turns, a segment says little about each: now and then one is measured alone.
     if core::mem::take(&mut run.mixed) && run.begun.is_multiple_of(4) && !CONTROL.capturing() {
         run.row = None;
@@ -399,7 +585,7 @@ fn begin(
     }
     let Some(context) = runtime.contexts.current() else { return false };
     let Some(event) = context.take_event() else { return false };
-    if Context::record(event, stream) {
+    if Context::record(event, run.stream) {
         run.opened = clock::now_ns();
         run.start = Some((event, context));
         run.skip = 0;
@@ -407,28 +593,6 @@ fn begin(
         context.give_back(event);
     }
     false
-}
-
-/// A segment has reached its size, or the driver refused a launch.
-#[cold]
-fn full(device: &'static Device, run: &mut Run, cost: u64, result: CUresult) {
-    if !result.is_ok() {
-        // It did not run: nothing of it is in flight, and its cost is given back.
-        let left = run.predicted.load(Ordering::Relaxed).saturating_sub(cost);
-        run.predicted.store(left, Ordering::Release);
-        run.sum -= cost;
-        run.count -= 1;
-        run.mixed = true;
-        device.refused.fetch_add(cost, Ordering::AcqRel);
-        return;
-    }
-    if run.start.is_some() {
-        end(run, Ending::Full);
-    } else if run.skip > 0 {
-        run.skip -= 1;
-        run.carried += run.predicted.swap(0, Ordering::AcqRel);
-        (run.count, run.sum) = (0, 0);
-    }
 }
 
 /// Why a segment ends.
@@ -449,6 +613,9 @@ pub(crate) fn end_segments(thread: &ThreadRecord, why: Ending) {
     // SAFETY: the record is the calling thread's own.
     for run in unsafe { &mut *thread.runs.get() } {
         end(run, why);
+        if why == Ending::Waiting {
+            run.refund();
+        }
     }
 }
 
@@ -458,22 +625,21 @@ pub(crate) fn synchronising() {
     if CONTROL.state() != State::Active as u32 {
         return;
     }
-    // SAFETY: the word is this thread's own; it holds 0 or a record that is never freed.
-    if let Some(thread) = unsafe { core::ptr::with_exposed_provenance::<ThreadRecord>(*tls::word()).as_ref() }
-    {
+    if let Some(thread) = own_record() {
         end_segments(thread, Ending::Synchronising);
     }
 }
 
 fn end(run: &mut Run, why: Ending) {
-    let (sum, count) = (core::mem::take(&mut run.sum), core::mem::take(&mut run.count));
-    // Less than the sum when the helper presumed these launches done: then only what is left counts as predicted.
-    let predicted = run.predicted.swap(0, Ordering::AcqRel);
+    let count = run.count;
     if count == 0 && run.start.is_none() && run.carried == 0 {
         return;
     }
-    // SAFETY: null, or a leaked device.
-    let Some(device) = (unsafe { run.device.as_ref() }) else { return };
+    // What the helper took for done is accounted for.
+    let (predicted, presumed) = run.take_predicted();
+    let predicted = predicted - presumed;
+    run.limit = 0;
+    let Some(device) = run.device() else { return };
     let carried = core::mem::take(&mut run.carried);
     let settle = |time: u64| {
         device.settled.fetch_add(time, Ordering::AcqRel);
@@ -483,14 +649,13 @@ fn end(run: &mut Run, why: Ending) {
         return settle(predicted + carried);
     };
     let gone = run.destroyed != CONTROL.destroyed() && run.stream > PER_THREAD_STREAM;
-    let worthwhile = why != Ending::Synchronising || predicted >= WORTHWHILE_NS || run.skip == 0;
-    if gone || CONTROL.capturing() || count == 0 || !worthwhile {
+    if gone || CONTROL.capturing() || count == 0 {
         context.give_back(start);
         return settle(predicted + carried);
     }
     // Everything was queued before the device could have finished the first launch, or even begun.
-    let dense = predicted == sum
-        && (clock::now_ns() - run.opened < run.first || Context::passed(start) == Some(false));
+    let dense =
+        presumed == 0 && (clock::now_ns() - run.opened < run.first || Context::passed(start) == Some(false));
     let Some(end) = context.take_event() else {
         context.give_back(start);
         return settle(predicted + carried);
@@ -515,7 +680,7 @@ fn end(run: &mut Run, why: Ending) {
     });
 }
 
-/// A launch whose cost is not known: measured by itself.
+/// A launch whose cost is not known: measured alone.
 #[cold]
 fn probe(
     runtime: &'static Runtime,
@@ -524,8 +689,7 @@ fn probe(
     row: Row,
     stream: usize,
     blocking: bool,
-    call: impl FnOnce() -> CUresult,
-) -> CUresult {
+) -> Ticket {
     if device.costs.probes(row) >= PROBES && !CONTROL.capturing() {
         end_segments(thread, Ending::Waiting);
         runtime.wake_helper();
@@ -539,51 +703,77 @@ fn probe(
     if !device.gate.try_spend(thread.number, Duration::from_nanos(cost))
         && !device.wait_for_credit(runtime, thread, cost)
     {
-        return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
+        return Ticket::FAIL;
     }
     // The run's own segment, if any, has a stranger in it from now on.
     // SAFETY: the record is this thread's own.
-    unsafe { (&mut *thread.runs.get())[place(stream)].mixed = true };
-    alone(runtime, device, row, stream, blocking, cost, call)
+    unsafe { thread.run(stream) }.mixed = true;
+    measure_alone(runtime, device, thread, row, stream, blocking, cost)
 }
 
-/// A launch with an event pair of its own; its cost has been spent.
+/// A launch that is being measured alone.
+#[derive(Debug)]
+struct Alone {
+    device: &'static Device,
+    row: Row,
+    stream: usize,
+    /// The event before it, unless none could be recorded.
+    start: Option<(Event, Arc<Context>)>,
+    /// Whether the stream was idle, and since when the launch has been under way.
+    idle: bool,
+    began: u64,
+}
+
+/// Records the event before a launch; its cost has been paid.
 #[cold]
-fn alone(
+fn measure_alone(
     runtime: &'static Runtime,
     device: &'static Device,
+    thread: &'static ThreadRecord,
     row: Row,
     stream: usize,
     blocking: bool,
     cost: u64,
-    call: impl FnOnce() -> CUresult,
-) -> CUresult {
-    let settle = |result: CUresult| {
+) -> Ticket {
+    let mut alone = Alone { device, row, stream, start: None, idle: false, began: 0 };
+    let context = if CONTROL.capturing() { None } else { runtime.contexts.current() };
+    if let Some(context) = context
+        && let Some(start) = context.take_event()
+    {
+        if Context::record(start, stream) {
+            // On an idle stream the start passes at once, and the kernel starts when the launch has come through.
+            alone.idle = !blocking && Context::passed(start) == Some(true);
+            alone.start = Some((start, context));
+        } else {
+            context.give_back(start);
+        }
+    }
+    alone.began = clock::now_ns();
+    // SAFETY: the record is this thread's own.
+    unsafe { *thread.alone.get() = Some(alone) };
+    Ticket { verdict: Verdict::Alone, cost }
+}
+
+/// Records the event after a launch.
+fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult) {
+    // SAFETY: the record is this thread's own.
+    let Some(alone) = (unsafe { (*thread.alone.get()).take() }) else { return };
+    let device = alone.device;
+    let gap = if alone.idle { clock::now_ns() - alone.began } else { 0 };
+    let settle = || {
         let time = if result.is_ok() { &device.settled } else { &device.refused };
         time.fetch_add(cost, Ordering::AcqRel);
-        result
     };
-    let context = if CONTROL.capturing() { None } else { runtime.contexts.current() };
-    let Some(context) = context else { return settle(call()) };
-    let Some(start) = context.take_event() else { return settle(call()) };
-    if !Context::record(start, stream) {
-        context.give_back(start);
-        return settle(call());
-    }
-    // On an idle stream the start passes at once, and the kernel starts when the launch below has come through.
-    let idle = !blocking && Context::passed(start) == Some(true);
-    let began = clock::now_ns();
-    let result = call();
-    let gap = if idle { clock::now_ns() - began } else { 0 };
+    let Some((start, context)) = alone.start else { return settle() };
     let end = if result.is_ok() { context.take_event() } else { None };
     let Some(end) = end else {
         context.give_back(start);
-        return settle(result);
+        return settle();
     };
-    if !Context::record(end, stream) {
+    if !Context::record(end, alone.stream) {
         context.give_back(start);
         context.give_back(end);
-        return settle(result);
+        return settle();
     }
     device.push(Pending {
         context,
@@ -591,27 +781,28 @@ fn alone(
         predicted: cost,
         carried: 0,
         launches: 1,
-        row: Some(row),
+        row: Some(alone.row),
         dense: true,
         gap,
-        opened: began,
+        opened: alone.began,
     });
-    result
 }
 
 /// The thread is gone: what it left open is settled as predicted, without a call to the driver.
 pub(crate) fn retire(thread: &ThreadRecord) {
     // SAFETY: called by the thread itself, at its end.
     for run in unsafe { &mut *thread.runs.get() } {
-        let left = run.predicted.swap(0, Ordering::AcqRel) + core::mem::take(&mut run.carried);
+        run.refund();
+        let (predicted, presumed) = run.take_predicted();
+        let left = predicted - presumed + core::mem::take(&mut run.carried);
         if let Some((start, context)) = run.start.take() {
             context.give_back(start);
         }
-        // SAFETY: null, or a leaked device.
-        if let Some(device) = unsafe { run.device.as_ref() } {
+        if let Some(device) = run.device() {
             device.settled.fetch_add(left, Ordering::AcqRel);
         }
-        (run.count, run.sum, run.stream, run.device) = (0, 0, usize::MAX, core::ptr::null());
+        run.stream = usize::MAX;
+        run.device.store(core::ptr::null_mut(), Ordering::Relaxed);
     }
     thread.taken.store(false, Ordering::Release);
 }

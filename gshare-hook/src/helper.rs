@@ -32,7 +32,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::clock;
 use crate::context::Progress;
 use crate::control::{CONTROL, State};
-use crate::gate::{Device, Pending};
+use crate::gate::{Device, Pending, ThreadRecord};
 use crate::lifecycle::{Answer, Request, Runtime};
 use crate::timing::{Coverage, charge};
 use crate::transport::Connection;
@@ -156,6 +156,8 @@ struct Account {
     /// Launches seen so far, and when they last changed.
     launches: (u64, u64),
     reported: (u64, Duration),
+    /// Credit that threads hold for launches to come, in ns.
+    prepaid: u64,
     /// Per thread and run: what is open, and since when it has been that.
     still: Vec<[(u64, u64); 4]>,
 }
@@ -417,6 +419,7 @@ impl Helper {
                     account.source = Source::Local(share, 1);
                     account.adopt(account.spec);
                     account.device.free_running.store(limit == Quota::WHOLE, Ordering::Release);
+                    CONTROL.update();
                 }
                 OnDaemonLoss::Closed if now - since > CLOSED_WAIT => {
                     account.device.shut.store(true, Ordering::Release);
@@ -425,6 +428,7 @@ impl Helper {
                 OnDaemonLoss::Closed => {
                     account.adopt(account.spec);
                     account.device.free_running.store(false, Ordering::Release);
+                    CONTROL.update();
                 }
             }
             if let Some(answer) = account.attached.take() {
@@ -472,6 +476,7 @@ impl Account {
             memory: VecDeque::new(),
             launches: (0, 0),
             reported: (0, Duration::ZERO),
+            prepaid: 0,
             still: Vec::new(),
         }
     }
@@ -490,6 +495,7 @@ impl Account {
         let quota = spec.quota();
         let whole = quota.request() == Quota::WHOLE && spec.sm() == SmShare::WHOLE;
         self.device.free_running.store(whole, Ordering::Release);
+        CONTROL.update();
         if self.device.memory.limit() != spec.memory().map(|bytes| bytes.0) || self.attached.is_some() {
             self.device.memory.limit_to(spec.memory());
         }
@@ -584,7 +590,7 @@ impl Account {
 
     /// GPU time that is queued now: what is in flight, less what the device must have done since it was last heard of.
     fn queued(&self, now: u64) -> u64 {
-        let in_flight = self.ledger.in_flight(&self.device.gate).as_nanos();
+        let in_flight = self.in_flight();
         if self.running.is_empty() {
             in_flight
         } else {
@@ -598,19 +604,27 @@ impl Account {
     }
 
     /// Launches whose thread has gone elsewhere with its segment open are taken for done after a while.
-    fn presume(&mut self, threads: &[&'static crate::gate::ThreadRecord], now: u64) {
+    fn presume(&mut self, threads: &[&'static ThreadRecord], now: u64) {
         self.still.resize(threads.len(), [(0, now); 4]);
+        self.prepaid = 0;
         for (thread, still) in threads.iter().zip(&mut self.still) {
-            for (index, (open, seen)) in thread.open_runs().into_iter().zip(still).enumerate() {
-                if open != seen.0 {
-                    *seen = (open, now);
-                } else if open > 0 && now - seen.1 > STALE.max(2 * open) && thread.presume_done(index, open) {
-                    let open = Duration::from_nanos(open);
-                    self.ledger.completed(&self.device.gate, open, open);
-                    *seen = (0, now);
+            for (index, (open, seen)) in thread.open_runs(self.device).into_iter().zip(still).enumerate() {
+                self.prepaid += open.prepaid;
+                let rest = open.predicted.saturating_sub(open.presumed);
+                if open.predicted != seen.0 {
+                    *seen = (open.predicted, now);
+                } else if rest > 0 && now - seen.1 > STALE.max(2 * rest) {
+                    thread.presume_done(index, open.predicted);
+                    let rest = Duration::from_nanos(rest);
+                    self.ledger.completed(&self.device.gate, rest, rest);
                 }
             }
         }
+    }
+
+    /// GPU time launched and not known to have completed, in ns.
+    fn in_flight(&self) -> u64 {
+        self.ledger.in_flight(&self.device.gate).as_nanos().saturating_sub(self.prepaid)
     }
 
     fn wants_more(&self, now: u64) -> bool {
@@ -636,7 +650,7 @@ impl Account {
             return said;
         }
         let wants = self.wants_more(now);
-        let in_flight = self.ledger.in_flight(gate).as_nanos();
+        let in_flight = self.in_flight();
         let queued = self.queued(now);
         if let Some((settlement, by)) = self.owed {
             if queued <= REMAINDER || now >= by {
@@ -683,8 +697,8 @@ impl Account {
     fn decide_locally(&mut self, now: u64) {
         let wants = self.wants_more(now);
         let gate = &self.device.gate;
+        let in_flight = self.in_flight();
         let Source::Local(share, next) = &mut self.source else { return };
-        let in_flight = self.ledger.in_flight(gate).as_nanos();
         if self.ledger.lease().is_some() {
             let spent = self.ledger.unspent(gate).is_zero() && in_flight <= REMAINDER;
             if (now >= self.expires || spent || (!wants && in_flight == 0))
@@ -706,7 +720,7 @@ impl Account {
 
     /// How long this device has nothing to do, in ns.
     fn next_look(&self, now: u64) -> u64 {
-        let in_flight = self.ledger.in_flight(&self.device.gate).as_nanos();
+        let in_flight = self.in_flight();
         let waiting = self.device.waiting.load(Ordering::Acquire) > 0;
         if self.device.free_running.load(Ordering::Acquire) {
             return u64::MAX;

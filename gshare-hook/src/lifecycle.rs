@@ -88,11 +88,16 @@ impl Runtime {
     /// The device that the calling thread launches on.
     #[inline(always)]
     pub(crate) fn launch_device(&'static self) -> Option<&'static Device> {
-        // SAFETY: null or a leaked device.
-        match unsafe { self.sole.load(Ordering::Acquire).as_ref() } {
+        match self.sole_device() {
             Some(device) => Some(device),
             None => self.current_device(),
         }
+    }
+
+    /// The only device with a context, if there is only one.
+    pub(crate) fn sole_device(&self) -> Option<&'static Device> {
+        // SAFETY: null or a leaked device.
+        unsafe { self.sole.load(Ordering::Acquire).as_ref() }
     }
 
     /// The device of the calling thread's current context, attached if need be.
@@ -134,11 +139,9 @@ impl Runtime {
 
     /// A context was made on this device: if it is not the only one, every launch must ask where it goes.
     pub(crate) fn context_on(&self, ordinal: CUdevice) {
-        // SAFETY: null or a leaked device.
-        if let Some(device) = unsafe { self.sole.load(Ordering::Acquire).as_ref() }
-            && device.ordinal != ordinal
-        {
+        if self.sole_device().is_some_and(|device| device.ordinal != ordinal) {
             self.sole.store(core::ptr::null_mut(), Ordering::Release);
+            CONTROL.update();
         }
     }
 

@@ -20,7 +20,7 @@ macro_rules! kernel {
      $stream:ident, ($($arg:ident),*)) => {{
         let size = threads([$gx, $gy, $gz], [$bx, $by, $bz]);
         // SAFETY: the caller's own arguments.
-        launch($f.addr() as u64, size, stream_of($stream, $per_thread), || unsafe { $real($($arg),*) })
+        launch($f.addr() as u64, size, stream_of($stream, $per_thread), move || unsafe { $real($($arg),*) })
     }};
 }
 
@@ -36,7 +36,7 @@ macro_rules! kernel_by_config {
             None => return unsafe { $real($($arg),*) },
         };
         // SAFETY: the caller's own arguments.
-        launch($f.addr() as u64, size, stream, || unsafe { $real($($arg),*) })
+        launch($f.addr() as u64, size, stream, move || unsafe { $real($($arg),*) })
     }};
 }
 
@@ -77,19 +77,19 @@ wrappers! { LAUNCHES:
         let grid = [first.gridDimX, first.gridDimY, first.gridDimZ];
         let size = threads(grid, [first.blockDimX, first.blockDimY, first.blockDimZ]);
         // SAFETY: the caller's own arguments.
-        launch(first.function.addr() as u64, size, stream_of(first.hStream, false), || unsafe {
+        launch(first.function.addr() as u64, size, stream_of(first.hStream, false), move || unsafe {
             real(list, devices, flags)
         })
     }
     cuGraphLaunch(exec: sys::CUgraphExec, stream: sys::CUstream) |real| {
         // SAFETY: the caller's own arguments.
-        let result = launch(exec.addr() as u64, 0, stream_of(stream, false), || unsafe { real(exec, stream) });
+        let result = launch(exec.addr() as u64, 0, stream_of(stream, false), move || unsafe { real(exec, stream) });
         super::memory::graph_launched();
         result
     }
     cuGraphLaunch_ptsz(exec: sys::CUgraphExec, stream: sys::CUstream) |real| {
         // SAFETY: the caller's own arguments.
-        let result = launch(exec.addr() as u64, 0, stream_of(stream, true), || unsafe { real(exec, stream) });
+        let result = launch(exec.addr() as u64, 0, stream_of(stream, true), move || unsafe { real(exec, stream) });
         super::memory::graph_launched();
         result
     }
@@ -104,17 +104,17 @@ wrappers! { LAUNCHES:
     // The launches of CUDA 2, on the default stream.
     cuLaunch(f: sys::CUfunction) |real| {
         // SAFETY: the caller's own arguments.
-        launch(f.addr() as u64, 1, 0, || unsafe { real(f) })
+        launch(f.addr() as u64, 1, 0, move || unsafe { real(f) })
     }
     cuLaunchGrid(f: sys::CUfunction, width: c_int, height: c_int) |real| {
         let size = u64::from(width.unsigned_abs()) * u64::from(height.unsigned_abs());
         // SAFETY: the caller's own arguments.
-        launch(f.addr() as u64, size, 0, || unsafe { real(f, width, height) })
+        launch(f.addr() as u64, size, 0, move || unsafe { real(f, width, height) })
     }
     cuLaunchGridAsync(f: sys::CUfunction, width: c_int, height: c_int, stream: sys::CUstream) |real| {
         let size = u64::from(width.unsigned_abs()) * u64::from(height.unsigned_abs());
         // SAFETY: the caller's own arguments.
-        launch(f.addr() as u64, size, stream_of(stream, false), || unsafe { real(f, width, height, stream) })
+        launch(f.addr() as u64, size, stream_of(stream, false), move || unsafe { real(f, width, height, stream) })
     }
 }
 
@@ -215,7 +215,7 @@ macro_rules! copy {
             let blocking = stream.is_none();
             let stream = stream_of(stream.unwrap_or(core::ptr::null_mut()), per_thread!($flavor));
             // SAFETY: the caller's own arguments.
-            launch_as($index, size, stream, blocking, || unsafe { real($($arg),*) })
+            launch_as($index, size, stream, blocking, move || unsafe { real($($arg),*) })
         }
     };
     ($($other:tt)*) => {};
