@@ -55,6 +55,8 @@ const RUNS: usize = 4;
 const SEGMENT_NS: u64 = 400_000;
 /// Launches of a full segment.
 const SEGMENT_LAUNCHES: u32 = 16_384;
+/// The longest that the call of a kernel's launch takes, in ns: one that took longer was interrupted.
+const CALL_NS: u64 = 10_000;
 /// Credit that a run takes at once for launches to come, in ns.
 const PREPAY_NS: u64 = 8_000;
 /// A segment shorter than this is not worth ending at a synchronising call, in ns.
@@ -366,19 +368,19 @@ impl Device {
 /// `handle` and `size` name its cost, `stream` is where it goes (see [`stream_of`]).
 #[inline(always)]
 pub(crate) fn launch(handle: u64, size: u64, stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
-    launch_as(handle, size, stream, false, call)
+    launch_as(handle, size, stream, CALL_NS, call)
 }
 
-/// A launch; `blocking` if the call may return only after the work is done.
+/// A launch; `slack` is how much of its call's duration, in ns, may be the reason that the work started late.
 #[inline(always)]
 pub(crate) fn launch_as(
     handle: u64,
     size: u64,
     stream: usize,
-    blocking: bool,
+    slack: u64,
     call: impl FnOnce() -> CUresult,
 ) -> CUresult {
-    let ticket = admit(handle, size, stream, blocking);
+    let ticket = admit(handle, size, stream, slack);
     if ticket.verdict == Verdict::Fail {
         return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
     }
@@ -417,7 +419,7 @@ impl Ticket {
 }
 
 #[inline(always)]
-fn admit(handle: u64, size: u64, stream: usize, blocking: bool) -> Ticket {
+fn admit(handle: u64, size: u64, stream: usize, slack: u64) -> Ticket {
     if let Some(device) = CONTROL.fast()
         && let Some(thread) = own_record()
         && let (row, Some(cost)) = device.costs.find(handle, shape(size))
@@ -436,12 +438,12 @@ fn admit(handle: u64, size: u64, stream: usize, blocking: bool) -> Ticket {
     if CONTROL.state() == State::Off as u32 {
         return Ticket::PASS;
     }
-    admit_slowly(handle, size, stream, blocking)
+    admit_slowly(handle, size, stream, slack)
 }
 
 /// The way of a launch that finds nothing prepaid, or anything to be done.
 #[inline(never)]
-fn admit_slowly(handle: u64, size: u64, stream: usize, blocking: bool) -> Ticket {
+fn admit_slowly(handle: u64, size: u64, stream: usize, slack: u64) -> Ticket {
     if CONTROL.state() != State::Active as u32 && !lifecycle::arm() {
         return Ticket::PASS;
     }
@@ -456,7 +458,7 @@ fn admit_slowly(handle: u64, size: u64, stream: usize, blocking: bool) -> Ticket
         return Ticket::PASS;
     }
     let (row, cost) = device.costs.find(handle, shape(size));
-    let Some(cost) = cost else { return probe(runtime, device, thread, row, stream, blocking) };
+    let Some(cost) = cost else { return probe(runtime, device, thread, row, stream, slack) };
     // SAFETY: the record is this thread's own.
     unsafe { thread.run(stream) }.take_over(stream, device);
     if !pay(runtime, device, thread, stream, cost) {
@@ -466,7 +468,7 @@ fn admit_slowly(handle: u64, size: u64, stream: usize, blocking: bool) -> Ticket
     let run = unsafe { thread.run(stream) };
     // A segment is due unless it has begun or there is a reason to go without.
     if run.start.is_none() && run.skip == 0 && begin(runtime, run, cost, row) {
-        return measure_alone(runtime, device, thread, row, stream, blocking, cost);
+        return measure_alone(runtime, device, thread, row, stream, slack, cost);
     }
     run.add(row, cost);
     let predicted = run.predicted.load(Ordering::Relaxed);
@@ -688,7 +690,7 @@ fn probe(
     thread: &'static ThreadRecord,
     row: Row,
     stream: usize,
-    blocking: bool,
+    slack: u64,
 ) -> Ticket {
     if device.costs.probes(row) >= PROBES && !CONTROL.capturing() {
         end_segments(thread, Ending::Waiting);
@@ -708,7 +710,7 @@ fn probe(
     // The run's own segment, if any, has a stranger in it from now on.
     // SAFETY: the record is this thread's own.
     unsafe { thread.run(stream) }.mixed = true;
-    measure_alone(runtime, device, thread, row, stream, blocking, cost)
+    measure_alone(runtime, device, thread, row, stream, slack, cost)
 }
 
 /// A launch that is being measured alone.
@@ -717,6 +719,7 @@ struct Alone {
     device: &'static Device,
     row: Row,
     stream: usize,
+    slack: u64,
     /// The event before it, unless none could be recorded.
     start: Option<(Event, Arc<Context>)>,
     /// Whether the stream was idle, and since when the launch has been under way.
@@ -732,17 +735,17 @@ fn measure_alone(
     thread: &'static ThreadRecord,
     row: Row,
     stream: usize,
-    blocking: bool,
+    slack: u64,
     cost: u64,
 ) -> Ticket {
-    let mut alone = Alone { device, row, stream, start: None, idle: false, began: 0 };
+    let mut alone = Alone { device, row, stream, slack, start: None, idle: false, began: 0 };
     let context = if CONTROL.capturing() { None } else { runtime.contexts.current() };
     if let Some(context) = context
         && let Some(start) = context.take_event()
     {
         if Context::record(start, stream) {
             // On an idle stream the start passes at once, and the kernel starts when the launch has come through.
-            alone.idle = !blocking && Context::passed(start) == Some(true);
+            alone.idle = slack > 0 && Context::passed(start) == Some(true);
             alone.start = Some((start, context));
         } else {
             context.give_back(start);
@@ -759,7 +762,7 @@ fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult) {
     // SAFETY: the record is this thread's own.
     let Some(alone) = (unsafe { (*thread.alone.get()).take() }) else { return };
     let device = alone.device;
-    let gap = if alone.idle { clock::now_ns() - alone.began } else { 0 };
+    let gap = if alone.idle { (clock::now_ns() - alone.began).min(alone.slack) } else { 0 };
     let settle = || {
         let time = if result.is_ok() { &device.settled } else { &device.refused };
         time.fetch_add(cost, Ordering::AcqRel);

@@ -34,6 +34,7 @@ fn every_kind_of_launch_is_transparent_and_metered() {
     let program = program("launch", &[]);
     for kind in LAUNCHES.into_iter().chain(["sync_each"]) {
         let bare = Run::bare(&program, &[kind]).finish();
+        assert_eq!(bare.code, Some(0), "{kind}: {} {}", bare.stdout, bare.stderr);
         let place = tempfile::tempdir().unwrap();
         let daemon =
             Daemon::start(&place.path().join("g.sock"), ResourceSpec::UNLIMITED, Duration::from_millis(10));
@@ -44,14 +45,13 @@ fn every_kind_of_launch_is_transparent_and_metered() {
         let worked = truth.busy_ns.max(truth.copy_ns);
         let used = told.used_ns();
         println!("{kind}: used {used} ns, device {worked} ns, {} returns", told.returned);
-        if bare.code == Some(0) && worked > 0 {
-            // The meter's accuracy is measured in the benchmarks; here it must have seen the work and not invented any.
-            assert!(used > worked / 2 && used < worked * 2, "{kind}: used {used}, device {worked}");
-        }
+        // How exact the meter is, the benchmarks measure; here it must have seen the work and not invented any.
+        assert!(used >= worked / 2, "{kind}: used {used}, device {worked}");
+        assert!(used <= worked * 2 + 1_000_000, "{kind}: used {used}, device {worked}");
     }
 }
 
-const ALLOCATIONS: [&str; 16] = [
+const ALLOCATIONS: [&str; 15] = [
     "plain",
     "pitch",
     "managed",
@@ -66,7 +66,6 @@ const ALLOCATIONS: [&str; 16] = [
     "graph",
     "context_takes_it_along",
     "reset_takes_it_along",
-    "many",
     "many",
 ];
 

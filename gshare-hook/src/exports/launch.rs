@@ -211,11 +211,11 @@ macro_rules! copy {
                 size = Argument::size($arg).unwrap_or(size);
                 stream = Argument::stream($arg).or(stream);
             )*
-            // Without a stream it goes to the default one, and the call may wait for it.
-            let blocking = stream.is_none();
+            // A call with a stream may move bytes on the host first; without one it may wait for the work itself.
+            let slack = if stream.is_some() { u64::MAX } else { 0 };
             let stream = stream_of(stream.unwrap_or(core::ptr::null_mut()), per_thread!($flavor));
             // SAFETY: the caller's own arguments.
-            launch_as($index, size, stream, blocking, move || unsafe { real($($arg),*) })
+            launch_as($index, size, stream, slack, move || unsafe { real($($arg),*) })
         }
     };
     ($($other:tt)*) => {};

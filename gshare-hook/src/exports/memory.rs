@@ -143,6 +143,11 @@ fn pool_attribute(pool: sys::CUmemoryPool, attribute: c_uint) -> Option<u64> {
     result.is_ok().then_some(value)
 }
 
+/// The pool that a key names. Graphs' memory has a key without a pool.
+fn pool_of(key: Key) -> sys::CUmemoryPool {
+    core::ptr::with_exposed_provenance_mut(usize::try_from(key.1).unwrap_or(0))
+}
+
 fn pool_key(pool: sys::CUmemoryPool) -> Key {
     Key(Kind::Pool, pool.addr() as u64)
 }
@@ -177,9 +182,8 @@ fn trim_pools(runtime: &'static Runtime, ordinal: i32) -> bool {
     let Some(trim) = real!(cuMemPoolTrimTo) else { return false };
     let before = runtime.known_device(ordinal).map_or(0, |device| device.memory.used());
     let pools = runtime.book.select(|key, record| key.0 == Kind::Pool && record.device == ordinal);
-    for (key, _) in pools {
-        let Ok(address) = usize::try_from(key.1) else { continue };
-        let pool: sys::CUmemoryPool = core::ptr::with_exposed_provenance_mut(address);
+    for (key, _) in pools.into_iter().filter(|(key, _)| key.1 < GRAPHS) {
+        let pool = pool_of(key);
         // SAFETY: pools leave the book before they are destroyed.
         if unsafe { trim(pool, 0) }.is_ok() {
             settle_pool(runtime, pool, ordinal, 0);
@@ -258,6 +262,9 @@ fn free_async(address: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult
 
 // ---- graphs ---------------------------------------------------------------------------------------------------------
 
+/// From here on, names of pools stand for the memory of a device's graphs.
+const GRAPHS: u64 = u64::MAX - 4096;
+
 /// Whether any graph of this process holds memory.
 static GRAPH_MEMORY: AtomicBool = AtomicBool::new(false);
 
@@ -280,7 +287,7 @@ fn settle_graphs() {
         return;
     }
     let _one_at_a_time = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    let key = Key(Kind::Pool, u64::MAX - u64::from(device.ordinal.unsigned_abs()));
+    let key = Key(Kind::Pool, GRAPHS + u64::from(device.ordinal.unsigned_abs()));
     let charged = runtime.book.get(key).map_or(0, |record| record.bytes);
     if reserved > charged && !runtime.reserve(device, reserved - charged) {
         // The memory is there already; the next allocation fails.
@@ -702,6 +709,16 @@ fn seen(free: u64, total: u64) -> Option<(u64, u64)> {
     let runtime = metering()?;
     let device = runtime.current_device()?;
     graph_launched();
+    // Pools shrink by themselves when the device has caught up.
+    let pools = runtime
+        .book
+        .select(|key, record| key.0 == Kind::Pool && record.device == device.ordinal && record.bytes > 0);
+    for (key, _) in pools.into_iter().filter(|(key, _)| key.1 < GRAPHS) {
+        let _one_at_a_time = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+        if runtime.book.get(key).is_some() {
+            settle_pool(runtime, pool_of(key), device.ordinal, 0);
+        }
+    }
     Some(device.memory.view(free, total))
 }
 
