@@ -1,0 +1,683 @@
+//! FaST's multi-token scheduler, literally: slow, and plain enough to be read as its definition.
+//!
+//! # Problem
+//! The engine keeps ranks in ordered sets, release times beside them, and ledgers that are updated in place. Whether all
+//! that says the same as the algorithm (FaST-GShare, section 3.3.2, with its gaps closed) is what this model is for. It
+//! keeps what happened and derives everything else from it again, whenever it is asked: who is ready is a filter, the
+//! order is a sort, what a client has used is a sum over all its leases since it joined.
+//!
+//! # Algorithm
+//! A window of a GPU is `[origin + k * W, origin + (k + 1) * W)`; the origin is when the GPU got its first client, anew
+//! whenever it had none. On every event at `now`:
+//! 1. per GPU, in order of time: revoke each lease at `expires + grace`, charging its budget;
+//! 2. do what the event says;
+//! 3. on each GPU where a lease was revoked, a window ended, or the event's client is: dispatch.
+//!
+//! The account of a client in window `w`: `used(w) = carried(w) + charges to w`, `carried(w + 1) = max(0, used(w) - l * W)`
+//! with the limit in force at the end of `w`. A lease is charged to its own window; what is only known when that window is
+//! two or more past is charged to the present one, if it is more than was charged before.
+//!
+//! Its spare time is `3/4` of that of the window before, rounded down, plus `max(0, used(w) - r * W)` as known when `w` ends.
+//!
+//! The rules of dispatch stand in [`Literal::dispatch`], in the order in which the words for them come.
+//!
+//! # Cost
+//! Everything is quadratic or worse. It serves tests.
+//!
+//! [`Lockstep`] runs any scheduler beside it and compares each answer.
+
+use core::fmt;
+use gshare_core::token::{ClientStatus, RevokeReason, ThrottleReason};
+use gshare_core::{
+    ClientId, Duration, Engine, GpuId, LeaseId, Share, SmShare, SpecError, Timestamp, TokenAction,
+    TokenError, TokenEvent, TokenScheduler,
+};
+
+/// Settings of the scheduler, with the meaning that they have for the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "a test that leaves one out should not build")]
+pub struct LiteralConfig {
+    /// Length of the window.
+    pub window: Duration,
+    /// The longest token.
+    pub max_token: Duration,
+    /// The shortest token that is given ahead of a reservation.
+    pub min_token: Duration,
+    /// Time beyond its budget after which a token expires.
+    pub slack: Duration,
+    /// Time after its expiry at which a token is revoked.
+    pub grace: Duration,
+    /// The most overuse that is carried.
+    pub max_debt: Duration,
+    /// How many ready clients behind a reservation are looked at.
+    pub backfill_depth: u32,
+    /// Number of client slots.
+    pub max_clients: u32,
+    /// Number of GPUs.
+    pub max_gpus: u32,
+}
+
+/// The literal scheduler. See the [module](self).
+#[derive(Debug, Clone)]
+pub struct Literal {
+    config: LiteralConfig,
+    now: Timestamp,
+    clients: Vec<Client>,
+    /// Every client that ever was.
+    known: Vec<ClientId>,
+    /// Origin of the windows of every GPU that has clients.
+    origins: Vec<(GpuId, Timestamp)>,
+    leases: u64,
+    requests: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Client {
+    id: ClientId,
+    gpu: GpuId,
+    share: Share,
+    /// Limits since it joined, each with the window in which it began to hold.
+    limits: Vec<(u64, Duration)>,
+    /// What was charged: to which window, how much.
+    charges: Vec<(u64, Duration)>,
+    /// What each of its leases was charged.
+    leases: Vec<(LeaseId, Duration)>,
+    /// Time used beyond the request in windows that have ended, fading; and the first window that is not in it yet.
+    spare: Duration,
+    spare_until: u64,
+    held: Option<Lease>,
+    unsettled: Option<Lease>,
+    /// Number and time of the request that waits.
+    asked: Option<(u64, Timestamp)>,
+    /// Whether it was told that it is throttled, since it is.
+    told: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Lease {
+    id: LeaseId,
+    window: u64,
+    budget: Duration,
+    expires: Timestamp,
+    sm: u16,
+    /// What was charged for it, and where in `charges` its own window's part is.
+    charged: Duration,
+    entry: usize,
+}
+
+/// Windows without an event after which spare time is forgotten altogether.
+const FORGOTTEN: u64 = 160;
+
+/// Where a client stands in the order of dispatch: least first.
+type Rank = (bool, u64, u64, u32);
+
+impl Literal {
+    /// A scheduler without clients.
+    pub const fn new(config: LiteralConfig) -> Self {
+        Self {
+            config,
+            now: Timestamp::ZERO,
+            clients: Vec::new(),
+            known: Vec::new(),
+            origins: Vec::new(),
+            leases: 0,
+            requests: 0,
+        }
+    }
+
+    fn position(&self, client: ClientId) -> Option<usize> {
+        self.clients.iter().position(|entry| entry.id == client)
+    }
+
+    fn window_at(&self, gpu: GpuId, now: Timestamp) -> u64 {
+        let origin = self.origins.iter().find(|(known, _)| *known == gpu).map_or(now, |(_, origin)| *origin);
+        now.saturating_since(origin).as_nanos() / self.config.window.as_nanos()
+    }
+
+    fn window(&self, gpu: GpuId) -> u64 {
+        self.window_at(gpu, self.now)
+    }
+
+    fn window_end(&self, gpu: GpuId) -> Timestamp {
+        let origin =
+            self.origins.iter().find(|(known, _)| *known == gpu).map_or(self.now, |(_, origin)| *origin);
+        origin.saturating_add(self.config.window.saturating_mul(self.window(gpu) + 1))
+    }
+
+    fn release_time(&self, lease: &Lease) -> Timestamp {
+        lease.expires.saturating_add(self.config.grace)
+    }
+
+    fn free(&self, gpu: GpuId) -> u16 {
+        let held: u16 =
+            self.clients.iter().filter(|c| c.gpu == gpu).filter_map(|c| c.held).map(|lease| lease.sm).sum();
+        SmShare::WHOLE.get() - held
+    }
+
+    /// Used in the present window, overuse carried into it included.
+    fn used(&self, client: &Client) -> Duration {
+        self.used_in(client, self.window(client.gpu))
+    }
+
+    /// Used in a window, as far as it is known now, overuse carried into it included.
+    fn used_in(&self, client: &Client, last: u64) -> Duration {
+        let mut used = Duration::ZERO;
+        for window in client.limits[0].0..=last {
+            if window > client.limits[0].0 {
+                let limit = client.limit_in(window - 1);
+                used = used.saturating_sub(limit).min(self.config.max_debt);
+            }
+            used = used.saturating_add(client.charges.iter().filter(|c| c.0 == window).map(|c| c.1).sum());
+        }
+        used
+    }
+
+    fn outstanding(&self, client: &Client) -> Duration {
+        match client.held {
+            Some(lease) if lease.window == self.window(client.gpu) => {
+                lease.budget.saturating_sub(lease.charged)
+            }
+            _ => Duration::ZERO,
+        }
+    }
+
+    fn committed(&self, client: &Client) -> Duration {
+        self.used(client).saturating_add(self.outstanding(client))
+    }
+
+    fn request(&self, client: &Client) -> Duration {
+        client.share.quota.request().of(self.config.window)
+    }
+
+    fn limit(&self, client: &Client) -> Duration {
+        client.share.quota.limit().of(self.config.window)
+    }
+
+    fn remain(&self, client: &Client) -> Duration {
+        self.limit(client).saturating_sub(self.committed(client))
+    }
+
+    fn is_throttled(&self, client: &Client) -> bool {
+        client.asked.is_some() && self.remain(client).is_zero()
+    }
+
+    /// The order of dispatch: unmet before met; unmet by the part of the request they got, met by what they got beyond it in
+    /// this window and before; then who has waited longest, then the lower slot. `None` for who is not ready.
+    fn rank(&self, client: &Client) -> Option<Rank> {
+        let (number, _) = client.asked.filter(|_| !self.is_throttled(client))?;
+        let (committed, request) = (self.committed(client), self.request(client));
+        let met = committed >= request;
+        let key = match met {
+            true => (committed - request).saturating_add(client.spare).as_nanos(),
+            false => committed.as_nanos() * 10_000 / u64::from(client.share.quota.request().get()),
+        };
+        Some((met, key, number, client.id.slot()))
+    }
+
+    /// Step 1 on one GPU; gives whether anything happened.
+    fn catch_up(&mut self, gpu: GpuId, until: Timestamp, actions: &mut Vec<TokenAction>) -> bool {
+        let window_before = self.window_at(gpu, self.now);
+        let mut revoked = false;
+        loop {
+            let due = self.clients.iter().enumerate().filter(|(_, client)| client.gpu == gpu);
+            let due = due.filter_map(|(at, client)| {
+                Some((self.release_time(client.held.as_ref()?), client.id.slot(), at))
+            });
+            let Some((release, _, at)) = due.min().filter(|(release, _, _)| *release <= until) else { break };
+            self.now = self.now.max(release);
+            self.end_windows(gpu);
+            let Some(lease) = self.clients[at].held else { break };
+            let client = self.clients[at].id;
+            actions.push(TokenAction::Revoke { client, lease: lease.id, reason: RevokeReason::Expired });
+            self.settle(at, lease.id, lease.budget.max(lease.charged));
+            self.clients[at].unsettled = self.clients[at].held.take();
+            revoked = true;
+        }
+        self.now = until;
+        self.end_windows(gpu);
+        revoked || self.window_at(gpu, until) != window_before
+    }
+
+    /// Brings the spare time of a GPU's clients up to date: at the end of each window a quarter of it, rounded up, is
+    /// forgotten, and what was used beyond the request in that window is added. After many windows without an event it is
+    /// forgotten altogether.
+    fn end_windows(&mut self, gpu: GpuId) {
+        let window = self.window(gpu);
+        for at in 0..self.clients.len() {
+            let client = &self.clients[at];
+            if client.gpu != gpu {
+                continue;
+            }
+            let mut spare = client.spare;
+            for ended in client.spare_until..window {
+                let beyond = self.used_in(client, ended).saturating_sub(self.request(client));
+                let faded = Duration::from_nanos(spare.as_nanos().div_ceil(4));
+                spare = spare.saturating_sub(faded).saturating_add(beyond);
+            }
+            if window - client.spare_until > FORGOTTEN {
+                spare = Duration::ZERO;
+            }
+            (self.clients[at].spare, self.clients[at].spare_until) = (spare, window);
+        }
+        self.review();
+    }
+
+    /// Charges `used` for a lease in all.
+    fn settle(&mut self, at: usize, lease: LeaseId, used: Duration) {
+        let window = self.window(self.clients[at].gpu);
+        let client = &mut self.clients[at];
+        let Some(lease) = client.held.iter_mut().chain(&mut client.unsettled).find(|known| known.id == lease)
+        else {
+            return;
+        };
+        let before = core::mem::replace(&mut lease.charged, used);
+        client.leases.retain(|(id, _)| *id != lease.id);
+        client.leases.push((lease.id, used));
+        if lease.window + 1 < window {
+            let more = used.saturating_sub(before);
+            client.charges.push((window, more));
+        } else {
+            client.charges[lease.entry].1 = used;
+        }
+        self.review();
+    }
+
+    /// Whoever is not throttled any more is told again the next time.
+    fn review(&mut self) {
+        for at in 0..self.clients.len() {
+            let throttled = self.is_throttled(&self.clients[at]);
+            self.clients[at].told &= throttled;
+        }
+    }
+
+    /// Tells the client of the event, once, when what it has used is its limit: not while it holds a lease that may leave
+    /// it time.
+    fn tell(&mut self, at: usize, actions: &mut Vec<TokenAction>) {
+        self.review();
+        let client = &self.clients[at];
+        let (used, limit) = (self.used(client), self.limit(client));
+        if !self.is_throttled(client) || client.told || used < limit {
+            return;
+        }
+        let more = used.as_nanos() / limit.as_nanos().max(1) - 1;
+        let until = self.window_end(client.gpu).saturating_add(self.config.window.saturating_mul(more));
+        actions.push(TokenAction::Throttle {
+            client: client.id,
+            until,
+            reason: ThrottleReason::LimitReached,
+        });
+        self.clients[at].told = true;
+    }
+
+    /// Step 3.
+    fn dispatch(&mut self, gpu: GpuId, actions: &mut Vec<TokenAction>) {
+        let Self { config, now, .. } = *self;
+        let (window, window_end) = (self.window(gpu), self.window_end(gpu));
+        let left_in_window = window_end.saturating_since(now);
+        let mut ready = self.ready(gpu);
+        let count = ready.len() as u64;
+        let mut reservation: Option<(Timestamp, u16)> = None;
+        let mut behind = 0;
+        while let Some(at) = (!ready.is_empty()).then(|| ready.remove(0)) {
+            let client = &self.clients[at];
+            if reservation.is_some() {
+                behind += 1;
+                if behind > config.backfill_depth {
+                    break;
+                }
+            }
+
+            // SMs: those of the lease that is extended, or of the share; a holder has its own already.
+            let extended = client.held.filter(|lease| lease.window == window);
+            let sm = extended.map_or(client.share.sm.get(), |lease| lease.sm);
+            let needed = sm.saturating_sub(client.held.map_or(0, |lease| lease.sm));
+            let free = self.free(gpu);
+
+            // Budget: within token, limit and window; while others are ready, no more than the miss, or a turn.
+            let mut budget = config.max_token.min(self.remain(client)).min(left_in_window);
+            if count > 1 {
+                let (committed, request) = (self.committed(client), self.request(client));
+                let least = Duration::from_nanos(config.max_token.as_nanos().div_ceil(4));
+                let turn = Duration::from_nanos(left_in_window.as_nanos() / count).max(least);
+                budget = budget.min(if committed < request { request - committed } else { turn });
+            }
+
+            // Room: the first that does not fit is promised room; who comes behind must not take it away.
+            let outstanding = extended.map_or(Duration::ZERO, |_| self.outstanding(client));
+            match reservation {
+                _ if needed > free => {
+                    reservation = reservation.or_else(|| Some(self.reserve(gpu, client.id, needed)));
+                    continue;
+                }
+                None => {}
+                Some((at, beside)) if sm <= beside => reservation = Some((at, beside - sm)),
+                Some((at, _)) => {
+                    let overhead = outstanding.saturating_add(config.slack).saturating_add(config.grace);
+                    budget = budget.min(at.saturating_since(now).saturating_sub(overhead));
+                    if budget < config.min_token {
+                        continue;
+                    }
+                }
+            }
+
+            self.grant(at, budget, actions);
+            if self.free(gpu) > free {
+                // It gave SMs back with the lease that was replaced: who did not fit may fit now.
+                (ready, reservation, behind) = (self.ready(gpu), None, 0);
+            }
+        }
+    }
+
+    /// The ready clients of a GPU in the order of dispatch.
+    fn ready(&self, gpu: GpuId) -> Vec<usize> {
+        let here = (0..self.clients.len()).filter(|&at| self.clients[at].gpu == gpu);
+        let mut ranks: Vec<(Rank, usize)> =
+            here.filter_map(|at| Some((self.rank(&self.clients[at])?, at))).collect();
+        ranks.sort_unstable();
+        ranks.into_iter().map(|(_, at)| at).collect()
+    }
+
+    /// When there is room for `needed` SMs at the latest, and how many more are free then.
+    fn reserve(&self, gpu: GpuId, head: ClientId, needed: u16) -> (Timestamp, u16) {
+        let others = self.clients.iter().filter(|client| client.gpu == gpu && client.id != head);
+        let mut releases: Vec<(Timestamp, u32, u16)> = others
+            .filter_map(|client| Some((self.release_time(&client.held?), client.id.slot(), client.held?.sm)))
+            .collect();
+        releases.sort_unstable();
+        let mut free = self.free(gpu);
+        for (release, _, sm) in releases {
+            free += sm;
+            if free >= needed {
+                return (release, free - needed);
+            }
+        }
+        (self.now, 0)
+    }
+
+    fn grant(&mut self, at: usize, budget: Duration, actions: &mut Vec<TokenAction>) {
+        let gpu = self.clients[at].gpu;
+        let (window, window_end) = (self.window(gpu), self.window_end(gpu));
+        let outstanding = self.outstanding(&self.clients[at]);
+        let runs = outstanding.saturating_add(budget).saturating_add(self.config.slack);
+        let expires = self.now.saturating_add(runs).min(window_end);
+        let client = &mut self.clients[at];
+        let lease = match client.held {
+            Some(held) if held.window == window => Lease {
+                budget: held.budget.max(held.charged).saturating_add(budget),
+                expires: expires.max(held.expires),
+                ..held
+            },
+            replaced => {
+                client.unsettled = replaced.or(client.unsettled);
+                self.leases += 1;
+                client.charges.push((window, Duration::ZERO));
+                let entry = client.charges.len() - 1;
+                let (id, sm) = (LeaseId(self.leases), client.share.sm.get());
+                Lease { id, window, budget, expires, sm, charged: Duration::ZERO, entry }
+            }
+        };
+        client.held = Some(lease);
+        client.asked = None;
+        let Lease { id, budget, expires, .. } = lease;
+        actions.push(TokenAction::Grant { client: client.id, lease: id, budget, expires });
+        self.review();
+    }
+
+    /// Why an event must be refused.
+    fn refuse(&self, now: Timestamp, event: &TokenEvent) -> Option<TokenError> {
+        if now < self.now {
+            return Some(TokenError::TimeWentBack { now, last: self.now });
+        }
+        let bad_share = |client, share: &Share| {
+            share.sm.is_zero().then_some(TokenError::BadShare { client, source: SpecError::ZeroSm })
+        };
+        let unknown =
+            |client| self.position(client).is_none().then_some(TokenError::UnknownClient { client });
+        match *event {
+            TokenEvent::ClientJoined { client, gpu, share } => {
+                let LiteralConfig { max_clients, max_gpus, .. } = self.config;
+                let slot_is_taken = self.clients.iter().any(|entry| entry.id.slot() == client.slot());
+                let was_used_later = self
+                    .known
+                    .iter()
+                    .any(|known| known.slot() == client.slot() && known.generation() >= client.generation());
+                bad_share(client, &share)
+                    .or((client.slot() >= max_clients)
+                        .then_some(TokenError::TooManyClients { client, limit: max_clients }))
+                    .or((gpu.0 >= max_gpus).then_some(TokenError::UnknownGpu { gpu, limit: max_gpus }))
+                    .or((slot_is_taken || was_used_later).then_some(TokenError::ClientExists { client }))
+            }
+            TokenEvent::ShareChanged { client, share } => {
+                unknown(client).or_else(|| bad_share(client, &share))
+            }
+            TokenEvent::ClientLeft { client } | TokenEvent::TokenRequested { client } => unknown(client),
+            TokenEvent::TokenReturned { client, lease, used }
+            | TokenEvent::UsageReported { client, lease, used } => {
+                let Some(at) = self.position(client) else { return unknown(client) };
+                let entry = &self.clients[at];
+                match (entry.held, entry.unsettled) {
+                    (Some(held), _) if held.id == lease => {
+                        let reported = held.charged;
+                        (used < reported).then_some(TokenError::UsageShrank { client, used, reported })
+                    }
+                    (_, Some(earlier)) if earlier.id == lease => None,
+                    _ => Some(TokenError::StaleLease { client, lease }),
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// Step 2; gives the client's place, while it has one.
+    fn take(&mut self, event: TokenEvent) -> Option<usize> {
+        match event {
+            TokenEvent::ClientJoined { client, gpu, share } => {
+                if self.clients.iter().all(|entry| entry.gpu != gpu) {
+                    self.origins.retain(|(known, _)| *known != gpu);
+                    self.origins.push((gpu, self.now));
+                }
+                let limits = vec![(self.window(gpu), share.quota.limit().of(self.config.window))];
+                let (charges, leases, held, unsettled, asked, told) =
+                    (Vec::new(), Vec::new(), None, None, None, false);
+                let (spare, spare_until) = (Duration::ZERO, limits[0].0);
+                let entry = Client {
+                    id: client,
+                    gpu,
+                    share,
+                    limits,
+                    charges,
+                    leases,
+                    spare,
+                    spare_until,
+                    held,
+                    unsettled,
+                    asked,
+                    told,
+                };
+                self.known.push(client);
+                self.clients.push(entry);
+                None
+            }
+            TokenEvent::ClientLeft { client } => {
+                self.clients.retain(|entry| entry.id != client);
+                None
+            }
+            TokenEvent::ShareChanged { client, share } => {
+                let at = self.position(client)?;
+                let window = self.window(self.clients[at].gpu);
+                self.clients[at].share = share;
+                self.clients[at].limits.push((window, share.quota.limit().of(self.config.window)));
+                Some(at)
+            }
+            TokenEvent::TokenRequested { client } => {
+                self.requests += 1;
+                let at = self.position(client)?;
+                self.clients[at].asked = self.clients[at].asked.or(Some((self.requests, self.now)));
+                Some(at)
+            }
+            TokenEvent::TokenReturned { client, lease, used } => {
+                let at = self.position(client)?;
+                self.settle(at, lease, used);
+                let entry = &mut self.clients[at];
+                if entry.held.take_if(|held| held.id == lease).is_some()
+                    || entry.unsettled.is_some_and(|earlier| earlier.id == lease)
+                {
+                    entry.unsettled = None;
+                }
+                Some(at)
+            }
+            TokenEvent::UsageReported { client, lease, used } => {
+                let at = self.position(client)?;
+                self.settle(at, lease, used);
+                Some(at)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Client {
+    /// The limit in force at the end of a window.
+    fn limit_in(&self, window: u64) -> Duration {
+        let known = self.limits.iter().rev().find(|(from, _)| *from <= window);
+        known.map_or(Duration::ZERO, |(_, limit)| *limit)
+    }
+}
+
+impl Engine for Literal {
+    type Event = TokenEvent;
+    type Action = TokenAction;
+    type Error = TokenError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: TokenEvent,
+        actions: &mut Vec<TokenAction>,
+    ) -> Result<(), TokenError> {
+        if let Some(error) = self.refuse(now, &event) {
+            return Err(error);
+        }
+        let before = self.now;
+        let mut concerned: Vec<GpuId> = Vec::new();
+        for gpu in (0..self.config.max_gpus).map(GpuId) {
+            self.now = before;
+            if self.catch_up(gpu, now, actions) {
+                concerned.push(gpu);
+            }
+        }
+        self.now = now;
+        let gpu_of = |clients: &[Client], client| {
+            clients.iter().find(|entry| entry.id == client).map(|entry| entry.gpu)
+        };
+        concerned.extend(match event {
+            TokenEvent::ShareChanged { client, .. }
+            | TokenEvent::ClientLeft { client }
+            | TokenEvent::TokenRequested { client }
+            | TokenEvent::TokenReturned { client, .. }
+            | TokenEvent::UsageReported { client, .. } => gpu_of(&self.clients, client),
+            _ => None,
+        });
+        if let Some(at) = self.take(event) {
+            self.tell(at, actions);
+        }
+        concerned.sort_unstable();
+        concerned.dedup();
+        for gpu in concerned {
+            if self.clients.iter().any(|client| client.gpu == gpu) {
+                self.dispatch(gpu, actions);
+            }
+        }
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        let releases =
+            self.clients.iter().filter_map(|client| client.held).map(|lease| self.release_time(&lease));
+        let ends = self
+            .clients
+            .iter()
+            .filter(|client| client.asked.is_some())
+            .map(|client| self.window_end(client.gpu));
+        releases.chain(ends).min()
+    }
+}
+
+impl TokenScheduler for Literal {
+    fn client(&self, client: ClientId) -> Option<ClientStatus> {
+        let entry = &self.clients[self.position(client)?];
+        let mut status = ClientStatus::joined(client, entry.gpu, entry.share);
+        status.window_used = self.used(entry);
+        status.total_used = entry.leases.iter().map(|(_, used)| *used).sum();
+        status.holds = entry.held.map(|lease| lease.id);
+        status.waiting_since = entry.asked.map(|(_, since)| since);
+        Some(status)
+    }
+
+    fn window(&self) -> Duration {
+        self.config.window
+    }
+}
+
+/// Runs a scheduler beside the [`Literal`] one and panics at the first difference: in the answer, the actions, the deadline
+/// or the status of any client.
+pub struct Lockstep {
+    literal: Literal,
+    other: Box<dyn TokenScheduler>,
+    actions: Vec<TokenAction>,
+}
+
+impl Lockstep {
+    /// Both without clients, and with equal settings.
+    pub const fn new(literal: Literal, other: Box<dyn TokenScheduler>) -> Self {
+        Self { literal, other, actions: Vec::new() }
+    }
+}
+
+impl fmt::Debug for Lockstep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lockstep").field("literal", &self.literal).finish_non_exhaustive()
+    }
+}
+
+impl Engine for Lockstep {
+    type Event = TokenEvent;
+    type Action = TokenAction;
+    type Error = TokenError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: TokenEvent,
+        actions: &mut Vec<TokenAction>,
+    ) -> Result<(), TokenError> {
+        self.actions.clear();
+        let expected = self.literal.handle(now, event, &mut self.actions);
+        let first = actions.len();
+        let answer = self.other.handle(now, event, actions);
+        let at = format!("after {event:?} at {now}");
+        assert_eq!(answer, expected, "another answer than the model's (right) {at}");
+        assert_eq!(actions[first..], self.actions, "other actions than the model's (right) {at}");
+        let deadlines = (self.other.next_deadline(), self.literal.next_deadline());
+        assert_eq!(deadlines.0, deadlines.1, "another deadline than the model's (right) {at}");
+        for client in &self.literal.known {
+            let states = (self.other.client(*client), self.literal.client(*client));
+            assert_eq!(states.0, states.1, "another status of {client} than the model's (right) {at}");
+        }
+        answer
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.literal.next_deadline()
+    }
+}
+
+impl TokenScheduler for Lockstep {
+    fn client(&self, client: ClientId) -> Option<ClientStatus> {
+        self.literal.client(client)
+    }
+
+    fn window(&self) -> Duration {
+        self.other.window()
+    }
+}
