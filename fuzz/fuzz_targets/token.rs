@@ -1,0 +1,48 @@
+//! Any history: the token engine gives the actions of the literal model, and keeps the contract.
+//!
+//! `cargo fuzz fmt token FILE` prints what was found as the JSON that belongs into `fuzz/regressions/token/`.
+#![no_main]
+
+use core::fmt;
+use gshare_core::TokenScheduler;
+use gshare_sched::token::{MultiToken, MultiTokenConfig};
+use gshare_sim::token::drive::Driver;
+use gshare_sim::token::model::{Literal, LiteralConfig, Lockstep};
+use gshare_sim::token::ops::{TokenOp, World};
+use gshare_sim::token::{Terms, check};
+use libfuzzer_sys::fuzz_target;
+
+#[derive(arbitrary::Arbitrary)]
+struct History(Vec<TokenOp>);
+
+impl fmt::Debug for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&serde_json::to_string(&self.0).map_err(|_| fmt::Error)?)
+    }
+}
+
+const WORLD: World = World { slots: 8, gpus: 2 };
+
+fuzz_target!(|history: History| {
+    let mut config = MultiTokenConfig::default();
+    (config.max_clients, config.max_gpus) = (WORLD.slots, WORLD.gpus);
+    let literal = Literal::new(LiteralConfig {
+        window: config.window,
+        max_token: config.max_token,
+        min_token: config.min_token,
+        slack: config.slack,
+        grace: config.grace,
+        max_debt: config.max_debt,
+        backfill_depth: config.backfill_depth,
+        max_clients: config.max_clients,
+        max_gpus: config.max_gpus,
+    });
+    let overtime = config.slack.saturating_add(config.grace);
+    let terms = Terms::multi_token(config.window, config.max_token, overtime, config.max_debt);
+    let engine: Box<dyn TokenScheduler> = Box::new(MultiToken::new(config).expect("sound"));
+    let mut driver = Driver::new(Box::new(Lockstep::new(literal, engine)), terms, check::always());
+    // The model is cubic in what happened: long histories only slow the fuzzer down.
+    for op in history.0.into_iter().take(300) {
+        op.apply(WORLD, &mut driver).unwrap();
+    }
+});
