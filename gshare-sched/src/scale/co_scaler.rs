@@ -1,0 +1,137 @@
+//! Both scalers behind one door (Dilu, section 3.4: adaptive 2D co-scaling).
+//!
+//! # Problem
+//! A burst of some seconds should be met by more tokens for the instances that run, load that stays by more
+//! instances. The two decisions belong to different places and paces: tokens to one GPU and milliseconds, instances to
+//! the whole pool and seconds.
+//!
+//! # Algorithm
+//! [`CoScaler`] puts a [`VerticalScaler`] and a [`HorizontalScaler`] on one clock. It adds no rule of its own, for none is
+//! needed: the first bad KLC raises an instance to its limit at the end of the same period, 5 ms later, while the window
+//! of a lazy horizontal scaler must fill for 20 s before it starts one. So up comes first, and out only when the window
+//! says so; and down comes with the first good KLC, in after 30 s.
+//!
+//! A host that runs one node daemon per machine and one controller runs the halves apart, with the same result.
+//!
+//! # Invariants
+//! One time for both: an event that either refuses changes neither.
+//!
+//! # Cost
+//! That of the half an event is for; [`CoScaleEvent::DeadlineReached`] goes to both.
+use gshare_core::scale::{
+    HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, VerticalAction, VerticalError,
+    VerticalEvent, VerticalScaler,
+};
+use gshare_core::{Engine, Timestamp};
+
+/// What happened, and to whom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(tag = "scaler", rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum CoScaleEvent {
+    /// On a GPU.
+    Vertical(VerticalEvent),
+    /// To a function.
+    Horizontal(HorizontalEvent),
+    /// [`Engine::next_deadline`] has come.
+    DeadlineReached,
+}
+
+/// What to do, and where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(tag = "scaler", rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum CoScaleAction {
+    /// On a GPU.
+    Vertical(VerticalAction),
+    /// For a function.
+    Horizontal(HorizontalAction),
+}
+
+/// Why an event was refused. Nothing changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CoScaleError {
+    /// `now` is earlier than before.
+    #[error("time went back: now {now}, last event at {last}")]
+    TimeWentBack {
+        /// The time given.
+        now: Timestamp,
+        /// The latest time seen.
+        last: Timestamp,
+    },
+    /// By the vertical scaler.
+    #[error(transparent)]
+    Vertical(#[from] VerticalError),
+    /// By the horizontal scaler.
+    #[error(transparent)]
+    Horizontal(#[from] HorizontalError),
+}
+
+/// A vertical and a horizontal scaler on one clock. See the [module](self).
+#[derive(Debug)]
+pub struct CoScaler<V, H> {
+    now: Timestamp,
+    vertical: V,
+    horizontal: H,
+    ups: Vec<VerticalAction>,
+    outs: Vec<HorizontalAction>,
+}
+
+impl<V: VerticalScaler, H: HorizontalScaler> CoScaler<V, H> {
+    /// The two together. Neither should have seen an event yet.
+    pub const fn new(vertical: V, horizontal: H) -> Self {
+        Self { now: Timestamp::ZERO, vertical, horizontal, ups: Vec::new(), outs: Vec::new() }
+    }
+
+    /// The vertical half.
+    pub const fn vertical(&self) -> &V {
+        &self.vertical
+    }
+
+    /// The horizontal half.
+    pub const fn horizontal(&self) -> &H {
+        &self.horizontal
+    }
+}
+
+impl<V: VerticalScaler, H: HorizontalScaler> Engine for CoScaler<V, H> {
+    type Event = CoScaleEvent;
+    type Action = CoScaleAction;
+    type Error = CoScaleError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: CoScaleEvent,
+        actions: &mut Vec<CoScaleAction>,
+    ) -> Result<(), CoScaleError> {
+        if now < self.now {
+            return Err(CoScaleError::TimeWentBack { now, last: self.now });
+        }
+        let (vertical, horizontal) = match event {
+            CoScaleEvent::Vertical(event) => (Some(event), None),
+            CoScaleEvent::Horizontal(event) => (None, Some(event)),
+            CoScaleEvent::DeadlineReached => {
+                (Some(VerticalEvent::DeadlineReached), Some(HorizontalEvent::DeadlineReached))
+            }
+        };
+        // Only one half gets anything that it may refuse: of a deadline each refuses no more than the time.
+        if let Some(event) = vertical {
+            self.vertical.handle(now, event, &mut self.ups)?;
+        }
+        if let Some(event) = horizontal {
+            self.horizontal.handle(now, event, &mut self.outs)?;
+        }
+        self.now = now;
+        actions.extend(self.ups.drain(..).map(CoScaleAction::Vertical));
+        actions.extend(self.outs.drain(..).map(CoScaleAction::Horizontal));
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        [self.vertical.next_deadline(), self.horizontal.next_deadline()].into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,437 @@
+//! The instances of all functions: what every horizontal scaler keeps, whatever it decides by.
+//!
+//! ```text
+//! Start ─▶ starting ─ InstanceReady ─▶ ready ─ Drain ─▶ draining ─ InstanceGone ─▶ gone
+//!             │ start_timeout, StartRefused, or not needed     │ drain_timeout
+//!             └────────────────▶ Stop, gone ◀──────────────────┘
+//! ```
+//! Starting and ready instances make up the **capacity**. One that is stopped is forgotten at once; the host may report
+//! it gone or not.
+
+use super::ConfigError;
+use core::cmp::Ordering;
+use gshare_core::profile::{ProfilePoint, RequestRate};
+use gshare_core::scale::{
+    FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, InstanceCounts, InstanceId, StopReason,
+};
+use gshare_core::{Duration, FunctionId, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The most instances of one function.
+const MAX_INSTANCES: u32 = 4096;
+
+/// Settings that every horizontal scaler has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct FleetConfig {
+    /// Length of a tick. 1 s (Dilu, section 4): shorter ones see noise, longer ones miss a burst.
+    #[cfg_attr(feature = "serde", serde(rename = "tick_ns"))]
+    pub tick: Duration,
+    /// Time in which an instance must become ready. 120 s: several times the cold start of a large model.
+    #[cfg_attr(feature = "serde", serde(rename = "start_timeout_ns"))]
+    pub start_timeout: Duration,
+    /// Time in which an instance must finish the requests it has. 60 s: far beyond any SLO.
+    #[cfg_attr(feature = "serde", serde(rename = "drain_timeout_ns"))]
+    pub drain_timeout: Duration,
+    /// Time for which a point that no GPU had room for is not tried again. 30 s: placements change by then.
+    #[cfg_attr(feature = "serde", serde(rename = "retry_after_ns"))]
+    pub retry_after: Duration,
+    /// Number of functions. 1,048,576.
+    pub max_functions: u32,
+}
+
+impl Default for FleetConfig {
+    fn default() -> Self {
+        Self {
+            tick: Duration::from_secs(1),
+            start_timeout: Duration::from_secs(120),
+            drain_timeout: Duration::from_secs(60),
+            retry_after: Duration::from_secs(30),
+            max_functions: 1 << 20,
+        }
+    }
+}
+
+impl FleetConfig {
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        let (ms, hour) = (Duration::from_millis(1), Duration::from_secs(3600));
+        let times = [
+            ("fleet.tick", self.tick),
+            ("fleet.start_timeout", self.start_timeout),
+            ("fleet.drain_timeout", self.drain_timeout),
+            ("fleet.retry_after", self.retry_after),
+        ];
+        for (field, value) in times {
+            if !(ms..=hour).contains(&value) {
+                return Err(ConfigError { field, value: value.to_string(), bound: "need 1ms to 3600s" });
+            }
+        }
+        if !(1..=1 << 24).contains(&self.max_functions) {
+            let value = self.max_functions.to_string();
+            return Err(ConfigError { field: "fleet.max_functions", value, bound: "need 1 to 16777216" });
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Starting,
+    Ready,
+    Draining,
+}
+
+#[derive(Debug)]
+struct Instance {
+    id: InstanceId,
+    /// Index into the profile.
+    point: usize,
+    stage: Stage,
+    deadline: Timestamp,
+}
+
+/// A function with what a policy keeps of it.
+#[derive(Debug)]
+pub(super) struct Function<S> {
+    spec: FunctionScale,
+    /// Indices of the points that are fast enough, by efficacy, the best first; and until when each is not to be tried.
+    points: Vec<(usize, Timestamp)>,
+    /// In the order in which they were started.
+    instances: Vec<Instance>,
+    capacity: RequestRate,
+    counts: InstanceCounts,
+    reported: Option<Timestamp>,
+    pub(super) state: S,
+}
+
+impl<S> Function<S> {
+    pub(super) const fn capacity(&self) -> RequestRate {
+        self.capacity
+    }
+
+    /// Starting and ready instances.
+    pub(super) const fn deployed(&self) -> u32 {
+        self.counts.starting + self.counts.ready
+    }
+
+    pub(super) const fn spec(&self) -> &FunctionScale {
+        &self.spec
+    }
+
+    /// Points that may be started now, the most effective first, by their index in the profile.
+    pub(super) fn startable(&self, now: Timestamp) -> impl Iterator<Item = (usize, &ProfilePoint)> {
+        let points = self.points.iter().filter(move |(_, until)| *until <= now);
+        points.map(|&(index, _)| (index, &self.spec.profile.points()[index]))
+    }
+
+    /// Deployed instances in the order in which they go: the least effective first, of equal ones the smallest, then
+    /// the youngest (FaST-GShare, section 3.4.1: the queue `L_j`).
+    pub(super) fn by_efficacy(&self) -> Vec<(InstanceId, RequestRate)> {
+        let points = self.spec.profile.points();
+        let mut order: Vec<&Instance> =
+            self.instances.iter().filter(|instance| instance.stage != Stage::Draining).collect();
+        order.sort_by(|a, b| {
+            let (x, y) = (&points[a.point], &points[b.point]);
+            x.cmp_efficacy(y).then(x.throughput.cmp(&y.throughput)).then(b.id.cmp(&a.id))
+        });
+        order.iter().map(|instance| (instance.id, points[instance.point].throughput)).collect()
+    }
+
+    /// The youngest deployed instance, one that is starting before one that is ready.
+    pub(super) fn youngest(&self) -> Option<(InstanceId, RequestRate)> {
+        let of = |stage| self.instances.iter().rev().find(|instance| instance.stage == stage);
+        let instance = of(Stage::Starting).or_else(|| of(Stage::Ready))?;
+        Some((instance.id, self.spec.profile.points()[instance.point].throughput))
+    }
+}
+
+/// All functions and instances; `S` is what a policy keeps of each function.
+#[derive(Debug)]
+pub(super) struct Fleet<S> {
+    config: FleetConfig,
+    now: Timestamp,
+    functions: Vec<Option<Function<S>>>,
+    homes: BTreeMap<InstanceId, FunctionId>,
+    deadlines: BTreeSet<(Timestamp, InstanceId)>,
+    next_instance: u64,
+}
+
+impl<S: Default> Fleet<S> {
+    pub(super) const fn new(config: FleetConfig) -> Self {
+        Self {
+            config,
+            now: Timestamp::ZERO,
+            functions: Vec::new(),
+            homes: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            next_instance: 0,
+        }
+    }
+
+    pub(super) const fn config(&self) -> &FleetConfig {
+        &self.config
+    }
+
+    pub(super) const fn now(&self) -> Timestamp {
+        self.now
+    }
+
+    pub(super) fn get(&self, function: FunctionId) -> Option<&Function<S>> {
+        self.functions.get(function.index()).and_then(Option::as_ref)
+    }
+
+    pub(super) fn get_mut(&mut self, function: FunctionId) -> Option<&mut Function<S>> {
+        self.functions.get_mut(function.index()).and_then(Option::as_mut)
+    }
+
+    pub(super) fn counts(&self, function: FunctionId) -> Option<InstanceCounts> {
+        self.get(function).map(|function| function.counts)
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Timestamp> {
+        self.deadlines.first().map(|&(at, _)| at)
+    }
+
+    fn stage(&self, instance: InstanceId) -> Option<Stage> {
+        let function = self.get(*self.homes.get(&instance)?)?;
+        function.instances.iter().find(|other| other.id == instance).map(|instance| instance.stage)
+    }
+
+    /// Refuses what cannot be done, before anything is changed.
+    pub(super) fn check(&self, now: Timestamp, event: &HorizontalEvent) -> Result<(), HorizontalError> {
+        if now < self.now {
+            return Err(HorizontalError::TimeWentBack { now, last: self.now });
+        }
+        let known = |function| self.get(function).ok_or(HorizontalError::UnknownFunction { function });
+        let starting = |instance| match self.stage(instance) {
+            Some(Stage::Starting) => Ok(()),
+            _ => Err(HorizontalError::UnknownInstance { instance, expected: "starting" }),
+        };
+        match *event {
+            HorizontalEvent::FunctionAdded { function, ref spec } => self.check_added(function, spec),
+            HorizontalEvent::FunctionRemoved { function } => known(function).map(|_| ()),
+            HorizontalEvent::LoadReported { function, .. } => {
+                let half = Duration::from_nanos(self.config.tick.as_nanos() / 2);
+                match known(function)?.reported.map(|last| last.saturating_add(half)) {
+                    Some(due) if now < due => Err(HorizontalError::ReportTooEarly { function, now, due }),
+                    _ => Ok(()),
+                }
+            }
+            HorizontalEvent::InstanceReady { instance } | HorizontalEvent::StartRefused { instance } => {
+                starting(instance)
+            }
+            // One that was stopped may be reported gone, too.
+            HorizontalEvent::InstanceGone { instance } if instance.0 >= self.next_instance => {
+                Err(HorizontalError::UnknownInstance { instance, expected: "one that was started" })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_added(&self, function: FunctionId, spec: &FunctionScale) -> Result<(), HorizontalError> {
+        if function.0 >= self.config.max_functions {
+            return Err(HorizontalError::TooManyFunctions { function, limit: self.config.max_functions });
+        }
+        if self.get(function).is_some() {
+            return Err(HorizontalError::FunctionExists { function });
+        }
+        let (min_instances, max_instances) = (spec.min_instances, spec.max_instances);
+        if max_instances < min_instances.max(1) || max_instances > MAX_INSTANCES {
+            let limit = MAX_INSTANCES;
+            return Err(HorizontalError::BadInstanceBounds { function, min_instances, max_instances, limit });
+        }
+        let fastest = spec.profile.points().iter().min_by_key(|point| point.p95);
+        match (spec.max_p95, fastest) {
+            (Some(max_p95), Some(point)) if point.p95 > max_p95 => {
+                let (best, setting) = (point.p95, point.setting());
+                Err(HorizontalError::SloUnreachable { function, max_p95, best, setting })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Stops what has passed its deadline.
+    pub(super) fn catch_up(&mut self, now: Timestamp, actions: &mut Vec<HorizontalAction>) {
+        self.now = now;
+        while let Some(&(deadline, instance)) = self.deadlines.first() {
+            if deadline > now {
+                break;
+            }
+            let reason = match self.stage(instance) {
+                Some(Stage::Draining) => StopReason::DrainTimedOut,
+                _ => StopReason::StartTimedOut,
+            };
+            self.forget(instance);
+            actions.push(HorizontalAction::Stop { instance, reason });
+        }
+    }
+
+    /// What needs no decision. Answers the function whose load is to be looked at, and the load.
+    pub(super) fn apply(&mut self, event: HorizontalEvent) -> Option<(FunctionId, RequestRate)> {
+        match event {
+            HorizontalEvent::FunctionAdded { function, spec } => {
+                self.add(function, spec);
+                None
+            }
+            HorizontalEvent::FunctionRemoved { function } => {
+                let function = self.functions[function.index()].take()?;
+                for instance in &function.instances {
+                    self.homes.remove(&instance.id);
+                    self.deadlines.remove(&(instance.deadline, instance.id));
+                }
+                None
+            }
+            HorizontalEvent::LoadReported { function, rate } => {
+                let now = self.now;
+                self.get_mut(function)?.reported = Some(now);
+                Some((function, rate))
+            }
+            HorizontalEvent::InstanceReady { instance } => {
+                self.enter(instance, Stage::Ready, None);
+                None
+            }
+            HorizontalEvent::InstanceGone { instance } => {
+                self.forget(instance);
+                None
+            }
+            HorizontalEvent::StartRefused { instance } => {
+                let until = self.now.saturating_add(self.config.retry_after);
+                let function = self.homes.get(&instance).copied().and_then(|home| self.get_mut(home))?;
+                let point = function.instances.iter().find(|other| other.id == instance)?.point;
+                if let Some(entry) = function.points.iter_mut().find(|(index, _)| *index == point) {
+                    entry.1 = until;
+                }
+                self.forget(instance);
+                None
+            }
+            _ => None,
+        }
+    }
+
+    fn add(&mut self, function: FunctionId, spec: FunctionScale) {
+        while self.functions.len() <= function.index() {
+            self.functions.push(None);
+        }
+        let all = spec.profile.points();
+        let fast = |&index: &usize| spec.max_p95.is_none_or(|max| all[index].p95 <= max);
+        let mut points: Vec<usize> = (0..all.len()).filter(fast).collect();
+        points.sort_by(|&a, &b| match all[b].cmp_efficacy(&all[a]) {
+            Ordering::Equal => (all[a].area(), a).cmp(&(all[b].area(), b)),
+            other => other,
+        });
+        self.functions[function.index()] = Some(Function {
+            points: points.into_iter().map(|index| (index, Timestamp::ZERO)).collect(),
+            spec,
+            instances: Vec::new(),
+            capacity: RequestRate::ZERO,
+            counts: InstanceCounts::default(),
+            reported: None,
+            state: S::default(),
+        });
+    }
+
+    /// Starts instances of the most effective points until the minimum is there, or nothing can be started.
+    pub(super) fn keep_minimum(&mut self, function: FunctionId, actions: &mut Vec<HorizontalAction>) {
+        let now = self.now;
+        while let Some(known) = self.get(function) {
+            if known.deployed() >= known.spec.min_instances {
+                return;
+            }
+            let Some((point, _)) = known.startable(now).next() else { return };
+            self.start(function, point, actions);
+        }
+    }
+
+    /// Starts an instance at a point (by index). The maximum is the caller's to keep.
+    pub(super) fn start(&mut self, function: FunctionId, point: usize, actions: &mut Vec<HorizontalAction>) {
+        let id = InstanceId(self.next_instance);
+        let deadline = self.now.saturating_add(self.config.start_timeout);
+        let Some(known) = self.get_mut(function) else { return };
+        let chosen = known.spec.profile.points()[point];
+        known.instances.push(Instance { id, point, stage: Stage::Starting, deadline });
+        known.counts.starting += 1;
+        known.capacity = known.capacity.saturating_add(chosen.throughput);
+        self.next_instance += 1;
+        self.homes.insert(id, function);
+        self.deadlines.insert((deadline, id));
+        actions.push(HorizontalAction::Start { function, instance: id, point: chosen });
+    }
+
+    /// Takes a deployed instance away: drains it if it is ready, else stops it.
+    pub(super) fn take_away(&mut self, instance: InstanceId, actions: &mut Vec<HorizontalAction>) {
+        match self.stage(instance) {
+            Some(Stage::Ready) => {
+                self.enter(instance, Stage::Draining, Some(self.config.drain_timeout));
+                actions.push(HorizontalAction::Drain { instance });
+            }
+            Some(Stage::Starting) => {
+                self.forget(instance);
+                actions.push(HorizontalAction::Stop { instance, reason: StopReason::NotNeeded });
+            }
+            _ => {}
+        }
+    }
+
+    fn enter(&mut self, id: InstanceId, stage: Stage, within: Option<Duration>) {
+        let deadline = within.map_or(Timestamp::MAX, |within| self.now.saturating_add(within));
+        let Some(known) = self.homes.get(&id).and_then(|home| self.functions[home.index()].as_mut()) else {
+            return;
+        };
+        let Some(instance) = known.instances.iter_mut().find(|instance| instance.id == id) else { return };
+        self.deadlines.remove(&(instance.deadline, id));
+        *count(&mut known.counts, instance.stage) -= 1;
+        *count(&mut known.counts, stage) += 1;
+        (instance.stage, instance.deadline) = (stage, deadline);
+        if stage == Stage::Draining {
+            let throughput = known.spec.profile.points()[instance.point].throughput;
+            known.capacity = known.capacity.saturating_sub(throughput);
+        }
+        if within.is_some() {
+            self.deadlines.insert((deadline, id));
+        }
+    }
+
+    fn forget(&mut self, id: InstanceId) {
+        let Some(home) = self.homes.remove(&id) else { return };
+        let Some(known) = self.functions[home.index()].as_mut() else { return };
+        let Some(place) = known.instances.iter().position(|instance| instance.id == id) else { return };
+        let instance = known.instances.remove(place);
+        self.deadlines.remove(&(instance.deadline, id));
+        *count(&mut known.counts, instance.stage) -= 1;
+        if instance.stage != Stage::Draining {
+            let throughput = known.spec.profile.points()[instance.point].throughput;
+            known.capacity = known.capacity.saturating_sub(throughput);
+        }
+    }
+
+    /// Checks one function's books, in debug builds.
+    pub(super) fn invariants(&self, function: FunctionId) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let Some(known) = self.get(function) else { return };
+        let mut counts = InstanceCounts::default();
+        let mut capacity = RequestRate::ZERO;
+        for instance in &known.instances {
+            *count(&mut counts, instance.stage) += 1;
+            if instance.stage != Stage::Draining {
+                capacity = capacity.saturating_add(known.spec.profile.points()[instance.point].throughput);
+            }
+            assert_eq!(self.homes.get(&instance.id), Some(&function), "an instance has one home");
+            let waits = self.deadlines.contains(&(instance.deadline, instance.id));
+            assert_eq!(waits, instance.stage != Stage::Ready, "what starts or drains has a deadline");
+        }
+        assert_eq!((counts, capacity), (known.counts, known.capacity), "counts and capacity are sums");
+        assert!(known.deployed() <= known.spec.max_instances, "never more than the most");
+    }
+}
+
+const fn count(counts: &mut InstanceCounts, stage: Stage) -> &mut u32 {
+    match stage {
+        Stage::Starting => &mut counts.starting,
+        Stage::Ready => &mut counts.ready,
+        Stage::Draining => &mut counts.draining,
+    }
+}

@@ -1,0 +1,235 @@
+//! Lazy scaling out and in (Dilu, section 3.4.2), with its gaps closed.
+//!
+//! # Problem
+//! A cold start of a large model takes tens of seconds, most bursts a few. An eager scaler pays for a start that comes
+//! too late, and again when it takes the instance away and needs it back. Where instances can be scaled up in place
+//! ([`DiluVertical`](super::DiluVertical)), a burst is survived without a start. So this scaler waits until the load has
+//! been too high for long, and gives back only what has not been needed for longer.
+//!
+//! # Terms
+//! The words of [`gshare_core::scale`], and per function:
+//! - **deployed**: instances that are starting (within their deadline) or ready; **capacity**: their throughputs added up;
+//! - **window**: the last 40 load reports, one per tick of 1 s, since the last time instances were started or taken away.
+//!
+//! # Algorithm
+//! On each load report `x`, after the minimum has been seen to:
+//! 1. nothing is deployed and `x > 0`: start one now;
+//! 2. in the window at least `out_reports` (20) reports are above the capacity: start one, of the most effective point that
+//!    is fast enough; if none may be started, report the load that is unmet;
+//! 3. at least `in_reports` (30) are below the capacity without the youngest instance: drain that one, or stop it if it is
+//!    not ready yet; never below the minimum, and never the last;
+//! 4. only one is deployed, the minimum is 0, and no request came for `keep_alive`: drain it.
+//!
+//! After 2 or 3 the window starts anew. Between two such steps of a function lie at least `cooldown`.
+//!
+//! ## Example
+//! One instance serves 50 requests/s. Load jumps to 80 for 15 s and back to 40: 15 reports are above 50, nothing is started.
+//! It jumps to 80 and stays: with the 20th such report a second is started, capacity is 100. It falls to 40: with the 30th
+//! report below 50 the second is drained.
+//!
+//! # Invariants
+//! Those of the contract of [`HorizontalScaler`]; and one instance per step, so that load is looked at in between.
+//!
+//! # Cost
+//! O(window) for a load report (40 comparisons), O(log n) when an instance changes. About 500 bytes per function and its
+//! profile.
+//!
+//! # Differences from the paper
+//! - The published implementation counts instances for ever that never become ready; ours have a deadline.
+//! - It takes the newest instance away with the requests it has. Ours drains.
+//! - It never scales to zero. Ours does where the minimum is 0, and starts the first instance without waiting.
+//! - The cooldown is explicit. At its default, 20 s, it changes nothing: the window is empty after each step.
+//! - "More than" 30 reports, as printed, and "at least", as published: at least, like for scaling out.
+use super::ConfigError;
+use super::fleet::{Fleet, FleetConfig};
+use gshare_core::profile::RequestRate;
+use gshare_core::scale::{
+    HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts,
+};
+use gshare_core::{Duration, Engine, FunctionId, Timestamp};
+use std::collections::VecDeque;
+
+/// Settings of [`LazyHorizontal`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct LazyHorizontalConfig {
+    /// What every horizontal scaler has.
+    pub fleet: FleetConfig,
+    /// Load reports that are looked at. 40, as in the paper.
+    pub window_reports: u32,
+    /// Reports above the capacity that start an instance (`phi_out`). 20: a burst of some seconds starts none.
+    pub out_reports: u32,
+    /// Reports below the capacity without the youngest that take it away (`phi_in`). 30: more than for a start, so that
+    /// load that swings keeps its instances.
+    pub in_reports: u32,
+    /// Time between two steps of one function. 20 s: what the window alone makes of it, if `out_reports` is not lowered.
+    #[cfg_attr(feature = "serde", serde(rename = "cooldown_ns"))]
+    pub cooldown: Duration,
+    /// Time without a request after which the last instance goes, where the minimum is 0. 60 s: a few cold starts long.
+    #[cfg_attr(feature = "serde", serde(rename = "keep_alive_ns"))]
+    pub keep_alive: Duration,
+}
+
+impl Default for LazyHorizontalConfig {
+    fn default() -> Self {
+        Self {
+            fleet: FleetConfig::default(),
+            window_reports: 40,
+            out_reports: 20,
+            in_reports: 30,
+            cooldown: Duration::from_secs(20),
+            keep_alive: Duration::from_secs(60),
+        }
+    }
+}
+
+impl LazyHorizontalConfig {
+    fn validate(&self) -> Result<(), ConfigError> {
+        self.fleet.validate()?;
+        let check = |ok: bool, field, value: String, bound| {
+            if ok { Ok(()) } else { Err(ConfigError { field, value, bound }) }
+        };
+        let window = self.window_reports;
+        check((1..=3600).contains(&window), "window_reports", window.to_string(), "need 1 to 3600")?;
+        for (field, value) in [("out_reports", self.out_reports), ("in_reports", self.in_reports)] {
+            check((1..=window).contains(&value), field, value.to_string(), "need 1 to window_reports")?;
+        }
+        let day = Duration::from_secs(86_400);
+        check(self.cooldown <= day, "cooldown", self.cooldown.to_string(), "need at most one day")?;
+        check(self.keep_alive <= day, "keep_alive", self.keep_alive.to_string(), "need at most one day")
+    }
+}
+
+/// What is kept of a function.
+#[derive(Debug, Default)]
+struct History {
+    /// The window; the newest at the back.
+    window: VecDeque<RequestRate>,
+    /// When instances were last started or taken away by a step.
+    stepped: Option<Timestamp>,
+    /// When a request last came.
+    busy: Option<Timestamp>,
+}
+
+/// Lazy scaling out and in. See the [module](self).
+#[derive(Debug)]
+pub struct LazyHorizontal {
+    config: LazyHorizontalConfig,
+    fleet: Fleet<History>,
+}
+
+impl LazyHorizontal {
+    /// A scaler without functions.
+    pub fn new(config: LazyHorizontalConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        Ok(Self { fleet: Fleet::new(config.fleet.clone()), config })
+    }
+
+    fn decide(&mut self, function: FunctionId, load: RequestRate, actions: &mut Vec<HorizontalAction>) {
+        let now = self.fleet.now();
+        let config = &self.config;
+        let Some(known) = self.fleet.get_mut(function) else { return };
+        let state = &mut known.state;
+        if state.window.len() >= config.window_reports as usize {
+            state.window.pop_front();
+        }
+        state.window.push_back(load);
+        if !load.is_zero() || state.busy.is_none() {
+            state.busy = Some(now);
+        }
+        let capacity = known.capacity();
+        let cooled = known.state.stepped.is_none_or(|at| now.saturating_since(at) >= config.cooldown);
+        let reports = |counts: &dyn Fn(RequestRate) -> bool, least: u32| {
+            known.state.window.iter().filter(|load| counts(**load)).count() >= least as usize
+        };
+        if known.deployed() == 0 {
+            if !load.is_zero() {
+                self.step_out(function, load, actions);
+            }
+        } else if reports(&|load| load > capacity, config.out_reports) {
+            if cooled {
+                self.step_out(function, load, actions);
+            }
+        } else if let Some((youngest, throughput)) = known.youngest() {
+            let (least, deployed) = (known.spec().min_instances, known.deployed());
+            let without = capacity.saturating_sub(throughput);
+            let idle = now.saturating_since(known.state.busy.unwrap_or(now));
+            let last = deployed == 1 && least == 0 && idle >= config.keep_alive;
+            let spare =
+                deployed > least.max(1) && cooled && reports(&|load| load < without, config.in_reports);
+            if spare || last {
+                self.fleet.take_away(youngest, actions);
+                self.stepped(function);
+            }
+        }
+    }
+
+    /// Starts one instance, or says what is unmet.
+    fn step_out(&mut self, function: FunctionId, load: RequestRate, actions: &mut Vec<HorizontalAction>) {
+        let Some(known) = self.fleet.get(function) else { return };
+        let room = known.deployed() < known.spec().max_instances;
+        let point = known.startable(self.fleet.now()).next().map(|(point, _)| point).filter(|_| room);
+        let unmet = load.saturating_sub(known.capacity());
+        match point {
+            Some(point) => {
+                self.fleet.start(function, point, actions);
+                self.stepped(function);
+            }
+            None if !unmet.is_zero() => actions.push(HorizontalAction::Unmet { function, rate: unmet }),
+            None => {}
+        }
+    }
+
+    fn stepped(&mut self, function: FunctionId) {
+        let now = self.fleet.now();
+        if let Some(known) = self.fleet.get_mut(function) {
+            known.state.stepped = Some(now);
+            known.state.window.clear();
+        }
+    }
+}
+
+impl Engine for LazyHorizontal {
+    type Event = HorizontalEvent;
+    type Action = HorizontalAction;
+    type Error = HorizontalError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: HorizontalEvent,
+        actions: &mut Vec<HorizontalAction>,
+    ) -> Result<(), HorizontalError> {
+        self.fleet.check(now, &event)?;
+        self.fleet.catch_up(now, actions);
+        let added = match event {
+            HorizontalEvent::FunctionAdded { function, .. } => Some(function),
+            _ => None,
+        };
+        let load = self.fleet.apply(event);
+        if let Some(function) = added.or(load.map(|(function, _)| function)) {
+            self.fleet.keep_minimum(function, actions);
+            if let Some((function, load)) = load {
+                self.decide(function, load, actions);
+            }
+            self.fleet.invariants(function);
+        }
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.fleet.next_deadline()
+    }
+}
+
+impl HorizontalScaler for LazyHorizontal {
+    fn instances(&self, function: FunctionId) -> Option<InstanceCounts> {
+        self.fleet.counts(function)
+    }
+
+    fn tick(&self) -> Duration {
+        self.fleet.config().tick
+    }
+}

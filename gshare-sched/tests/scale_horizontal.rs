@@ -1,0 +1,716 @@
+//! Starting and stopping instances: the lazy scaler beside a literal model, the heuristic one against what Algorithm 1
+//! promises, one test per resolution, and both halves of the co-scaler together.
+#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+
+use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
+use gshare_core::scale::{
+    FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceId,
+    ScaleState, ServiceClass, StopReason, VerticalAction, VerticalEvent, VerticalScaler,
+};
+use gshare_core::{
+    ClientId, Duration, Engine, FunctionId, GpuId, ModelId, Quota, QuotaRange, SmShare, Timestamp,
+};
+use gshare_sched::scale::{
+    CoScaleAction, CoScaleEvent, CoScaler, DiluVertical, DiluVerticalConfig, HeuristicHorizontal,
+    HeuristicHorizontalConfig, LazyHorizontal, LazyHorizontalConfig,
+};
+use proptest::prelude::*;
+
+const F: FunctionId = FunctionId(0);
+
+fn point(sm: u16, quota: u16, throughput: f64, p95_millis: u64) -> ProfilePoint {
+    let (sm, quota) = (SmShare::from_percent(sm).unwrap(), Quota::from_percent(quota).unwrap());
+    let p95 = Duration::from_millis(p95_millis);
+    ProfilePoint::measured(sm, quota, 1, throughput, p95, p95).unwrap()
+}
+
+fn rps(rate: u64) -> RequestRate {
+    RequestRate::per_second(rate)
+}
+
+fn spec(points: Vec<ProfilePoint>, min_instances: u32, max_instances: u32) -> FunctionScale {
+    let profile = ProfileTable::sparse(points).unwrap();
+    FunctionScale { profile, max_p95: None, min_instances, max_instances }
+}
+
+/// One point of 50 requests/s.
+fn simple(min_instances: u32, max_instances: u32) -> FunctionScale {
+    spec(vec![point(30, 100, 50.0, 20)], min_instances, max_instances)
+}
+
+/// A scaler on a clock of ticks. Instances become ready at once unless told otherwise.
+struct Bench<S> {
+    scaler: S,
+    now: Timestamp,
+    ready_at_once: bool,
+    /// Instances that serve, with their throughput.
+    serving: Vec<(InstanceId, RequestRate)>,
+}
+
+impl<S: HorizontalScaler> Bench<S> {
+    fn new(scaler: S, spec: FunctionScale) -> Self {
+        let mut bench =
+            Self { scaler, now: Timestamp::from_millis(1_000), ready_at_once: true, serving: Vec::new() };
+        bench.handle(HorizontalEvent::FunctionAdded { function: F, spec });
+        bench
+    }
+
+    fn try_handle(&mut self, event: HorizontalEvent) -> Result<Vec<HorizontalAction>, HorizontalError> {
+        let mut actions = Vec::new();
+        self.scaler.handle(self.now, event, &mut actions)?;
+        for action in &actions {
+            match *action {
+                HorizontalAction::Start { instance, point, .. } if self.ready_at_once => {
+                    self.scaler.handle(
+                        self.now,
+                        HorizontalEvent::InstanceReady { instance },
+                        &mut Vec::new(),
+                    )?;
+                    self.serving.push((instance, point.throughput));
+                }
+                HorizontalAction::Drain { instance } | HorizontalAction::Stop { instance, .. } => {
+                    self.serving.retain(|(id, _)| *id != instance);
+                }
+                _ => {}
+            }
+        }
+        Ok(actions)
+    }
+
+    fn handle(&mut self, event: HorizontalEvent) -> Vec<HorizontalAction> {
+        self.try_handle(event).unwrap()
+    }
+
+    /// One tick passes; this load came in it.
+    fn load(&mut self, rate: u64) -> Vec<HorizontalAction> {
+        self.now = self.now.saturating_add(Duration::from_secs(1));
+        self.handle(HorizontalEvent::LoadReported { function: F, rate: rps(rate) })
+    }
+
+    fn loads(&mut self, count: usize, rate: u64) -> Vec<HorizontalAction> {
+        (0..count).flat_map(|_| self.load(rate)).collect()
+    }
+
+    fn deployed(&self) -> u32 {
+        let counts = self.scaler.instances(F).unwrap();
+        counts.starting + counts.ready
+    }
+
+    fn capacity(&self) -> RequestRate {
+        self.serving.iter().fold(RequestRate::ZERO, |sum, (_, rate)| sum.saturating_add(*rate))
+    }
+}
+
+fn lazy(spec: FunctionScale) -> Bench<LazyHorizontal> {
+    Bench::new(LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap(), spec)
+}
+
+fn heuristic(spec: FunctionScale) -> Bench<HeuristicHorizontal> {
+    Bench::new(HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).unwrap(), spec)
+}
+
+fn starts(actions: &[HorizontalAction]) -> Vec<ProfilePoint> {
+    let start = |action: &HorizontalAction| match *action {
+        HorizontalAction::Start { point, .. } => Some(point),
+        _ => None,
+    };
+    actions.iter().filter_map(start).collect()
+}
+
+fn drains(actions: &[HorizontalAction]) -> Vec<InstanceId> {
+    let drain = |action: &HorizontalAction| match *action {
+        HorizontalAction::Drain { instance } => Some(instance),
+        _ => None,
+    };
+    actions.iter().filter_map(drain).collect()
+}
+
+/// The example of the essay; Dilu, section 3.4.2: window 40, out 20, in 30.
+#[test]
+fn lazy_waits_for_load_that_stays() {
+    let mut bench = lazy(simple(1, 10));
+    assert_eq!(bench.deployed(), 1);
+    assert!(
+        bench.loads(15, 80).is_empty() && bench.loads(40, 40).is_empty(),
+        "a burst of 15 s starts nothing"
+    );
+    assert!(bench.loads(19, 80).is_empty());
+    assert_eq!(starts(&bench.load(80)).len(), 1, "the 20th");
+    assert!(bench.loads(29, 40).is_empty());
+    assert_eq!(drains(&bench.load(40)), [InstanceId(1)], "the 30th; the youngest");
+    bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId(1) });
+    assert!(bench.loads(200, 40).is_empty(), "not below the minimum");
+}
+
+#[test]
+fn lazy_counts_reports_that_are_not_in_a_row() {
+    let mut bench = lazy(simple(1, 10));
+    let actions: Vec<_> = (0..40).flat_map(|i| bench.load(if i % 2 == 0 { 80 } else { 10 })).collect();
+    assert_eq!(starts(&actions).len(), 1, "20 of 40");
+    let mut bench = lazy(simple(1, 10));
+    let actions: Vec<_> = (0..200).flat_map(|i| bench.load(if i % 3 == 0 { 80 } else { 10 })).collect();
+    assert!(actions.is_empty(), "14 of 40");
+}
+
+#[test]
+fn lazy_compares_strictly() {
+    let mut bench = lazy(simple(2, 10));
+    assert!(bench.loads(100, 100).is_empty(), "exactly the capacity is not above it");
+    let mut bench = lazy(simple(1, 10));
+    bench.loads(20, 80);
+    assert!(bench.loads(100, 50).is_empty(), "exactly what is left without the youngest is not below it");
+}
+
+/// An instance that never becomes ready is not counted for ever.
+#[test]
+fn lazy_an_instance_that_does_not_start_is_stopped_and_replaced() {
+    let mut bench = lazy(simple(1, 10));
+    bench.ready_at_once = false;
+    bench.loads(20, 80);
+    assert_eq!(bench.scaler.instances(F).unwrap().starting, 1);
+    assert!(bench.loads(100, 80).is_empty(), "it counts while it may still start");
+    let actions = bench.loads(20, 80);
+    let stop = HorizontalAction::Stop { instance: InstanceId(1), reason: StopReason::StartTimedOut };
+    assert_eq!(actions[0], stop);
+    assert_eq!(starts(&actions).len(), 1, "its load is seen to: {actions:?}");
+    let late = bench.try_handle(HorizontalEvent::InstanceReady { instance: InstanceId(1) });
+    assert!(matches!(late, Err(HorizontalError::UnknownInstance { expected: "starting", .. })));
+    assert!(
+        bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId(1) }).is_empty(),
+        "and may be reported gone"
+    );
+}
+
+#[test]
+fn lazy_drains_what_is_ready_and_stops_what_is_not() {
+    let mut bench = lazy(simple(1, 10));
+    bench.ready_at_once = false;
+    bench.loads(20, 80);
+    let stop = HorizontalAction::Stop { instance: InstanceId(1), reason: StopReason::NotNeeded };
+    assert_eq!(bench.loads(30, 10), [stop], "it was starting");
+    bench.ready_at_once = true;
+    bench.loads(20, 80);
+    assert_eq!(bench.loads(30, 10), [HorizontalAction::Drain { instance: InstanceId(2) }]);
+    assert_eq!(bench.scaler.instances(F).unwrap().draining, 1);
+    let actions = bench.loads(61, 10);
+    let stop = HorizontalAction::Stop { instance: InstanceId(2), reason: StopReason::DrainTimedOut };
+    assert_eq!(actions, [stop], "it did not drain in time");
+    assert_eq!(bench.scaler.instances(F).unwrap().draining, 0);
+}
+
+#[test]
+fn lazy_keeps_a_cooldown_of_its_own() {
+    let mut config = LazyHorizontalConfig::default();
+    (config.out_reports, config.in_reports) = (2, 2);
+    config.cooldown = Duration::from_secs(10);
+    let mut bench = Bench::new(LazyHorizontal::new(config).unwrap(), simple(1, 10));
+    assert_eq!(starts(&bench.loads(2, 500)).len(), 1);
+    assert!(bench.loads(9, 500).is_empty());
+    assert_eq!(starts(&bench.load(500)).len(), 1);
+}
+
+#[test]
+fn lazy_scales_to_zero_only_where_it_may_and_back_at_once() {
+    let mut bench = lazy(simple(0, 10));
+    assert_eq!(bench.deployed(), 0);
+    assert!(bench.loads(10, 0).is_empty());
+    assert_eq!(starts(&bench.load(1)).len(), 1, "the first request waits for nobody's window");
+    assert!(bench.loads(59, 0).is_empty());
+    assert_eq!(drains(&bench.load(0)).len(), 1, "no request for a minute");
+    assert_eq!(bench.deployed(), 0);
+    let mut bench = lazy(simple(1, 10));
+    assert!(bench.loads(500, 0).is_empty());
+}
+
+#[test]
+fn lazy_reports_load_that_it_cannot_serve() {
+    let mut bench = lazy(simple(1, 1));
+    let unmet = HorizontalAction::Unmet { function: F, rate: rps(30) };
+    assert_eq!(bench.loads(22, 80), vec![unmet; 3], "from the 20th on");
+    let mut bench = lazy(simple(1, 10));
+    bench.ready_at_once = false;
+    bench.loads(20, 80);
+    bench.handle(HorizontalEvent::StartRefused { instance: InstanceId(1) });
+    let actions = bench.loads(25, 80);
+    assert!(starts(&actions).is_empty() && actions.contains(&unmet), "its only point was refused just now");
+    assert_eq!(starts(&bench.loads(6, 80)).len(), 1, "30 s later it is tried again");
+}
+
+/// The example of the heuristic scaler's essay.
+#[test]
+fn fast_the_example_of_the_essay() {
+    let points = vec![point(12, 100, 68.0, 20), point(12, 40, 35.0, 20), point(6, 40, 24.0, 20)];
+    let mut bench = heuristic(spec(points, 0, 10));
+    assert_eq!(
+        starts(&bench.load(55)).iter().map(|point| point.throughput).collect::<Vec<_>>(),
+        [rps(24); 3]
+    );
+    assert!(bench.loads(9, 20).is_empty());
+    assert_eq!(drains(&bench.load(20)).len(), 1);
+    assert!(bench.loads(20, 20).is_empty());
+}
+
+/// Algorithm 1, line 3 (`>= 0`) starts a pod for nothing.
+#[test]
+fn fast_01_no_gap_starts_nothing_and_a_dead_band_holds() {
+    let mut bench = heuristic(spec(vec![point(24, 100, 110.0, 20)], 0, 10));
+    assert_eq!(starts(&bench.load(100)).len(), 1, "110 are needed, 110 are there");
+    assert!(bench.loads(50, 100).is_empty());
+    let mut swing = (0..100).flat_map(|i| bench.load(90 + i % 11));
+    assert!(swing.next().is_none());
+}
+
+/// Line 6 says that the remainder is above 0.
+#[test]
+fn fast_02_no_residual_pod_without_a_residue() {
+    let mut bench = heuristic(spec(vec![point(24, 100, 55.0, 20), point(6, 100, 5.0, 20)], 0, 10));
+    let actions = bench.load(100);
+    assert_eq!(starts(&actions).iter().map(|point| point.throughput).collect::<Vec<_>>(), [rps(55); 2]);
+}
+
+/// Line 9 asks for `T > r`.
+#[test]
+fn fast_03_an_exact_fit_is_taken() {
+    let points = vec![point(10, 100, 100.0, 20), point(6, 100, 10.0, 20), point(7, 100, 11.0, 20)];
+    let mut bench = heuristic(spec(points, 0, 10));
+    let actions = bench.load(100);
+    assert_eq!(
+        starts(&actions).iter().map(|point| point.throughput).collect::<Vec<_>>(),
+        [rps(100), rps(10)]
+    );
+}
+
+/// Line 9 minimises `T - r`, the text asks for "the minimum but sufficient resources".
+#[test]
+fn fast_04_the_residue_goes_to_the_smallest_area() {
+    // With 100 % of the SMs 21 requests/s are nearer to the residue of 20 than 40 with 12 %, and cost eight times as much.
+    let points = vec![point(12, 100, 90.0, 20), point(100, 10, 21.0, 20), point(8, 100, 40.0, 20)];
+    let mut bench = heuristic(spec(points, 0, 10));
+    let actions = bench.load(100);
+    assert_eq!(starts(&actions).iter().map(|point| point.sm.get()).collect::<Vec<_>>(), [1_200, 800]);
+}
+
+/// FaST-GShare, Figure 8: without a filter the smallest point is always the most efficient, at a p95 of seconds.
+#[test]
+fn fast_05_points_too_slow_for_the_slo_are_no_candidates() {
+    let points = vec![point(6, 20, 13.5, 8_300), point(12, 100, 68.64, 34)];
+    let mut unfiltered = spec(points.clone(), 0, 20);
+    assert_eq!(starts(&heuristic(unfiltered.clone()).load(50))[0].sm.get(), 600);
+    unfiltered.max_p95 = Some(Duration::from_millis(35));
+    assert_eq!(starts(&heuristic(unfiltered.clone()).load(50))[0].sm.get(), 1_200);
+    unfiltered.max_p95 = Some(Duration::from_millis(33));
+    let mut scaler = HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).unwrap();
+    let added = HorizontalEvent::FunctionAdded { function: F, spec: unfiltered };
+    let error = scaler.handle(Timestamp::ZERO, added, &mut Vec::new()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "fn0: no point of its profile has a p95 of at most 33ms (max_p95); the best is 34ms at (batch 1, 12% of the SMs, 100% of the time)"
+    );
+}
+
+/// Line 7: the union of n equal tuples is one of them; line 8 counts pods that were never placed.
+#[test]
+fn fast_06_equal_pods_count_each_and_refused_ones_do_not() {
+    let mut bench = heuristic(spec(vec![point(24, 100, 55.0, 20)], 0, 10));
+    bench.ready_at_once = false;
+    assert_eq!(starts(&bench.load(200)).len(), 4);
+    assert_eq!(bench.deployed(), 4);
+    bench.handle(HorizontalEvent::StartRefused { instance: InstanceId(2) });
+    assert_eq!(bench.deployed(), 3);
+    let unmet = HorizontalAction::Unmet { function: F, rate: rps(55) };
+    assert_eq!(
+        bench.load(200),
+        [unmet],
+        "the point is not tried again just now, and the load is not forgotten"
+    );
+    assert_eq!(starts(&bench.loads(30, 200)).len(), 1);
+}
+
+/// A refused point makes room for the next best.
+#[test]
+fn fast_06_the_next_best_point_is_tried() {
+    let mut bench = heuristic(spec(vec![point(24, 100, 55.0, 20), point(50, 100, 60.0, 20)], 0, 10));
+    bench.ready_at_once = false;
+    assert_eq!(starts(&bench.load(50))[0].sm.get(), 2_400);
+    bench.handle(HorizontalEvent::StartRefused { instance: InstanceId(0) });
+    assert_eq!(starts(&bench.load(50))[0].sm.get(), 5_000);
+}
+
+/// Lines 14-21: a front pod that is larger than the gap, and an empty queue, are loops without end.
+#[test]
+fn fast_07_scaling_down_is_one_pass_that_skips_what_is_too_large() {
+    let points = vec![point(24, 100, 110.0, 20), point(12, 100, 33.0, 20)];
+    let mut bench = heuristic(spec(points, 0, 10));
+    bench.load(130);
+    assert_eq!(bench.capacity(), rps(143), "110 and 33");
+    assert!(bench.loads(60, 100).is_empty(), "143 - 132 = 11 are too many, no pod is that small");
+    let actions = bench.loads(10, 10);
+    assert_eq!(
+        drains(&actions).len(),
+        1,
+        "129 are too many: the small one first, then the large one is too large"
+    );
+    assert_eq!(bench.capacity(), rps(110));
+    assert_eq!(drains(&bench.loads(20, 0)).len(), 1, "no load at all: the last");
+    assert!(bench.loads(20, 0).is_empty(), "an empty queue");
+}
+
+/// The order of `L_j` and its ties.
+#[test]
+fn fast_08_the_least_effective_goes_first_then_the_youngest() {
+    let mut bench = heuristic(spec(vec![point(10, 100, 50.0, 20), point(10, 40, 15.0, 20)], 0, 10));
+    bench.load(100);
+    let throughputs: Vec<_> = bench.serving.iter().map(|(_, rate)| rate.as_milli() / 1_000).collect();
+    assert_eq!(throughputs, [50, 50, 15]);
+    let actions = bench.loads(20, 35);
+    // Target 38.5, and the dead band 46.2: 68.8 are too many. 15 goes (the least effective), then the younger 50.
+    assert_eq!(drains(&actions), [InstanceId(2), InstanceId(1)]);
+}
+
+/// The predicted load: the highest of the last ten reports.
+#[test]
+fn fast_09_a_dip_shorter_than_the_prediction_takes_nothing_away() {
+    let mut bench = heuristic(spec(vec![point(24, 100, 55.0, 20)], 0, 10));
+    bench.load(100);
+    assert!(bench.loads(9, 0).is_empty());
+    assert!(bench.load(100).is_empty());
+    assert!(bench.loads(9, 0).is_empty());
+    assert_eq!(drains(&bench.load(0)).len(), 2);
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_name_and_changes_nothing() {
+    let mut bench = lazy(simple(1, 2));
+    bench.loads(5, 80);
+    let rate = rps(80);
+    let other = FunctionId(1);
+    let refused = [
+        (HorizontalEvent::FunctionAdded { function: F, spec: simple(1, 2) }, "function fn0 exists"),
+        (
+            HorizontalEvent::FunctionAdded { function: other, spec: simple(3, 2) },
+            "fn1: max_instances is 2, need at least min_instances (3), 1 to 4096",
+        ),
+        (
+            HorizontalEvent::FunctionAdded { function: other, spec: simple(0, 0) },
+            "fn1: max_instances is 0, need at least min_instances (0), 1 to 4096",
+        ),
+        (
+            HorizontalEvent::FunctionAdded { function: FunctionId(1 << 20), spec: simple(0, 1) },
+            "unknown fn1048576: number must be below 1048576 (max_functions)",
+        ),
+        (HorizontalEvent::FunctionRemoved { function: other }, "unknown function fn1"),
+        (HorizontalEvent::LoadReported { function: other, rate }, "unknown function fn1"),
+        (
+            HorizontalEvent::LoadReported { function: F, rate },
+            "fn0: load reported at 6.000000000s, next report is due at 6.500000000s",
+        ),
+        (
+            HorizontalEvent::InstanceReady { instance: InstanceId(0) },
+            "unknown instance0, or it is not starting",
+        ),
+        (
+            HorizontalEvent::StartRefused { instance: InstanceId(9) },
+            "unknown instance9, or it is not starting",
+        ),
+        (
+            HorizontalEvent::InstanceGone { instance: InstanceId(9) },
+            "unknown instance9, or it is not one that was started",
+        ),
+    ];
+    for (event, message) in refused {
+        let before = format!("{:?}", bench.scaler);
+        assert_eq!(bench.try_handle(event).unwrap_err().to_string(), message);
+        assert_eq!(format!("{:?}", bench.scaler), before);
+    }
+    bench.now = Timestamp::ZERO;
+    let back = bench.try_handle(HorizontalEvent::DeadlineReached);
+    assert!(matches!(back, Err(HorizontalError::TimeWentBack { .. })));
+}
+
+#[test]
+fn a_configuration_out_of_bounds_is_refused_by_field() {
+    let lazy = |change: fn(&mut LazyHorizontalConfig)| {
+        let mut config = LazyHorizontalConfig::default();
+        change(&mut config);
+        LazyHorizontal::new(config).unwrap_err().field
+    };
+    assert_eq!(lazy(|config| config.out_reports = 41), "out_reports");
+    assert_eq!(lazy(|config| config.in_reports = 0), "in_reports");
+    assert_eq!(lazy(|config| config.window_reports = 0), "window_reports");
+    assert_eq!(lazy(|config| config.fleet.tick = Duration::ZERO), "fleet.tick");
+    assert_eq!(lazy(|config| config.fleet.max_functions = 0), "fleet.max_functions");
+    assert_eq!(lazy(|config| config.cooldown = Duration::MAX), "cooldown");
+    let mut config = HeuristicHorizontalConfig::default();
+    config.predict_reports = 0;
+    assert_eq!(HeuristicHorizontal::new(config).unwrap_err().field, "predict_reports");
+}
+
+#[test]
+fn a_function_that_is_removed_leaves_nothing_behind() {
+    let mut bench = lazy(simple(3, 10));
+    bench.ready_at_once = false;
+    bench.handle(HorizontalEvent::FunctionRemoved { function: F });
+    assert_eq!(bench.scaler.instances(F), None);
+    bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId(1) });
+    bench.handle(HorizontalEvent::FunctionAdded { function: F, spec: simple(1, 10) });
+    assert_eq!(bench.scaler.instances(F).unwrap().starting, 1);
+    assert_eq!(bench.scaler.next_deadline(), Some(bench.now.saturating_add(Duration::from_secs(120))));
+}
+
+/// Dilu, section 3.4.2: "first triggering fast scaling-up, adaptively delaying the scaling-out execution".
+#[test]
+fn a_burst_is_met_by_scaling_up_and_load_that_stays_by_scaling_out() {
+    let vertical = DiluVertical::new(DiluVerticalConfig::default()).unwrap();
+    let horizontal = LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap();
+    let mut scaler = CoScaler::new(vertical, horizontal);
+    let (owner, trainer, gpu) = (ClientId::new(0, 0), ClientId::new(1, 0), GpuId(0));
+    let share = |request, limit| {
+        QuotaRange::new(Quota::from_percent(request).unwrap(), Quota::from_percent(limit).unwrap()).unwrap()
+    };
+    let mut now = Timestamp::from_millis(1_000);
+    let mut actions = Vec::new();
+    let mut handle = |now, event, actions: &mut Vec<_>| scaler.handle(now, event, actions).unwrap();
+    let spec = simple(1, 4);
+    handle(now, CoScaleEvent::Horizontal(HorizontalEvent::FunctionAdded { function: F, spec }), &mut actions);
+    let instance = InstanceId(0);
+    handle(now, CoScaleEvent::Horizontal(HorizontalEvent::InstanceReady { instance }), &mut actions);
+    for (client, quota, class) in [
+        (owner, share(30, 60), ServiceClass::SLO_SENSITIVE),
+        (trainer, share(20, 100), ServiceClass::BestEffort),
+    ] {
+        let joined = VerticalEvent::ClientJoined { client, gpu, quota, class };
+        handle(now, CoScaleEvent::Vertical(joined), &mut actions);
+    }
+    actions.clear();
+    let (mut raised, mut started) = (None, None);
+    // 60 iterations of 20 ms at ease; from then on more load than an instance serves, and cycles of 40 ms.
+    for iteration in 0..700u64 {
+        let burst = iteration >= 60;
+        let cycle = Duration::from_millis(if burst { 40 } else { 20 });
+        let first_launch = now;
+        let end = now.saturating_add(cycle);
+        while now < end {
+            now = now.saturating_add(Duration::from_millis(5));
+            for client in [owner, trainer] {
+                let used = VerticalEvent::UsageReported { client, tokens: 100, largest_kernel: 10 };
+                handle(now, CoScaleEvent::Vertical(used), &mut actions);
+            }
+            handle(now, CoScaleEvent::DeadlineReached, &mut actions);
+            if now.as_nanos().is_multiple_of(1_000_000_000) {
+                let rate = rps(if burst { 80 } else { 20 });
+                let load = HorizontalEvent::LoadReported { function: F, rate };
+                handle(now, CoScaleEvent::Horizontal(load), &mut actions);
+            }
+        }
+        let (client, model, batch) = (owner, ModelId(0), 1);
+        let done = VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch: now };
+        handle(now, CoScaleEvent::Vertical(done), &mut actions);
+        for action in actions.drain(..) {
+            match action {
+                CoScaleAction::Vertical(VerticalAction::Issue { client, tokens: 3_000 })
+                    if client == owner =>
+                {
+                    raised.get_or_insert(iteration);
+                }
+                CoScaleAction::Horizontal(HorizontalAction::Start { .. }) => {
+                    started.get_or_insert(now);
+                }
+                _ => {}
+            }
+        }
+    }
+    let burst_began = Timestamp::from_millis(1_000 + 60 * 20);
+    assert_eq!(raised, Some(61), "the period after the first bad cycle");
+    let waited = started.expect("load stayed").saturating_since(burst_began);
+    assert!((Duration::from_secs(19)..=Duration::from_secs(21)).contains(&waited), "{waited}");
+    assert!(matches!(
+        scaler.vertical().gpu(gpu).unwrap().state,
+        ScaleState::Emergency { .. } | ScaleState::Contention
+    ));
+}
+
+/// Lazy scaling written down from the text, for one function of equal instances: the window is kept whole.
+struct LazyModel {
+    spec: FunctionScale,
+    throughput: u64,
+    /// Instances that are deployed, the youngest last, and whether they are ready.
+    deployed: Vec<(u64, bool)>,
+    next: u64,
+    window: Vec<u64>,
+    stepped: Option<u64>,
+    busy: Option<u64>,
+    refused_until: u64,
+}
+
+impl LazyModel {
+    fn start(&mut self, out: &mut Vec<String>) {
+        out.push(format!("start {}", self.next));
+        self.deployed.push((self.next, false));
+        self.next += 1;
+    }
+
+    fn may_start(&self, second: u64) -> bool {
+        second >= self.refused_until && (self.deployed.len() as u32) < self.spec.max_instances
+    }
+
+    fn minimum(&mut self, second: u64, out: &mut Vec<String>) {
+        while (self.deployed.len() as u32) < self.spec.min_instances && second >= self.refused_until {
+            self.start(out);
+        }
+    }
+
+    fn load(&mut self, second: u64, load: u64) -> Vec<String> {
+        let mut out = Vec::new();
+        self.minimum(second, &mut out);
+        self.window.push(load);
+        if self.window.len() > 40 {
+            self.window.remove(0);
+        }
+        if load > 0 || self.busy.is_none() {
+            self.busy = Some(second);
+        }
+        let n = self.deployed.len() as u64;
+        let above = self.window.iter().filter(|&&x| x > n * self.throughput).count();
+        let below = self.window.iter().filter(|&&x| x + self.throughput < n * self.throughput).count();
+        let cooled = self.stepped.is_none_or(|at| second - at >= 20);
+        let out_now = (n == 0 && load > 0) || (n > 0 && above >= 20 && cooled);
+        let blocked = n > 0 && above >= 20 && !cooled;
+        if out_now {
+            if self.may_start(second) {
+                self.start(&mut out);
+                self.stepped = Some(second);
+                self.window.clear();
+            } else if load > n * self.throughput {
+                out.push(format!("unmet {}", load - n * self.throughput));
+            }
+        } else if !blocked && n > 0 {
+            let spare = n > u64::from(self.spec.min_instances).max(1) && cooled && below >= 30;
+            let last = n == 1 && self.spec.min_instances == 0 && second - self.busy.unwrap() >= 60;
+            if spare || last {
+                let starting = self.deployed.iter().rposition(|(_, ready)| !ready);
+                let (id, ready) = self.deployed.remove(starting.unwrap_or(self.deployed.len() - 1));
+                out.push(format!("{} {id}", if ready { "drain" } else { "stop" }));
+                self.stepped = Some(second);
+                self.window.clear();
+            }
+        }
+        out
+    }
+}
+
+fn named(actions: &[HorizontalAction]) -> Vec<String> {
+    let name = |action: &HorizontalAction| match *action {
+        HorizontalAction::Start { instance, .. } => format!("start {}", instance.0),
+        HorizontalAction::Drain { instance } => format!("drain {}", instance.0),
+        HorizontalAction::Stop { instance, .. } => format!("stop {}", instance.0),
+        HorizontalAction::Unmet { rate, .. } => format!("unmet {}", rate.as_milli() / 1_000),
+        ref other => format!("{other:?}"),
+    };
+    actions.iter().map(name).collect()
+}
+
+proptest! {
+    /// Runs of load levels with instances that start, crash and are refused on the way.
+    #[test]
+    fn lazy_follows_the_model(
+        runs in prop::collection::vec((0u64..400, 1usize..50, 0u32..8), 1..20),
+        min_instances in 0u32..3,
+        more in 1u32..5,
+    ) {
+        let spec = simple(min_instances, min_instances + more);
+        let mut model = LazyModel {
+            spec: spec.clone(), throughput: 50, deployed: Vec::new(), next: 0, window: Vec::new(),
+            stepped: None, busy: None, refused_until: 0,
+        };
+        let mut config = LazyHorizontalConfig::default();
+        config.fleet.start_timeout = Duration::from_secs(3_600);
+        config.fleet.drain_timeout = Duration::from_secs(3_600);
+        let mut scaler = LazyHorizontal::new(config).unwrap();
+        let mut expected = Vec::new();
+        model.minimum(0, &mut expected);
+        let at = |second: u64| Timestamp::from_millis(second * 1_000);
+        let mut actions = Vec::new();
+        scaler.handle(at(0), HorizontalEvent::FunctionAdded { function: F, spec }, &mut actions).unwrap();
+        prop_assert_eq!(named(&actions), expected);
+        let mut second = 0;
+        for (level, length, chance) in runs {
+            // What happens to the instances between two runs of load.
+            let starting = model.deployed.iter().position(|(_, ready)| !ready);
+            let event = match (chance, starting, model.deployed.first().copied()) {
+                (0 | 1, Some(place), _) => {
+                    model.refused_until = second + 30;
+                    Some(HorizontalEvent::StartRefused { instance: InstanceId(model.deployed.remove(place).0) })
+                }
+                (2, _, Some((id, _))) => {
+                    model.deployed.remove(0);
+                    Some(HorizontalEvent::InstanceGone { instance: InstanceId(id) })
+                }
+                (3..=6, Some(place), _) => {
+                    model.deployed[place].1 = true;
+                    Some(HorizontalEvent::InstanceReady { instance: InstanceId(model.deployed[place].0) })
+                }
+                _ => None,
+            };
+            if let Some(event) = event {
+                scaler.handle(at(second), event, &mut Vec::new()).unwrap();
+            }
+            for _ in 0..length {
+                second += 1;
+                let mut actions = Vec::new();
+                let rate = rps(level);
+                scaler.handle(at(second), HorizontalEvent::LoadReported { function: F, rate }, &mut actions).unwrap();
+                prop_assert_eq!(named(&actions), model.load(second, level), "at {} s", second);
+            }
+        }
+    }
+
+    /// What Algorithm 1 promises: enough after a step up, never below the need after a step down, and an end.
+    #[test]
+    fn heuristic_serves_the_load_and_never_cuts_into_it(
+        points in prop::collection::btree_map((1u16..=20, 1u16..=10), 1u32..200_000, 1..8),
+        loads in prop::collection::vec(0u64..600, 1..80),
+        max_instances in 1u32..40,
+        refuse in prop::collection::vec(0usize..10, 0..80),
+    ) {
+        let points = points
+            .into_iter()
+            .map(|((sm, quota), milli)| point(sm * 5, quota * 10, f64::from(milli) / 1e3, 10))
+            .collect();
+        let mut bench = heuristic(spec(points, 0, max_instances));
+        bench.ready_at_once = false;
+        let mut last = std::collections::VecDeque::new();
+        let mut serving: Vec<(InstanceId, u64)> = Vec::new();
+        for (tick, &load) in loads.iter().enumerate() {
+            last.push_back(load);
+            if last.len() > 10 {
+                last.pop_front();
+            }
+            let before: u64 = serving.iter().map(|(_, rate)| rate).sum();
+            let actions = bench.load(load);
+            let mut unmet = 0;
+            for action in &actions {
+                match *action {
+                    HorizontalAction::Start { instance, point, .. } => serving.push((instance, point.throughput.as_milli())),
+                    HorizontalAction::Stop { instance, .. } | HorizontalAction::Drain { instance } => {
+                        serving.retain(|(id, _)| *id != instance);
+                    }
+                    HorizontalAction::Unmet { rate, .. } => unmet = rate.as_milli(),
+                    _ => {}
+                }
+            }
+            let capacity: u64 = serving.iter().map(|(_, rate)| rate).sum();
+            let target = last.iter().max().unwrap() * 1_100;
+            prop_assert!(serving.len() <= max_instances as usize);
+            if before < target {
+                prop_assert!(capacity + unmet >= target, "{capacity} and {unmet} unmet of {target}");
+            } else {
+                prop_assert!(capacity >= target, "{capacity} of {target}");
+                prop_assert!(starts(&actions).is_empty());
+            }
+            // Some starts find no room.
+            if refuse.get(tick) == Some(&0) && let Some((instance, _)) = serving.pop() {
+                bench.handle(HorizontalEvent::StartRefused { instance });
+            }
+        }
+    }
+}
