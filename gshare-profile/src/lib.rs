@@ -1,11 +1,54 @@
-//! Profiling of GPU functions: which point to measure next, how to measure it, and what was measured.
+//! Profiling of GPU functions: which point to measure next, and what was measured.
 //!
 //! # Problem
 //! Requests and limits cannot be guessed: a function's throughput is not proportional to its share of time or of SMs
 //! (FaST-GShare, Figure 8; Dilu, Figure 7). Measuring every point of the grid costs hours of GPU time. So a planner
-//! chooses the few points that matter, an executor measures one of them in the steady state, and a store keeps what
-//! was measured, with its confidence interval, so that a run that was killed goes on where it was.
+//! chooses the few points that matter, and what was measured is kept in a journal, so that a run that was killed goes on
+//! where it was.
+//!
+//! # What is here
+//! | strategy | answers | source |
+//! |---|---|---|
+//! | [`planner::Grid`] | a whole [`ProfileTable`](gshare_core::profile::ProfileTable) | FaST-GShare, section 3.2 |
+//! | [`planner::TrainingSearch`] | request and limit of a training function | Dilu, section 3.2 |
+//! | [`planner::HybridGrowth`] | SM share and batch size of an inference function | Dilu, section 3.2 |
+//! | [`planner::BatchLine`] | time to load, and time to infer by batch size | GPU-enabled FaaS (LALB), section 4 |
 //!
 //! # Status
-//! This version holds the place of the crate in the family and no planner yet; nothing here may be relied on.
+//! This version has the planners. Who calls them brings what measures a point: no executor, load generator, store or
+//! report is here yet.
+//!
+//! # Example
+//! ```
+//! use gshare_core::profile::ProfilePoint;
+//! use gshare_core::{Duration, Quota, SmShare};
+//! use gshare_profile::planner::{HybridGrowth, Journal, Measurement, Planner, Step, Trial};
+//!
+//! // Stands for a run on a GPU: up to 50 % of the SMs twice as many are twice as fast.
+//! let measure = |setting: gshare_core::profile::Setting| {
+//!     let sm = f64::from(setting.sm.get().min(5_000)) / 1e4;
+//!     let seconds = (0.002 + 0.001 * f64::from(setting.batch)) / sm;
+//!     let exec = Duration::from_nanos((seconds * 1e9) as u64);
+//!     ProfilePoint::measured(setting.sm, setting.quota, setting.batch, f64::from(setting.batch) / seconds, exec, exec)
+//! };
+//! let planner = HybridGrowth::new(Duration::from_millis(50))?;
+//! let mut journal = Journal::default();
+//! let choice = loop {
+//!     match planner.next(&journal)? {
+//!         Step::Measure(setting) => {
+//!             let point = measure(setting)?;
+//!             journal.add(Trial::done(Measurement { point, load: None }))?;
+//!         }
+//!         Step::Done(choice) => break choice,
+//!     }
+//! };
+//! assert!(choice.point.p95 <= Duration::from_millis(50));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    test,
+    allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
+
+pub mod planner;

@@ -1,0 +1,241 @@
+//! Which point to measure next.
+//!
+//! # Problem
+//! A trial takes half a minute of a GPU (Dilu, Table 2), a grid has sixty points or more, and a run that takes an hour
+//! is killed half-way sooner or later. So a strategy measures few points, and may be stopped and started at will.
+//!
+//! # Terms
+//! - **trial**: one setting, and what came of it: a measurement, or a failure with its reason;
+//! - **journal**: the trials so far. It is all the state there is.
+//!
+//! # Algorithm
+//! [`Planner::next`] runs its whole search anew on each call, and reads the result of each step from the journal. Where a
+//! result is missing it stops and answers that setting. So what comes next depends on nothing but the journal: a run that
+//! was killed and goes on with the journal it wrote takes the same path to the same answer, and measures no point
+//! twice. Trials that another strategy made are used as well.
+//!
+//! ## Example
+//! A training search over 5 % steps: the empty journal answers `Measure(100 %)`, then `Measure(50 %)`. The process is
+//! killed after both were written. Started again, it reads two trials, and asks for 25 %.
+//!
+//! # Invariants
+//! - the setting asked for is never one that is in the journal;
+//! - there are finitely many settings, so each search ends;
+//! - a choice is a point that was measured and that meets what was asked; else there is an error that says what was not.
+//!
+//! # Cost
+//! O(trials^2) lookups for a whole search: microseconds, beside half a minute per trial.
+
+mod batch_line;
+mod grid;
+mod hybrid;
+mod training;
+
+pub use batch_line::{BatchLine, BatchTimes, Line};
+pub use grid::{Grid, GridOutcome};
+pub use hybrid::{HybridGrowth, InferenceChoice};
+pub use training::{TrainingChoice, TrainingSearch};
+
+use gshare_core::Duration;
+use gshare_core::profile::{ProfileError, ProfilePoint, Setting};
+use std::collections::BTreeMap;
+
+/// What a trial measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+pub struct Measurement {
+    /// Throughput and latency.
+    pub point: ProfilePoint,
+    /// Time to load the model, in ns, if it was measured.
+    #[cfg_attr(feature = "serde", serde(default, rename = "load_ns"))]
+    pub load: Option<Duration>,
+}
+
+/// What came of a trial.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It was measured.
+    Measured(Measurement),
+    /// It could not be: out of memory, a crash, a hang that was ended.
+    Failed {
+        /// Why, for people.
+        reason: String,
+    },
+}
+
+/// One setting, and what came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+pub struct Trial {
+    /// Where.
+    pub setting: Setting,
+    /// What.
+    pub outcome: Outcome,
+}
+
+impl Trial {
+    /// A trial that was measured.
+    pub const fn done(measurement: Measurement) -> Self {
+        Self { setting: measurement.point.setting(), outcome: Outcome::Measured(measurement) }
+    }
+
+    /// A trial that failed.
+    pub const fn failed(setting: Setting, reason: String) -> Self {
+        Self { setting, outcome: Outcome::Failed { reason } }
+    }
+}
+
+/// The trials so far, in their order; each setting once.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "Vec<Trial>", into = "Vec<Trial>"))]
+pub struct Journal {
+    trials: Vec<Trial>,
+    places: BTreeMap<Setting, usize>,
+}
+
+impl Journal {
+    /// Appends a trial, unless its setting is there, or its measurement belongs to another one.
+    pub fn add(&mut self, trial: Trial) -> Result<(), JournalError> {
+        let setting = trial.setting;
+        if let Outcome::Measured(measurement) = &trial.outcome
+            && measurement.point.setting() != setting
+        {
+            return Err(JournalError::Mismatch { asked: setting, measured: measurement.point.setting() });
+        }
+        if self.places.contains_key(&setting) {
+            return Err(JournalError::Duplicate { setting });
+        }
+        self.places.insert(setting, self.trials.len());
+        self.trials.push(trial);
+        Ok(())
+    }
+
+    /// The trials, the oldest first.
+    pub fn trials(&self) -> &[Trial] {
+        &self.trials
+    }
+
+    /// What came of a setting.
+    pub fn at(&self, setting: Setting) -> Option<&Outcome> {
+        self.places.get(&setting).and_then(|&place| self.trials.get(place)).map(|trial| &trial.outcome)
+    }
+
+    /// The point measured at a setting; `Ok(None)` if that failed, `Err` with the step to take if nobody tried.
+    fn point<R>(&self, setting: Setting) -> Result<Option<&Measurement>, Step<R>> {
+        match self.at(setting) {
+            Some(Outcome::Measured(measurement)) => Ok(Some(measurement)),
+            Some(Outcome::Failed { .. }) => Ok(None),
+            None => Err(Step::Measure(setting)),
+        }
+    }
+}
+
+impl TryFrom<Vec<Trial>> for Journal {
+    type Error = JournalError;
+    fn try_from(trials: Vec<Trial>) -> Result<Self, JournalError> {
+        let mut journal = Self::default();
+        trials.into_iter().try_for_each(|trial| journal.add(trial))?;
+        Ok(journal)
+    }
+}
+
+impl From<Journal> for Vec<Trial> {
+    fn from(journal: Journal) -> Self {
+        journal.trials
+    }
+}
+
+/// Why a trial was not taken into the journal. Nothing changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JournalError {
+    /// There is a trial of that setting.
+    #[error("({setting}) was tried before")]
+    Duplicate {
+        /// The setting.
+        setting: Setting,
+    },
+    /// A measurement of another setting than the trial's.
+    #[error("the trial is of ({asked}), its measurement of ({measured})")]
+    Mismatch {
+        /// The trial's setting.
+        asked: Setting,
+        /// The measurement's.
+        measured: Setting,
+    },
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Step<R> {
+    /// Measure here, and add the trial to the journal.
+    Measure(Setting),
+    /// Nothing is left to measure.
+    Done(R),
+}
+
+/// Why there is no answer, or cannot be one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// A field of a strategy that is out of bounds.
+    #[error("{field} is {value}: {bound}")]
+    Config {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What it must be.
+        bound: &'static str,
+    },
+    /// No point meets the latency asked for.
+    #[error("no setting has a p95 of at most {max_exec}; the shortest is {best}, at ({setting})")]
+    SloUnreachable {
+        /// The bound.
+        max_exec: Duration,
+        /// The shortest that was measured.
+        best: Duration,
+        /// Where.
+        setting: Setting,
+    },
+    /// A trial failed without which there is no answer.
+    #[error("({setting}) failed, and without it there is no answer: {reason}")]
+    TrialFailed {
+        /// Where.
+        setting: Setting,
+        /// Why, as the trial said.
+        reason: String,
+    },
+    /// What was measured makes no table.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+}
+
+fn config(field: &'static str, value: &dyn core::fmt::Display, bound: &'static str) -> PlanError {
+    PlanError::Config { field, value: value.to_string(), bound }
+}
+
+/// The reason a setting's trial failed for.
+fn failure(journal: &Journal, setting: Setting) -> PlanError {
+    let reason = match journal.at(setting) {
+        Some(Outcome::Failed { reason }) => reason.clone(),
+        _ => "it was not tried".to_owned(),
+    };
+    PlanError::TrialFailed { setting, reason }
+}
+
+/// A strategy. See the [module](self) for how it keeps its place.
+pub trait Planner {
+    /// What it finds out.
+    type Answer;
+
+    /// What to do next, given the trials so far.
+    fn next(&self, journal: &Journal) -> Result<Step<Self::Answer>, PlanError>;
+}
