@@ -66,7 +66,7 @@ impl BatchLine {
         if sm.is_zero() || quota.is_zero() {
             return Err(config(
                 "share",
-                format!("{sm} of the SMs, {quota} of the time"),
+                &format!("{sm} of the SMs, {quota} of the time"),
                 "need both above 0",
             ));
         }

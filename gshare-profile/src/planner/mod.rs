@@ -173,7 +173,6 @@ pub enum JournalError {
 
 /// What to do next.
 #[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
 pub enum Step<R> {
     /// Measure here, and add the trial to the journal.
     Measure(Setting),
