@@ -192,7 +192,10 @@ fn substitute(
     if asked > NEWEST_RELEASE && ask_again(NEWEST_RELEASE.cast_signed()) != found {
         return found;
     }
-    driver::remember(symbol.index, found);
+    // A driver that is bound to this library's exports may answer with the wrapper itself.
+    if found != wrapper {
+        driver::remember(symbol.index, found);
+    }
     wrapper
 }
 

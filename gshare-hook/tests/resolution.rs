@@ -128,9 +128,9 @@ fn exported_names_found_by_dlsym_are_wrapped_by_exact_name() {
 }
 
 #[test]
-fn innocent_look_ups_are_untouched() {
+fn look_ups_lead_to_functions_that_work() {
     let program = program("resolve", &[]);
-    for kind in ["next", "dlclose"] {
+    for kind in ["next", "dlclose", "call"] {
         let bare = Run::bare(&program, &[kind]).finish();
         let hooked = Run::hooked(&program, &[kind]).env("GSHARE_QUOTA", "0.5").finish();
         assert_eq!(bare.code, Some(0));

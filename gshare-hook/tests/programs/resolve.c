@@ -62,6 +62,25 @@ int main(int argc, char **argv) {
         printf("%d\n", init(0));
         return 0;
     }
+    if (!strcmp(kind, "call")) {
+        /* Everything through cuGetProcAddress, as a runtime does. */
+        GetProcV2 get = (GetProcV2)dlsym(driver, "cuGetProcAddress_v2");
+        void *f[8] = {0}, *context = 0;
+        const char *names[8] = {"cuInit", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuMemAlloc", "cuMemFree",
+                                "cuCtxSynchronize", "cuMemGetInfo", "cuGetProcAddress"};
+        for (int i = 0; i < 8; i++) printf("%s %d\n", names[i], get(names[i], &f[i], 12000, 0, 0));
+        unsigned long long address = 0;
+        size_t free_bytes = 0, total = 0;
+        printf("%d\n", ((int (*)(unsigned))f[0])(0));
+        printf("%d\n", ((int (*)(void **, int))f[1])(&context, 0));
+        printf("%d\n", ((int (*)(void *))f[2])(context));
+        printf("%d\n", ((int (*)(unsigned long long *, size_t))f[3])(&address, 1 << 20));
+        printf("%d\n", ((int (*)(size_t *, size_t *))f[6])(&free_bytes, &total));
+        printf("%d\n", ((int (*)(unsigned long long))f[4])(address));
+        printf("%d\n", ((int (*)(void))f[5])());
+        printf("%d %d\n", ((GetProcV2)f[7])("cuInit", &f[0], 12000, 0, 0), f[0] != 0);
+        return 0;
+    }
     if (!strcmp(kind, "replay")) {
         /* stdin: lines of "base version flags"; prints what cuGetProcAddress_v2 gives, and the first form. */
         GetProcV2 get2 = (GetProcV2)dlsym(driver, "cuGetProcAddress_v2");
