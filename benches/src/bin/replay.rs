@@ -18,12 +18,15 @@ struct Cli {
 enum Scenario {
     /// FaST-GShare, section 5.4 and figure 11: eight pods, how many GPUs, in every order of arrival
     FastFig11(replay::fast_fig11::Args),
+    /// GPU-enabled FaaS, figures 4 to 7: locality-aware request scheduling on 12 GPUs
+    Lalb(replay::lalb::Args),
 }
 
 fn main() -> Result<()> {
     let cli = Cli::parse();
     let report = match &cli.scenario {
         Scenario::FastFig11(args) => replay::fast_fig11::run(args)?,
+        Scenario::Lalb(args) => replay::lalb::run(args)?,
     };
     if cli.json {
         println!("{}", serde_json::to_string(&report)?);

@@ -5,6 +5,7 @@
 //! `{"scenario", "seeds", "rows": [{"policy", ...}], "paper": [{...}]}`.
 
 pub mod fast_fig11;
+pub mod lalb;
 
 use serde::Serialize;
 use serde_json::{Map, Value};

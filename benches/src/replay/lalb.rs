@@ -1,0 +1,373 @@
+//! GPU-enabled FaaS, sections V-B to V-E, figures 4 to 7: load balancing, LALB, LALBO3, and pricing what is evicted.
+//!
+//! 12 GPUs, the models of Table I, 325 requests per minute for 6 minutes, one at a time per GPU, until all are served.
+//! Functions are distinct models that share the profiles of Table I, spread evenly over sizes and popularity. The paper's
+//! trace gives requests per function and minute; without one (`--trace`), popularity is a Zipf distribution whose exponent
+//! is a parameter: 0.5 to 0.8 agree with the paper's figures best, the trace's own tail (1.2) does not.
+//!
+//! "Cut" is a reduction in per cent. Load balancing cannot keep up with this load, so its mean latency measures the length
+//! of the run, and every cut against it saturates near 97 %: read the absolute latencies and `--sustainable` first.
+
+use anyhow::{Context, Result, anyhow, ensure};
+use gshare_core::request::{GpuKind, ModelProfile, NodeId, RequestScheduler, TenantId};
+use gshare_core::{Bytes, Duration, Timestamp};
+use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
+use gshare_sim::Rng;
+use gshare_sim::request::{Arrival, Fate, Faults, GpuSpec, ModelSpec, simulate};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::{Report, row};
+
+/// Flags.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Working set: number of functions; 15, 25 and 35 if not given
+    #[arg(long)]
+    ws: Option<usize>,
+    /// Exponent of the Zipf distribution of popularity
+    #[arg(long, default_value_t = 0.5)]
+    skew: f64,
+    /// Memory of each GPU for models, MiB
+    #[arg(long, default_value_t = 7600)]
+    memory: u64,
+    /// Loading times, in per cent of Table I's
+    #[arg(long, default_value_t = 100)]
+    load_pct: u64,
+    /// Number of seeds
+    #[arg(long, default_value_t = 20)]
+    seeds: u64,
+    /// One seed only
+    #[arg(long, conflicts_with = "seeds")]
+    seed: Option<u64>,
+    /// Requests per minute
+    #[arg(long)]
+    rate: Option<u64>,
+    /// Rather find the largest rate (in steps of 20 per minute) at which the mean latency stays below 5 s
+    #[arg(long)]
+    sustainable: bool,
+    /// Invocations per minute, as in the Azure Functions trace of 2019: CSV with one row per function, counts in the columns
+    /// named 1, 2, 3, ...; normalised to the rate
+    #[arg(long)]
+    trace: Option<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Scenario {
+    gpus: u32,
+    gpus_per_node: u32,
+    per_minute: u64,
+    minutes: usize,
+    skip_limit: u32,
+    model: Vec<Profile>,
+    paper: Vec<Map<String, Value>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Profile {
+    memory_mib: u64,
+    load_ms: u64,
+    infer_ms: u64,
+}
+
+/// What one run under one policy gave.
+#[derive(Debug, Clone, Copy, Default)]
+struct Figures {
+    mean: f64,
+    p99: f64,
+    max: f64,
+    variance: f64,
+    miss: f64,
+    false_miss: f64,
+    duplicates: f64,
+    makespan: f64,
+    busy: f64,
+}
+
+/// Runs all policies.
+///
+/// # Errors
+/// When the scenario or the trace does not parse, or a scheduler broke a promise.
+pub fn run(args: &Args) -> Result<Report> {
+    let scenario: Scenario = toml::from_str(include_str!("../../scenarios/lalb/paper.toml"))?;
+    let seeds: Vec<u64> = args.seed.map_or_else(|| (0..args.seeds).collect(), |seed| vec![seed]);
+    ensure!(!seeds.is_empty(), "--seeds is 0: need at least 1");
+    let sets: Vec<usize> = args.ws.map_or_else(|| vec![15, 25, 35], |ws| vec![ws]);
+    let mut report = Report::new("lalb", seeds.clone());
+    for ws in sets {
+        ensure!((1..=10_000).contains(&ws), "--ws is {ws}: need 1 to 10000");
+        let shares = match &args.trace {
+            None => zipf(ws, args.skew, scenario.minutes),
+            Some(path) => {
+                let text =
+                    std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+                trace(&text, ws, scenario.minutes)?
+            }
+        };
+        if args.sustainable {
+            for (name, config) in policies(&scenario) {
+                let rate = sustainable(&scenario, args, &shares, config, &seeds)?;
+                report.rows.push(row(&[
+                    ("policy", name.into()),
+                    ("ws", ws.into()),
+                    ("max_per_min", rate.into()),
+                ]));
+            }
+        } else {
+            rows(&scenario, args, ws, &shares, &seeds, &mut report)?;
+        }
+    }
+    if !args.sustainable {
+        report.paper = scenario.paper;
+    }
+    Ok(report)
+}
+
+fn policies(scenario: &Scenario) -> Vec<(&'static str, SchedulerConfig)> {
+    vec![
+        ("load_balance", SchedulerConfig::paper(Policy::LoadBalance)),
+        ("lalb", SchedulerConfig::paper(Policy::Lalb)),
+        ("lalbo3_25", SchedulerConfig::paper(Policy::LalbO3 { skip_limit: scenario.skip_limit })),
+        ("lalbo3_45", SchedulerConfig::paper(Policy::LalbO3 { skip_limit: 45 })),
+        ("evict_cost_aware", SchedulerConfig::evict_cost_aware()),
+    ]
+}
+
+fn rows(
+    scenario: &Scenario,
+    args: &Args,
+    ws: usize,
+    shares: &[Vec<f64>],
+    seeds: &[u64],
+    report: &mut Report,
+) -> Result<()> {
+    let mut found: BTreeMap<&str, Vec<Figures>> = BTreeMap::new();
+    let rate = args.rate.unwrap_or(scenario.per_minute);
+    for (name, config) in policies(scenario) {
+        for &seed in seeds {
+            found.entry(name).or_default().push(once(scenario, args, shares, rate, config, seed)?);
+        }
+        let runs = &found[name];
+        let of = |get: fn(&Figures) -> f64| round(mean(runs.iter().map(get)));
+        let mut line = row(&[
+            ("policy", name.into()),
+            ("ws", ws.into()),
+            ("mean_s", of(|f| f.mean)),
+            ("p99_s", of(|f| f.p99)),
+            ("max_s", of(|f| f.max)),
+            ("miss_pct", of(|f| 100.0 * f.miss)),
+            ("false_miss_pct", of(|f| 100.0 * f.false_miss)),
+            ("duplicates", of(|f| f.duplicates)),
+            ("makespan_s", of(|f| f.makespan)),
+            ("gpu_busy_pct", of(|f| 100.0 * f.busy)),
+        ]);
+        let mut cuts = |base: &str, suffix: &str, which: &[(&str, fn(&Figures) -> f64)]| {
+            for (what, get) in which {
+                // Per seed, against the same arrivals; then the mean and the spread over the seeds.
+                let pairs = found[base].iter().zip(runs);
+                let cuts: Vec<f64> =
+                    pairs.map(|(base, ours)| 100.0 * (1.0 - get(ours) / get(base))).collect();
+                let middle = mean(cuts.iter().copied());
+                let spread = mean(cuts.iter().map(|cut| (cut - middle).powi(2))).sqrt();
+                line.insert(format!("{what}_cut{suffix}_pct"), round(middle));
+                line.insert(format!("{what}_cut{suffix}_sd"), round(spread));
+            }
+        };
+        if name != "load_balance" {
+            cuts(
+                "load_balance",
+                "",
+                &[
+                    ("latency", |f| f.mean),
+                    ("miss", |f| f.miss),
+                    ("false_miss", |f| f.false_miss),
+                    ("duplicates", |f| f.duplicates),
+                ],
+            );
+        }
+        if name == "lalbo3_45" {
+            cuts(
+                "lalb",
+                "_vs_lalb",
+                &[("latency", |f| f.mean), ("miss", |f| f.miss), ("variance", |f| f.variance)],
+            );
+        }
+        if name == "evict_cost_aware" {
+            cuts(
+                "lalbo3_25",
+                "_vs_lalbo3",
+                &[("latency", |f| f.mean), ("p99", |f| f.p99), ("max", |f| f.max)],
+            );
+        }
+        report.rows.push(line);
+    }
+    Ok(())
+}
+
+/// The largest rate at which the mean latency, over all seeds, stays below 5 s.
+fn sustainable(
+    scenario: &Scenario,
+    args: &Args,
+    shares: &[Vec<f64>],
+    config: SchedulerConfig,
+    seeds: &[u64],
+) -> Result<u64> {
+    let mut best = 0;
+    for rate in (100..=560).step_by(20) {
+        let runs: Result<Vec<f64>> = seeds
+            .iter()
+            .map(|&seed| once(scenario, args, shares, rate, config, seed).map(|figures| figures.mean))
+            .collect();
+        if mean(runs?.into_iter()) >= 5.0 {
+            break;
+        }
+        best = rate;
+    }
+    Ok(best)
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+    sum / count
+}
+
+fn round(value: f64) -> Value {
+    json!((value * 100.0).round() / 100.0)
+}
+
+/// Shares of the functions in each minute: the same in all.
+#[expect(clippy::cast_precision_loss, reason = "ranks are small")]
+fn zipf(ws: usize, skew: f64, minutes: usize) -> Vec<Vec<f64>> {
+    let shares: Vec<f64> = (1..=ws).map(|rank| (rank as f64).powf(-skew)).collect();
+    vec![shares; minutes]
+}
+
+/// Shares of the most invoked functions of a trace.
+fn trace(text: &str, ws: usize, minutes: usize) -> Result<Vec<Vec<f64>>> {
+    let mut lines = text.lines();
+    let header: Vec<&str> = lines.next().context("the trace is empty")?.split(',').collect();
+    let columns: Result<Vec<usize>> = (1..=minutes)
+        .map(|minute| {
+            let found = header.iter().position(|name| name.trim() == minute.to_string());
+            found.ok_or_else(|| anyhow!("the trace has no column `{minute}`"))
+        })
+        .collect();
+    let columns = columns?;
+    let mut functions: Vec<Vec<f64>> = Vec::new();
+    for (number, line) in lines.enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let cells: Vec<&str> = line.split(',').collect();
+        let counts: Result<Vec<f64>> = columns
+            .iter()
+            .map(|column| {
+                let cell = cells.get(*column).map_or("", |cell| cell.trim());
+                let count: u32 =
+                    cell.parse().with_context(|| format!("line {}: `{cell}` is no count", number + 2))?;
+                Ok(f64::from(count))
+            })
+            .collect();
+        functions.push(counts?);
+    }
+    functions.sort_by(|a, b| b.iter().sum::<f64>().total_cmp(&a.iter().sum::<f64>()));
+    functions.truncate(ws);
+    ensure!(functions.len() == ws, "the trace has {} functions, not {ws}", functions.len());
+    Ok((0..minutes).map(|minute| functions.iter().map(|counts| counts[minute]).collect()).collect())
+}
+
+/// Requests of each function in a minute: largest remainders, so that they add up to the rate.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "counts are small and not negative"
+)]
+fn counts(shares: &[f64], rate: u64) -> Vec<u64> {
+    let total: f64 = shares.iter().sum();
+    let exact: Vec<f64> = shares.iter().map(|share| share / total * rate as f64).collect();
+    let mut counts: Vec<u64> = exact.iter().map(|exact| exact.floor() as u64).collect();
+    let mut order: Vec<usize> = (0..shares.len()).collect();
+    order.sort_by(|a, b| exact[*b].fract().total_cmp(&exact[*a].fract()).then(a.cmp(b)));
+    let left = rate.saturating_sub(counts.iter().sum());
+    for function in order.into_iter().cycle().take(usize::try_from(left).unwrap_or(0)) {
+        counts[function] += 1;
+    }
+    counts
+}
+
+fn once(
+    scenario: &Scenario,
+    args: &Args,
+    shares: &[Vec<f64>],
+    rate: u64,
+    config: SchedulerConfig,
+    seed: u64,
+) -> Result<Figures> {
+    let mut rng = Rng::new(seed);
+    let ws = shares.first().map_or(0, Vec::len);
+    let mut arrivals = Vec::new();
+    for (minute, shares) in (0u64..).zip(shares) {
+        for (function, count) in (0u32..).zip(counts(shares, rate)) {
+            for _ in 0..count {
+                let at = Timestamp::from_nanos(minute * 60_000_000_000 + rng.below(60_000_000_000));
+                arrivals.push(Arrival { at, model: function, tenant: TenantId(0), deadline: None });
+            }
+        }
+    }
+    arrivals.sort_by_key(|arrival| arrival.at);
+    let gpus: Vec<GpuSpec> = (0..scenario.gpus)
+        .map(|gpu| GpuSpec {
+            kind: GpuKind(0),
+            node: NodeId(gpu / scenario.gpus_per_node),
+            memory: Bytes::from_mib(args.memory),
+        })
+        .collect();
+    let models: Vec<ModelSpec> = (0..ws)
+        .map(|rank| {
+            // 13 has no factor in common with 15, 25 and 35: sizes are spread over the ranks without a trend.
+            let profile = &scenario.model[(rank * 13 % ws) * scenario.model.len() / ws];
+            let load = Duration::from_micros(profile.load_ms * 10 * args.load_pct);
+            let infer = Duration::from_millis(profile.infer_ms);
+            ModelSpec {
+                memory: Bytes::from_mib(profile.memory_mib),
+                profiles: vec![(GpuKind(0), ModelProfile { load_disk: load, load_host: load, infer })],
+            }
+        })
+        .collect();
+    let mut scheduler = LocalityScheduler::new(config)?;
+    let outcome = simulate(&mut scheduler, &gpus, &models, &arrivals, Faults::default(), 10_000, seed, None)
+        .map_err(|broken| anyhow!("seed {seed}: {broken}"))?;
+    let mut latencies: Vec<f64> = Vec::new();
+    for fate in &outcome.fates {
+        match fate {
+            Fate::Served { latency, .. } => latencies.push(latency.as_secs_f64()),
+            Fate::Rejected { reason, .. } => {
+                return Err(anyhow!("seed {seed}: a request was rejected: {reason:?}"));
+            }
+        }
+    }
+    latencies.sort_by(f64::total_cmp);
+    Ok(figures(&latencies, &outcome, &scheduler))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "reports")]
+fn figures(
+    latencies: &[f64],
+    outcome: &gshare_sim::request::Outcome,
+    scheduler: &LocalityScheduler,
+) -> Figures {
+    let stats = scheduler.stats();
+    let average = mean(latencies.iter().copied());
+    let makespan = outcome.makespan.as_secs_f64();
+    Figures {
+        mean: average,
+        p99: latencies[(latencies.len() * 99 / 100).min(latencies.len() - 1)],
+        max: latencies[latencies.len() - 1],
+        variance: mean(latencies.iter().map(|latency| (latency - average).powi(2))),
+        miss: stats.misses as f64 / (stats.hits + stats.misses) as f64,
+        false_miss: stats.false_misses as f64 / stats.misses as f64,
+        duplicates: outcome.first_model_copies_milli as f64 / 1000.0,
+        makespan,
+        busy: outcome.running.as_secs_f64() / makespan / 12.0,
+    }
+}
