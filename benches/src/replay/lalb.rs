@@ -13,7 +13,7 @@ use gshare_core::request::{GpuKind, ModelProfile, NodeId, RequestScheduler, Tena
 use gshare_core::{Bytes, Duration, Timestamp};
 use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
 use gshare_sim::Rng;
-use gshare_sim::request::{Arrival, Fate, Faults, GpuSpec, ModelSpec, simulate};
+use gshare_sim::request::{Arrival, Fate, GpuSpec, ModelSpec, Workload, simulate};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -30,12 +30,15 @@ pub struct Args {
     /// Exponent of the Zipf distribution of popularity
     #[arg(long, default_value_t = 0.5)]
     skew: f64,
-    /// Memory of each GPU for models, MiB
-    #[arg(long, default_value_t = 7600)]
+    /// Memory of each GPU for models, MiB: 8 GB less what the driver and the processes take
+    #[arg(long, default_value_t = 7200)]
     memory: u64,
     /// Loading times, in per cent of Table I's
     #[arg(long, default_value_t = 100)]
     load_pct: u64,
+    /// How far `evict_cost_aware` looks into the future, s
+    #[arg(long, default_value_t = 20)]
+    horizon: u64,
     /// Number of seeds
     #[arg(long, default_value_t = 20)]
     seeds: u64,
@@ -107,7 +110,7 @@ pub fn run(args: &Args) -> Result<Report> {
             }
         };
         if args.sustainable {
-            for (name, config) in policies(&scenario) {
+            for (name, config) in policies(&scenario, args) {
                 let rate = sustainable(&scenario, args, &shares, config, &seeds)?;
                 report.rows.push(row(&[
                     ("policy", name.into()),
@@ -125,13 +128,15 @@ pub fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-fn policies(scenario: &Scenario) -> Vec<(&'static str, SchedulerConfig)> {
+fn policies(scenario: &Scenario, args: &Args) -> Vec<(&'static str, SchedulerConfig)> {
+    let mut ours = SchedulerConfig::evict_cost_aware();
+    ours.value_horizon = Duration::from_secs(args.horizon);
     vec![
         ("load_balance", SchedulerConfig::paper(Policy::LoadBalance)),
         ("lalb", SchedulerConfig::paper(Policy::Lalb)),
         ("lalbo3_25", SchedulerConfig::paper(Policy::LalbO3 { skip_limit: scenario.skip_limit })),
         ("lalbo3_45", SchedulerConfig::paper(Policy::LalbO3 { skip_limit: 45 })),
-        ("evict_cost_aware", SchedulerConfig::evict_cost_aware()),
+        ("evict_cost_aware", ours),
     ]
 }
 
@@ -145,7 +150,7 @@ fn rows(
 ) -> Result<()> {
     let mut found: BTreeMap<&str, Vec<Figures>> = BTreeMap::new();
     let rate = args.rate.unwrap_or(scenario.per_minute);
-    for (name, config) in policies(scenario) {
+    for (name, config) in policies(scenario, args) {
         for &seed in seeds {
             found.entry(name).or_default().push(once(scenario, args, shares, rate, config, seed)?);
         }
@@ -322,10 +327,14 @@ fn once(
             memory: Bytes::from_mib(args.memory),
         })
         .collect();
+    // Sizes are spread evenly over the functions; which one the most popular has is drawn, because the paper does not say.
+    let mut sizes: Vec<usize> = (0..ws).collect();
+    for last in (1..ws).rev() {
+        sizes.swap(last, usize::try_from(rng.below(last as u64 + 1)).unwrap_or(0));
+    }
     let models: Vec<ModelSpec> = (0..ws)
         .map(|rank| {
-            // 13 has no factor in common with 15, 25 and 35: sizes are spread over the ranks without a trend.
-            let profile = &scenario.model[(rank * 13 % ws) * scenario.model.len() / ws];
+            let profile = &scenario.model[sizes[rank] * scenario.model.len() / ws];
             let load = Duration::from_micros(profile.load_ms * 10 * args.load_pct);
             let infer = Duration::from_millis(profile.infer_ms);
             ModelSpec {
@@ -335,8 +344,9 @@ fn once(
         })
         .collect();
     let mut scheduler = LocalityScheduler::new(config)?;
-    let outcome = simulate(&mut scheduler, &gpus, &models, &arrivals, Faults::default(), 10_000, seed, None)
-        .map_err(|broken| anyhow!("seed {seed}: {broken}"))?;
+    let work = Workload { gpus, models, arrivals, ..Workload::default() };
+    let outcome =
+        simulate(&mut scheduler, &work, seed, None).map_err(|broken| anyhow!("seed {seed}: {broken}"))?;
     let mut latencies: Vec<f64> = Vec::new();
     for fate in &outcome.fates {
         match fate {

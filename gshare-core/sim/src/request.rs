@@ -69,6 +69,21 @@ pub struct Faults {
     pub eviction: Duration,
 }
 
+/// A cluster, what it is asked for, and what goes wrong in it.
+#[derive(Debug, Clone, Default)]
+pub struct Workload {
+    /// The GPUs; the number in the list is the name.
+    pub gpus: Vec<GpuSpec>,
+    /// The models, likewise.
+    pub models: Vec<ModelSpec>,
+    /// The requests, likewise.
+    pub arrivals: Vec<Arrival>,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// What each further request of a batch takes, as a share of the first; basis points.
+    pub batch_marginal_bp: u64,
+}
+
 /// What became of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
@@ -104,7 +119,7 @@ pub struct Outcome {
 }
 
 /// A random cluster of up to 6 GPUs of two kinds, up to 12 models, 200 requests, and faults of every sort.
-pub fn chaos(seed: u64) -> (Vec<GpuSpec>, Vec<ModelSpec>, Vec<Arrival>, Faults) {
+pub fn chaos(seed: u64) -> Workload {
     let mut rng = Rng::new(seed);
     let memory = [Bytes::from_gib(rng.between(4, 12)), Bytes::from_gib(rng.between(4, 12))];
     let mut gpus = Vec::new();
@@ -146,7 +161,7 @@ pub fn chaos(seed: u64) -> (Vec<GpuSpec>, Vec<ModelSpec>, Vec<Arrival>, Faults) 
         jitter: rng.below(60),
         eviction: Duration::from_millis(rng.below(500)),
     };
-    (gpus, models, arrivals, faults)
+    Workload { gpus, models, arrivals, faults, batch_marginal_bp: 5_000 }
 }
 
 /// A look at the cluster every second: what is really where, to be told to the scheduler or not.
@@ -178,11 +193,7 @@ struct Gpu {
 
 struct Cluster<'a> {
     scheduler: &'a mut dyn RequestScheduler,
-    gpus: &'a [GpuSpec],
-    models: &'a [ModelSpec],
-    arrivals: &'a [Arrival],
-    faults: Faults,
-    batch_marginal_bp: u64,
+    work: &'a Workload,
     rng: Rng,
     queue: EventQueue<Happens>,
     state: Vec<Gpu>,
@@ -196,52 +207,43 @@ struct Cluster<'a> {
 
 /// Runs arrivals through a scheduler until all of them are served or rejected.
 ///
-/// `batch_marginal_bp` is what each further request of a batch takes, as a share of the first. `watch` is called once a
-/// second.
+/// Faults and jitter are drawn from `seed`. `watch` is called once a second.
 ///
 /// # Errors
 /// When the scheduler breaks a promise: which, and when.
 pub fn simulate(
     scheduler: &mut dyn RequestScheduler,
-    gpus: &[GpuSpec],
-    models: &[ModelSpec],
-    arrivals: &[Arrival],
-    faults: Faults,
-    batch_marginal_bp: u64,
+    work: &Workload,
     seed: u64,
     mut watch: Option<&mut Watch<'_>>,
 ) -> Result<Outcome, String> {
     let mut cluster = Cluster {
         scheduler,
-        gpus,
-        models,
-        arrivals,
-        faults,
-        batch_marginal_bp,
+        work,
         rng: Rng::new(seed),
         queue: EventQueue::new(),
-        state: gpus.iter().map(|_| Gpu::default()).collect(),
-        fates: vec![None; arrivals.len()],
-        dispatched: vec![Timestamp::ZERO; arrivals.len()],
+        state: work.gpus.iter().map(|_| Gpu::default()).collect(),
+        fates: vec![None; work.arrivals.len()],
+        dispatched: vec![Timestamp::ZERO; work.arrivals.len()],
         outcome: Outcome::default(),
         actions: Vec::new(),
         first_model: (Timestamp::ZERO, 0, 0),
-        left: arrivals.len(),
+        left: work.arrivals.len(),
     };
-    for (index, model) in models.iter().enumerate() {
+    for (index, model) in work.models.iter().enumerate() {
         let id = ModelId(u32::try_from(index).map_err(|_| "too many models")?);
         cluster.tell(Timestamp::ZERO, RequestEvent::ModelAdded { model: id, memory: model.memory })?;
         for &(kind, profile) in &model.profiles {
             cluster.tell(Timestamp::ZERO, RequestEvent::ModelProfiled { model: id, kind, profile })?;
         }
     }
-    for gpu in 0..gpus.len() {
+    for gpu in 0..work.gpus.len() {
         cluster.join(Timestamp::ZERO, gpu)?;
     }
-    for (index, arrival) in arrivals.iter().enumerate() {
+    for (index, arrival) in work.arrivals.iter().enumerate() {
         cluster.queue.schedule(arrival.at, Happens::Arrives(index));
     }
-    if faults.loss_every.is_some() {
+    if work.faults.loss_every.is_some() {
         cluster.plan_loss();
     }
     if watch.is_some() {
@@ -299,7 +301,7 @@ impl Cluster<'_> {
     }
 
     fn takes(&mut self, profiled: Duration) -> Duration {
-        let jitter = self.faults.jitter;
+        let jitter = self.work.faults.jitter;
         if jitter == 0 {
             return profiled;
         }
@@ -308,8 +310,8 @@ impl Cluster<'_> {
     }
 
     fn profile(&self, gpu: usize, model: u32) -> Result<ModelProfile, String> {
-        let profiles = &self.models[model as usize].profiles;
-        let kind = self.gpus[gpu].kind;
+        let profiles = &self.work.models[model as usize].profiles;
+        let kind = self.work.gpus[gpu].kind;
         let found = profiles.iter().find(|(other, _)| *other == kind);
         found.map(|(_, profile)| *profile).ok_or_else(|| format!("model{model} cannot run on gpu{gpu}"))
     }
@@ -323,7 +325,7 @@ impl Cluster<'_> {
         match action {
             RequestAction::Evict { gpu, model } => {
                 let (gpu, model) = (gpu.index(), model.0);
-                let took = self.takes(self.faults.eviction);
+                let took = self.takes(self.work.faults.eviction);
                 let life = self.state[gpu].life;
                 self.queue.schedule(now + took, Happens::Evicted { gpu, life, model });
             }
@@ -331,17 +333,17 @@ impl Cluster<'_> {
                 let (gpu, model) = (gpu.index(), model.0);
                 let profile = self.profile(gpu, model)?;
                 self.busy(now, gpu)?;
-                let bytes = self.models[model as usize].memory.0;
+                let bytes = self.work.models[model as usize].memory.0;
                 self.state[gpu].dead.retain(|dead| *dead != model);
                 self.state[gpu].models.insert(model, bytes);
                 let taken: u64 = self.state[gpu].models.values().sum();
-                if taken > self.gpus[gpu].memory.0 {
+                if taken > self.work.gpus[gpu].memory.0 {
                     return Err(format!("{now}: gpu{gpu} is out of memory: {taken} bytes"));
                 }
                 self.count_first(now);
                 let profiled = if from == Tier::Host { profile.load_host } else { profile.load_disk };
                 let took = self.takes(profiled);
-                let fails = self.rng.percent(self.faults.load_fails);
+                let fails = self.rng.percent(self.work.faults.load_fails);
                 let life = self.state[gpu].life;
                 self.queue.schedule(now + took, Happens::Loaded { gpu, life, model, took, fails });
             }
@@ -362,7 +364,7 @@ impl Cluster<'_> {
                 let one = self.takes(infer).as_nanos();
                 let more = u64::try_from(requests.len()).unwrap_or(u64::MAX) - 1;
                 let took = Duration::from_nanos(if there {
-                    one + one / 10_000 * self.batch_marginal_bp * more
+                    one + one / 10_000 * self.work.batch_marginal_bp * more
                 } else {
                     0
                 });
@@ -377,7 +379,7 @@ impl Cluster<'_> {
             }
             RequestAction::Reject { request, reason } => {
                 let index = Self::index(request);
-                let after = now.saturating_since(self.arrivals[index].at);
+                let after = now.saturating_since(self.work.arrivals[index].at);
                 self.done(now, index, Fate::Rejected { reason, after })?;
             }
             _ => {}
@@ -404,7 +406,7 @@ impl Cluster<'_> {
     fn happens(&mut self, now: Timestamp, event: Happens) -> Result<(), String> {
         match event {
             Happens::Arrives(index) => {
-                let Arrival { model, tenant, deadline, .. } = self.arrivals[index];
+                let Arrival { model, tenant, deadline, .. } = self.work.arrivals[index];
                 let request = RequestId(index as u64);
                 self.tell(now, RequestEvent::Arrived { request, model: ModelId(model), tenant, deadline })
             }
@@ -425,18 +427,18 @@ impl Cluster<'_> {
             }
             Happens::Ran { gpu, life, requests, took } if self.state[gpu].life == life => {
                 self.state[gpu].busy = false;
-                let model = self.arrivals[Self::index(requests[0])].model;
+                let model = self.work.arrivals[Self::index(requests[0])].model;
                 if !self.state[gpu].models.contains_key(&model) {
                     return self.tell(now, RequestEvent::NotResident { gpu: id(gpu), request: requests[0] });
                 }
-                if self.rng.percent(self.faults.process_dies) {
+                if self.rng.percent(self.work.faults.process_dies) {
                     self.state[gpu].models.remove(&model);
                     self.state[gpu].dead.push(model);
                     self.count_first(now);
                 }
                 for request in requests {
                     let index = Self::index(request);
-                    let arrived = self.arrivals[index].at;
+                    let arrived = self.work.arrivals[index].at;
                     let waited = self.dispatched[index].saturating_since(arrived);
                     self.done(now, index, Fate::Served { waited, latency: now.saturating_since(arrived) })?;
                     self.tell(now, RequestEvent::Completed { gpu: id(gpu), request, took })?;
@@ -460,7 +462,7 @@ impl Cluster<'_> {
     }
 
     fn join(&mut self, now: Timestamp, gpu: usize) -> Result<(), String> {
-        let GpuSpec { kind, node, memory } = self.gpus[gpu];
+        let GpuSpec { kind, node, memory } = self.work.gpus[gpu];
         let life = self.state[gpu].life + 1;
         self.state[gpu] = Gpu { here: true, life, ..Gpu::default() };
         self.tell(now, RequestEvent::GpuJoined { gpu: id(gpu), kind, node, memory })
@@ -475,14 +477,14 @@ impl Cluster<'_> {
         self.count_first(now);
         let back = self.rng.duration(
             Duration::from_nanos(1),
-            self.faults.back_within.saturating_add(Duration::from_nanos(1)),
+            self.work.faults.back_within.saturating_add(Duration::from_nanos(1)),
         );
         self.queue.schedule(now + back, Happens::Back { gpu });
         self.tell(now, RequestEvent::GpuLost { gpu: id(gpu) })
     }
 
     fn plan_loss(&mut self) {
-        if let Some(every) = self.faults.loss_every {
+        if let Some(every) = self.work.faults.loss_every {
             let wait = self.rng.duration(Duration::from_nanos(1), every.saturating_mul(2));
             self.queue.schedule(self.queue.now() + wait, Happens::Lost);
         }

@@ -51,8 +51,9 @@
 //! - an idle GPU has no local queue; every copy is filed under its GPU's present state;
 //! - skips never increase along the queue.
 //!
-//! A request is skipped at most `skip_limit` times while its kinds of GPU are the same as its neighbours'; the first one
-//! in the queue that is due is placed by the next GPU that becomes idle. In a local queue nobody is overtaken.
+//! If all GPUs are of one kind and nothing is pinned, a request is skipped at most `skip_limit` times: the first one in the
+//! queue that is due is placed by the next GPU that becomes idle. A GPU that cannot serve it passes over it. In a local
+//! queue nobody is overtaken.
 //!
 //! # Cost
 //! An event costs O(c log n): c copies on the GPU it concerns, n GPUs that share one of their models. Choosing for an idle
@@ -1464,6 +1465,7 @@ impl LocalityScheduler {
     }
 
     /// What must hold between two events; checked after each in debug builds. Costs O(everything).
+    #[cfg(debug_assertions)]
     pub(super) fn invariants(&self) {
         self.queue.invariants();
         let mut placed = 0;

@@ -54,11 +54,11 @@ pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
             scheduler.handle(Timestamp::ZERO, event, &mut Vec::new()).map_err(|error| error.to_string())?;
         }
     }
-    let (gpus, models, arrivals, faults) = chaos(seed);
+    let work = chaos(seed);
     let mut store = MemoryStore::new();
     let mut seen = Seen::default();
     let late = rng.below(60);
-    let names: Vec<GpuId> = (0u32..).zip(&gpus).map(|(gpu, _)| GpuId(gpu)).collect();
+    let names: Vec<GpuId> = (0u32..).zip(&work.gpus).map(|(gpu, _)| GpuId(gpu)).collect();
     let mut watch = |now: Timestamp, scheduler: &dyn RequestScheduler, truth: &[(GpuId, GpuRecord)]| {
         // What was written a second ago, or earlier where writes were late, is what the scheduler catches up with.
         let events = if now < Timestamp::from_millis(1_500) {
@@ -75,7 +75,7 @@ pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
         }
         events
     };
-    let outcome = simulate(&mut scheduler, &gpus, &models, &arrivals, faults, 5_000, seed, Some(&mut watch))?;
+    let outcome = simulate(&mut scheduler, &work, seed, Some(&mut watch))?;
     for (index, fate) in outcome.fates.iter().enumerate() {
         let waited = match *fate {
             Fate::Served { waited, .. } => waited,
