@@ -89,6 +89,9 @@ struct Figures {
     busy: f64,
 }
 
+/// A figure and its name.
+type Measure = (&'static str, fn(&Figures) -> f64);
+
 /// Runs all policies.
 ///
 /// # Errors
@@ -168,7 +171,7 @@ fn rows(
             ("makespan_s", of(|f| f.makespan)),
             ("gpu_busy_pct", of(|f| 100.0 * f.busy)),
         ]);
-        let mut cuts = |base: &str, suffix: &str, which: &[(&str, fn(&Figures) -> f64)]| {
+        let mut cuts = |base: &str, suffix: &str, which: &[Measure]| {
             for (what, get) in which {
                 // Per seed, against the same arrivals; then the mean and the spread over the seeds.
                 let pairs = found[base].iter().zip(runs);
