@@ -159,15 +159,15 @@ fn a_million_operations_keep_the_invariants_and_the_memory() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) % bound
     };
-    let mut pool = pool(40, MaxRectsConfig::default().with_rearrange_gpus(1));
+    let mut pool = pool(12, MaxRectsConfig::default().with_rearrange_gpus(1));
     let mut live = Vec::new();
     let mut memory = 0;
     for step in 0..1_000_000u32 {
         let share = |raw: u64| u16::try_from(raw + 1).unwrap();
         if next(100) < 52 {
             let demand = Demand::new(
-                Quota::new(share(next(6_000))).unwrap(),
-                SmShare::new(share(next(6_000))).unwrap(),
+                Quota::new(share(next(9_000))).unwrap(),
+                SmShare::new(share(next(9_000))).unwrap(),
             )
             .with_memory(Bytes(next(4 << 30)));
             if let Ok(placed) = pool.place(&demand) {
@@ -188,4 +188,16 @@ fn a_million_operations_keep_the_invariants_and_the_memory() {
         pool.release(id).unwrap();
     }
     assert_eq!(pool.open_gpus(), 0);
+}
+
+/// Inputs that once broke the packer, as the fuzz target writes them.
+#[test]
+fn regressions_of_the_fuzz_target_hold() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/regressions/pack");
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        support::run_bytes(&std::fs::read(entry.unwrap().path()).unwrap());
+        count += 1;
+    }
+    assert!(count > 0, "the regressions lie in {folder}");
 }

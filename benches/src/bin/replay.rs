@@ -20,6 +20,10 @@ enum Scenario {
     FastFig11(replay::fast_fig11::Args),
     /// GPU-enabled FaaS, figures 4 to 7: locality-aware request scheduling on 12 GPUs
     Lalb(replay::lalb::Args),
+    /// Dilu, figure 20: GPUs in use at the peak of a large simulation
+    DiluFig20(replay::dilu_fig20::Args),
+    /// Quality of the packers: the 500 standard instances, static sets and churn, beside peers and bounds
+    Packing(replay::packing::Args),
 }
 
 fn main() -> Result<()> {
@@ -27,6 +31,8 @@ fn main() -> Result<()> {
     let report = match &cli.scenario {
         Scenario::FastFig11(args) => replay::fast_fig11::run(args)?,
         Scenario::Lalb(args) => replay::lalb::run(args)?,
+        Scenario::DiluFig20(args) => replay::dilu_fig20::run(args)?,
+        Scenario::Packing(args) => replay::packing::run(args)?,
     };
     if cli.json {
         println!("{}", serde_json::to_string(&report)?);

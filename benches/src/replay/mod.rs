@@ -4,8 +4,10 @@
 //! turns a report into a table, or with `--json` into one JSON object:
 //! `{"scenario", "seeds", "rows": [{"policy", ...}], "paper": [{...}]}`.
 
+pub mod dilu_fig20;
 pub mod fast_fig11;
 pub mod lalb;
+pub mod packing;
 
 use serde::Serialize;
 use serde_json::{Map, Value};

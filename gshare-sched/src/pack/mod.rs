@@ -40,13 +40,19 @@
 //! - Algorithm 2 never looks at memory; here it is a filter on the GPU.
 //! - The keep-restructure policy leaves released rectangles unmerged until a threshold; here release restores the
 //!   exact set, so there is no threshold. [`MaxRectsConfig::paper`] keeps the paper's policy for comparison.
-//! - A packing proves only that *some* schedule keeps every quota; whoever dispatches must follow one.
+//! - A packing proves only that *some* schedule keeps every quota. [`SlotTable`] is that schedule; [`admission`] tests
+//!   what can be promised without rectangles.
 
+pub mod admission;
+mod batch;
 mod geometry;
 mod index;
 mod max_rects;
 mod rearrange;
 pub(crate) mod runs;
 pub(crate) mod sets;
+mod slot_table;
 
+pub use batch::{BatchPacking, lower_bound, pack_batch};
 pub use max_rects::{Heuristic, MaxRects, MaxRectsConfig, Reclaim, Snapshot, SnapshotGpu};
+pub use slot_table::{Slot, SlotTable, Waiting};

@@ -1,0 +1,566 @@
+//! Dilu, figure 20: thousands of instances placed on 40 GB GPUs; how many GPUs are in use at the peak.
+//!
+//! Input: an event file (one dict literal per line: `Time`, `Action` start or delete, `Instance` with `service_name`,
+//! `type`, `gpu_num`, `sm_requests`, `sm_limits`, `memory` in GB per GPU), or events drawn from the published
+//! distributions.
+//!
+//! Mode `paper` follows the rules of the published simulation, its floating-point sums, its tie order by activation,
+//! its loosened limits of split models and its nodes of four GPUs included. Mode `ours` is [`DiluPacker`]: integer
+//! sums, gamma exact, any node, and `ours_repacking` also carries out a repacking plan before it opens a GPU.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use gshare_core::pack::{Demand, GpuSpec, Packer, Workload};
+use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
+use gshare_sched::place::{DiluConfig, DiluPacker};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::{Report, row};
+use crate::mixes::SplitMix64;
+
+const MEMORY_GB: f64 = 40.0;
+const NODES: usize = 1_000;
+const GPUS_PER_NODE: usize = 4;
+
+/// Flags.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Event file; without one, events are drawn from the published distributions
+    #[arg(long)]
+    instances: Option<PathBuf>,
+    /// Instances to draw
+    #[arg(long, default_value_t = 3_200)]
+    count: usize,
+    /// First seed of the draw
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many seeds
+    #[arg(long, default_value_t = 1)]
+    seeds: u64,
+    /// Whose rules
+    #[arg(long, value_enum, default_value_t = Mode::Both)]
+    mode: Mode,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Mode {
+    /// The published simulation's, with its baselines
+    Paper,
+    /// Ours
+    Ours,
+    /// Both
+    Both,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Job {
+    name: String,
+    kind: Workload,
+    gpus: usize,
+    request: f64,
+    limit: f64,
+    memory_gb: f64,
+}
+
+#[derive(Debug, Clone)]
+struct Event {
+    second: i64,
+    start: bool,
+    job: Job,
+}
+
+#[derive(Debug, Deserialize)]
+struct Scenario {
+    paper: Vec<Map<String, Value>>,
+}
+
+/// Runs the figure.
+///
+/// # Errors
+/// When the event file does not parse, or a job fits nowhere.
+pub fn run(args: &Args) -> Result<Report> {
+    let scenario: Scenario = toml::from_str(include_str!("../../scenarios/dilu/fig20.toml"))?;
+    let inputs: Vec<(Option<u64>, Vec<Event>)> = match &args.instances {
+        Some(path) => vec![(None, read(path)?)],
+        None => {
+            (args.seed..args.seed + args.seeds).map(|seed| (Some(seed), draw(seed, args.count))).collect()
+        }
+    };
+    let mut report = Report::new("dilu-fig20", inputs.iter().filter_map(|(seed, _)| *seed).collect());
+    report.paper = scenario.paper;
+    for (seed, events) in &inputs {
+        let starts = events.iter().filter(|event| event.start).count();
+        if args.mode != Mode::Ours {
+            for rules in Rules::ALL {
+                let outcome = paper(events, rules)?;
+                report.rows.push(outcome.row(rules.name(), starts, *seed));
+            }
+        }
+        if args.mode != Mode::Paper {
+            let ours = DiluConfig::default();
+            for (name, config, repack) in [
+                ("ours_worst_fit", ours, false),
+                ("ours", ours.with_large_models_worst_fit(false), false),
+                ("ours_repacking", ours.with_large_models_worst_fit(false), true),
+            ] {
+                report.rows.push(self::ours(events, config, repack)?.row(name, starts, *seed));
+            }
+        }
+        report.rows.push(row(&[
+            ("policy", "bound".into()),
+            ("instances", starts.into()),
+            ("peak_gpus", bound(events).into()),
+        ]));
+    }
+    Ok(report)
+}
+
+#[derive(Debug, Default)]
+struct Outcome {
+    peak: usize,
+    /// Mean over the GPUs in use, at the peak.
+    sm_free: f64,
+    memory_free: f64,
+    gpu_seconds: f64,
+    moves: usize,
+    spent: Duration,
+    last: Option<(i64, usize)>,
+}
+
+impl Outcome {
+    #[expect(clippy::cast_precision_loss, reason = "a report")]
+    fn observe(&mut self, second: i64, gpus: usize, fragmentation: impl FnOnce() -> (f64, f64)) {
+        if let Some((then, held)) = self.last {
+            self.gpu_seconds += (second - then) as f64 * held as f64;
+        }
+        self.last = Some((second, gpus));
+        if gpus > self.peak {
+            self.peak = gpus;
+            (self.sm_free, self.memory_free) = fragmentation();
+        }
+    }
+
+    fn row(&self, policy: &str, instances: usize, seed: Option<u64>) -> Map<String, Value> {
+        let mut line = row(&[
+            ("policy", policy.into()),
+            ("instances", instances.into()),
+            ("peak_gpus", self.peak.into()),
+            ("gpu_minutes", (self.gpu_seconds / 60.0).round().into()),
+            ("sm_fragmentation", self.sm_free.into()),
+            ("memory_fragmentation", self.memory_free.into()),
+            ("moves", self.moves.into()),
+            ("placing_ms", (self.spent.as_secs_f64() * 1e3).into()),
+        ]);
+        if let Some(seed) = seed {
+            line.insert("seed".into(), seed.into());
+        }
+        line
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rules {
+    Exclusive,
+    InflessLimit,
+    InflessRequest,
+    Dilu,
+}
+
+impl Rules {
+    const ALL: [Self; 4] = [Self::Exclusive, Self::InflessLimit, Self::InflessRequest, Self::Dilu];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Exclusive => "paper_exclusive",
+            Self::InflessLimit => "paper_infless_l",
+            Self::InflessRequest => "paper_infless_r",
+            Self::Dilu => "paper_dilu",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct PaperGpu {
+    request: f64,
+    limit: f64,
+    memory: f64,
+    jobs: usize,
+}
+
+impl PaperGpu {
+    fn holds(&self, request: f64, limit: f64, memory: f64) -> bool {
+        self.request + request <= 1.0 && self.limit + limit <= 1.5 && self.memory + memory <= MEMORY_GB
+    }
+}
+
+/// The published rules, on floating-point sums that are never set back to zero.
+fn paper(events: &[Event], rules: Rules) -> Result<Outcome> {
+    let mut gpus = vec![PaperGpu::default(); NODES * GPUS_PER_NODE];
+    let mut idle: Vec<usize> = (0..gpus.len()).collect();
+    let mut active: Vec<usize> = Vec::new();
+    // Per job: the GPU, and what is subtracted when it ends.
+    let mut places: BTreeMap<&str, Vec<(usize, PaperGpu)>> = BTreeMap::new();
+    let mut outcome = Outcome::default();
+    let (alpha, beta) = if rules == Rules::Dilu { (0.6, 0.4) } else { (1.0, 0.0) };
+    for event in events {
+        let job = &event.job;
+        let start = Instant::now();
+        let (request, limit) = match rules {
+            Rules::InflessLimit => (job.limit, 0.0),
+            Rules::InflessRequest => (job.request, 0.0),
+            Rules::Exclusive | Rules::Dilu => (job.request, job.limit),
+        };
+        let memory = job.memory_gb;
+        if event.start {
+            let charge = PaperGpu { request, limit, memory, jobs: 1 };
+            let chosen: Vec<(usize, PaperGpu, PaperGpu)> = match job.kind {
+                _ if rules == Rules::Exclusive => {
+                    idle.iter().take(job.gpus).map(|gpu| (*gpu, charge, charge)).collect()
+                }
+                Workload::Training => paper_training(&gpus, &active, &idle, job.gpus, charge),
+                kind => {
+                    let mut best: Option<(f64, usize)> = None;
+                    for gpu in &active {
+                        let state = &gpus[*gpu];
+                        if state.holds(request, limit, memory) {
+                            let score = alpha * (1.0 - (state.request + request))
+                                + beta * (1.0 - (state.memory + memory) / MEMORY_GB);
+                            if best.is_none_or(|best| score < best.0) {
+                                best = Some((score, *gpu));
+                            }
+                        }
+                    }
+                    let split = || match kind {
+                        Workload::LargeModel if rules == Rules::Dilu => paper_split(&gpus, &active, charge),
+                        _ => None,
+                    };
+                    match best {
+                        Some((_, gpu)) => vec![(gpu, charge, charge)],
+                        None => split().unwrap_or_else(|| {
+                            idle.iter().take(1).map(|gpu| (*gpu, charge, charge)).collect()
+                        }),
+                    }
+                }
+            };
+            if chosen.is_empty() {
+                bail!("{} fits nowhere", job.name);
+            }
+            for (gpu, add, subtract) in chosen {
+                if gpus[gpu].jobs == 0 {
+                    idle.retain(|other| *other != gpu);
+                    active.push(gpu);
+                }
+                let state = &mut gpus[gpu];
+                state.request += add.request;
+                state.limit += add.limit;
+                state.memory += add.memory;
+                state.jobs += 1;
+                places.entry(&job.name).or_default().push((gpu, subtract));
+            }
+        } else {
+            for (gpu, charge) in places.remove(job.name.as_str()).unwrap_or_default() {
+                let state = &mut gpus[gpu];
+                state.request -= charge.request;
+                state.limit -= charge.limit;
+                state.memory -= charge.memory;
+                state.jobs -= 1;
+                if state.jobs == 0 {
+                    active.retain(|other| *other != gpu);
+                    idle.push(gpu);
+                }
+            }
+        }
+        outcome.spent += start.elapsed();
+        outcome.observe(event.second, active.len(), || mean_free(active.iter().map(|gpu| &gpus[*gpu])));
+    }
+    Ok(outcome)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a report")]
+fn mean_free<'a>(gpus: impl Iterator<Item = &'a PaperGpu>) -> (f64, f64) {
+    let (mut sm, mut memory, mut count) = (0.0, 0.0, 0usize);
+    for gpu in gpus {
+        sm += 1.0 - gpu.request;
+        memory += 1.0 - gpu.memory / MEMORY_GB;
+        count += 1;
+    }
+    (sm / count.max(1) as f64, memory / count.max(1) as f64)
+}
+
+/// The first node with enough fitting active GPUs; else the first where active and idle ones together suffice.
+fn paper_training(
+    gpus: &[PaperGpu],
+    active: &[usize],
+    idle: &[usize],
+    count: usize,
+    charge: PaperGpu,
+) -> Vec<(usize, PaperGpu, PaperGpu)> {
+    let fits = |gpu: &&usize| gpus[**gpu].holds(charge.request, charge.limit, charge.memory);
+    let mut nodes: Vec<(usize, Vec<usize>)> = Vec::new();
+    for gpu in active.iter().filter(fits) {
+        let node = gpu / GPUS_PER_NODE;
+        match nodes.iter_mut().find(|(known, _)| *known == node) {
+            Some((_, list)) => list.push(*gpu),
+            None => nodes.push((node, vec![*gpu])),
+        }
+    }
+    let enough = nodes.iter().find(|(_, list)| list.len() >= count);
+    let chosen: Vec<usize> = match enough {
+        Some((_, list)) => list[..count].to_vec(),
+        None => (0..NODES)
+            .find_map(|node| {
+                let mut list = nodes
+                    .iter()
+                    .find(|(known, _)| *known == node)
+                    .map(|(_, list)| list.clone())
+                    .unwrap_or_default();
+                list.extend(idle.iter().filter(|gpu| *gpu / GPUS_PER_NODE == node));
+                list.truncate(count);
+                (list.len() == count).then_some(list)
+            })
+            .unwrap_or_default(),
+    };
+    chosen.into_iter().map(|gpu| (gpu, charge, charge)).collect()
+}
+
+/// The first node whose active GPUs with SM room have the memory together; the fullest first. The request is charged
+/// as the limit, but the limit is what is given back.
+fn paper_split(
+    gpus: &[PaperGpu],
+    active: &[usize],
+    charge: PaperGpu,
+) -> Option<Vec<(usize, PaperGpu, PaperGpu)>> {
+    let mut nodes: Vec<(usize, Vec<usize>)> = Vec::new();
+    for gpu in active.iter().filter(|gpu| gpus[**gpu].holds(charge.request, charge.limit, 0.0)) {
+        let node = gpu / GPUS_PER_NODE;
+        match nodes.iter_mut().find(|(known, _)| *known == node) {
+            Some((_, list)) => list.push(*gpu),
+            None => nodes.push((node, vec![*gpu])),
+        }
+    }
+    for (_, mut list) in nodes {
+        let free: f64 = list.iter().map(|gpu| MEMORY_GB - gpus[*gpu].memory).sum();
+        if free < charge.memory {
+            continue;
+        }
+        list.sort_by(|a, b| gpus[*b].memory.total_cmp(&gpus[*a].memory));
+        let mut left = charge.memory;
+        let mut parts = Vec::new();
+        for gpu in list {
+            if left <= 0.0 {
+                break;
+            }
+            let memory = left.min(MEMORY_GB - gpus[gpu].memory);
+            left -= memory;
+            let subtract = PaperGpu { memory, ..charge };
+            parts.push((gpu, PaperGpu { limit: charge.request, ..subtract }, subtract));
+        }
+        return Some(parts);
+    }
+    None
+}
+
+/// [`DiluPacker`] on the same events.
+fn ours(events: &[Event], config: DiluConfig, repack: bool) -> Result<Outcome> {
+    let mut pool = DiluPacker::new(config)?;
+    for gpu in 0..u32::try_from(NODES * GPUS_PER_NODE)? {
+        pool.add_gpu(GpuId(gpu), GpuSpec::new(Bytes::from_gib(40)))?;
+    }
+    let mut places: BTreeMap<&str, Vec<PlacementId>> = BTreeMap::new();
+    let mut outcome = Outcome::default();
+    let mut out = Vec::new();
+    for event in events {
+        let job = &event.job;
+        if event.start {
+            let demand = demand(job)?;
+            out.clear();
+            let open = pool.open_gpus();
+            let start = Instant::now();
+            match job.kind {
+                Workload::Training => pool.place_gang(&vec![demand; job.gpus], &mut out)?,
+                Workload::LargeModel => pool.place_split(&demand, &mut out)?,
+                _ => out.push(pool.place(&demand)?),
+            }
+            if repack && pool.open_gpus() > open && pool.open_gpus() as usize > outcome.peak {
+                let plan = pool.plan_repack(64);
+                outcome.moves += plan.moves();
+                pool.apply(&plan)?;
+            }
+            outcome.spent += start.elapsed();
+            places.insert(&job.name, out.iter().map(|placed| placed.placement.id).collect());
+        } else {
+            let ids = places.remove(job.name.as_str()).unwrap_or_default();
+            let start = Instant::now();
+            for id in ids {
+                pool.release(id)?;
+            }
+            outcome.spent += start.elapsed();
+        }
+        outcome.observe(event.second, pool.open_gpus() as usize, || {
+            let (mut sm, mut memory, mut count) = (0.0, 0.0, 0.0);
+            pool.gpus(&mut |gpu| {
+                if gpu.placements > 0 {
+                    let mut request = 0.0;
+                    pool.placements_on(gpu.gpu, &mut |placement| {
+                        request += placement.demand.sm.as_fraction()
+                    });
+                    sm += 1.0 - request;
+                    memory += 1.0 - gib(gpu.memory_used) / MEMORY_GB;
+                    count += 1.0;
+                }
+            });
+            (sm / count, memory / count)
+        });
+    }
+    Ok(outcome)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a report")]
+fn gib(bytes: Bytes) -> f64 {
+    bytes.get() as f64 / (1u64 << 30) as f64
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shares and gigabytes are small")]
+fn demand(job: &Job) -> Result<Demand> {
+    let share = |part: f64| SmShare::new((part.min(1.0) * 10_000.0).round() as u16).context("a share");
+    Ok(Demand::new(Quota::WHOLE, share(job.request)?)
+        .with_sm_limit(share(job.limit.max(job.request))?)
+        .with_memory(Bytes::from_gib(job.memory_gb.round() as u64))
+        .with_workload(job.kind))
+}
+
+/// GPUs that the requests and the memory of the jobs alone need at the worst moment.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "a report"
+)]
+fn bound(events: &[Event]) -> usize {
+    let (mut request, mut memory, mut worst) = (0.0f64, 0.0f64, 0.0f64);
+    for event in events {
+        let sign = if event.start { 1.0 } else { -1.0 };
+        request += sign * event.job.request * event.job.gpus as f64;
+        memory += sign * event.job.memory_gb * event.job.gpus as f64;
+        worst = worst.max(request).max(memory / MEMORY_GB);
+    }
+    (worst - 1e-6).ceil() as usize
+}
+
+fn read(path: &Path) -> Result<Vec<Event>> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let mut events = Vec::new();
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        events.push(parse(line).with_context(|| format!("{}:{}", path.display(), number + 1))?);
+    }
+    Ok(events)
+}
+
+fn parse(line: &str) -> Result<Event> {
+    // One dict literal; no value holds a quote, a comma (but the list) or a brace.
+    let value = |key: &str| -> Result<&str> {
+        let (_, rest) = line.split_once(&format!("'{key}': ")).with_context(|| format!("no {key}"))?;
+        let end = match rest.as_bytes().first() {
+            Some(b'\'') => rest[1..].find('\'').map(|end| end + 1),
+            Some(b'[') => rest.find(']'),
+            _ => rest.find([',', '}']),
+        };
+        Ok(rest[..end.with_context(|| format!("{key} does not end"))?].trim_matches(['\'', '[']))
+    };
+    let number = |key: &str| -> Result<f64> { Ok(value(key)?.parse()?) };
+    let kind = match value("type")? {
+        "inference" => Workload::Inference,
+        "llm-inference" => Workload::LargeModel,
+        "training" => Workload::Training,
+        other => bail!("unknown type {other}"),
+    };
+    let memory = value("memory")?.split(',').next().context("memory of the first GPU")?.trim().parse()?;
+    let start = match value("Action")? {
+        "start" => true,
+        "delete" => false,
+        other => bail!("unknown action {other}"),
+    };
+    let job = Job {
+        name: value("service_name")?.to_owned(),
+        kind,
+        gpus: value("gpu_num")?.parse()?,
+        request: number("sm_requests")?,
+        limit: number("sm_limits")?,
+        memory_gb: memory,
+    };
+    Ok(Event { second: seconds(value("Time")?)?, start, job })
+}
+
+/// Seconds of `YYYY-MM-DD HH:MM:SS` since some midnight; only differences are used.
+fn seconds(text: &str) -> Result<i64> {
+    let numbers: Vec<i64> = text.split(['-', ' ', ':']).map(str::parse).collect::<Result<_, _>>()?;
+    let [year, month, day, hour, minute, second] = numbers[..] else { bail!("not a time: {text}") };
+    // Days of the civil calendar, with the year beginning in March.
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day;
+    Ok(((days * 24 + hour) * 60 + minute) * 60 + second)
+}
+
+/// The published distributions: 60 % inference, 20 % large models, 20 % training; one start a second, shuffled; 60 % of
+/// the count deleted among inference after 1 to 3 minutes, 10 % among training after 10 to 15.
+fn draw(seed: u64, count: usize) -> Vec<Event> {
+    let mut rng = SplitMix64::new(seed);
+    let between = |rng: &mut SplitMix64, low: f64, high: f64| {
+        // Two decimals, as the published files have.
+        ((low + (high - low) * rng.unit()) * 100.0).round() / 100.0
+    };
+    let mut jobs: Vec<Job> = (0..count)
+        .map(|index| {
+            let name = format!("job-{index}");
+            match index * 5 / count.max(1) {
+                0..=2 => {
+                    let request = between(&mut rng, 0.2, 0.4);
+                    let limit = (request + 0.2f64).max(between(&mut rng, 0.3, 0.6));
+                    let memory_gb = [3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0][rng.below(8)];
+                    Job { name, kind: Workload::Inference, gpus: 1, request, limit, memory_gb }
+                }
+                3 => {
+                    let request = between(&mut rng, 0.4, 0.6);
+                    let limit = between(&mut rng, request + 0.2, 0.8);
+                    let memory_gb = between(&mut rng, 20.0, 30.0).floor();
+                    Job { name, kind: Workload::LargeModel, gpus: 1, request, limit, memory_gb }
+                }
+                _ => {
+                    let request = between(&mut rng, 0.4, 0.8);
+                    let limit = (request + 0.2f64).max(between(&mut rng, 0.6, 1.0));
+                    let memory_gb = [25.0, 30.0, 35.0, 40.0][rng.below(4)];
+                    Job {
+                        name,
+                        kind: Workload::Training,
+                        gpus: [2, 4][rng.below(2)],
+                        request,
+                        limit,
+                        memory_gb,
+                    }
+                }
+            }
+        })
+        .collect();
+    for index in (1..jobs.len()).rev() {
+        jobs.swap(index, rng.below(index + 1));
+    }
+    let mut deletes = [count * 6 / 10, count / 10];
+    let mut events = Vec::new();
+    for (second, job) in (0i64..).zip(jobs) {
+        let training = usize::from(job.kind == Workload::Training);
+        if deletes[training] > 0 {
+            deletes[training] -= 1;
+            let (low, spread) = [(60, 121), (600, 301)][training];
+            let after = low + i64::try_from(rng.below(spread)).unwrap_or(0);
+            events.push(Event { second: second + after, start: false, job: job.clone() });
+        }
+        events.push(Event { second, start: true, job });
+    }
+    events.sort_by_key(|event| event.second);
+    events
+}

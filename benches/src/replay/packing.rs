@@ -1,0 +1,323 @@
+//! Quality of the packers: bins used on the 500 standard instances and on the mixes, beside peers and bounds.
+//!
+//! Instances are files `Class_01.2bp` to `Class_10.2bp` in the form of Berkey and Wang (1987) and Martello and Vigo
+//! (1998), with an optional `best_known.csv` beside them (columns class, n, instance, bin_w, bin_h, area_lb, dff_lb,
+//! best_known, status). Without a folder only the seeded mixes run.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use gshare_core::pack::{GpuSpec, Packer};
+use gshare_core::{Bytes, GpuId, Quota, SmShare};
+use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig, lower_bound, pack_batch};
+
+use super::{Report, row};
+use crate::churn::{Churn, Nothing};
+use crate::mixes::Mix;
+use crate::peers::{self, Guillotiere, Ours, Pool, Scan};
+
+/// Flags.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Folder of the .2bp files
+    #[arg(long)]
+    instances: Option<PathBuf>,
+    /// First seed of the mixes
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many seeds
+    #[arg(long, default_value_t = 3)]
+    seeds: u64,
+    /// GPUs of the pool that is churned
+    #[arg(long, default_value_t = 1_000)]
+    gpus: u32,
+    /// Rounds of churn measured, after as many of warming up
+    #[arg(long, default_value_t = 400)]
+    rounds: u32,
+    /// Demands of a static set
+    #[arg(long, default_value_t = 1_000)]
+    count: usize,
+}
+
+struct Instance {
+    class: usize,
+    side: u16,
+    /// Basis points a unit is scaled to, so that the bin is nearly whole.
+    scale: u16,
+    items: Vec<(u16, u16)>,
+}
+
+/// Runs what the flags ask for.
+///
+/// # Errors
+/// When a file does not parse.
+pub fn run(args: &Args) -> Result<Report> {
+    let seeds: Vec<u64> = (args.seed..args.seed + args.seeds).collect();
+    let mut report = Report::new("packing", seeds.clone());
+    if let Some(folder) = &args.instances {
+        standard(folder, &mut report)?;
+    }
+    for mix in Mix::PERCENT {
+        still(args, &seeds, mix, &mut report)?;
+    }
+    for mix in Mix::PERCENT {
+        churned(args, &seeds, mix, &mut report);
+    }
+    Ok(report)
+}
+
+fn standard(folder: &Path, report: &mut Report) -> Result<()> {
+    let mut instances = Vec::new();
+    for class in 1..=10 {
+        let path = folder.join(format!("Class_{class:02}.2bp"));
+        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        parse(class, &text, &mut instances)?;
+    }
+    let best = best_known(&folder.join("best_known.csv"))?;
+    type Count<'a> = Box<dyn Fn(&Instance) -> Result<usize> + 'a>;
+    let online = |config: MaxRectsConfig| move |instance: &Instance| online_bins(instance, config);
+    let baf = MaxRectsConfig::default().with_heuristic(Heuristic::BestAreaFit).with_rearrange_gpus(0);
+    let policies: Vec<(&str, Count<'_>)> = vec![
+        ("dual_feasible_bound", Box::new(|i| Ok(lower_bound(bin_of(i), &sizes_of(i))))),
+        ("online_best_area_fit", Box::new(online(baf))),
+        ("online_contact", Box::new(online(baf.with_heuristic(Heuristic::ContactCorner)))),
+        ("online_rearranging", Box::new(online(MaxRectsConfig::default()))),
+        ("batch", Box::new(|i| Ok(pack_batch(bin_of(i), &sizes_of(i))?.bins))),
+        ("peer_algorithm_2", Box::new(|i| Ok(peer(i, Scan::new(i.items.len(), i.side))))),
+        ("peer_guillotiere", Box::new(|i| Ok(peer(i, Guillotiere::new(i.items.len(), i.side))))),
+        (
+            "peer_binpack2d",
+            Box::new(|i| {
+                let mut bins = peers::Binpack2d::new(i.side);
+                i.items.iter().for_each(|(w, h)| bins.insert(*w, *h));
+                Ok(bins.used())
+            }),
+        ),
+        (
+            "peer_bin_packing_batch",
+            Box::new(|i| {
+                let side = (u32::from(i.side), u32::from(i.side));
+                peers::bin_packing_batch(side, &i.items).context("every item fits a bin")
+            }),
+        ),
+        (
+            "peer_rectangle_pack_batch",
+            Box::new(|i| {
+                let side = (u32::from(i.side), u32::from(i.side));
+                Ok(peers::rectangle_pack_batch(side, &i.items, area_bound(i)))
+            }),
+        ),
+    ];
+    for (policy, count) in policies {
+        let mut classes = [0usize; 10];
+        let mut spent = Duration::ZERO;
+        for instance in &instances {
+            let start = Instant::now();
+            let bins = count(instance)?;
+            spent += start.elapsed();
+            classes[instance.class - 1] += bins;
+        }
+        push_classes(report, policy, &classes, &best, Some(spent));
+    }
+    if let Some(best) = best {
+        push_classes(report, "best_known", &best, &Some(best), None);
+    }
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a report")]
+fn push_classes(
+    report: &mut Report,
+    policy: &str,
+    classes: &[usize; 10],
+    best: &Option<[usize; 10]>,
+    spent: Option<Duration>,
+) {
+    let total: usize = classes.iter().sum();
+    let mut line = row(&[
+        ("policy", policy.into()),
+        ("input", "standard_500".into()),
+        ("bins", total.into()),
+        ("bins_by_class", classes.to_vec().into()),
+    ]);
+    if let Some(best) = best {
+        let best: usize = best.iter().sum();
+        line.insert("bins_over_best_known".into(), (total as f64 / best as f64).into());
+    }
+    if let Some(spent) = spent {
+        line.insert("seconds".into(), spent.as_secs_f64().into());
+    }
+    report.rows.push(line);
+}
+
+fn online_bins(instance: &Instance, config: MaxRectsConfig) -> Result<usize> {
+    let mut pool = MaxRects::new(config);
+    let (w, h) = bin_of(instance);
+    let spec = GpuSpec::new(Bytes::ZERO).with_size(w, h);
+    for gpu in 0..u32::try_from(instance.items.len())? {
+        pool.add_gpu(GpuId(gpu), spec)?;
+    }
+    for (w, h) in &instance.items {
+        pool.place(&peers::demand(w * instance.scale, h * instance.scale))?;
+    }
+    Ok(pool.open_gpus() as usize)
+}
+
+fn peer(instance: &Instance, mut pool: impl Pool) -> usize {
+    for (w, h) in &instance.items {
+        pool.place(*w, *h);
+    }
+    pool.used()
+}
+
+fn area_bound(instance: &Instance) -> usize {
+    let area: usize = instance.items.iter().map(|(w, h)| usize::from(*w) * usize::from(*h)).sum();
+    area.div_ceil(usize::from(instance.side) * usize::from(instance.side))
+}
+
+fn share(points: u16) -> (Quota, SmShare) {
+    (Quota::new(points).unwrap_or(Quota::WHOLE), SmShare::new(points).unwrap_or(SmShare::WHOLE))
+}
+
+fn bin_of(instance: &Instance) -> (Quota, SmShare) {
+    share(instance.side * instance.scale)
+}
+
+fn sizes_of(instance: &Instance) -> Vec<(Quota, SmShare)> {
+    let scale = instance.scale;
+    instance.items.iter().map(|(w, h)| (share(w * scale).0, share(h * scale).1)).collect()
+}
+
+fn parse(class: usize, text: &str, instances: &mut Vec<Instance>) -> Result<()> {
+    // Numbers lead each line; words behind them are comments.
+    let mut lines = text
+        .lines()
+        .map(|line| line.split_whitespace().map_while(|word| word.parse::<u16>().ok()).collect::<Vec<_>>())
+        .filter(|numbers| !numbers.is_empty());
+    while let Some(head) = lines.next() {
+        let mut line = || lines.next().context("the file ends inside an instance");
+        if usize::from(head[0]) != class {
+            bail!("expected class {class}, found {head:?}");
+        }
+        let count = line()?[0];
+        line()?;
+        let side = line()?;
+        let [height, width] = side[..] else { bail!("expected HBIN WBIN, found {side:?}") };
+        if height != width || height == 0 {
+            bail!("expected a square bin, found {side:?}");
+        }
+        let mut items = Vec::new();
+        for _ in 0..count {
+            let item = line()?;
+            let [h, w] = item[..] else { bail!("expected H W, found {item:?}") };
+            items.push((w, h));
+        }
+        instances.push(Instance { class, side: width, scale: 10_000 / width, items });
+    }
+    Ok(())
+}
+
+fn best_known(path: &Path) -> Result<Option<[usize; 10]>> {
+    let Ok(text) = std::fs::read_to_string(path) else { return Ok(None) };
+    let mut classes = [0; 10];
+    for line in text.lines().skip(1) {
+        let fields: Vec<&str> = line.split(',').collect();
+        let class: usize = fields.first().context("a class")?.parse()?;
+        let best: usize = fields.get(7).context("a best known value")?.parse()?;
+        *classes.get_mut(class.wrapping_sub(1)).context("classes are 1 to 10")? += best;
+    }
+    Ok(Some(classes))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a report")]
+fn still(args: &Args, seeds: &[u64], mix: Mix, report: &mut Report) -> Result<()> {
+    let sets: Vec<Vec<(u16, u16)>> = seeds.iter().map(|seed| mix.demands(*seed, args.count)).collect();
+    let percent: Vec<Vec<(u16, u16)>> =
+        sets.iter().map(|set| set.iter().map(|(w, h)| (w / 100, h / 100)).collect()).collect();
+    let sized = |set: &[(u16, u16)]| -> Vec<(Quota, SmShare)> {
+        set.iter().map(|(w, h)| (share(*w).0, share(*h).1)).collect()
+    };
+    let whole = (Quota::WHOLE, SmShare::WHOLE);
+    let bound: usize = sets.iter().map(|set| lower_bound(whole, &sized(set))).sum();
+    let ours = |config: MaxRectsConfig| -> usize {
+        let count = u32::try_from(args.count).unwrap_or(u32::MAX);
+        sets.iter().map(|set| fill(set, Ours::new(count, config))).sum()
+    };
+    let mut batch = 0;
+    for set in &sets {
+        batch += pack_batch(whole, &sized(set))?.bins;
+    }
+    let baf = MaxRectsConfig::default().with_heuristic(Heuristic::BestAreaFit).with_rearrange_gpus(0);
+    let rows = [
+        ("online_best_area_fit", ours(baf)),
+        ("online_contact", ours(baf.with_heuristic(Heuristic::ContactCorner))),
+        ("online_rearranging", ours(MaxRectsConfig::default())),
+        ("batch", batch),
+        ("peer_guillotiere", percent.iter().map(|set| fill(set, Guillotiere::new(args.count, 100))).sum()),
+        (
+            "peer_bin_packing_batch",
+            percent.iter().filter_map(|set| peers::bin_packing_batch((100, 100), set)).sum(),
+        ),
+    ];
+    for (policy, bins) in rows {
+        report.rows.push(row(&[
+            ("policy", policy.into()),
+            ("input", format!("{}_{}", mix.name(), args.count).into()),
+            ("bins", bins.into()),
+            ("dual_feasible_bound", bound.into()),
+            ("bins_over_bound", (bins as f64 / bound as f64).into()),
+        ]));
+    }
+    Ok(())
+}
+
+fn fill(set: &[(u16, u16)], mut pool: impl Pool) -> usize {
+    for (w, h) in set {
+        pool.place(*w, *h);
+    }
+    pool.used()
+}
+
+fn churned(args: &Args, seeds: &[u64], mix: Mix, report: &mut Report) {
+    let gpus = args.gpus as usize;
+    let baf = MaxRectsConfig::default().with_heuristic(Heuristic::BestAreaFit).with_rearrange_gpus(0);
+    let contact = baf.with_heuristic(Heuristic::ContactCorner);
+    let mean = |ratio: &dyn Fn(u64) -> f64| {
+        seeds.iter().map(|seed| ratio(*seed)).sum::<f64>()
+            / f64::from(u32::try_from(seeds.len()).unwrap_or(1))
+    };
+    let ours = |config: MaxRectsConfig| {
+        mean(&|seed| used(args, Churn::new(Ours::new(args.gpus, config), mix, gpus, 0.5, 1, seed)))
+    };
+    let guillotiere =
+        mean(&|seed| used(args, Churn::new(Guillotiere::new(gpus, 100), mix, gpus, 0.5, 100, seed)));
+    for (policy, used) in [
+        ("best_area_fit", ours(baf)),
+        ("contact", ours(contact)),
+        ("contact_rearranging_4", ours(contact.with_rearrange_gpus(4))),
+        ("contact_rearranging_64", ours(contact.with_rearrange_gpus(64))),
+        ("paper_keep_16", ours(MaxRectsConfig::paper(16))),
+        ("peer_guillotiere", guillotiere),
+    ] {
+        report.rows.push(row(&[
+            ("policy", policy.into()),
+            ("input", format!("churn_{}_50%", mix.name()).into()),
+            ("used_gpus_over_used_area", used.into()),
+            ("over_guillotiere", (used / guillotiere).into()),
+        ]));
+    }
+}
+
+/// The mean over the measured rounds of GPUs in use per GPU's worth of area in use.
+fn used<P: Pool>(args: &Args, mut churn: Churn<P>) -> f64 {
+    for _ in 0..args.rounds {
+        churn.round(&mut Nothing);
+    }
+    let mut sum = 0.0;
+    for _ in 0..args.rounds {
+        churn.round(&mut Nothing);
+        sum += churn.used_ratio();
+    }
+    sum / f64::from(args.rounds.max(1))
+}
