@@ -62,7 +62,9 @@ fn percentiles<P: Pool>(name: &str, gpus: usize, mix: Mix, mut churn: Churn<P>, 
 
 fn table() {
     let sizes = std::env::var("GSHARE_BENCH_GPUS").unwrap_or_else(|_| "100,1000,10000,100000".into());
-    println!("ns per call under churn at half load, least/median of 5 samples; the clock's own cost is taken off");
+    println!(
+        "ns per call under churn at half load, least/median of 5 samples; the clock's own cost is taken off"
+    );
     println!(
         "{:<22} {:>7} {:<8} {:^19} {:^19} {:^19} {:>6}",
         "packer", "gpus", "mix", "place p50", "place p99", "release p50", "used"
@@ -170,7 +172,8 @@ fn dilu_pool(gpus: u32) -> (DiluPacker, Vec<gshare_core::PlacementId>, SplitMix6
 
 /// An inference instance of the published distribution, in whole per cents.
 fn dilu_demand(rng: &mut SplitMix64) -> Demand {
-    let percent = |value: usize| SmShare::from_percent(u16::try_from(value).unwrap_or(100)).unwrap_or(SmShare::WHOLE);
+    let percent =
+        |value: usize| SmShare::from_percent(u16::try_from(value).unwrap_or(100)).unwrap_or(SmShare::WHOLE);
     let request = 20 + rng.below(21);
     Demand::new(Quota::WHOLE, percent(request))
         .with_sm_limit(percent((request + 20).max(30 + rng.below(31))))

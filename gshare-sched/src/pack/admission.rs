@@ -65,7 +65,8 @@ pub fn cumulative(wants: &[Want]) -> bool {
         return true;
     }
     let mut order: Vec<usize> = (0..wants.len()).collect();
-    let keys: [fn(&Want) -> (u32, u32); 3] = [
+    type Key = fn(&Want) -> (u32, u32);
+    let keys: [Key; 3] = [
         |(q, sm)| (u32::from(q.get()) * u32::from(sm.get()), 0),
         |(q, sm)| (u32::from(sm.get()), u32::from(q.get())),
         |(q, sm)| (u32::from(q.get()), u32::from(sm.get())),
