@@ -7,7 +7,7 @@
 //! It is a stream socket of its own, served by a thread of its own: a reader that is slow waits by itself, and the
 //! daemon's loop gives a snapshot in one step. The same users may ask that may connect.
 
-use crate::handle::Handle;
+use crate::handle::{Access, Handle};
 use crate::server::DaemonError;
 use crate::snapshot::Snapshot;
 use rustix::net::sockopt::socket_peercred;
@@ -62,10 +62,10 @@ fn ask<T: for<'de> Deserialize<'de>>(socket: &Path, query: &Query) -> io::Result
 }
 
 /// Answers questions until the daemon is gone.
-pub(crate) fn serve(listener: &UnixListener, handle: &Handle, allows: impl Fn(u32) -> bool) {
+pub(crate) fn serve(listener: &UnixListener, handle: &Handle, access: &Access) {
     for stream in listener.incoming() {
         let answered = stream.and_then(|stream| {
-            if !allows(socket_peercred(&stream)?.uid.as_raw()) {
+            if !access.allows(socket_peercred(&stream)?.uid.as_raw()) {
                 return Err(io::ErrorKind::PermissionDenied.into());
             }
             answer(stream, handle)

@@ -95,8 +95,8 @@ pub struct Config {
     pub allow_any_user: bool,
     /// Window over which quotas are settled, longest token, and time allowed to return one after it ran out.
     pub tokens: TokenConfig,
-    /// Most GPU time that a client should have in flight. 2 ms: two kernels of a millisecond, so that the device does
-    /// not run dry between them, and a lease can still be given back within its grace.
+    /// Most GPU time that a client should have in flight. 5 ms: half a token, so that the device does not run dry while
+    /// a launching thread waits for a CPU, and no more than its grace to wait for when a lease is called back.
     pub in_flight: Duration,
     /// Memory of each device that is not handed out: contexts, code and the driver's own. 0 by default, because the
     /// hooks charge what they can see; a node without MPS needs some 300 MiB per process.
@@ -268,7 +268,7 @@ impl Default for Config {
             allow_uids: Vec::new(),
             allow_any_user: false,
             tokens: TokenConfig::default(),
-            in_flight: Duration::from_millis(2),
+            in_flight: Duration::from_millis(5),
             memory_headroom: Bytes::ZERO,
             journal: None,
             mps: MpsMode::Off,

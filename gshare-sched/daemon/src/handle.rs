@@ -6,8 +6,8 @@ use crate::server::DaemonError;
 use crate::snapshot::Snapshot;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::JoinHandle;
 
 /// What a host asks of the daemon's loop.
@@ -35,6 +35,33 @@ impl Inbox {
         let mut count = [0u8; 8];
         // EAGAIN: somebody was faster.
         let _ = rustix::io::read(&self.wake, &mut count);
+    }
+}
+
+/// Which users may talk to the daemon. Shared with the admin thread, so that a reload is in force there too.
+#[derive(Debug)]
+pub(crate) struct Access(RwLock<Users>);
+
+#[derive(Debug)]
+struct Users {
+    any: bool,
+    listed: Vec<u32>,
+}
+
+impl Access {
+    pub(crate) fn of(config: &Config) -> Self {
+        Self(RwLock::new(Users { any: config.allow_any_user, listed: config.allow_uids.clone() }))
+    }
+
+    pub(crate) fn set(&self, config: &Config) {
+        let users = Users { any: config.allow_any_user, listed: config.allow_uids.clone() };
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = users;
+    }
+
+    /// Root and the daemon's own user always.
+    pub(crate) fn allows(&self, uid: u32) -> bool {
+        let users = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        users.any || uid == 0 || uid == rustix::process::geteuid().as_raw() || users.listed.contains(&uid)
     }
 }
 

@@ -202,6 +202,8 @@ impl Default for Metrics {
         registry.register("journal_lost_events", "Events missing in the journal", journal_lost.clone());
         let c = &per_client;
         let second = || Unit::Seconds;
+        // As Prometheus names them; the crate's own would be plural.
+        let ratio = || Unit::Other("ratio".to_owned());
         registry.register_with_unit("client_gpu", "GPU time used", second(), c.gpu_seconds.clone());
         registry.register_with_unit(
             "client_waited",
@@ -210,14 +212,9 @@ impl Default for Metrics {
             c.waited_seconds.clone(),
         );
         registry.register("client_launches", "Kernels launched", c.launches.clone());
-        registry.register_with_unit(
-            "client_request",
-            "Guaranteed share of time",
-            Unit::Ratios,
-            c.request.clone(),
-        );
-        registry.register_with_unit("client_limit", "Most share of time", Unit::Ratios, c.limit.clone());
-        registry.register_with_unit("client_sm", "Share of the SMs", Unit::Ratios, c.sm.clone());
+        registry.register_with_unit("client_request", "Guaranteed share of time", ratio(), c.request.clone());
+        registry.register_with_unit("client_limit", "Most share of time", ratio(), c.limit.clone());
+        registry.register_with_unit("client_sm", "Share of the SMs", ratio(), c.sm.clone());
         registry.register_with_unit("client_memory", "Memory held", Unit::Bytes, c.memory.clone());
         registry.register_with_unit("device_memory", "Memory", Unit::Bytes, c.device_memory.clone());
         registry.register_with_unit(

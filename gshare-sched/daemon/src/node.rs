@@ -169,12 +169,6 @@ impl Node {
         &self.config
     }
 
-    /// Whether a peer of this user may talk to the daemon at all.
-    pub(crate) fn allows(&self, uid: u32) -> bool {
-        let own = rustix::process::geteuid().as_raw();
-        self.config.allow_any_user || uid == 0 || uid == own || self.config.allow_uids.contains(&uid)
-    }
-
     pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
         self.engine.next_deadline()
     }

@@ -3,7 +3,7 @@
 use crate::admin;
 use crate::clock::{Clock, MonotonicClock};
 use crate::config::{Config, ConfigError};
-use crate::handle::{Command, Handle, Inbox, Running, line};
+use crate::handle::{Access, Command, Handle, Inbox, Running, line};
 use crate::http::Endpoint;
 use crate::journal::Journal;
 use crate::metrics::{DropReason, Metrics, ReasonLabelSet};
@@ -150,6 +150,7 @@ impl DaemonBuilder {
         epoll::add(&epoll, inbox.fd(), data(INBOX), epoll::EventFlags::IN)?;
         Ok(Daemon {
             sockets: vec![config.socket.clone(), config.admin_socket.clone()],
+            access: Arc::new(Access::of(&config)),
             node: Node::new(config, engine, journal, Arc::clone(&metrics), epoch),
             admin: Some(admin),
             endpoint,
@@ -187,6 +188,7 @@ struct Conn {
 #[derive(Debug)]
 pub struct Daemon {
     node: Node,
+    access: Arc<Access>,
     clock: Arc<dyn Clock>,
     epoll: OwnedFd,
     listener: OwnedFd,
@@ -259,11 +261,8 @@ impl Daemon {
     fn start_admin(&mut self) -> Result<std::thread::JoinHandle<()>, DaemonError> {
         let listener = self.admin.take().ok_or(DaemonError::Stopped)?;
         let handle = self.handle();
-        let config = self.node.config().clone();
-        let own = rustix::process::geteuid().as_raw();
-        let allows =
-            move |uid| config.allow_any_user || uid == 0 || uid == own || config.allow_uids.contains(&uid);
-        let serve = move || admin::serve(&listener, &handle, allows);
+        let access = Arc::clone(&self.access);
+        let serve = move || admin::serve(&listener, &handle, &access);
         Ok(std::thread::Builder::new().name("gshared-admin".into()).stack_size(256 << 10).spawn(serve)?)
     }
 
@@ -373,7 +372,7 @@ impl Daemon {
         self.metrics.connects.inc();
         let Ok(credentials) = sockopt::socket_peercred(&socket) else { return };
         let peer = Peer { pid: credentials.pid.as_raw_nonzero().get(), uid: credentials.uid.as_raw() };
-        let refusal = if !self.node.allows(peer.uid) {
+        let refusal = if !self.access.allows(peer.uid) {
             Some((RefusalCode::NotAllowed, format!("user {} may not use this daemon (allow_uids)", peer.uid)))
         } else if self.conns.next(self.node.config().max_connections).is_none() {
             let limit = self.node.config().max_connections;
@@ -547,6 +546,7 @@ impl Daemon {
                 Command::Reload(config, reply) => {
                     let result = self.node.reload(now, *config, &mut self.effects);
                     let label = if result.is_ok() { "done" } else { "refused" };
+                    self.access.set(self.node.config());
                     self.metrics.reloads.get_or_create(&ReasonLabelSet { result: label }).inc();
                     self.settle(now);
                     let _ = reply.send(result);

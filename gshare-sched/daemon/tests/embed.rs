@@ -155,7 +155,7 @@ fn metrics_are_served_where_the_configuration_says() {
     let text = get("/metrics");
     let labels = format!("{{name=\"alice\",gpu=\"0\",pid=\"{}\"}}", std::process::id());
     assert!(text.starts_with("HTTP/1.1 200"), "{text}");
-    assert!(text.contains(&format!("gshare_client_limit_ratios{labels} 0.5")), "{text}");
+    assert!(text.contains(&format!("gshare_client_limit_ratio{labels} 0.5")), "{text}");
     assert!(text.contains("gshare_dropped_connections_total{reason=\"slow\"} 0"), "{text}");
     assert!(text.trim_end().ends_with("# EOF"), "{text}");
     assert!(get("/nothing").starts_with("HTTP/1.1 404"));

@@ -223,6 +223,7 @@ fn ten_thousand_connects_leave_no_memory_behind() {
     let before = daemon.rss();
     storm(10_000, 3);
     let after = daemon.rss();
+    eprintln!("RSS before 10,000 connects {before} KiB, after {after} KiB");
     assert!(after <= before + 512, "RSS grew from {before} to {after} KiB");
     let snapshot = daemon.snapshot();
     assert_eq!(snapshot.drops["truncated"], 2_750);

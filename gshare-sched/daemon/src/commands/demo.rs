@@ -4,7 +4,7 @@
 //! limit of 100 %, take its time. Shares are measured by who must know: on the simulated device its ground truth (time
 //! with a kernel of the process running), on a real one the hooks' event timing as the daemon books it.
 
-use super::libraries::{HOOK, SIMULATOR, SimulatorDir};
+use super::libraries::{self, HOOK, SIMULATOR, SimulatorDir};
 use super::{Where, cuda, print_json, run as under_hook, spin};
 use anyhow::Context as _;
 use gshare_core::wire::OnDaemonLoss;
@@ -61,7 +61,9 @@ const SETTLE: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    let hook = HOOK.find_or_build()?;
+    libraries::refresh()?;
+    let hook = HOOK.find()?;
+    warn_of_load();
     let simulated = options.sim.is_some() || cuda::Driver::load().and_then(|driver| driver.init()).is_err();
     let mut stage = Stage::new(hook, simulated, options)?;
     let report = if options.caps { caps(&mut stage)? } else { shares(&mut stage)? };
@@ -85,6 +87,19 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     }
     println!("device: {}", report.device);
     Ok(())
+}
+
+/// The device waits for programs that wait for a CPU: then nobody gets his share, whatever the scheduler does.
+fn warn_of_load() {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: f64 = text.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    #[expect(clippy::cast_precision_loss, reason = "a number of CPUs")]
+    if load > cpus as f64 {
+        eprintln!(
+            "gshare: the {cpus} CPUs of this machine are busy (load {load}): shares will come out lower"
+        );
+    }
 }
 
 fn titles(caps: bool) -> Vec<String> {
@@ -151,7 +166,7 @@ impl Stage {
         let sim = if simulated {
             eprintln!("gshare: simulated device");
             let profile = options.sim.clone().unwrap_or_default();
-            let library = SIMULATOR.find_or_build()?;
+            let library = SIMULATOR.find()?;
             Some((profile, cuda::Truth::load(&library, &dir.path().join("device"))?))
         } else {
             eprintln!("gshare: real device");

@@ -38,14 +38,25 @@ impl Library {
 }
 
 impl Library {
-    /// Finds it; in a checkout of gshare, where `cargo run` builds the command alone, builds it first.
+    /// Finds it; in a checkout of gshare, where `cargo run` builds the command alone, builds it if it is not there.
     pub(crate) fn find_or_build(self) -> anyhow::Result<PathBuf> {
-        if std::env::var_os(self.variable).is_none()
-            && let Some(checkout) = Checkout::around()
-        {
-            checkout.build()?;
+        let found = self.find();
+        match Checkout::around() {
+            Some(checkout) if found.is_err() && std::env::var_os(self.variable).is_none() => {
+                checkout.build()?;
+                self.find()
+            }
+            _ => found,
         }
-        self.find()
+    }
+}
+
+/// In a checkout: brings both libraries up to their sources, unless they are named by their variables.
+pub(crate) fn refresh() -> anyhow::Result<()> {
+    let named = |library: Library| std::env::var_os(library.variable).is_some();
+    match Checkout::around() {
+        Some(checkout) if !(named(HOOK) && named(SIMULATOR)) => checkout.build(),
+        _ => Ok(()),
     }
 }
 
@@ -104,7 +115,7 @@ pub(crate) struct SimulatorDir(tempfile::TempDir);
 
 impl SimulatorDir {
     pub(crate) fn new() -> anyhow::Result<Self> {
-        let library = SIMULATOR.find()?;
+        let library = SIMULATOR.find_or_build()?;
         let dir = tempfile::Builder::new().prefix("gshare-sim-").tempdir()?;
         for name in ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"] {
             std::os::unix::fs::symlink(&library, dir.path().join(name))?;
