@@ -9,12 +9,7 @@ use gshare_sim::token::ops::World;
 const WORLD: World = World { slots: 12, gpus: 3 };
 
 fn terms(config: &MultiTokenConfig) -> Terms {
-    Terms::multi_token(
-        config.window,
-        config.max_token,
-        config.slack.saturating_add(config.grace),
-        config.max_debt,
-    )
+    Terms::multi_token(config.window, config.max_token, config.slack.saturating_add(config.grace), config.max_debt)
 }
 
 fn multi_token(config: &MultiTokenConfig) -> Box<dyn TokenScheduler> {
@@ -29,6 +24,18 @@ fn multi_token_keeps_the_contract() {
     let profile = Conformance::new(terms(&config), WORLD);
     let report = token_scheduler(&|| multi_token(&config), &profile).unwrap();
     println!("{report:#?}");
+}
+
+/// Short windows and long graces: leases of several windows overlap, and overuse is a large part of a window.
+#[test]
+fn multi_token_keeps_the_contract_when_windows_are_shorter_than_graces() {
+    let mut config = MultiTokenConfig::default();
+    config.window = Duration::from_millis(7);
+    config.max_token = Duration::from_millis(3);
+    config.grace = Duration::from_millis(20);
+    config.backfill_depth = 1;
+    let profile = Conformance::new(terms(&config), WORLD);
+    token_scheduler(&|| multi_token(&config), &profile).unwrap();
 }
 
 /// Odd lengths: no window is a whole number of tokens, no share a whole number of nanoseconds.

@@ -16,7 +16,8 @@
 //! - **miss** `r*W - u` (the paper's `Q_miss`) and **remain** `l*W - u` (its `Q_remain`);
 //! - **unmet**: miss is above zero; **met** otherwise;
 //! - **spare**: time used beyond the request in earlier windows, fading: at each window's end a quarter of it (rounded up)
-//!   is forgotten and what was used beyond the request in that window, `max(0, used - r*W)`, is added (after 160 windows without an event it is zero);
+//!   is forgotten and what was used beyond the request in that window, `max(0, used - r*W)`, is added; if clients of the GPU
+//!   came, left or changed since the last end of a window, or nothing happened for 160 windows, all spare is zero then;
 //! - **waiting**: has requested a token (or more time) and not been given it: **ready** while remain is above zero,
 //!   else **throttled**.
 //!
@@ -27,8 +28,8 @@
 //! 1. **Catch up**, in the order of time: revoke every lease with `expires + grace <= now` and count its whole budget as
 //!    used; at each window's end bring spare up to date, then set `used = max(0, used - l*W)`: what was beyond the
 //!    limit is carried, nothing else.
-//! 2. **Account** for the event. Usage counts for the window its lease belongs to; when that window is the one before
-//!    this, what it changes is the overuse carried.
+//! 2. **Account** for the event. Usage counts for the window its lease belongs to. When that window is the one before
+//!    this, what it changes is the overuse carried, and spare. When it is older, what it adds is charged to this window.
 //! 3. **Dispatch** on the GPU concerned: go through the ready clients in the order of
 //!    - unmet before met;
 //!    - unmet: `u / r` ascending (the least served in proportion first); met: `spare + u - r*W` ascending (the least
@@ -38,6 +39,7 @@
 //!    and give each a token if its SMs fit. The first that does not fit (the **head**) gets a **reservation**: from the
 //!    holders' latest release times follows when there will be room for it at the latest; those behind it (up to
 //!    `backfill_depth`) may be given a token only if they are sure to release it by then or leave enough SMs beside it.
+//!    When a grant gives SMs back (a new lease with fewer than the one it replaces), it is gone through anew.
 //!
 //! A new token's budget is `min(max_token, remain, window end - now)`. While `n > 1` clients are ready (this one and those
 //! that are served before it in this round included), an unmet one's is also at most its miss, and a met one's at most
@@ -307,6 +309,8 @@ struct Gpu {
     releases: BTreeSet<(Timestamp, u32)>,
     /// Something changed since the last dispatch.
     stirred: bool,
+    /// Clients came, left or changed in this window: spare time says nothing about those that are there now.
+    reshuffled: bool,
 }
 
 impl Gpu {
@@ -458,10 +462,14 @@ impl MultiToken {
         gpu.window += windows;
         gpu.window_end = gpu.window_end.saturating_add(window.saturating_mul(windows));
         gpu.stirred = true;
+        let reshuffled = core::mem::take(&mut gpu.reshuffled);
         let clients = core::mem::take(&mut gpu.clients);
         for &slot in &clients {
             if let Some((client, gpu)) = self.pair(slot) {
                 client.end_windows(windows);
+                if reshuffled {
+                    client.spare = Duration::ZERO;
+                }
                 gpu.refile(client);
             }
         }
@@ -503,8 +511,13 @@ impl MultiToken {
             let after = shift(before, more, less);
             client.before.0 = after;
             client.used = shift(client.used, after.saturating_sub(limit), before.saturating_sub(limit));
-        } else {
+            let request = client.request;
+            client.spare = shift(client.spare, after.saturating_sub(request), before.saturating_sub(request));
+        } else if record.window == gpu.window {
             client.used = shift(client.used, more, less);
+        } else {
+            // Too late for its window: what is owed is owed, but time given back there is none of this window's.
+            client.used = client.used.saturating_add(more);
         }
         client.used = client.used.min(client.limit.saturating_add(max_debt));
         gpu.refile(client);
@@ -549,6 +562,7 @@ impl MultiToken {
             home.window_end = now.saturating_add(self.config.window);
         }
         home.clients.push(id.slot());
+        home.reshuffled = true;
         while self.slots.len() <= id.index() {
             self.slots.push((None, None));
         }
@@ -640,7 +654,13 @@ impl MultiToken {
                     }
                 }
                 if !budget.is_zero() {
+                    let free = self.gpus[index].free;
                     self.grant(rank.slot, budget, sm, actions);
+                    if self.gpus[index].free > free {
+                        // It gave SMs back with the lease that was replaced: who did not fit may fit now.
+                        (reservation, behind, from) = (None, 0, None);
+                        continue 'rounds;
+                    }
                 }
             }
             from = Some(last);
@@ -765,13 +785,13 @@ impl Engine for MultiToken {
                     known.request = share.quota.request().of(window);
                     known.limit = share.quota.limit().of(window);
                     gpu.refile(known);
-                    gpu.stirred = true;
+                    (gpu.stirred, gpu.reshuffled) = (true, true);
                 }
                 self.tell(client.slot(), actions);
             }
             TokenEvent::ClientLeft { client } => {
                 if let Some((_, gpu)) = self.pair(client.slot()) {
-                    gpu.stirred = true;
+                    (gpu.stirred, gpu.reshuffled) = (true, true);
                 }
                 self.leave(client.slot());
             }

@@ -17,7 +17,8 @@
 //! with the limit in force at the end of `w`. A lease is charged to its own window; what is only known when that window is
 //! two or more past is charged to the present one, if it is more than was charged before.
 //!
-//! Its spare time is `3/4` of that of the window before, rounded down, plus `max(0, used(w) - r * W)` as known when `w` ends.
+//! Its spare time is `3/4` of that of the window before, rounded down, plus `max(0, used(w) - r * W)`, and zero when
+//! clients of the GPU came, left or changed in that window.
 //!
 //! The rules of dispatch stand in [`Literal::dispatch`], in the order in which the words for them come.
 //!
@@ -67,6 +68,8 @@ pub struct Literal {
     known: Vec<ClientId>,
     /// Origin of the windows of every GPU that has clients.
     origins: Vec<(GpuId, Timestamp)>,
+    /// GPUs and windows in which clients came, left or changed.
+    reshuffled: Vec<(GpuId, u64)>,
     leases: u64,
     requests: u64,
 }
@@ -120,6 +123,7 @@ impl Literal {
             clients: Vec::new(),
             known: Vec::new(),
             origins: Vec::new(),
+            reshuffled: Vec::new(),
             leases: 0,
             requests: 0,
         }
@@ -239,10 +243,13 @@ impl Literal {
     }
 
     /// Brings the spare time of a GPU's clients up to date: at the end of each window a quarter of it, rounded up, is
-    /// forgotten, and what was used beyond the request in that window is added. After many windows without an event it is
-    /// forgotten altogether.
+    /// forgotten, and what was used beyond the request in that window is added. When clients came, left or changed since
+    /// the end of a window before, and after many windows without an event, it is forgotten altogether.
     fn end_windows(&mut self, gpu: GpuId) {
         let window = self.window(gpu);
+        // Only a window that has ended sees what happened in it.
+        let reshuffled = self.reshuffled.iter().any(|(known, at)| *known == gpu && *at < window);
+        self.reshuffled.retain(|(known, at)| *known != gpu || *at >= window);
         for at in 0..self.clients.len() {
             let client = &self.clients[at];
             if client.gpu != gpu {
@@ -254,7 +261,7 @@ impl Literal {
                 let faded = Duration::from_nanos(spare.as_nanos().div_ceil(4));
                 spare = spare.saturating_sub(faded).saturating_add(beyond);
             }
-            if window - client.spare_until > FORGOTTEN {
+            if window > client.spare_until && reshuffled || window - client.spare_until > FORGOTTEN {
                 spare = Duration::ZERO;
             }
             (self.clients[at].spare, self.clients[at].spare_until) = (spare, window);
@@ -273,11 +280,21 @@ impl Literal {
         let before = core::mem::replace(&mut lease.charged, used);
         client.leases.retain(|(id, _)| *id != lease.id);
         client.leases.push((lease.id, used));
+        let lease = *lease;
+        let at_the_end = |model: &Self| {
+            let client = &model.clients[at];
+            model.used_in(client, lease.window).saturating_sub(model.request(client))
+        };
+        let known = at_the_end(self);
         if lease.window + 1 < window {
-            let more = used.saturating_sub(before);
-            client.charges.push((window, more));
+            self.clients[at].charges.push((window, used.saturating_sub(before)));
         } else {
-            client.charges[lease.entry].1 = used;
+            self.clients[at].charges[lease.entry].1 = used;
+        }
+        if lease.window + 1 == window {
+            // It came too late for the end of its window.
+            let spare = self.clients[at].spare.saturating_add(at_the_end(self));
+            self.clients[at].spare = spare.saturating_sub(known);
         }
         self.review();
     }
@@ -495,10 +512,14 @@ impl Literal {
                     told,
                 };
                 self.known.push(client);
+                self.reshuffled.retain(|(known, _)| *known != gpu || entry.limits[0].0 > 0);
+                self.reshuffled.push((gpu, entry.limits[0].0));
                 self.clients.push(entry);
                 None
             }
             TokenEvent::ClientLeft { client } => {
+                let gpu = self.clients[self.position(client)?].gpu;
+                self.reshuffled.push((gpu, self.window(gpu)));
                 self.clients.retain(|entry| entry.id != client);
                 None
             }
@@ -507,6 +528,7 @@ impl Literal {
                 let window = self.window(self.clients[at].gpu);
                 self.clients[at].share = share;
                 self.clients[at].limits.push((window, share.quota.limit().of(self.config.window)));
+                self.reshuffled.push((self.clients[at].gpu, window));
                 Some(at)
             }
             TokenEvent::TokenRequested { client } => {

@@ -1,0 +1,85 @@
+//! The token engine against the literal model of its algorithm: the same answers, actions, deadlines and states, whatever
+//! happens.
+
+use gshare_core::{Duration, TokenScheduler};
+use gshare_sched::token::{MultiToken, MultiTokenConfig};
+use gshare_sim::conformance::{Conformance, token_scheduler};
+use gshare_sim::token::Terms;
+use gshare_sim::token::drive::Driver;
+use gshare_sim::token::model::{Literal, LiteralConfig, Lockstep};
+use gshare_sim::token::ops::{TokenOp, World};
+use proptest::prelude::*;
+
+const WORLD: World = World { slots: 8, gpus: 2 };
+
+/// The engine and the model side by side.
+fn lockstep(config: &MultiTokenConfig) -> Box<dyn TokenScheduler> {
+    let mut config = config.clone();
+    (config.max_clients, config.max_gpus) = (WORLD.slots, WORLD.gpus);
+    let literal = LiteralConfig {
+        window: config.window,
+        max_token: config.max_token,
+        min_token: config.min_token,
+        slack: config.slack,
+        grace: config.grace,
+        max_debt: config.max_debt,
+        backfill_depth: config.backfill_depth,
+        max_clients: config.max_clients,
+        max_gpus: config.max_gpus,
+    };
+    let engine = MultiToken::new(config).expect("the configurations of this file are sound");
+    Box::new(Lockstep::new(Literal::new(literal), Box::new(engine)))
+}
+
+fn terms(config: &MultiTokenConfig) -> Terms {
+    Terms::multi_token(config.window, config.max_token, config.slack.saturating_add(config.grace), config.max_debt)
+}
+
+/// Lengths from one that is all windows to one that is all graces; shallow and deep looks behind a reservation.
+fn configs() -> impl Strategy<Value = MultiTokenConfig> {
+    (0usize..4, 0u32..6).prop_map(|(kind, backfill_depth)| {
+        let mut config = MultiTokenConfig::default();
+        config.backfill_depth = backfill_depth;
+        match kind {
+            0 => {}
+            1 => config.window = Duration::from_millis(25),
+            2 => {
+                config.window = Duration::from_nanos(7_000_001);
+                config.max_token = Duration::from_nanos(3_000_003);
+                config.grace = Duration::from_millis(20);
+            }
+            _ => {
+                config.slack = Duration::ZERO;
+                config.grace = Duration::ZERO;
+                config.min_token = Duration::from_nanos(1);
+            }
+        }
+        config
+    })
+}
+
+fn ops() -> impl Strategy<Value = TokenOp> {
+    any::<u64>().prop_map(|seed| TokenOp::random(&mut gshare_sim::Rng::new(seed)))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+    #[test]
+    fn any_history_gives_the_actions_of_the_literal_model(
+        config in configs(),
+        ops in prop::collection::vec(ops(), 1..200),
+    ) {
+        let mut driver = Driver::new(lockstep(&config), terms(&config), Vec::new());
+        for op in ops {
+            op.apply(WORLD, &mut driver).map_err(|violation| TestCaseError::fail(violation.to_string()))?;
+        }
+    }
+}
+
+/// Clients that always want more reach states that random calls seldom do: everyone holds, asks and is owed something.
+#[test]
+fn keen_clients_get_the_actions_of_the_literal_model() {
+    let config = MultiTokenConfig::default();
+    let profile = Conformance::new(terms(&config), WORLD).with_seeds(0..12);
+    token_scheduler(&|| lockstep(&config), &profile).unwrap();
+}
