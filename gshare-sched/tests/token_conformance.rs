@@ -9,7 +9,12 @@ use gshare_sim::token::ops::World;
 const WORLD: World = World { slots: 12, gpus: 3 };
 
 fn terms(config: &MultiTokenConfig) -> Terms {
-    Terms::multi_token(config.window, config.max_token, config.slack.saturating_add(config.grace), config.max_debt)
+    Terms::multi_token(
+        config.window,
+        config.max_token,
+        config.slack.saturating_add(config.grace),
+        config.max_debt,
+    )
 }
 
 fn multi_token(config: &MultiTokenConfig) -> Box<dyn TokenScheduler> {

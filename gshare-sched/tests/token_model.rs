@@ -32,7 +32,12 @@ fn lockstep(config: &MultiTokenConfig) -> Box<dyn TokenScheduler> {
 }
 
 fn terms(config: &MultiTokenConfig) -> Terms {
-    Terms::multi_token(config.window, config.max_token, config.slack.saturating_add(config.grace), config.max_debt)
+    Terms::multi_token(
+        config.window,
+        config.max_token,
+        config.slack.saturating_add(config.grace),
+        config.max_debt,
+    )
 }
 
 /// Lengths from one that is all windows to one that is all graces; shallow and deep looks behind a reservation.

@@ -15,9 +15,9 @@
 //! - **committed** `u`: used + outstanding;
 //! - **miss** `r*W - u` (the paper's `Q_miss`) and **remain** `l*W - u` (its `Q_remain`);
 //! - **unmet**: miss is above zero; **met** otherwise;
-//! - **spare**: time used beyond the request in earlier windows, fading: at each window's end a quarter of it (rounded up)
+//! - **spare**: time used beyond the request in earlier windows, fading: at each window's end an eighth of it (rounded up)
 //!   is forgotten and what was used beyond the request in that window, `max(0, used - r*W)`, is added; if clients of the GPU
-//!   came, left or changed since the last end of a window, or nothing happened for 160 windows, all spare is zero then;
+//!   came, left or changed since the last end of a window, or nothing happened for 320 windows, all spare is zero then;
 //! - **waiting**: has requested a token (or more time) and not been given it: **ready** while remain is above zero,
 //!   else **throttled**.
 //!
@@ -260,7 +260,7 @@ impl Client {
     fn end_windows(&mut self, windows: u64) {
         self.before = (self.used, self.limit);
         for _ in 0..windows.min(FORGOTTEN) {
-            let faded = Duration::from_nanos(self.spare.as_nanos().div_ceil(4));
+            let faded = Duration::from_nanos(self.spare.as_nanos().div_ceil(8));
             self.spare = self.spare - faded + self.used.saturating_sub(self.request);
             self.used = self.used.saturating_sub(self.limit);
         }
@@ -751,7 +751,7 @@ impl MultiToken {
 
 /// Windows without any event after which spare time is forgotten altogether: it bounds the work of catching up, and of
 /// ten seconds used beyond the request 10^-12 ns are left by then.
-const FORGOTTEN: u64 = 160;
+const FORGOTTEN: u64 = 320;
 
 /// How many ready clients are taken out of the order at once.
 const BATCH: usize = 8;

@@ -17,7 +17,7 @@
 //! with the limit in force at the end of `w`. A lease is charged to its own window; what is only known when that window is
 //! two or more past is charged to the present one, if it is more than was charged before.
 //!
-//! Its spare time is `3/4` of that of the window before, rounded down, plus `max(0, used(w) - r * W)`, and zero when
+//! Its spare time is `7/8` of that of the window before, rounded down, plus `max(0, used(w) - r * W)`, and zero when
 //! clients of the GPU came, left or changed in that window.
 //!
 //! The rules of dispatch stand in [`Literal::dispatch`], in the order in which the words for them come.
@@ -109,7 +109,7 @@ struct Lease {
 }
 
 /// Windows without an event after which spare time is forgotten altogether.
-const FORGOTTEN: u64 = 160;
+const FORGOTTEN: u64 = 320;
 
 /// Where a client stands in the order of dispatch: least first.
 type Rank = (bool, u64, u64, u32);
@@ -242,7 +242,7 @@ impl Literal {
         revoked || self.window_at(gpu, until) != window_before
     }
 
-    /// Brings the spare time of a GPU's clients up to date: at the end of each window a quarter of it, rounded up, is
+    /// Brings the spare time of a GPU's clients up to date: at the end of each window an eighth of it, rounded up, is
     /// forgotten, and what was used beyond the request in that window is added. When clients came, left or changed since
     /// the end of a window before, and after many windows without an event, it is forgotten altogether.
     fn end_windows(&mut self, gpu: GpuId) {
@@ -258,7 +258,7 @@ impl Literal {
             let mut spare = client.spare;
             for ended in client.spare_until..window {
                 let beyond = self.used_in(client, ended).saturating_sub(self.request(client));
-                let faded = Duration::from_nanos(spare.as_nanos().div_ceil(4));
+                let faded = Duration::from_nanos(spare.as_nanos().div_ceil(8));
                 spare = spare.saturating_sub(faded).saturating_add(beyond);
             }
             if window > client.spare_until && reshuffled || window - client.spare_until > FORGOTTEN {
