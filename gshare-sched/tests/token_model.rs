@@ -4,10 +4,10 @@
 use gshare_core::{Duration, TokenScheduler};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use gshare_sim::conformance::{Conformance, token_scheduler};
-use gshare_sim::token::Terms;
 use gshare_sim::token::drive::Driver;
 use gshare_sim::token::model::{Literal, LiteralConfig, Lockstep};
 use gshare_sim::token::ops::{TokenOp, World};
+use gshare_sim::token::{Terms, check};
 use proptest::prelude::*;
 
 const WORLD: World = World { slots: 8, gpus: 2 };
@@ -87,4 +87,22 @@ fn keen_clients_get_the_actions_of_the_literal_model() {
     let config = MultiTokenConfig::default();
     let profile = Conformance::new(terms(&config), WORLD).with_seeds(0..12);
     token_scheduler(&|| lockstep(&config), &profile).unwrap();
+}
+
+/// What fuzzing found once: `fuzz/regressions/token/*.json`, as `cargo fuzz fmt token FILE` prints them.
+#[test]
+fn histories_that_once_went_wrong_do_not_any_more() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/regressions/token");
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    assert!(!files.is_empty());
+    let config = MultiTokenConfig::default();
+    for file in files {
+        let ops: Vec<TokenOp> = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        println!("{}", file.display());
+        let mut driver = Driver::new(lockstep(&config), terms(&config), check::always());
+        for op in ops {
+            op.apply(WORLD, &mut driver).unwrap();
+        }
+    }
 }

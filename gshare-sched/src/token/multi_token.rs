@@ -750,7 +750,7 @@ impl MultiToken {
 }
 
 /// Windows without any event after which spare time is forgotten altogether: it bounds the work of catching up, and of
-/// ten seconds used beyond the request 10^-12 ns are left by then.
+/// ten seconds used beyond the request nothing is left by then.
 const FORGOTTEN: u64 = 320;
 
 /// How many ready clients are taken out of the order at once.
