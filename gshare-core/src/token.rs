@@ -21,7 +21,11 @@
 //! ```
 //! `budget` in a [`TokenAction::Grant`] is the total since the lease began, so a repeated grant is harmless. A
 //! return that comes after the lease expired still corrects the account; one of a lease that is not known any more is
-//! refused as [`TokenError::StaleLease`] and changes nothing.
+//! refused as [`TokenError::StaleLease`] and changes nothing. A lease is returned once: a second return of it is stale.
+//! One that was replaced by a newer lease and is never returned costs what was reported of it.
+//!
+//! A waiting client is told [`TokenAction::Throttle`] once, as soon as it has used its limit; until then a lease that it
+//! holds may still leave it time. What was used under a limit that is cut later in the same window is no debt.
 
 use crate::engine::Engine;
 use crate::ids::{ClientId, GpuId};

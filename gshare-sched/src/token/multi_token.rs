@@ -27,7 +27,7 @@
 //!
 //! 1. **Catch up**, in the order of time: revoke every lease with `expires + grace <= now` and count its whole budget as
 //!    used; at each window's end bring spare up to date, then set `used = max(0, used - l*W)`: what was beyond the
-//!    limit is carried, nothing else.
+//!    limit (the largest in force in that window) is carried, nothing else.
 //! 2. **Account** for the event. Usage counts for the window its lease belongs to. When that window is the one before
 //!    this, what it changes is the overuse carried, and spare. When it is older, what it adds is charged to this window.
 //! 3. **Dispatch** on the GPU concerned: go through the ready clients in the order of
@@ -234,6 +234,8 @@ struct Client {
     share: Share,
     request: Duration,
     limit: Duration,
+    /// The largest limit in force in this window.
+    largest: Duration,
     used: Duration,
     /// Used in the window before this one, and its limit then.
     before: (Duration, Duration),
@@ -258,11 +260,12 @@ impl Client {
 
     /// At the end of `windows` windows in which nothing happened after the first.
     fn end_windows(&mut self, windows: u64) {
-        self.before = (self.used, self.limit);
+        self.before = (self.used, self.largest);
         for _ in 0..windows.min(FORGOTTEN) {
             let faded = Duration::from_nanos(self.spare.as_nanos().div_ceil(8));
             self.spare = self.spare - faded + self.used.saturating_sub(self.request);
-            self.used = self.used.saturating_sub(self.limit);
+            self.used = self.used.saturating_sub(self.largest);
+            self.largest = self.limit;
         }
         if windows > FORGOTTEN {
             self.spare = Duration::ZERO;
@@ -542,9 +545,10 @@ impl MultiToken {
             return;
         }
         client.told = true;
-        // After n more windows n limits are paid back; time is left once what is carried is below the limit.
-        let windows = client.used.as_nanos() / client.limit.as_nanos().max(1);
-        let until = gpu.window_end.saturating_add(window.saturating_mul(windows - 1));
+        // Each window pays back its limit; time is left once what is carried is below it.
+        let carried = client.used.saturating_sub(client.largest);
+        let windows = carried.as_nanos() / client.limit.as_nanos().max(1);
+        let until = gpu.window_end.saturating_add(window.saturating_mul(windows));
         actions.push(TokenAction::Throttle {
             client: client.id,
             until,
@@ -573,6 +577,7 @@ impl MultiToken {
             share,
             request: share.quota.request().of(window),
             limit: share.quota.limit().of(window),
+            largest: share.quota.limit().of(window),
             used: Duration::ZERO,
             before: Default::default(),
             spare: Duration::ZERO,
@@ -784,6 +789,7 @@ impl Engine for MultiToken {
                     known.share = share;
                     known.request = share.quota.request().of(window);
                     known.limit = share.quota.limit().of(window);
+                    known.largest = known.largest.max(known.limit);
                     gpu.refile(known);
                     (gpu.stirred, gpu.reshuffled) = (true, true);
                 }
@@ -1128,6 +1134,16 @@ mod tests {
         bench.send(TokenEvent::ShareChanged { client: id(0), share: share("0.1:0.9", 100) });
         bench.run_until(at(1_200));
         assert!((910..=920).contains(&bench.used_ms(0)), "{}", bench.used_ms(0));
+    }
+
+    /// A cut from 100 % to 1 % would otherwise lock the client out for a hundred windows.
+    #[test]
+    fn what_was_used_under_a_larger_limit_is_no_debt() {
+        let mut bench = Bench::new(&[("0:1", 100)], ms(1));
+        bench.run_until(at(90));
+        bench.send(TokenEvent::ShareChanged { client: id(0), share: share("0.1:0.1", 100) });
+        bench.run_until(at(100));
+        assert_eq!(bench.engine.client(id(0)).unwrap().window_used, Duration::ZERO);
     }
 
     #[test]

@@ -316,7 +316,8 @@ impl Literal {
         if !self.is_throttled(client) || client.told || used < limit {
             return;
         }
-        let more = used.as_nanos() / limit.as_nanos().max(1) - 1;
+        let carried = used.saturating_sub(client.limit_in(self.window(client.gpu)));
+        let more = carried.as_nanos() / limit.as_nanos().max(1);
         let until = self.window_end(client.gpu).saturating_add(self.config.window.saturating_mul(more));
         actions.push(TokenAction::Throttle {
             client: client.id,
@@ -559,10 +560,11 @@ impl Literal {
 }
 
 impl Client {
-    /// The limit in force at the end of a window.
+    /// The largest limit in force in a window.
     fn limit_in(&self, window: u64) -> Duration {
-        let known = self.limits.iter().rev().find(|(from, _)| *from <= window);
-        known.map_or(Duration::ZERO, |(_, limit)| *limit)
+        let at_its_start = self.limits.iter().rev().find(|(from, _)| *from < window);
+        let in_it = self.limits.iter().filter(|(from, _)| *from == window);
+        at_its_start.into_iter().chain(in_it).map(|(_, limit)| *limit).max().unwrap_or(Duration::ZERO)
     }
 }
 
