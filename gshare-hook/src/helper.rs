@@ -33,7 +33,7 @@ use crate::clock;
 use crate::context::Progress;
 use crate::control::{CONTROL, State};
 use crate::gate::{Device, Pending, ThreadRecord};
-use crate::lifecycle::{Answer, Request, Runtime};
+use crate::lifecycle::{self, Answer, Request, Runtime};
 use crate::timing::{Coverage, charge};
 use crate::transport::Connection;
 
@@ -297,7 +297,7 @@ impl Helper {
             }
             ToClient::Refused { code, text } => {
                 if !core::mem::replace(&mut self.told, true) {
-                    eprintln!("gshare: the daemon refused this process: {text} ({code:?})");
+                    lifecycle::tell(&format!("the daemon refused this process: {text} ({code:?})"));
                 }
                 self.lose(now);
                 if let Link::Down { retry_at, delay, .. } = &mut self.link {

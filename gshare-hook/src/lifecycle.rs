@@ -300,7 +300,7 @@ fn decide() -> Option<State> {
     }
     let ordinal = current_ordinal()?;
     for complaint in &config.complaints {
-        eprintln!("gshare: {complaint} (left out)");
+        tell(&format!("{complaint} (left out)"));
     }
     let daemon_expected = config.name.is_some() || std::env::var_os("GSHARE_SOCKET").is_some();
     if !config.limited && !daemon_expected && std::fs::metadata(&config.socket).is_err() {
@@ -381,11 +381,17 @@ fn start_helper(runtime: &'static Runtime) -> bool {
     started.is_ok()
 }
 
+/// One line on stderr, if there is one: a closed stderr must not become a panic.
+pub(crate) fn tell(line: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "gshare: {line}");
+}
+
 /// Stops metering for good and lets every waiting thread go.
 pub(crate) fn stand_aside(why: &str) {
     if CONTROL.state() != State::Off as u32 {
         CONTROL.set_state(State::Off);
-        eprintln!("gshare: not metering any more: {why}");
+        tell(&format!("not metering any more: {why}"));
     }
     if let Some(runtime) = CONTROL.runtime() {
         for slot in &runtime.devices {
