@@ -16,6 +16,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Scenario {
+    /// Dilu, table 2: trials until the best SM share and batch size are found, on given profiles
+    DiluTable2(replay::dilu_table2::Args),
     /// FaST-GShare, section 5.4 and figure 11: eight pods, how many GPUs, in every order of arrival
     FastFig11(replay::fast_fig11::Args),
     /// GPU-enabled FaaS, figures 4 to 7: locality-aware request scheduling on 12 GPUs
@@ -24,15 +26,19 @@ enum Scenario {
     DiluFig20(replay::dilu_fig20::Args),
     /// Quality of the packers: the 500 standard instances, static sets and churn, beside peers and bounds
     Packing(replay::packing::Args),
+    /// FaST-GShare, figure 12: load that climbs and falls under the heuristic scaler
+    FastFig12(replay::fast_fig12::Args),
 }
 
 fn main() -> Result<()> {
     let cli = Cli::parse();
     let report = match &cli.scenario {
+        Scenario::DiluTable2(args) => replay::dilu_table2::run(args)?,
         Scenario::FastFig11(args) => replay::fast_fig11::run(args)?,
         Scenario::Lalb(args) => replay::lalb::run(args)?,
         Scenario::DiluFig20(args) => replay::dilu_fig20::run(args)?,
         Scenario::Packing(args) => replay::packing::run(args)?,
+        Scenario::FastFig12(args) => replay::fast_fig12::run(args)?,
     };
     if cli.json {
         println!("{}", serde_json::to_string(&report)?);

@@ -5,7 +5,9 @@
 //! `{"scenario", "seeds", "rows": [{"policy", ...}], "paper": [{...}]}`.
 
 pub mod dilu_fig20;
+pub mod dilu_table2;
 pub mod fast_fig11;
+pub mod fast_fig12;
 pub mod lalb;
 pub mod packing;
 
