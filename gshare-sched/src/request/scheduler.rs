@@ -804,7 +804,9 @@ impl LocalityScheduler {
         let on = self.g(gpu);
         let Phase::MakingRoom { model } = on.phase else { return };
         let bytes = self.m(model).bytes;
-        if on.free < bytes {
+        // A copy of this very model that is still on its way out would take the new one with it.
+        let leaving = on.copies.iter().any(|copy| copy.model == model && copy.state == CopyState::Evicting);
+        if on.free < bytes || leaving {
             return;
         }
         let (from, node) = (self.tier(model, on), on.node);

@@ -319,7 +319,8 @@ impl Literal {
             return;
         }
         let model = self.gpus[&gpu].running.as_ref().unwrap().model;
-        if self.free(gpu) >= self.models[&model].bytes {
+        let leaving = self.gpus[&gpu].copies.iter().any(|c| c.model == model && c.state == State::Evicting);
+        if self.free(gpu) >= self.models[&model].bytes && !leaving {
             self.gpus.get_mut(&gpu).unwrap().doing = Doing::Loading;
             out.push(RequestAction::Load {
                 gpu: GpuId(gpu),
