@@ -6,8 +6,10 @@ use gshare_core::pipeline::{
     Unfit,
 };
 
-/// The most pipelines that are tried.
+/// The most pipelines that are tried: a second or so at the worst.
 const MAX_TRIES: usize = 20_000;
+/// The same where each may be tried on dozens of ways to cut a GPU anew.
+const MAX_TRIES_CARVING: usize = 500;
 /// The most pipelines of equal CV and as many stages that are compared by how they run.
 const MAX_TIES: usize = 64;
 
@@ -71,7 +73,8 @@ pub fn plan(
     let mut passed_over = Vec::new();
     let mut best: Option<(Pipeline, Assignment)> = None;
     let mut ties = 0;
-    for pipeline in ranked.pipelines.take(MAX_TRIES) {
+    let tries = if goal.carve { MAX_TRIES_CARVING } else { MAX_TRIES };
+    for pipeline in ranked.pipelines.take(tries) {
         if let Some((first, _)) = &best {
             let tied =
                 pipeline.balance == first.balance && first.parts.iter().all(|part| part.slice.is_none());

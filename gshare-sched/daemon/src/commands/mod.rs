@@ -9,6 +9,7 @@ mod doctor;
 mod engine;
 mod libraries;
 mod log;
+mod partition;
 mod private;
 mod replay;
 mod run;
@@ -37,6 +38,7 @@ enum Command {
     Top(top::Options),
     Engine(engine::Options),
     Replay(replay::Options),
+    Partition(partition::Options),
     Doctor(doctor::Options),
     #[command(name = spin::NAME, hide = true)]
     Spin(spin::Options),
@@ -52,6 +54,7 @@ pub(crate) fn execute(gshare: Gshare) -> ExitCode {
         Command::Top(options) => log::exit(top::run(&options)),
         Command::Engine(options) => log::exit(engine::run(&options)),
         Command::Replay(options) => log::exit(replay::run(&options)),
+        Command::Partition(options) => log::exit(partition::run(&options)),
         Command::Doctor(options) => log::exit(doctor::run(&options)),
         Command::Spin(options) => log::exit(spin::run(&options)),
     }
