@@ -407,7 +407,7 @@ fn ours(events: &[Event], config: DiluConfig, repack: bool) -> Result<Outcome> {
                 if gpu.placements > 0 {
                     let mut request = 0.0;
                     pool.placements_on(gpu.gpu, &mut |placement| {
-                        request += placement.demand.sm.as_fraction()
+                        request += placement.demand.sm.as_fraction();
                     });
                     sm += 1.0 - request;
                     memory += 1.0 - gib(gpu.memory_used) / MEMORY_GB;

@@ -1,8 +1,8 @@
 //! Quality of the packers: bins used on the 500 standard instances and on the mixes, beside peers and bounds.
 //!
 //! Instances are files `Class_01.2bp` to `Class_10.2bp` in the form of Berkey and Wang (1987) and Martello and Vigo
-//! (1998), with an optional `best_known.csv` beside them (columns class, n, instance, bin_w, bin_h, area_lb, dff_lb,
-//! best_known, status). Without a folder only the seeded mixes run.
+//! (1998), with an optional `best_known.csv` beside them (columns `class`, `n`, `instance`, `bin_w`, `bin_h`,
+//! `area_lb`, `dff_lb`, `best_known`, `status`). Without a folder only the seeded mixes run.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -87,7 +87,7 @@ fn by_cv_each_better_ranked_pipeline_says_why_it_was_passed_over() {
     assert!(output.status.success(), "{output:?}");
     let report = json(&output);
     let passed = report["passed_over"].as_array().unwrap();
-    assert_eq!(report["passed_over_total"].as_u64().unwrap() as usize, passed.len());
+    assert_eq!(report["passed_over_total"].as_u64().unwrap(), passed.len() as u64);
     let whys: Vec<&str> = passed.iter().map(|one| one["why"].as_str().unwrap()).collect();
     assert_eq!(whys[0], "stage 1 fits no free slice: needs 20.5 GiB, the largest has 19.5 GiB", "the whole");
     assert!(report["chosen"]["bottleneck_ns"].as_u64().unwrap() > 0);

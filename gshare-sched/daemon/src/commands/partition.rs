@@ -60,6 +60,7 @@ pub(crate) struct Options {
     /// How many to list of those passed over, and of the alternatives.
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
+    #[expect(clippy::doc_markdown, reason = "the text of --help, where backticks would show")]
     /// Print one JSON object: {"dag", "gpu", "free", "rank", "mode", "fell_back", "chosen", "passed_over",
     /// "passed_over_total", "alternatives"}; a pipeline is {"stages": [[{"components", "slice"}]], "cv", "bottleneck_ns",
     /// "latency_ns", "compute_slices", "waste_bytes", "gpus"}, or with "why" where it does not fit.
