@@ -51,7 +51,7 @@ mod max_rects;
 mod rearrange;
 pub(crate) mod runs;
 pub(crate) mod sets;
-mod slot_table;
+pub mod slot_table;
 
 pub use batch::{BatchPacking, lower_bound, pack_batch};
 pub use max_rects::{Heuristic, MaxRects, MaxRectsConfig, Reclaim, Snapshot, SnapshotGpu};

@@ -20,7 +20,7 @@
 //! Its spare time is `7/8` of that of the window before, rounded down, plus `max(0, used(w) - r * W)`, and zero when
 //! clients of the GPU came, left or changed in that window.
 //!
-//! The rules of dispatch stand in [`Literal::dispatch`], in the order in which the words for them come.
+//! The rules of dispatch stand in `Literal::dispatch`, in the order in which the words for them come.
 //!
 //! # Cost
 //! Everything is quadratic or worse. It serves tests.
