@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs unmodified GPU programs bare and under gshare, compares them, and prints one table.
 
-    cargo build --release -p gshared -p gshare-hook -p gshare-fake-cuda
+    cargo build --release -p gshared -p gshare-hook -p gshare-fake-cuda -p gshare-examples
     python3 gshare-hook/gpu-suite/suite.py [--bin target/release] [--only ROW ...] [--json]
 
 For a machine with a GPU. What a row needs and is not installed is reported as skipped, never as passed. With `--sim`
@@ -147,6 +147,33 @@ class Suite:
 
         return check
 
+    def plain_client(self, argv):
+        """A driver-API program of its own, capped at 40 % and 256 MiB: it is metered and it is refused memory."""
+
+        def check():
+            done = self.run([*argv, str(self.args.seconds)], ["--quota", "0.4", "--mem", "256MiB"])
+            assert done.returncode == 0, done.stderr.strip()[-400:]
+            seen = json.loads(done.stdout.strip().splitlines()[-1])
+            assert seen["total_bytes"] == 256 << 20, f"total memory reads {seen['total_bytes']}"
+            assert seen["out_of_memory"] and seen["allocated_bytes"] <= 256 << 20, seen
+            share = seen["launches_per_s"] / 1000
+            assert abs(share - 0.4) <= POINTS, f"{share:.3f} of the time instead of 0.400"
+            return f"0.40 -> {share:.3f}; out of memory after {seen['allocated_bytes'] >> 20} MiB of 256"
+
+        return check
+
+    def cuda_bindings(self):
+        probe = subprocess.run([sys.executable, "-c", "import cuda.bindings"], capture_output=True)
+        if probe.returncode != 0:
+            raise Skip("no cuda-bindings")
+        return self.plain_client([sys.executable, str(WORKLOADS / "cuda_bindings.py")])()
+
+    def cudarc(self):
+        program = self.bin / "cuda_client"
+        if not program.exists():
+            raise Skip("not built: cargo build --release -p gshare-examples")
+        return self.plain_client([str(program)])()
+
     def memory_limit(self):
         self.needs("torch")
         seen = self.workload("torch_memory", hooked=["--mem", "2GiB"])
@@ -187,6 +214,8 @@ class Suite:
         self.row("shares 20/30/50", self.shares)
         self.row("caps 10..90", self.caps)
         self.row("launch cost", self.launch_cost)
+        self.row("cuda-bindings", self.cuda_bindings)
+        self.row("cudarc", self.cudarc)
         self.row("torch memory limit", self.memory_limit)
         self.row("torch eager", self.same_output("torch_train"))
         self.row("torch compile", self.same_output("torch_train", "--compile", modules=("torch", "triton")))
