@@ -227,6 +227,8 @@ impl Process {
             .unwrap();
         let process = Self { child, dir: dir.to_owned() };
         within(|| Client::try_connect(&process.socket()).ok());
+        // The socket for queries is bound after it, and the one of a daemon that was killed is still there.
+        within(|| gshared::admin::snapshot(&dir.join("gshare-admin.sock")).ok());
         process
     }
 
