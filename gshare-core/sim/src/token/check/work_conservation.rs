@@ -39,15 +39,18 @@ impl Checker for WorkConservation {
 }
 
 fn on_gpu(book: &Book, now: Timestamp, gpu: GpuId) -> Result<(), String> {
-    let mut left = book.on(gpu).filter(|(_, client)| {
-        client.asked.is_some() && client.held.is_none() && !client.account.remain(now, Bound::Most).is_zero()
-    });
-    let Some((id, client)) = left.next() else { return Ok(()) };
+    let left = |bound| {
+        book.on(gpu).filter(move |(_, client)| {
+            client.asked.is_some() && client.held.is_none() && !client.account.remain(now, bound).is_zero()
+        })
+    };
+    let Some((id, client)) = left(Bound::Most).next() else { return Ok(()) };
     let remain = client.account.remain(now, Bound::Most);
     if book.on(gpu).all(|(_, client)| client.held.is_none()) {
         return Err(format!("{gpu} is idle while {id} asks and has {remain} left"));
     }
-    let alone = left.next().is_none();
+    // One that may have something left, by the reading that is kinder to it, may go first and reserve room.
+    let alone = left(Bound::Least).count() == 1;
     let more_wanted = book.on(gpu).any(|(_, client)| client.held.is_some() && client.asked.is_some());
     let free = u32::from(SmShare::WHOLE.get()) - book.sm_held(gpu).min(u32::from(SmShare::WHOLE.get()));
     if alone && !more_wanted && u32::from(client.share.sm.get()) <= free {
