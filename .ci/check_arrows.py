@@ -21,7 +21,7 @@ ARROWS = {
 }
 # What the crates that hosts embed may depend on directly.
 LIGHT = {
-    "gshare-core": {"thiserror", "serde", "loom"},
+    "gshare-core": {"thiserror", "serde", "schemars", "loom"},
     "gshare-sched": {"gshare-core", "thiserror", "serde", "schemars"},
 }
 

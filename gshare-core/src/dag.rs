@@ -54,7 +54,8 @@ pub const MAX_BYTES: Bytes = Bytes(1 << 50);
 
 /// A set of components of one [`Dag`], by index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct ComponentSet(pub u128);
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ComponentSet(#[cfg_attr(feature = "schema", schemars(with = "Vec<u8>"))] pub u128);
 
 impl ComponentSet {
     /// No component.
@@ -138,6 +139,7 @@ impl serde::Serialize for ComponentSet {
 /// What a component needs on one slice profile with one batch size.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct Profile {
     /// Name of the slice profile: `2g.20gb`.
@@ -161,6 +163,7 @@ const fn one() -> u32 {
 /// One model of a function.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct Component {
     /// Its name, unique in the DAG.
@@ -390,6 +393,7 @@ pub enum DagError {
 /// A checked DAG of components. See the [module](self) for its form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(try_from = "DagBuilder", into = "DagBuilder"))]
 pub struct Dag {
     name: String,
@@ -473,6 +477,7 @@ impl Dag {
 /// A DAG before it is checked: what the serialised form holds, and what [`Dag::builder`] collects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct DagBuilder {
     #[cfg_attr(feature = "serde", serde(default))]
@@ -484,6 +489,7 @@ pub struct DagBuilder {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 struct NamedEdge {
     from: String,

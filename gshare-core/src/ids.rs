@@ -11,6 +11,7 @@ macro_rules! plain_id {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[cfg_attr(feature = "serde", serde(transparent))]
         pub struct $name(pub u32);
 
@@ -36,6 +37,7 @@ macro_rules! generational_id {
         /// Serialised as one integer: `generation << 32 | slot`.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[cfg_attr(feature = "serde", serde(from = "u64", into = "u64"))]
         pub struct $name {
             slot: u32,

@@ -26,6 +26,7 @@ use crate::units::{Bytes, Quota, SmShare};
 /// What a demand runs; Dilu places the three differently (Dilu, section 3.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Workload {
@@ -52,6 +53,7 @@ pub enum Workload {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Demand {
     /// Share of GPU time in a window that is guaranteed. Must not be zero.
@@ -150,6 +152,7 @@ impl Demand {
 /// One GPU as a bin. Shares are relative to the largest GPU of the pool, so a smaller one has less than the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct GpuSpec {
     /// Width: how much GPU time a window has.
@@ -189,6 +192,7 @@ impl GpuSpec {
 /// The part of a GPU that a placement holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Rectangle {
     /// Where its time begins in the window (x).
     #[cfg_attr(feature = "serde", serde(rename = "time_offset_bp"))]
@@ -207,6 +211,7 @@ pub struct Rectangle {
 /// Where a demand went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Placement {
     /// Its name; stale after release.
@@ -229,6 +234,7 @@ impl Placement {
 /// The answer to a demand that found room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Placed {
     /// Where it went.
@@ -248,6 +254,7 @@ impl Placed {
 /// How a placement changes under a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RepackChange {
     /// Which placement. Its id stays.
     pub id: PlacementId,
@@ -271,6 +278,7 @@ impl RepackChange {
 /// A proposal to move placements, valid for one version of the packer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct RepackPlan {
     /// [`Packer::version`] it was made at.
@@ -293,6 +301,7 @@ impl RepackPlan {
 /// One GPU as a packer sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct GpuStatus {
     /// The GPU.
@@ -320,6 +329,7 @@ impl GpuStatus {
 /// Why a packer refused. Nothing changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum PackError {

@@ -34,6 +34,7 @@ use core::fmt;
 /// Which cuts of a DAG are pipelines. Each mode has all those of the one before it; on a chain all are the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Mode {
@@ -61,6 +62,7 @@ impl fmt::Display for Mode {
 /// What pipelines are ranked by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RankMode {
@@ -74,6 +76,7 @@ pub enum RankMode {
 /// What a hand-off between two slices costs each of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 pub struct HandOff {
     /// Time per edge whatever its size. 100 us: two copies to get going and a wake-up.
@@ -109,6 +112,7 @@ impl HandOff {
 /// What a pipeline is wanted for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 #[non_exhaustive]
 pub struct Goal {
@@ -184,6 +188,7 @@ impl Goal {
 /// One GPU of a [`Node`]: its slices. Memory slices in neither list are not cut up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct NodeGpu {
     /// Its id.
@@ -417,6 +422,7 @@ fn cmp_fractions((mut a, mut b): (u128, u128), (mut c, mut d): (u128, u128)) -> 
 /// What runs on one slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Part {
     /// Which stage it belongs to, from 0.
     pub stage: u32,
@@ -453,6 +459,7 @@ impl Pipeline {
 /// A pipeline's slices, and how it runs on them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Assignment {
     /// For each part of the pipeline, in its order: the GPU and the slice.
@@ -492,6 +499,7 @@ impl Assignment {
 /// One slice of an [`Assignment`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AssignedSlice {
     /// The GPU.
     pub gpu: GpuId,
@@ -504,6 +512,7 @@ pub struct AssignedSlice {
 /// Why a pipeline cannot run on the free slices. Stages count from 1 in the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "reason", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Unfit {
@@ -541,6 +550,7 @@ pub enum Unfit {
 /// Why a part runs on no free slice.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Misfit {
@@ -616,6 +626,7 @@ pub enum PartitionError {
 /// A mode that was given up for the next simpler one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FallBack {
     /// The mode asked for.
     pub asked: Mode,

@@ -38,6 +38,7 @@ use std::collections::BTreeSet;
 /// Requests per second, kept in thousandths so that decisions rest on integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(transparent))]
 pub struct RequestRate(u64);
 
@@ -100,6 +101,7 @@ impl fmt::Display for RequestRate {
 /// Where a point lies: batch size, SM share, quota. Orders in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct Setting {
     /// Requests per batch; more than 0.
@@ -129,6 +131,7 @@ impl fmt::Display for Setting {
 /// What was measured at one setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 #[non_exhaustive]
 pub struct ProfilePoint {
@@ -263,6 +266,7 @@ pub enum ProfileError {
 /// Checked points, in the order of their [`Setting`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(try_from = "RawProfileTable", into = "RawProfileTable"))]
 pub struct ProfileTable {
     points: Vec<ProfilePoint>,
@@ -327,6 +331,7 @@ impl ProfileTable {
 // `sparse` says that holes are meant.
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 struct RawProfileTable {
     #[serde(default)]

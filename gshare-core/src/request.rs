@@ -34,6 +34,7 @@ macro_rules! name {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[cfg_attr(feature = "serde", serde(transparent))]
         pub struct $name(pub $inner);
 
@@ -68,6 +69,7 @@ name! {
 /// Where a model is loaded from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Tier {
@@ -80,6 +82,7 @@ pub enum Tier {
 /// What a model costs on GPUs of one kind, as profiled (GPU-enabled FaaS, section IV-A and Table I).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct ModelProfile {
     /// Time to start its process and load it from disk.
@@ -96,6 +99,7 @@ pub struct ModelProfile {
 /// What a tenant may take (GPU-enabled FaaS, section VI). The default is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 #[non_exhaustive]
 pub struct TenantLimits {
@@ -128,6 +132,7 @@ impl Default for TenantLimits {
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "event", rename_all = "snake_case", deny_unknown_fields))]
 #[non_exhaustive]
 pub enum RequestEvent {
@@ -254,6 +259,7 @@ pub enum RequestEvent {
 /// What to do about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RequestAction {
@@ -305,6 +311,7 @@ pub enum RequestAction {
 /// Why a request is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RejectReason {
@@ -445,6 +452,7 @@ pub enum RequestError {
 /// Where a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "place", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RequestPlace {
@@ -467,6 +475,7 @@ pub enum RequestPlace {
 /// Counters since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct RequestStats {
     /// Requests completed.
@@ -511,6 +520,7 @@ pub trait RequestScheduler:
 /// The state of one GPU that nodes and schedulers share (GPU-enabled FaaS, section III-E): status, estimate, LRU list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct GpuRecord {
     /// Whether it has something to do.
@@ -525,6 +535,7 @@ pub struct GpuRecord {
 /// Number of a write to one key of a [`StateStore`]; grows by one with each. 0 stands for "never written".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Version(pub u64);
 

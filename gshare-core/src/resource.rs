@@ -62,6 +62,7 @@ pub enum SpecError {
 /// A guaranteed and a maximal share of GPU time in a window: `request <= limit`, `limit > 0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(try_from = "RawQuotaRange", into = "RawQuotaRange"))]
 pub struct QuotaRange {
     request: Quota,
@@ -96,6 +97,7 @@ impl QuotaRange {
 
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 struct RawQuotaRange {
     request: Quota,
@@ -137,6 +139,7 @@ impl fmt::Display for QuotaRange {
 /// What a client is promised and what it may take at most, on one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(try_from = "RawResourceSpec", into = "RawResourceSpec"))]
 pub struct ResourceSpec {
     quota: QuotaRange,
@@ -237,6 +240,7 @@ impl ResourceSpec {
 
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 struct RawResourceSpec {
     quota: QuotaRange,

@@ -81,6 +81,7 @@ fn parse_decimal(text: &str, units: u64) -> Option<u64> {
 /// A share of a whole in 1/10 000, from 0 to 10 000 inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(extend("maximum" = 10_000)))]
 #[cfg_attr(feature = "serde", serde(try_from = "u16", into = "u16"))]
 pub struct BasisPoints(u16);
 
@@ -172,6 +173,7 @@ macro_rules! share {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[cfg_attr(feature = "serde", serde(transparent))]
         pub struct $name(BasisPoints);
 
@@ -277,6 +279,7 @@ impl FromStr for SmShare {
 /// A number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Bytes(pub u64);
 
@@ -408,6 +411,7 @@ impl Sum for Bytes {
 /// Made without a clock. Only differences mean anything to an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Timestamp(u64);
 
@@ -469,6 +473,7 @@ impl fmt::Display for Timestamp {
 /// Not [`core::time::Duration`]: ledgers add millions of these, the wire and the journal carry them as one integer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Duration(u64);
 

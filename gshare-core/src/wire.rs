@@ -119,6 +119,7 @@ impl WireError {
 /// What a client does when its daemon is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum OnDaemonLoss {
     /// Keep the last share by the local clock: a restart of the daemon must not stop the work of a node.
@@ -131,6 +132,7 @@ pub enum OnDaemonLoss {
 /// Why a daemon turned a process away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RefusalCode {

@@ -59,6 +59,7 @@ use std::borrow::Cow;
 /// The geometry of a GPU's memory and compute slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Family {
@@ -89,6 +90,7 @@ impl Family {
 /// Index of a profile in its [`GpuModel::profiles`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(transparent))]
 pub struct ProfileId(pub u8);
 
@@ -102,6 +104,7 @@ impl ProfileId {
 /// One size of slice that a GPU model offers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct MigProfile {
     /// The driver's name: `1g.10gb`, `1g.10gb+me`.
@@ -157,6 +160,7 @@ const fn span(start: u8, size: u8) -> u8 {
 /// Orders by place, as `nvidia-smi` lists them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SliceAt {
     /// The first memory slice it occupies.
     pub start: u8,
@@ -241,6 +245,7 @@ pub enum MigError {
 /// A profile as NVML reports it on the node (`nvmlDeviceGetGpuInstanceProfileInfo`, `…PossiblePlacements`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct ReportedProfile {
     /// Its name.
@@ -278,6 +283,7 @@ pub struct ReportedProfile {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct GpuModel {
     /// The name of the table: `A100-80`.

@@ -15,6 +15,7 @@ use super::runs::{Run, Runs};
 /// Which free rectangle a demand gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Heuristic {
@@ -31,6 +32,7 @@ pub enum Heuristic {
 /// What happens to the rectangle of a placement that is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Reclaim {
@@ -49,6 +51,7 @@ pub enum Reclaim {
 /// Configuration of [`MaxRects`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(default))]
 #[non_exhaustive]
 pub struct MaxRectsConfig {
@@ -115,6 +118,7 @@ impl MaxRectsConfig {
 /// packer it was taken from (under [`Reclaim::KeepRestructure`]: as if it had just restructured).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Snapshot {
     /// Configuration.
@@ -134,6 +138,7 @@ pub struct Snapshot {
 /// One GPU of a [`Snapshot`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SnapshotGpu {
     /// Its id.
     pub gpu: GpuId,

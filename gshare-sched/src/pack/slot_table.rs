@@ -25,6 +25,7 @@ use gshare_core::{BasisPoints, Duration, PlacementId, Quota, SmShare, Timestamp}
 /// One placement's guaranteed part of every window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Slot {
     /// Whose.
     pub placement: PlacementId,

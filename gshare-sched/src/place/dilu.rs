@@ -16,6 +16,7 @@ use crate::pack::sets::Sets;
 /// Configuration of [`DiluPacker`]. Defaults are the published ones (Dilu, section 3.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(default))]
 #[non_exhaustive]
 pub struct DiluConfig {

@@ -27,6 +27,7 @@ use gshare_core::{Engine, Timestamp};
 /// What happened, and to whom.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "scaler", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum CoScaleEvent {
@@ -41,6 +42,7 @@ pub enum CoScaleEvent {
 /// What to do, and where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "scaler", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum CoScaleAction {

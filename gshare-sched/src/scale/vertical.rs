@@ -106,6 +106,7 @@ const MAX_SEVERITY: u64 = 4 * WHOLE;
 /// Settings of [`DiluVertical`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 #[non_exhaustive]
 pub struct DiluVerticalConfig {

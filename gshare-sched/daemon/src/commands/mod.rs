@@ -13,7 +13,6 @@ mod partition;
 mod private;
 mod replay;
 mod run;
-mod schema;
 mod spin;
 mod status;
 mod top;

@@ -1,0 +1,141 @@
+//! What the filters have in common: lines in, lines out, and their schema.
+
+use crate::commands::print_json;
+use anyhow::Context as _;
+use gshare_core::{Engine, Timestamp};
+use schemars::{JsonSchema, schema_for};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, Write};
+use std::path::PathBuf;
+
+/// Arguments of each engine.
+#[derive(Debug, clap::Args)]
+pub(super) struct Options {
+    /// Print the JSON schema of a line in, a line out and the configuration, and exit.
+    #[arg(long)]
+    schema: bool,
+    /// Configuration of the engine: a JSON file; what it leaves out is the default.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl Options {
+    /// The configuration in the file, or the default one.
+    pub(super) fn config<C: DeserializeOwned + Default>(&self) -> anyhow::Result<C> {
+        let Some(file) = &self.config else { return Ok(C::default()) };
+        let context = || format!("--config {}", file.display());
+        let text = std::fs::read_to_string(file).with_context(context)?;
+        serde_json::from_str(&text).with_context(context)
+    }
+}
+
+/// A line in: an event and its time. A line that has neither is not for the engine.
+#[derive(Deserialize, JsonSchema)]
+struct Input<Event, Config> {
+    /// The time in ns since an epoch of the host's choice; never less than on the line before.
+    now_ns: Option<Timestamp>,
+    event: Option<Event>,
+    /// Configures the engine anew: in the header of a journal.
+    #[schemars(skip)]
+    engine: Option<Config>,
+}
+
+/// A line out.
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+pub(super) enum Output<Answer> {
+    /// It was handled.
+    Handled(Answer),
+    /// It was refused; nothing changed.
+    Refused {
+        /// Why.
+        error: String,
+        /// Number of the line in, from 1.
+        line: u64,
+    },
+}
+
+/// What an engine answers.
+#[derive(Serialize, JsonSchema)]
+struct Orders<Action> {
+    now_ns: Timestamp,
+    actions: Vec<Action>,
+    /// When to come back with `deadline_reached`; null for never.
+    next_deadline_ns: Option<Timestamp>,
+}
+
+/// Runs the engine that `new` makes of a configuration between standard input and output.
+pub(super) fn run<E, C>(options: &Options, new: impl Fn(C) -> anyhow::Result<E>) -> anyhow::Result<()>
+where
+    E: Engine,
+    E::Event: DeserializeOwned + JsonSchema,
+    E::Action: Serialize + JsonSchema,
+    C: DeserializeOwned + Default + JsonSchema,
+{
+    if options.schema {
+        return print_json(&serde_json::json!({
+            "input": schema_for!(Input<E::Event, C>),
+            "output": schema_for!(Output<Orders<E::Action>>),
+            "config": schema_for!(C),
+        }));
+    }
+    filter(options.config()?, new, &mut std::io::stdin().lock(), &mut std::io::stdout().lock())
+}
+
+/// Gives each event of `input` to an engine.
+pub(super) fn filter<E, C>(
+    config: C,
+    new: impl Fn(C) -> anyhow::Result<E>,
+    input: &mut impl BufRead,
+    output: &mut impl Write,
+) -> anyhow::Result<()>
+where
+    E: Engine,
+    E::Event: DeserializeOwned,
+    E::Action: Serialize,
+    C: DeserializeOwned,
+{
+    let mut engine = new(config)?;
+    lines(input, output, |Input { now_ns, event, engine: config }| {
+        let Some(event) = event else {
+            if let Some(config) = config {
+                engine = new(config)?;
+            }
+            return Ok(None);
+        };
+        let now_ns = now_ns.context("an event without now_ns")?;
+        let mut actions = Vec::new();
+        engine.handle(now_ns, event, &mut actions).map_err(|error| anyhow::anyhow!("{error}"))?;
+        Ok(Some(Orders { now_ns, actions, next_deadline_ns: engine.next_deadline() }))
+    })
+}
+
+/// Answers each line of `input` that `handle` has an answer for, at once: the host may wait for it.
+pub(super) fn lines<I: DeserializeOwned, O: Serialize>(
+    input: &mut impl BufRead,
+    output: &mut impl Write,
+    mut handle: impl FnMut(I) -> anyhow::Result<Option<O>>,
+) -> anyhow::Result<()> {
+    let (mut line, mut text) = (0, Vec::new());
+    loop {
+        text.clear();
+        line += 1;
+        // Zero bytes: the end of a journal whose daemon was killed.
+        if input.read_until(b'\n', &mut text)? == 0 || text.first() == Some(&0) {
+            return Ok(());
+        }
+        if text.trim_ascii().is_empty() {
+            continue;
+        }
+        let answer = serde_json::from_slice(&text).map_err(anyhow::Error::from).and_then(&mut handle);
+        let answer = match answer {
+            Ok(None) => continue,
+            Ok(Some(answer)) => Output::Handled(answer),
+            Err(error) => Output::Refused { error: format!("{error:#}"), line },
+        };
+        serde_json::to_writer(&mut *output, &answer)?;
+        output.write_all(b"\n")?;
+        output.flush()?;
+    }
+}
