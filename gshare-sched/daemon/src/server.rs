@@ -13,7 +13,7 @@ use crate::snapshot::Snapshot;
 use gshare_core::token::TokenScheduler;
 use gshare_core::wire::{MAX_FRAME, RefusalCode, Sequence, ToClient, ToDaemon};
 use gshare_core::{Duration, Timestamp};
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -21,6 +21,9 @@ use rustix::net::{
     recv, send, socket_with, sockopt,
 };
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 use std::collections::VecDeque;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -81,6 +84,7 @@ const LISTENER: u64 = 0;
 const INBOX: u64 = 1;
 const FRAME: u64 = 2;
 const PROCESS: u64 = 3;
+const TIMER: u64 = 4;
 
 /// Builds a [`Daemon`] with a clock or a policy of one's own.
 #[derive(Debug)]
@@ -148,6 +152,10 @@ impl DaemonBuilder {
         let data = |tag: u64| epoll::EventData::new_u64(tag << 56);
         epoll::add(&epoll, &listener, data(LISTENER), epoll::EventFlags::IN)?;
         epoll::add(&epoll, inbox.fd(), data(INBOX), epoll::EventFlags::IN)?;
+        let timer =
+            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        // On its edge: it is set anew each time and never read.
+        epoll::add(&epoll, &timer, data(TIMER), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
         Ok(Daemon {
             sockets: vec![config.socket.clone(), config.admin_socket.clone()],
             access: Arc::new(Access::of(&config)),
@@ -156,6 +164,8 @@ impl DaemonBuilder {
             endpoint,
             clock,
             epoll,
+            timer,
+            rings_at: None,
             listener,
             resume_accept: None,
             idle_due: None,
@@ -167,6 +177,7 @@ impl DaemonBuilder {
             hello_due: VecDeque::new(),
             effects: Vec::new(),
             frame: Vec::with_capacity(MAX_FRAME),
+            received: Box::new([0; MAX_FRAME + 1]),
         })
     }
 }
@@ -191,6 +202,9 @@ pub struct Daemon {
     access: Arc<Access>,
     clock: Arc<dyn Clock>,
     epoll: OwnedFd,
+    timer: OwnedFd,
+    /// When the timer rings, if it is set.
+    rings_at: Option<Timestamp>,
     listener: OwnedFd,
     /// When to listen again, after the system had no descriptors left.
     resume_accept: Option<Timestamp>,
@@ -208,6 +222,8 @@ pub struct Daemon {
     hello_due: VecDeque<(Timestamp, ConnId)>,
     effects: Vec<Effect>,
     frame: Vec<u8>,
+    /// One byte more than a frame, so that a longer one is seen as such.
+    received: Box<[u8; MAX_FRAME + 1]>,
 }
 
 impl Daemon {
@@ -236,8 +252,6 @@ impl Daemon {
     /// Serves until it is told to stop.
     pub fn run(mut self) -> Result<(), DaemonError> {
         let admin = self.start_admin()?;
-        // Wake-ups at deadlines are otherwise up to 50 us late.
-        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
         tracing::info!(socket = %self.sockets[0].display(), epoch = self.epoch, "listening");
         let served = self.serve();
         tracing::info!("stopping");
@@ -271,15 +285,9 @@ impl Daemon {
         let mut now = self.clock.now();
         self.idle(now);
         loop {
-            let timeout = self.next_deadline().map(|due| {
-                let wait = due.saturating_since(now).as_nanos();
-                Timespec {
-                    tv_sec: i64::try_from(wait / 1_000_000_000).unwrap_or(i64::MAX),
-                    tv_nsec: i64::try_from(wait % 1_000_000_000).unwrap_or(0),
-                }
-            });
+            self.set_timer(now)?;
             events.clear();
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -296,13 +304,13 @@ impl Daemon {
                     }
                     (FRAME, Some(id)) => self.ready(now, id, flags),
                     (PROCESS, Some(id)) => self.close(now, id),
+                    (TIMER, _) => self.rings_at = None,
                     // Closed by an event of this batch.
                     _ => continue,
                 }
                 self.settle(now);
             }
-            if events.is_empty() || self.next_deadline().is_some_and(|due| due <= now) {
-                now = self.clock.now();
+            if self.next_deadline().is_some_and(|due| due <= now) {
                 self.deadlines(now);
                 self.settle(now);
                 if self.idle_due.is_some_and(|due| due <= now) {
@@ -315,6 +323,25 @@ impl Daemon {
     fn next_deadline(&self) -> Option<Timestamp> {
         let hello = self.hello_due.front().map(|(due, _)| *due);
         [self.node.next_deadline(), hello, self.resume_accept, self.idle_due].into_iter().flatten().min()
+    }
+
+    /// Has the timer ring at the next deadline, or before: a timeout of each wait would be set in the hardware and
+    /// taken back with every frame, while deadlines mostly move on.
+    fn set_timer(&mut self, now: Timestamp) -> Result<(), DaemonError> {
+        let Some(due) = self.next_deadline().filter(|due| self.rings_at.is_none_or(|rings| *due < rings))
+        else {
+            return Ok(());
+        };
+        // Zero would stop it.
+        let wait = due.saturating_since(now).as_nanos().max(1);
+        let value = Timespec {
+            tv_sec: i64::try_from(wait / 1_000_000_000).unwrap_or(i64::MAX),
+            tv_nsec: i64::try_from(wait % 1_000_000_000).unwrap_or(0),
+        };
+        let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+        self.rings_at = Some(due);
+        Ok(())
     }
 
     /// Starts or stops the wait for the first connection.
@@ -424,15 +451,13 @@ impl Daemon {
             return;
         }
         let Some(conn) = self.conns.get_mut(id.slot, id.generation) else { return };
-        // One byte more than a frame, so that a longer one is seen as such.
-        let mut bytes = [0u8; MAX_FRAME + 1];
-        let length = match recv(&conn.socket, &mut bytes, RecvFlags::TRUNC) {
+        let length = match recv(&conn.socket, &mut self.received[..], RecvFlags::TRUNC) {
             Ok((length, _)) if length > 0 => length,
             Err(Errno::AGAIN | Errno::INTR) => return,
             // The peer closed, or is gone.
             Ok(_) | Err(_) => return self.close(now, id),
         };
-        let frame = &bytes[..length.min(bytes.len())];
+        let frame = &self.received[..length.min(MAX_FRAME + 1)];
         let decoded = ToDaemon::decode(frame)
             .and_then(|(sequence, message)| conn.received.check(sequence).map(|()| message));
         let peer = conn.peer;

@@ -30,11 +30,13 @@ impl Options {
     }
 }
 
-/// A line in: an event and its time. A line that has neither is not for the engine.
+/// A line in: an event and its time. A line without an event is passed over.
 #[derive(Deserialize, JsonSchema)]
 struct Input<Event, Config> {
     /// The time in ns since an epoch of the host's choice; never less than on the line before.
+    #[schemars(required)]
     now_ns: Option<Timestamp>,
+    #[schemars(required)]
     event: Option<Event>,
     /// Configures the engine anew: in the header of a journal.
     #[schemars(skip)]
