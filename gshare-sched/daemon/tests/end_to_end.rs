@@ -190,10 +190,20 @@ fn a_killed_daemon_is_survived_and_accounts_agree_after_its_return() {
         assert!(within(&accounts[0], 48) && within(&accounts[1], 16), "{accounts:?}");
     };
     agrees(&accounts(&daemon));
-    let mut times = Vec::new();
+    let (mut times, mut progress) = (Vec::new(), Vec::new());
     for _ in 0..chaos().1 {
         daemon.signal(rustix::process::Signal::KILL);
         drop(daemon);
+        // By the device's own account, once what was queued before is done.
+        let down = |before: &hooked::Truth| {
+            let now = spinners.truth();
+            programs.each_ref().map(|program| now.gpu_time(program) - before.gpu_time(program))
+        };
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        let (before, start) = (spinners.truth(), std::time::Instant::now());
+        within(|| down(&before).iter().all(|ns| *ns > 10_000_000).then_some(()));
+        let share = |ns: u64| ns * 100 / u64::try_from(start.elapsed().as_nanos()).unwrap();
+        progress.extend(down(&before).map(share));
         daemon = Process::start(dir.path(), &recorded(dir.path()));
         let start = std::time::Instant::now();
         within(|| (daemon.snapshot().clients.len() == 2).then_some(()));
@@ -202,7 +212,15 @@ fn a_killed_daemon_is_survived_and_accounts_agree_after_its_return() {
         agrees(&accounts(&daemon));
     }
     times.sort_unstable();
-    eprintln!("{} restarts: both registered again after {:?} at most", times.len(), times.last());
+    progress.sort_unstable();
+    eprintln!(
+        "{} restarts: {:?} to {:?} % of the device each while the daemon was down, both registered again after {:?} at \
+         most",
+        times.len(),
+        progress.first(),
+        progress.last(),
+        times.last()
+    );
     daemon.signal(rustix::process::Signal::TERM);
     daemon.child.wait().unwrap();
     replay(dir.path());

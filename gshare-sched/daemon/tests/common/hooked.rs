@@ -98,9 +98,27 @@ impl Spinners {
         Spinner(child)
     }
 
+    /// What the simulated device knows of those who use it.
+    pub fn truth(&self) -> Truth {
+        let output =
+            Command::new(libraries().join("sim-stat")).arg(self.dir.join("device")).output().unwrap();
+        Truth(serde_json::from_slice(&output.stdout).unwrap())
+    }
+
     /// What the programs said on standard error.
     pub fn said(&self) -> String {
         std::fs::read_to_string(self.dir.join("programs")).unwrap_or_default()
+    }
+}
+
+pub struct Truth(serde_json::Value);
+
+impl Truth {
+    /// Time with a kernel of the process running, in ns.
+    pub fn gpu_time(&self, spinner: &Spinner) -> u64 {
+        let processes = self.0["processes"].as_array().unwrap();
+        let own = processes.iter().find(|process| process["pid"] == spinner.pid()).unwrap();
+        own["gpus"][0]["busy_ns"].as_u64().unwrap()
     }
 }
 
