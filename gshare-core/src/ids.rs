@@ -112,6 +112,11 @@ generational_id! {
     PlacementId, "placement"
 }
 
+generational_id! {
+    /// An arena of the model store: memory that holds one model's content, named by the store.
+    ArenaId, "arena"
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -22,6 +22,7 @@ pub mod profile;
 pub mod request;
 pub mod resource;
 pub mod scale;
+pub mod store;
 pub mod token;
 pub mod units;
 pub mod wire;
@@ -29,7 +30,7 @@ pub mod wire;
 mod engine;
 
 pub use engine::Engine;
-pub use ids::{ClientId, FunctionId, GpuId, ModelId, PlacementId};
+pub use ids::{ArenaId, ClientId, FunctionId, GpuId, ModelId, PlacementId};
 pub use resource::{QuotaRange, ResourceSpec, SpecError};
 pub use token::{LeaseId, Share, TokenAction, TokenError, TokenEvent, TokenScheduler};
 pub use units::{BasisPoints, Bytes, Duration, ParseUnitError, Quota, SmShare, Timestamp};

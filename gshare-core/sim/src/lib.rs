@@ -15,6 +15,7 @@
 //! | [`token`] | a book of leases kept beside a [`TokenScheduler`](gshare_core::TokenScheduler), checkers over it, a picture of what went wrong, random operations |
 //! | [`conformance`] | one suite per policy trait, to run over any implementation of it |
 //! | [`node`] | a whole node in virtual time around any scheduler of tokens |
+//! | [`store`] | random histories of any store of models, kept book of and checked |
 //! | [`request`] | a cluster in virtual time around any scheduler of requests, with faults |
 //!
 //! # Rules
@@ -27,6 +28,7 @@ pub mod conformance;
 pub mod gpu;
 pub mod node;
 pub mod request;
+pub mod store;
 pub mod token;
 pub mod trace;
 

@@ -1,0 +1,630 @@
+//! The store's decisions: what stands in memory, who may map it, what goes when room is needed.
+//!
+//! # Problem
+//! Clients of several tenants ask for models by name. Each must be loaded once however many ask, stay while anybody holds
+//! it, never pass its owner's limits, and go when something of more value needs its place. Sizes are bytes, times
+//! nanoseconds, shares basis points.
+//!
+//! # Terms
+//! Those of [`gshare_core::store`]; further:
+//! - **promised**: bytes of all arenas that are not on their way out; what decisions are made on;
+//! - **physical**: bytes of all arenas that have memory; what is never more than the tier;
+//! - **value** of an arena: `sum over its models (rate x reload time) / bytes`, where the rate of a model is the number of
+//!   requests for it, halved at every multiple of the half-life;
+//! - **replaceable**: each model of the arena can be loaded again, from its source or (on a GPU) from host memory.
+//!
+//! # Algorithm
+//! *Asked.* Is the model in the tier, it is served; is it on its way, the request waits. Is its content there under another
+//! name, that arena gets one name more. Else it is loaded: from host memory if the tier is the GPU and it is there,
+//! else from disk. Whoever asks meanwhile waits for the same load.
+//!
+//! *Room.* For `b` more bytes: first unreferenced arenas of the owner go until its limits hold; then, if promised + b would
+//! be more than the high watermark, arenas of the least value go until it is at most the low one, or nothing more can
+//! go. Only if it then still is more than the tier the request is refused, and then nothing went. An arena can go
+//! when it is committed, unreferenced, not pinned, not being copied from, and replaceable. Arenas start in the order in
+//! which they were promised room, each as soon as its bytes are physically free.
+//!
+//! *Loaded.* If an arena with the same content is in the tier, the new one goes and its models get the old one; so the
+//! same content under two names is stored once. It stays charged to whoever was charged first.
+//!
+//! Example: a tier of 16 GiB, watermarks 95 % and 85 %. A (6 GiB, 10 requests, 2 s) is worth 3.3 per GiB, B (6 GiB, 4
+//! requests, 6 s) 4.0. C of 6 GiB is asked for: 18 GiB would be more than 15.2. A goes (12 GiB <= 13.6), C waits until
+//! A's memory is free and is loaded. Had somebody held A and B, C would be refused.
+//!
+//! # Invariants
+//! - physical <= tier, promised <= tier, and both are the sums of what they are about;
+//! - a tenant's bytes and models are the sums over the arenas that are charged to it;
+//! - references by client and by arena agree; an arena that is not committed has none;
+//! - a name has at most one arena per tier, a content at most one committed arena per tier;
+//! - a writer belongs to an arena that is not committed.
+//!
+//! # Cost
+//! A request that is served: O(log n). One that needs room: O(a log a) in the arenas of the store. Memory: O(models +
+//! arenas + references).
+//!
+//! # Differences
+//! FaST-GShare (section 3.5) stores single tensors, without eviction, limits or access; here the unit is a model, and a tensor
+//! by itself is a model of one tensor. The module is in this crate because the server is its user and gshare-modelstore
+//! depends on gshare-core alone; it is as pure as the engines of gshare-sched.
+
+#![forbid(unsafe_code)]
+
+mod room;
+mod state;
+
+use gshare_core::request::TenantId;
+use gshare_core::store::{
+    Access, ArenaState, ArenaView, ContentHash, LoadFrom, MemoryTier, ModelStore, RefuseReason, StoreAction,
+    StoreError, StoreEvent, StoreLimits, TicketId,
+};
+use gshare_core::{ArenaId, BasisPoints, Bytes, ClientId, Duration, Engine, ModelId, Timestamp};
+use state::{Arena, Due, Model, Origin, State, Ticket, Wants};
+
+/// What a store may take, and when it makes room.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreConfig {
+    /// Memory for models on the GPU. Default 0: no such tier.
+    pub gpu: Bytes,
+    /// Memory for models in host memory. Default 4 GiB.
+    pub host: Bytes,
+    /// Make room when more than this share of a tier would be promised. Default 95 %: room for one more small model
+    /// without waiting for an eviction.
+    pub high: BasisPoints,
+    /// Make room until at most this share is. Default 85 %: one eviction serves several loads.
+    pub low: BasisPoints,
+    /// A request counts half after this. Default 10 min, in the order of a platform's keep-alive times.
+    pub half_life: Duration,
+    /// Bytes per second from host memory to the GPU, to compare reload times. Default 10 GB: half of PCIe 4.0 x16.
+    pub host_to_gpu: Bytes,
+    /// A writer has this long, waiting for room included. Default 10 min.
+    pub write_timeout: Duration,
+    /// Most clients at once. Default 4,096.
+    pub max_clients: u32,
+    /// Most models known at once. Default 65,536.
+    pub max_models: u32,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self {
+            gpu: Bytes::ZERO,
+            host: Bytes::from_gib(4),
+            high: BasisPoints::new(9_500).unwrap_or(BasisPoints::WHOLE),
+            low: BasisPoints::new(8_500).unwrap_or(BasisPoints::WHOLE),
+            half_life: Duration::from_secs(600),
+            host_to_gpu: Bytes(10_000_000_000),
+            write_timeout: Duration::from_secs(600),
+            max_clients: 4_096,
+            max_models: 65_536,
+        }
+    }
+}
+
+/// Why a configuration cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field} is {value}: {bound}")]
+pub struct StoreConfigError {
+    /// The field.
+    pub field: &'static str,
+    /// What was given.
+    pub value: String,
+    /// What it must be.
+    pub bound: &'static str,
+}
+
+/// Largest model and largest tier: products of value and size fit 128 bits.
+pub(crate) const MAX_BYTES: Bytes = Bytes(1 << 48);
+
+/// The policy of this crate: see the [module](self).
+#[derive(Debug)]
+pub struct Store {
+    config: StoreConfig,
+    state: State,
+}
+
+impl Store {
+    /// An empty store.
+    ///
+    /// # Errors
+    /// A configuration that cannot be; names the field and the bound.
+    pub fn new(config: StoreConfig) -> Result<Self, StoreConfigError> {
+        let bad = |field, value: String, bound| Err(StoreConfigError { field, value, bound });
+        for (field, bytes) in [("gpu", config.gpu), ("host", config.host)] {
+            if bytes > MAX_BYTES {
+                return bad(field, bytes.to_string(), "at most 256 TiB");
+            }
+        }
+        if config.low > config.high {
+            return bad("low", config.low.to_string(), "at most `high`");
+        }
+        if config.half_life.is_zero() {
+            return bad("half_life", config.half_life.to_string(), "more than 0");
+        }
+        if config.host_to_gpu < Bytes(1_000) {
+            return bad("host_to_gpu", config.host_to_gpu.to_string(), "at least 1 kB per second");
+        }
+        if config.write_timeout.is_zero() {
+            return bad("write_timeout", config.write_timeout.to_string(), "more than 0");
+        }
+        if config.max_clients == 0 {
+            return bad("max_clients", "0".into(), "at least 1");
+        }
+        if config.max_models == 0 {
+            return bad("max_models", "0".into(), "at least 1");
+        }
+        Ok(Self { config, state: State::default() })
+    }
+
+    /// The configuration.
+    pub const fn config(&self) -> &StoreConfig {
+        &self.config
+    }
+
+    /// Whether the model is known.
+    pub fn knows(&self, model: ModelId) -> bool {
+        self.state.models.contains_key(&model)
+    }
+
+    /// What the model consisted of when it was last loaded or written.
+    pub fn content_of(&self, model: ModelId) -> Option<ContentHash> {
+        self.state.models.get(&model)?.content
+    }
+
+    /// Bytes promised to arenas of a tier, those on their way out aside.
+    pub fn promised(&self, tier: MemoryTier) -> Bytes {
+        Bytes(self.state.tiers[tier as usize].promised)
+    }
+
+    /// Everything that does not depend on what deadlines before `now` will have done.
+    fn check(&self, now: Timestamp, event: &StoreEvent) -> Result<(), StoreError> {
+        let last = self.state.now;
+        if now < last {
+            return Err(StoreError::TimeWentBack { now, last });
+        }
+        let state = &self.state;
+        let client_is_here = |client: ClientId| match state.clients.contains_key(&client) {
+            true => Ok(()),
+            false => Err(StoreError::UnknownClient { client }),
+        };
+        let ticket_is_free = |ticket: TicketId| match state.tickets.get(&ticket) {
+            Some(old) if old.due.is_none_or(|due| due > now) => Err(StoreError::DuplicateTicket { ticket }),
+            _ => Ok(()),
+        };
+        let size = |model, bytes: Bytes| match bytes == Bytes::ZERO || bytes > MAX_BYTES {
+            true => Err(StoreError::BadBytes { model, bytes }),
+            false => Ok(()),
+        };
+        let writes = |client: ClientId, arena: ArenaId| match state.arenas.get(&arena) {
+            None => Err(StoreError::WrongState { arena, expected: "being written" }),
+            Some(found) => match &found.origin {
+                Origin::Written { by, due: Some(due) } if *by == Some(client) => {
+                    if *due <= now || found.state != ArenaState::Loading {
+                        return Err(StoreError::WrongState { arena, expected: "being written" });
+                    }
+                    Ok(())
+                }
+                _ => Err(StoreError::NotHeld { client, arena }),
+            },
+        };
+        match *event {
+            StoreEvent::ClientJoined { client, .. } => {
+                if state.clients.contains_key(&client) {
+                    return Err(StoreError::ClientExists { client });
+                }
+                if state.clients.len() >= self.config.max_clients as usize {
+                    return Err(StoreError::TooManyClients { limit: self.config.max_clients });
+                }
+                Ok(())
+            }
+            StoreEvent::ClientLeft { client } => client_is_here(client),
+            StoreEvent::TenantLimited { tenant, limits } if limits.load_burst == 0 => {
+                Err(StoreError::BadLimits { tenant })
+            }
+            StoreEvent::ModelAdded { model, bytes, .. } => {
+                if state.models.contains_key(&model) {
+                    return Err(StoreError::ModelExists { model });
+                }
+                if state.models.len() >= self.config.max_models as usize {
+                    return Err(StoreError::TooManyModels { limit: self.config.max_models });
+                }
+                size(model, bytes)
+            }
+            StoreEvent::PutBegun { client, ticket, model, bytes, .. } => {
+                client_is_here(client)?;
+                ticket_is_free(ticket)?;
+                size(model, bytes)
+            }
+            StoreEvent::PutCommitted { client, ticket, arena } => {
+                client_is_here(client)?;
+                ticket_is_free(ticket)?;
+                writes(client, arena)
+            }
+            StoreEvent::PutAborted { client, arena } => {
+                client_is_here(client)?;
+                writes(client, arena)
+            }
+            StoreEvent::Asked { client, ticket, .. }
+            | StoreEvent::PinAsked { client, ticket, .. }
+            | StoreEvent::EvictAsked { client, ticket, .. } => {
+                client_is_here(client)?;
+                ticket_is_free(ticket)
+            }
+            StoreEvent::Released { client, arena } => match state.clients.get(&client) {
+                None => Err(StoreError::UnknownClient { client }),
+                Some(found) if !found.refs.contains_key(&arena) => Err(StoreError::NotHeld { client, arena }),
+                Some(_) => Ok(()),
+            },
+            StoreEvent::Loaded { arena, .. } | StoreEvent::LoadFailed { arena } => {
+                match state.arenas.get(&arena) {
+                    Some(found) if found.state == ArenaState::Loading && !found.is_being_written() => Ok(()),
+                    _ => Err(StoreError::WrongState { arena, expected: "being loaded or sealed" }),
+                }
+            }
+            StoreEvent::Evicted { arena } => match state.arenas.get(&arena) {
+                Some(found) if found.state == ArenaState::Evicting => Ok(()),
+                _ => Err(StoreError::WrongState { arena, expected: "being evicted" }),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    fn asked(&mut self, ask: Ask, actions: &mut Vec<StoreAction>) {
+        let Ask { now, client, ticket, model, tier, deadline } = ask;
+        let refuse = |reason| StoreAction::Refuse { ticket, client, reason };
+        let half_life = self.config.half_life;
+        if !self.state.models.contains_key(&model) {
+            return actions.push(refuse(RefuseReason::UnknownModel));
+        }
+        if !self.may_read(client, model) {
+            return actions.push(refuse(RefuseReason::NotAllowed));
+        }
+        let Some(found) = self.state.models.get_mut(&model) else { return };
+        found.use_once(now, half_life);
+        let (bytes, owner, content, source) = (found.bytes, found.owner, found.content, found.source);
+        let there = found.arenas[tier as usize].or_else(|| {
+            let shared = *self.state.by_content.get(&(content?, tier))?;
+            self.state.link(model, shared);
+            Some(shared)
+        });
+        let waiting = Ticket { client, wants: Wants::Reference(model), arena: None, due: Some(deadline) };
+        if let Some(arena) = there {
+            if self.state.arenas.get(&arena).is_some_and(|arena| arena.state == ArenaState::Committed) {
+                self.state.serve(ticket, client, arena, model, actions);
+            } else if deadline <= now {
+                actions.push(refuse(RefuseReason::TimedOut));
+            } else {
+                self.state.wait(ticket, waiting, arena);
+            }
+            return;
+        }
+        let host = match tier {
+            MemoryTier::Gpu => self.state.committed(model, MemoryTier::Host),
+            _ => None,
+        };
+        let from = match (host, source) {
+            (Some(arena), _) => LoadFrom::Host(arena),
+            (None, Some(_)) => LoadFrom::Disk,
+            (None, None) => return actions.push(refuse(RefuseReason::NotResident)),
+        };
+        if deadline <= now {
+            return actions.push(refuse(RefuseReason::TimedOut));
+        }
+        let tenant = self.state.tenant_of(client);
+        match self.room(now, tier, bytes, owner, tenant, host) {
+            Err(reason) => actions.push(refuse(reason)),
+            Ok(victims) => {
+                self.state.charge_load(now, tenant);
+                victims.into_iter().for_each(|victim| self.state.retire(victim, actions));
+                let arena = self.state.promise(model, tier, bytes, owner, Origin::Loaded { from });
+                self.state.wait(ticket, waiting, arena);
+                self.start(tier, actions);
+            }
+        }
+    }
+
+    fn put(&mut self, put: Put, actions: &mut Vec<StoreAction>) {
+        let Put { now, client, ticket, model, tier, bytes, access } = put;
+        let refuse = |reason| StoreAction::Refuse { ticket, client, reason };
+        if self.state.models.contains_key(&model) {
+            return actions.push(refuse(RefuseReason::NameTaken));
+        }
+        if self.state.models.len() >= self.config.max_models as usize {
+            return actions.push(refuse(RefuseReason::TooManyModels));
+        }
+        let tenant = self.state.tenant_of(client);
+        let victims = match self.room(now, tier, bytes, tenant, tenant, None) {
+            Err(reason) => return actions.push(refuse(reason)),
+            Ok(victims) => victims,
+        };
+        self.state.charge_load(now, tenant);
+        victims.into_iter().for_each(|victim| self.state.retire(victim, actions));
+        let group = self.state.clients.get(&client).map(|found| found.group);
+        let mut new = Model::new(tenant, group.unwrap_or(gshare_core::store::GroupId(u32::MAX)), access, bytes, None);
+        new.use_once(now, self.config.half_life);
+        self.state.models.insert(model, new);
+        let due = now.saturating_add(self.config.write_timeout);
+        let origin = Origin::Written { by: Some(client), due: Some(due) };
+        let arena = self.state.promise(model, tier, bytes, tenant, origin);
+        self.state.deadlines.insert((due, Due::Write(arena)));
+        let begun = Ticket { client, wants: Wants::Write, arena: None, due: None };
+        self.state.wait(ticket, begun, arena);
+        if let Some(found) = self.state.clients.get_mut(&client) {
+            found.writes.insert(arena);
+        }
+        self.start(tier, actions);
+    }
+
+    fn commit(&mut self, client: ClientId, ticket: TicketId, arena: ArenaId, actions: &mut Vec<StoreAction>) {
+        self.state.end_of_write(client, arena);
+        let Some(found) = self.state.arenas.get_mut(&arena) else { return };
+        found.origin = Origin::Written { by: Some(client), due: None };
+        let sealing = Ticket { client, wants: Wants::Commit, arena: None, due: None };
+        self.state.wait(ticket, sealing, arena);
+        actions.push(StoreAction::Seal { arena });
+    }
+
+    fn loaded(&mut self, arena: ArenaId, content: ContentHash, actions: &mut Vec<StoreAction>) {
+        let Some(found) = self.state.arenas.get_mut(&arena) else { return };
+        let (tier, waiting) = (found.tier, core::mem::take(&mut found.waiting));
+        let names: Vec<ModelId> = found.names.iter().copied().collect();
+        self.state.release_source(arena);
+        for &model in &names {
+            if let Some(model) = self.state.models.get_mut(&model) {
+                model.content = Some(content);
+            }
+        }
+        let place = match self.state.by_content.get(&(content, tier)) {
+            Some(&same) => {
+                // Moved before it goes, so that no name is without an arena in between.
+                names.iter().for_each(|&model| self.state.link(model, same));
+                self.state.retire(arena, actions);
+                same
+            }
+            None => {
+                self.state.by_content.insert((content, tier), arena);
+                if let Some(found) = self.state.arenas.get_mut(&arena) {
+                    (found.state, found.content) = (ArenaState::Committed, Some(content));
+                }
+                arena
+            }
+        };
+        for ticket in waiting {
+            let Some(Ticket { client, wants, .. }) = self.state.close(ticket) else { continue };
+            match wants {
+                Wants::Reference(model) => self.state.serve(ticket, client, place, model, actions),
+                Wants::Commit | Wants::Write => {
+                    let Some(&model) = names.first() else { continue };
+                    actions.push(StoreAction::Stored { ticket, client, arena: place, model });
+                }
+            }
+        }
+        self.trim(tier, actions);
+        self.start(tier, actions);
+    }
+
+    /// Gives up an arena that is not committed, and answers all who wait for it.
+    fn give_up(&mut self, arena: ArenaId, reason: RefuseReason, actions: &mut Vec<StoreAction>) {
+        let Some(found) = self.state.arenas.get_mut(&arena) else { return };
+        let tier = found.tier;
+        for ticket in core::mem::take(&mut found.waiting) {
+            if let Some(Ticket { client, .. }) = self.state.close(ticket) {
+                actions.push(StoreAction::Refuse { ticket, client, reason });
+            }
+        }
+        self.state.retire(arena, actions);
+        self.start(tier, actions);
+    }
+
+    fn evict_asked(&mut self, client: ClientId, model: ModelId, actions: &mut Vec<StoreAction>) -> Option<RefuseReason> {
+        let Some(found) = self.state.models.get(&model) else { return Some(RefuseReason::UnknownModel) };
+        if !self.state.rules(client, found) {
+            return Some(RefuseReason::NotAllowed);
+        }
+        let arenas: Vec<ArenaId> = found.arenas.iter().flatten().copied().collect();
+        let busy = |arena: &Arena| arena.state != ArenaState::Committed || (arena.names.len() == 1 && arena.is_held());
+        let is_busy = |arena| self.state.arenas.get(arena).is_some_and(busy);
+        if found.pinned || arenas.iter().any(is_busy) {
+            return Some(RefuseReason::InUse);
+        }
+        for arena in arenas {
+            if self.state.arenas.get(&arena).is_some_and(|arena| arena.names.len() == 1) {
+                self.state.retire(arena, actions);
+            } else {
+                self.state.unlink(model, arena, actions);
+            }
+        }
+        None
+    }
+
+    fn pin_asked(&mut self, client: ClientId, model: ModelId, pinned: bool) -> Option<RefuseReason> {
+        let Some(found) = self.state.models.get(&model) else { return Some(RefuseReason::UnknownModel) };
+        if !self.state.rules(client, found) {
+            return Some(RefuseReason::NotAllowed);
+        }
+        if let Some(found) = self.state.models.get_mut(&model) {
+            found.pinned = pinned;
+        }
+        None
+    }
+
+    fn left(&mut self, client: ClientId, actions: &mut Vec<StoreAction>) {
+        let Some(found) = self.state.clients.remove(&client) else { return };
+        for (arena, count) in found.refs {
+            if let Some(arena) = self.state.arenas.get_mut(&arena) {
+                arena.references -= count;
+            }
+        }
+        for ticket in found.tickets {
+            if let Some(Ticket { arena: Some(arena), .. }) = self.state.close(ticket)
+                && let Some(arena) = self.state.arenas.get_mut(&arena)
+            {
+                arena.waiting.retain(|&waiting| waiting != ticket);
+            }
+        }
+        for arena in found.writes {
+            // Readers may be waiting for what will not be written.
+            self.give_up(arena, RefuseReason::LoadFailed, actions);
+        }
+        for tier in MemoryTier::ALL {
+            self.trim(tier, actions);
+            self.start(tier, actions);
+        }
+    }
+
+    /// What was due by now.
+    fn run_deadlines(&mut self, now: Timestamp, actions: &mut Vec<StoreAction>) {
+        while let Some(&(at, due)) = self.state.deadlines.first()
+            && at <= now
+        {
+            self.state.deadlines.pop_first();
+            match due {
+                Due::Ticket(ticket) => {
+                    let Some(Ticket { client, arena, .. }) = self.state.close(ticket) else { continue };
+                    if let Some(arena) = arena.and_then(|arena| self.state.arenas.get_mut(&arena)) {
+                        arena.waiting.retain(|&waiting| waiting != ticket);
+                    }
+                    actions.push(StoreAction::Refuse { ticket, client, reason: RefuseReason::TimedOut });
+                }
+                Due::Write(arena) => self.give_up(arena, RefuseReason::TimedOut, actions),
+            }
+        }
+    }
+}
+
+struct Ask {
+    now: Timestamp,
+    client: ClientId,
+    ticket: TicketId,
+    model: ModelId,
+    tier: MemoryTier,
+    deadline: Timestamp,
+}
+
+struct Put {
+    now: Timestamp,
+    client: ClientId,
+    ticket: TicketId,
+    model: ModelId,
+    tier: MemoryTier,
+    bytes: Bytes,
+    access: Access,
+}
+
+impl Engine for Store {
+    type Event = StoreEvent;
+    type Action = StoreAction;
+    type Error = StoreError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: StoreEvent,
+        actions: &mut Vec<StoreAction>,
+    ) -> Result<(), StoreError> {
+        self.check(now, &event)?;
+        self.state.now = now;
+        self.run_deadlines(now, actions);
+        match event {
+            StoreEvent::ClientJoined { client, tenant, group, admin } => {
+                self.state.join(client, tenant, group, admin);
+            }
+            StoreEvent::ClientLeft { client } => self.left(client, actions),
+            StoreEvent::TenantLimited { tenant, limits } => self.state.tenant(tenant).limits = limits,
+            StoreEvent::ModelAdded { model, owner, group, access, bytes, reload } => {
+                self.state.models.insert(model, Model::new(owner, group, access, bytes, Some(reload)));
+            }
+            StoreEvent::Asked { client, ticket, model, tier, deadline } => {
+                self.asked(Ask { now, client, ticket, model, tier, deadline }, actions);
+            }
+            StoreEvent::PutBegun { client, ticket, model, tier, bytes, access } => {
+                self.put(Put { now, client, ticket, model, tier, bytes, access }, actions);
+            }
+            StoreEvent::PutCommitted { client, ticket, arena } => self.commit(client, ticket, arena, actions),
+            StoreEvent::PutAborted { client, arena } => {
+                self.state.end_of_write(client, arena);
+                self.give_up(arena, RefuseReason::LoadFailed, actions);
+            }
+            StoreEvent::Loaded { arena, content } => self.loaded(arena, content, actions),
+            StoreEvent::LoadFailed { arena } => self.give_up(arena, RefuseReason::LoadFailed, actions),
+            StoreEvent::Released { client, arena } => {
+                if let Some(tier) = self.state.release(client, arena) {
+                    self.trim(tier, actions);
+                    self.start(tier, actions);
+                }
+            }
+            StoreEvent::PinAsked { client, ticket, model, pinned } => {
+                let refused = self.pin_asked(client, model, pinned);
+                actions.push(answer(client, ticket, refused));
+                MemoryTier::ALL.into_iter().for_each(|tier| self.trim(tier, actions));
+            }
+            StoreEvent::EvictAsked { client, ticket, model } => {
+                let refused = self.evict_asked(client, model, actions);
+                actions.push(answer(client, ticket, refused));
+            }
+            StoreEvent::Evicted { arena } => {
+                if let Some(tier) = self.state.freed(arena) {
+                    self.start(tier, actions);
+                }
+            }
+            _ => {}
+        }
+        if cfg!(debug_assertions) {
+            self.invariants();
+        }
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.state.deadlines.first().map(|&(at, _)| at)
+    }
+}
+
+fn answer(client: ClientId, ticket: TicketId, refused: Option<RefuseReason>) -> StoreAction {
+    match refused {
+        None => StoreAction::Done { ticket, client },
+        Some(reason) => StoreAction::Refuse { ticket, client, reason },
+    }
+}
+
+impl ModelStore for Store {
+    fn arena_of(&self, model: ModelId, tier: MemoryTier) -> Option<ArenaId> {
+        self.state.models.get(&model)?.arenas[tier as usize]
+    }
+
+    fn arena(&self, arena: ArenaId) -> Option<ArenaView> {
+        self.state.arenas.get(&arena).map(|found| found.view(arena))
+    }
+
+    fn arenas(&self) -> Vec<ArenaView> {
+        self.state.arenas.iter().map(|(&arena, found)| found.view(arena)).collect()
+    }
+
+    fn may_read(&self, client: ClientId, model: ModelId) -> bool {
+        let (Some(reader), Some(model)) = (self.state.clients.get(&client), self.state.models.get(&model)) else {
+            return false;
+        };
+        reader.admin
+            || reader.tenant == model.owner
+            || match model.access {
+                Access::Public => true,
+                Access::Group => reader.group == model.group,
+                _ => false,
+            }
+    }
+
+    fn capacity(&self, tier: MemoryTier) -> Bytes {
+        match tier {
+            MemoryTier::Gpu => self.config.gpu,
+            MemoryTier::Host => self.config.host,
+            _ => Bytes::ZERO,
+        }
+    }
+}
+
+impl Store {
+    /// What an owner's limits are; for reports.
+    pub fn limits_of(&self, tenant: TenantId) -> StoreLimits {
+        self.state.tenants.get(&tenant).map(|found| found.limits).unwrap_or_default()
+    }
+}

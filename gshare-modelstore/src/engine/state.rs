@@ -1,0 +1,372 @@
+//! The books, and the steps that change them together.
+
+use gshare_core::request::TenantId;
+use gshare_core::store::{
+    Access, ArenaState, ArenaView, ContentHash, GroupId, LoadFrom, MemoryTier, StoreAction, StoreLimits, TicketId,
+};
+use gshare_core::{ArenaId, Bytes, ClientId, Duration, ModelId, Timestamp};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// One request counts as this much, so that several halvings of it are exact.
+const ONE_USE: u64 = 1 << 16;
+/// More requests than this do not count.
+const MAX_RATE: u64 = 1 << 40;
+
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) tenant: TenantId,
+    pub(super) group: GroupId,
+    pub(super) admin: bool,
+    pub(super) refs: BTreeMap<ArenaId, u64>,
+    pub(super) tickets: BTreeSet<TicketId>,
+    pub(super) writes: BTreeSet<ArenaId>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Tenant {
+    pub(super) limits: StoreLimits,
+    pub(super) bytes: u64,
+    pub(super) arenas: u32,
+    /// When the next load would come if all came at the limit's pace.
+    pub(super) next_load: Timestamp,
+}
+
+#[derive(Debug)]
+pub(super) struct Model {
+    pub(super) owner: TenantId,
+    pub(super) group: GroupId,
+    pub(super) access: Access,
+    pub(super) bytes: Bytes,
+    /// Time to load it from disk, if it is there.
+    pub(super) source: Option<Duration>,
+    pub(super) content: Option<ContentHash>,
+    pub(super) pinned: bool,
+    pub(super) arenas: [Option<ArenaId>; 2],
+    rate: u64,
+    /// Number of half-lives since time 0, at the last use.
+    epoch: u64,
+    pub(super) last_used: Timestamp,
+}
+
+impl Model {
+    pub(super) const fn new(
+        owner: TenantId,
+        group: GroupId,
+        access: Access,
+        bytes: Bytes,
+        source: Option<Duration>,
+    ) -> Self {
+        let (content, pinned, arenas) = (None, false, [None; 2]);
+        let (rate, epoch, last_used) = (0, 0, Timestamp::ZERO);
+        Self { owner, group, access, bytes, source, content, pinned, arenas, rate, epoch, last_used }
+    }
+
+    pub(super) fn rate(&self, now: Timestamp, half_life: Duration) -> u64 {
+        let halvings = (now.as_nanos() / half_life.as_nanos()).saturating_sub(self.epoch);
+        u32::try_from(halvings).ok().and_then(|by| self.rate.checked_shr(by)).unwrap_or(0)
+    }
+
+    pub(super) fn use_once(&mut self, now: Timestamp, half_life: Duration) {
+        self.rate = (self.rate(now, half_life) + ONE_USE).min(MAX_RATE);
+        self.epoch = now.as_nanos() / half_life.as_nanos();
+        self.last_used = now;
+    }
+}
+
+/// How an arena gets its content.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Origin {
+    Loaded { from: LoadFrom },
+    /// `due` until the writer is done.
+    Written { by: Option<ClientId>, due: Option<Timestamp> },
+}
+
+#[derive(Debug)]
+pub(super) struct Arena {
+    pub(super) tier: MemoryTier,
+    pub(super) bytes: u64,
+    pub(super) state: ArenaState,
+    pub(super) origin: Origin,
+    pub(super) content: Option<ContentHash>,
+    pub(super) names: BTreeSet<ModelId>,
+    pub(super) charged: TenantId,
+    pub(super) references: u64,
+    /// Loads to the GPU that copy from it.
+    pub(super) copies: u32,
+    pub(super) waiting: VecDeque<TicketId>,
+}
+
+impl Arena {
+    pub(super) fn is_held(&self) -> bool {
+        self.references > 0 || self.copies > 0
+    }
+
+    /// By a client that is not done.
+    pub(super) const fn is_being_written(&self) -> bool {
+        matches!(self.origin, Origin::Written { due: Some(_), .. })
+    }
+
+    pub(super) fn view(&self, arena: ArenaId) -> ArenaView {
+        let mut view = ArenaView::new(arena, self.tier, Bytes(self.bytes), self.state, self.charged);
+        view.references = self.references;
+        view.names = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
+        view
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Wants {
+    Reference(ModelId),
+    Write,
+    Commit,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ticket {
+    pub(super) client: ClientId,
+    pub(super) wants: Wants,
+    pub(super) arena: Option<ArenaId>,
+    pub(super) due: Option<Timestamp>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Due {
+    Ticket(TicketId),
+    Write(ArenaId),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct TierUse {
+    pub(super) promised: u64,
+    pub(super) physical: u64,
+    /// Arenas without memory, in the order in which they were promised it.
+    pub(super) empty: VecDeque<ArenaId>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) now: Timestamp,
+    pub(super) clients: BTreeMap<ClientId, Client>,
+    pub(super) tenants: BTreeMap<TenantId, Tenant>,
+    pub(super) models: BTreeMap<ModelId, Model>,
+    pub(super) arenas: BTreeMap<ArenaId, Arena>,
+    /// Generation of the next use of each slot.
+    generations: Vec<u32>,
+    free: BTreeSet<u32>,
+    /// Committed arenas.
+    pub(super) by_content: BTreeMap<(ContentHash, MemoryTier), ArenaId>,
+    pub(super) tickets: BTreeMap<TicketId, Ticket>,
+    pub(super) deadlines: BTreeSet<(Timestamp, Due)>,
+    pub(super) tiers: [TierUse; 2],
+}
+
+impl State {
+    pub(super) fn join(&mut self, client: ClientId, tenant: TenantId, group: GroupId, admin: bool) {
+        let (refs, tickets, writes) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+        self.clients.insert(client, Client { tenant, group, admin, refs, tickets, writes });
+    }
+
+    pub(super) fn tenant(&mut self, tenant: TenantId) -> &mut Tenant {
+        self.tenants.entry(tenant).or_default()
+    }
+
+    pub(super) fn tenant_of(&self, client: ClientId) -> TenantId {
+        self.clients.get(&client).map_or(TenantId(u32::MAX), |client| client.tenant)
+    }
+
+    /// Whether the client may pin and evict the model.
+    pub(super) fn rules(&self, client: ClientId, model: &Model) -> bool {
+        self.clients.get(&client).is_some_and(|client| client.admin || client.tenant == model.owner)
+    }
+
+    pub(super) fn committed(&self, model: ModelId, tier: MemoryTier) -> Option<ArenaId> {
+        let arena = self.models.get(&model)?.arenas[tier as usize]?;
+        (self.arenas.get(&arena)?.state == ArenaState::Committed).then_some(arena)
+    }
+
+    /// A new arena, empty, at the end of the line for memory.
+    pub(super) fn promise(
+        &mut self,
+        model: ModelId,
+        tier: MemoryTier,
+        bytes: Bytes,
+        charged: TenantId,
+        origin: Origin,
+    ) -> ArenaId {
+        let slot = self.free.pop_first().unwrap_or_else(|| {
+            self.generations.push(0);
+            u32::try_from(self.generations.len() - 1).unwrap_or(u32::MAX)
+        });
+        let arena = ArenaId::new(slot, self.generations[slot as usize]);
+        self.generations[slot as usize] = self.generations[slot as usize].wrapping_add(1);
+        if let Origin::Loaded { from: LoadFrom::Host(source) } = origin
+            && let Some(source) = self.arenas.get_mut(&source)
+        {
+            source.copies += 1;
+        }
+        let new = Arena {
+            tier,
+            bytes: bytes.0,
+            state: ArenaState::Empty,
+            origin,
+            content: None,
+            names: BTreeSet::new(),
+            charged,
+            references: 0,
+            copies: 0,
+            waiting: VecDeque::new(),
+        };
+        self.arenas.insert(arena, new);
+        self.link(model, arena);
+        self.tiers[tier as usize].promised += bytes.0;
+        self.tiers[tier as usize].empty.push_back(arena);
+        let tenant = self.tenant(charged);
+        (tenant.bytes, tenant.arenas) = (tenant.bytes + bytes.0, tenant.arenas + 1);
+        arena
+    }
+
+    /// Makes the arena the model's in its tier.
+    pub(super) fn link(&mut self, model: ModelId, arena: ArenaId) {
+        let (Some(found), Some(to)) = (self.models.get_mut(&model), self.arenas.get_mut(&arena)) else { return };
+        let before = found.arenas[to.tier as usize].replace(arena);
+        to.names.insert(model);
+        if let Some(before) = before
+            && before != arena
+            && let Some(before) = self.arenas.get_mut(&before)
+        {
+            before.names.remove(&model);
+        }
+    }
+
+    /// Takes the arena away from the model, and forgets a model that is nowhere any more.
+    pub(super) fn unlink(&mut self, model: ModelId, arena: ArenaId, actions: &mut Vec<StoreAction>) {
+        let (Some(found), Some(from)) = (self.models.get_mut(&model), self.arenas.get_mut(&arena)) else { return };
+        found.arenas[from.tier as usize] = None;
+        from.names.remove(&model);
+        if found.source.is_none() && found.arenas == [None; 2] {
+            self.models.remove(&model);
+            actions.push(StoreAction::Forgotten { model });
+        }
+    }
+
+    /// Sends an arena on its way out. One without memory is gone at once.
+    pub(super) fn retire(&mut self, arena: ArenaId, actions: &mut Vec<StoreAction>) {
+        let Some(found) = self.arenas.get_mut(&arena) else { return };
+        let (tier, bytes, charged, before) = (found.tier, found.bytes, found.charged, found.state);
+        found.state = ArenaState::Evicting;
+        let names: Vec<ModelId> = found.names.iter().copied().collect();
+        if let Origin::Written { by: Some(client), due: Some(_) } = found.origin {
+            self.end_of_write(client, arena);
+        }
+        self.release_source(arena);
+        if let Some(content) = self.arenas.get(&arena).and_then(|found| found.content) {
+            self.by_content.remove(&(content, tier));
+        }
+        self.tiers[tier as usize].promised -= bytes;
+        let tenant = self.tenant(charged);
+        (tenant.bytes, tenant.arenas) = (tenant.bytes - bytes, tenant.arenas - 1);
+        if before == ArenaState::Empty {
+            self.tiers[tier as usize].empty.retain(|&empty| empty != arena);
+        } else {
+            actions.push(StoreAction::Evict { arena });
+        }
+        names.into_iter().for_each(|model| self.unlink(model, arena, actions));
+        if before == ArenaState::Empty {
+            self.arenas.remove(&arena);
+            self.free.insert(arena.slot());
+        }
+    }
+
+    /// The memory of an arena is free.
+    pub(super) fn freed(&mut self, arena: ArenaId) -> Option<MemoryTier> {
+        let Arena { tier, bytes, .. } = self.arenas.remove(&arena)?;
+        self.free.insert(arena.slot());
+        self.tiers[tier as usize].physical -= bytes;
+        Some(tier)
+    }
+
+    /// Nobody writes the arena any more.
+    pub(super) fn end_of_write(&mut self, client: ClientId, arena: ArenaId) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.writes.remove(&arena);
+        }
+        if let Some(Arena { origin: Origin::Written { by, due }, .. }) = self.arenas.get_mut(&arena) {
+            *by = None;
+            if let Some(due) = due.take() {
+                self.deadlines.remove(&(due, Due::Write(arena)));
+            }
+        }
+    }
+
+    /// The arena needs the one that it is copied from no longer.
+    pub(super) fn release_source(&mut self, arena: ArenaId) {
+        if let Some(Arena { origin, .. }) = self.arenas.get_mut(&arena)
+            && let Origin::Loaded { from: LoadFrom::Host(source) } = *origin
+        {
+            *origin = Origin::Loaded { from: LoadFrom::Disk };
+            if let Some(source) = self.arenas.get_mut(&source) {
+                source.copies -= 1;
+            }
+        }
+    }
+
+    pub(super) fn wait(&mut self, name: TicketId, mut ticket: Ticket, arena: ArenaId) {
+        ticket.arena = Some(arena);
+        if let Some(due) = ticket.due {
+            self.deadlines.insert((due, Due::Ticket(name)));
+        }
+        if let Some(client) = self.clients.get_mut(&ticket.client) {
+            client.tickets.insert(name);
+        }
+        if let Some(arena) = self.arenas.get_mut(&arena) {
+            arena.waiting.push_back(name);
+        }
+        self.tickets.insert(name, ticket);
+    }
+
+    /// Forgets a ticket, which the caller answers.
+    pub(super) fn close(&mut self, name: TicketId) -> Option<Ticket> {
+        let ticket = self.tickets.remove(&name)?;
+        if let Some(due) = ticket.due {
+            self.deadlines.remove(&(due, Due::Ticket(name)));
+        }
+        if let Some(client) = self.clients.get_mut(&ticket.client) {
+            client.tickets.remove(&name);
+        }
+        Some(ticket)
+    }
+
+    pub(super) fn serve(
+        &mut self,
+        ticket: TicketId,
+        client: ClientId,
+        arena: ArenaId,
+        model: ModelId,
+        actions: &mut Vec<StoreAction>,
+    ) {
+        let (Some(holder), Some(held)) = (self.clients.get_mut(&client), self.arenas.get_mut(&arena)) else {
+            return;
+        };
+        *holder.refs.entry(arena).or_insert(0) += 1;
+        held.references += 1;
+        actions.push(StoreAction::Serve { ticket, client, arena, model });
+    }
+
+    /// One reference less; the tier, if it was the last.
+    pub(super) fn release(&mut self, client: ClientId, arena: ArenaId) -> Option<MemoryTier> {
+        let holder = self.clients.get_mut(&client)?;
+        let count = holder.refs.get_mut(&arena)?;
+        *count -= 1;
+        if *count == 0 {
+            holder.refs.remove(&arena);
+        }
+        let held = self.arenas.get_mut(&arena)?;
+        held.references -= 1;
+        (held.references == 0).then_some(held.tier)
+    }
+
+    pub(super) fn charge_load(&mut self, now: Timestamp, tenant: TenantId) {
+        let tenant = self.tenant(tenant);
+        tenant.next_load = tenant.next_load.max(now).saturating_add(tenant.limits.load_interval);
+    }
+}
