@@ -302,6 +302,8 @@ pub enum StoreEvent {
         ticket: TicketId,
         /// Which.
         model: ModelId,
+        /// Forget its source, too, so that its name is free.
+        forget: bool,
     },
     /// An `Evict` was carried out: the memory is free.
     Evicted {
@@ -567,7 +569,13 @@ pub struct ArenaView {
 
 impl ArenaView {
     /// An arena that nobody refers to.
-    pub const fn new(arena: ArenaId, tier: MemoryTier, bytes: Bytes, state: ArenaState, charged: TenantId) -> Self {
+    pub const fn new(
+        arena: ArenaId,
+        tier: MemoryTier,
+        bytes: Bytes,
+        state: ArenaState,
+        charged: TenantId,
+    ) -> Self {
         Self { arena, tier, bytes, state, references: 0, charged, names: 1 }
     }
 }

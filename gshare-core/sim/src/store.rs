@@ -12,8 +12,8 @@
 
 use gshare_core::request::TenantId;
 use gshare_core::store::{
-    Access, ArenaState, ContentHash, GroupId, LoadFrom, MemoryTier, ModelStore, StoreAction, StoreEvent, StoreLimits,
-    TicketId,
+    Access, ArenaState, ContentHash, GroupId, LoadFrom, MemoryTier, ModelStore, StoreAction, StoreEvent,
+    StoreLimits, TicketId,
 };
 use gshare_core::{ArenaId, Bytes, ClientId, Duration, ModelId, Timestamp};
 use std::collections::BTreeMap;
@@ -49,7 +49,7 @@ pub enum StoreOp {
     /// A model is pinned or unpinned.
     Pin { slot: u8, model: u8, pinned: bool },
     /// A model is to be evicted.
-    Evict { slot: u8, model: u8 },
+    Evict { slot: u8, model: u8, forget: bool },
     /// A call that must be refused.
     Nonsense { slot: u8, kind: u8 },
 }
@@ -84,6 +84,7 @@ pub struct StoreDriver<S> {
     memory: BTreeMap<ArenaId, Held>,
     limits: BTreeMap<TenantId, StoreLimits>,
     charges: BTreeMap<TenantId, (u64, u64)>,
+    seen: BTreeMap<String, u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,12 +120,18 @@ impl<S: ModelStore> StoreDriver<S> {
             memory: BTreeMap::new(),
             limits: BTreeMap::new(),
             charges: BTreeMap::new(),
+            seen: BTreeMap::new(),
         }
     }
 
     /// The store.
     pub const fn store(&self) -> &S {
         &self.store
+    }
+
+    /// How often each order, and each reason of a refusal, was given.
+    pub const fn seen(&self) -> &BTreeMap<String, u64> {
+        &self.seen
     }
 
     /// Plays one operation.
@@ -206,7 +213,7 @@ impl<S: ModelStore> StoreDriver<S> {
                     Stage::Written(client) => Some((arena, client)),
                     _ => None,
                 });
-                let Some((arena, client)) = pick(writes.collect(), which) else { return Ok(()) };
+                let Some((arena, client)) = pick(&writes.collect::<Vec<_>>(), which) else { return Ok(()) };
                 if abort {
                     StoreEvent::PutAborted { client, arena }
                 } else {
@@ -219,7 +226,9 @@ impl<S: ModelStore> StoreDriver<S> {
                     matches!(held.stage, Stage::Loading | Stage::Sealing | Stage::Evicting)
                         .then_some((arena, held.stage))
                 };
-                let Some((arena, stage)) = pick(self.memory.iter().filter_map(open).collect(), which) else {
+                let Some((arena, stage)) =
+                    pick(&self.memory.iter().filter_map(open).collect::<Vec<_>>(), which)
+                else {
                     return Ok(());
                 };
                 match stage {
@@ -231,7 +240,7 @@ impl<S: ModelStore> StoreDriver<S> {
             StoreOp::Release { slot: at, which } => {
                 let Some(client) = here(at) else { return Ok(()) };
                 let held = self.references.keys().filter(|&&(holder, _)| holder == client);
-                let Some((_, arena)) = pick(held.copied().collect(), which) else { return Ok(()) };
+                let Some((_, arena)) = pick(&held.copied().collect::<Vec<_>>(), which) else { return Ok(()) };
                 if let Some(count) = self.references.get_mut(&(client, arena)) {
                     *count -= 1;
                 }
@@ -244,11 +253,11 @@ impl<S: ModelStore> StoreDriver<S> {
                 let ticket = self.ticket(client, None);
                 StoreEvent::PinAsked { client, ticket, model, pinned }
             }
-            StoreOp::Evict { slot: at, model: name } => {
+            StoreOp::Evict { slot: at, model: name, forget } => {
                 let Some(client) = here(at) else { return Ok(()) };
                 let model = model(name);
                 let ticket = self.ticket(client, None);
-                StoreEvent::EvictAsked { client, ticket, model }
+                StoreEvent::EvictAsked { client, ticket, model, forget }
             }
             StoreOp::Nonsense { slot: at, kind } => return self.nonsense(slot(at), kind),
         };
@@ -296,7 +305,9 @@ impl<S: ModelStore> StoreDriver<S> {
         match self.store.handle(self.now, event, &mut actions) {
             Ok(()) => Err(format!("{event:?} was accepted")),
             Err(_) if !actions.is_empty() => Err(format!("{event:?} was refused, with orders {actions:?}")),
-            Err(_) if self.store.arenas() != before => Err(format!("{event:?} was refused, and changed something")),
+            Err(_) if self.store.arenas() != before => {
+                Err(format!("{event:?} was refused, and changed something"))
+            }
             Err(_) => Ok(()),
         }
     }
@@ -310,7 +321,9 @@ impl<S: ModelStore> StoreDriver<S> {
             Err(_) if actions.is_empty() && self.store.arenas() == before => {
                 let harmless = matches!(
                     event,
-                    StoreEvent::ModelAdded { .. } | StoreEvent::PutCommitted { .. } | StoreEvent::PutAborted { .. }
+                    StoreEvent::ModelAdded { .. }
+                        | StoreEvent::PutCommitted { .. }
+                        | StoreEvent::PutAborted { .. }
                 );
                 if let StoreEvent::PutCommitted { ticket, .. } = event {
                     self.tickets.remove(&ticket);
@@ -328,6 +341,7 @@ impl<S: ModelStore> StoreDriver<S> {
             _ => {}
         }
         for action in &actions {
+            *self.seen.entry(kind(action)).or_insert(0) += 1;
             self.ordered(*action).map_err(|wrong| format!("after {event:?}, {action:?}: {wrong}"))?;
         }
         self.look().map_err(|wrong| format!("after {event:?}: {wrong}"))
@@ -436,8 +450,12 @@ impl<S: ModelStore> StoreDriver<S> {
     fn look(&mut self) -> Result<(), String> {
         let mut charges: BTreeMap<TenantId, (u64, u64)> = BTreeMap::new();
         for view in self.store.arenas() {
-            let held: u64 =
-                self.references.iter().filter(|((_, arena), _)| *arena == view.arena).map(|(_, count)| count).sum();
+            let held: u64 = self
+                .references
+                .iter()
+                .filter(|((_, arena), _)| *arena == view.arena)
+                .map(|(_, count)| count)
+                .sum();
             if held != view.references {
                 return Err(format!("{}: {} references, {held} by the book", view.arena, view.references));
             }
@@ -495,6 +513,14 @@ impl<S: ModelStore> StoreDriver<S> {
     }
 }
 
-fn pick<T: Copy>(from: Vec<T>, which: u8) -> Option<T> {
+fn kind(action: &StoreAction) -> String {
+    match action {
+        StoreAction::Refuse { reason, .. } => format!("{reason:?}"),
+        StoreAction::Load { from: LoadFrom::Host(_), .. } => "LoadFromHost".into(),
+        other => format!("{other:?}").split([' ', '{']).next().unwrap_or_default().to_owned(),
+    }
+}
+
+fn pick<T: Copy>(from: &[T], which: u8) -> Option<T> {
     (!from.is_empty()).then(|| from[usize::from(which) % from.len()])
 }

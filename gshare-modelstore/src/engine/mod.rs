@@ -340,7 +340,8 @@ impl Store {
         self.state.charge_load(now, tenant);
         victims.into_iter().for_each(|victim| self.state.retire(victim, actions));
         let group = self.state.clients.get(&client).map(|found| found.group);
-        let mut new = Model::new(tenant, group.unwrap_or(gshare_core::store::GroupId(u32::MAX)), access, bytes, None);
+        let mut new =
+            Model::new(tenant, group.unwrap_or(gshare_core::store::GroupId(u32::MAX)), access, bytes, None);
         new.use_once(now, self.config.half_life);
         self.state.models.insert(model, new);
         let due = now.saturating_add(self.config.write_timeout);
@@ -416,16 +417,27 @@ impl Store {
         self.start(tier, actions);
     }
 
-    fn evict_asked(&mut self, client: ClientId, model: ModelId, actions: &mut Vec<StoreAction>) -> Option<RefuseReason> {
+    fn evict_asked(
+        &mut self,
+        client: ClientId,
+        model: ModelId,
+        forget: bool,
+        actions: &mut Vec<StoreAction>,
+    ) -> Option<RefuseReason> {
         let Some(found) = self.state.models.get(&model) else { return Some(RefuseReason::UnknownModel) };
         if !self.state.rules(client, found) {
             return Some(RefuseReason::NotAllowed);
         }
         let arenas: Vec<ArenaId> = found.arenas.iter().flatten().copied().collect();
-        let busy = |arena: &Arena| arena.state != ArenaState::Committed || (arena.names.len() == 1 && arena.is_held());
+        let busy = |arena: &Arena| {
+            arena.state != ArenaState::Committed || (arena.names.len() == 1 && arena.is_held())
+        };
         let is_busy = |arena| self.state.arenas.get(arena).is_some_and(busy);
         if found.pinned || arenas.iter().any(is_busy) {
             return Some(RefuseReason::InUse);
+        }
+        if forget && let Some(found) = self.state.models.get_mut(&model) {
+            found.source = None;
         }
         for arena in arenas {
             if self.state.arenas.get(&arena).is_some_and(|arena| arena.names.len() == 1) {
@@ -434,6 +446,7 @@ impl Store {
                 self.state.unlink(model, arena, actions);
             }
         }
+        self.state.forget(model, actions);
         None
     }
 
@@ -492,6 +505,7 @@ impl Store {
     }
 }
 
+#[derive(Clone, Copy)]
 struct Ask {
     now: Timestamp,
     client: ClientId,
@@ -501,6 +515,7 @@ struct Ask {
     deadline: Timestamp,
 }
 
+#[derive(Clone, Copy)]
 struct Put {
     now: Timestamp,
     client: ClientId,
@@ -558,8 +573,8 @@ impl Engine for Store {
                 actions.push(answer(client, ticket, refused));
                 MemoryTier::ALL.into_iter().for_each(|tier| self.trim(tier, actions));
             }
-            StoreEvent::EvictAsked { client, ticket, model } => {
-                let refused = self.evict_asked(client, model, actions);
+            StoreEvent::EvictAsked { client, ticket, model, forget } => {
+                let refused = self.evict_asked(client, model, forget, actions);
                 actions.push(answer(client, ticket, refused));
             }
             StoreEvent::Evicted { arena } => {
@@ -601,7 +616,8 @@ impl ModelStore for Store {
     }
 
     fn may_read(&self, client: ClientId, model: ModelId) -> bool {
-        let (Some(reader), Some(model)) = (self.state.clients.get(&client), self.state.models.get(&model)) else {
+        let (Some(reader), Some(model)) = (self.state.clients.get(&client), self.state.models.get(&model))
+        else {
             return false;
         };
         reader.admin

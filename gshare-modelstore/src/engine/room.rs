@@ -211,8 +211,12 @@ impl Store {
             }
         }
         for (&tenant, account) in &state.tenants {
-            let charged =
-                || state.arenas.values().filter(|arena| arena.charged == tenant && arena.state != ArenaState::Evicting);
+            let charged = || {
+                state
+                    .arenas
+                    .values()
+                    .filter(|arena| arena.charged == tenant && arena.state != ArenaState::Evicting)
+            };
             assert_eq!(account.bytes, charged().map(|arena| arena.bytes).sum::<u64>(), "charged bytes");
             assert_eq!(account.arenas as usize, charged().count(), "charged arenas");
         }
@@ -225,14 +229,21 @@ impl Store {
             assert_eq!(arena.copies as usize, copies.count(), "copies from {name}");
             assert!(arena.state == ArenaState::Committed || !arena.is_held(), "{name} is held");
             assert_eq!(arena.state == ArenaState::Evicting, arena.names.is_empty(), "names of {name}");
-            assert!(arena.state == ArenaState::Loading || arena.state == ArenaState::Empty || arena.waiting.is_empty());
+            assert!(
+                arena.state == ArenaState::Loading
+                    || arena.state == ArenaState::Empty
+                    || arena.waiting.is_empty()
+            );
             for model in &arena.names {
                 assert_eq!(state.models[model].arenas[arena.tier as usize], Some(*name), "arena of {model}");
             }
         }
         for ((content, tier), name) in &state.by_content {
             let arena = &state.arenas[name];
-            assert_eq!((arena.content, arena.tier, arena.state), (Some(*content), *tier, ArenaState::Committed));
+            assert_eq!(
+                (arena.content, arena.tier, arena.state),
+                (Some(*content), *tier, ArenaState::Committed)
+            );
         }
         for (name, ticket) in &state.tickets {
             let arena = ticket.arena.and_then(|arena| state.arenas.get(&arena));

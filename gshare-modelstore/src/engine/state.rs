@@ -2,7 +2,8 @@
 
 use gshare_core::request::TenantId;
 use gshare_core::store::{
-    Access, ArenaState, ArenaView, ContentHash, GroupId, LoadFrom, MemoryTier, StoreAction, StoreLimits, TicketId,
+    Access, ArenaState, ArenaView, ContentHash, GroupId, LoadFrom, MemoryTier, StoreAction, StoreLimits,
+    TicketId,
 };
 use gshare_core::{ArenaId, Bytes, ClientId, Duration, ModelId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -76,9 +77,14 @@ impl Model {
 /// How an arena gets its content.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Origin {
-    Loaded { from: LoadFrom },
+    Loaded {
+        from: LoadFrom,
+    },
     /// `due` until the writer is done.
-    Written { by: Option<ClientId>, due: Option<Timestamp> },
+    Written {
+        by: Option<ClientId>,
+        due: Option<Timestamp>,
+    },
 }
 
 #[derive(Debug)]
@@ -227,7 +233,9 @@ impl State {
 
     /// Makes the arena the model's in its tier.
     pub(super) fn link(&mut self, model: ModelId, arena: ArenaId) {
-        let (Some(found), Some(to)) = (self.models.get_mut(&model), self.arenas.get_mut(&arena)) else { return };
+        let (Some(found), Some(to)) = (self.models.get_mut(&model), self.arenas.get_mut(&arena)) else {
+            return;
+        };
         let before = found.arenas[to.tier as usize].replace(arena);
         to.names.insert(model);
         if let Some(before) = before
@@ -238,12 +246,19 @@ impl State {
         }
     }
 
-    /// Takes the arena away from the model, and forgets a model that is nowhere any more.
+    /// Takes the arena away from the model, which may be nowhere after that.
     pub(super) fn unlink(&mut self, model: ModelId, arena: ArenaId, actions: &mut Vec<StoreAction>) {
-        let (Some(found), Some(from)) = (self.models.get_mut(&model), self.arenas.get_mut(&arena)) else { return };
+        let (Some(found), Some(from)) = (self.models.get_mut(&model), self.arenas.get_mut(&arena)) else {
+            return;
+        };
         found.arenas[from.tier as usize] = None;
         from.names.remove(&model);
-        if found.source.is_none() && found.arenas == [None; 2] {
+        self.forget(model, actions);
+    }
+
+    /// Forgets a model that is nowhere any more.
+    pub(super) fn forget(&mut self, model: ModelId, actions: &mut Vec<StoreAction>) {
+        if self.models.get(&model).is_some_and(|found| found.source.is_none() && found.arenas == [None; 2]) {
             self.models.remove(&model);
             actions.push(StoreAction::Forgotten { model });
         }

@@ -1,0 +1,72 @@
+//! Memory that models live in: the seam between the store and its tiers.
+//!
+//! | backend | memory | clients get | read-only is |
+//! |---|---|---|---|
+//! | [`HostBackend`] | memory files | a descriptor to map | kept by the kernel, against everybody |
+//!
+//! An arena has one life: made, filled (by the store, or by one client), sealed, handed out. Its memory is free when the last
+//! process has closed and unmapped it, which a store cannot force: what a client keeps mapped after it gave its reference
+//! back is that client's memory.
+
+mod host;
+
+pub use host::HostBackend;
+pub(crate) use host::sealed;
+
+use crate::frame::Handle;
+use crate::load::{self, Origin};
+use rustix::fd::OwnedFd;
+use std::fmt::Debug;
+use std::io;
+use std::sync::Arc;
+
+/// Makes memory for arenas of one tier.
+pub trait ModelBackend: Debug + Send + Sync {
+    /// New memory of `bytes`, all zero, a multiple of 2 MiB.
+    ///
+    /// # Errors
+    /// When the system has no more, or no such memory.
+    fn create(&self, bytes: u64) -> io::Result<Arc<dyn ArenaMemory>>;
+
+    /// Fills memory that it made; the hashes of the tensors in the order of their names. `progress` is told how many bytes
+    /// are there.
+    ///
+    /// # Errors
+    /// The first error of reading or writing.
+    fn fill(
+        &self,
+        memory: &dyn ArenaMemory,
+        origin: &Origin,
+        threads: usize,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> io::Result<Vec<[u8; 32]>> {
+        load::fill(origin, memory, threads, progress)
+    }
+}
+
+/// Memory of one arena.
+pub trait ArenaMemory: Debug + Send + Sync {
+    /// Writes before it is sealed, from several threads at once.
+    ///
+    /// # Errors
+    /// When it is sealed, or the system has no more memory.
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
+    /// Reads all of `out`.
+    ///
+    /// # Errors
+    /// Beyond the end.
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
+
+    /// What a client that fills it is given.
+    fn writable(&self) -> Arc<OwnedFd>;
+
+    /// Ends all writing, by anybody, for ever. Once is enough.
+    ///
+    /// # Errors
+    /// `ResourceBusy` when somebody can still write to it.
+    fn seal(&self) -> io::Result<()>;
+
+    /// What readers are given; `None` before it is sealed. The descriptor is absent where the handle says all.
+    fn export(&self) -> Option<(Handle, Option<Arc<OwnedFd>>)>;
+}

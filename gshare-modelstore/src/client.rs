@@ -1,0 +1,461 @@
+//! A client of the store.
+//!
+//! ```no_run
+//! use gshare_modelstore::client::{Client, GetOptions};
+//! let client = Client::connect("/run/gshare/store.sock")?;
+//! let model = client.get("resnet50", &GetOptions::default())?;
+//! for tensor in model.manifest().iter() {
+//!     println!("{} {} {:?}", tensor.name, tensor.dtype, tensor.shape().collect::<Vec<_>>());
+//! }
+//! let weights: &[u8] = model.bytes_of("conv1.weight").ok_or("no such tensor")?;
+//! # let _ = weights;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//! A [`Model`] holds one reference, and gives it back when it is dropped. It reads memory that all clients share and that no
+//! process can write; it stays readable when the store is gone.
+
+use crate::frame::{Answer, Code, FrameError, Handle, MAX_FRAME, Request, Wanted};
+use crate::load::{LoadError, layout_of_header};
+use crate::manifest::{Layout, Manifest, ManifestError};
+use crate::map::SealedMap;
+use crate::packet;
+use crate::safetensors::{Dtype, Header};
+use gshare_core::store::{Access, ContentHash, MemoryTier};
+use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// The store says no.
+    #[error("{text}")]
+    Refused {
+        /// Why, for programs.
+        code: Code,
+        /// Why, for people.
+        text: String,
+    },
+    /// The store is gone; what is mapped stays.
+    #[error("the store is gone")]
+    Gone,
+    /// The store answers something that is no answer to this.
+    #[error("the store answers what it should not")]
+    Unexpected,
+    /// The store's frame cannot be read.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// The store's manifest cannot be read.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// What is to be put is no model.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The system refuses something.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// How to get a model.
+#[derive(Debug, Clone)]
+pub struct GetOptions {
+    /// In which memory. Default: the host's.
+    pub tier: MemoryTier,
+    /// How long to wait for a load. Default 60 s.
+    pub timeout: Duration,
+}
+
+impl Default for GetOptions {
+    fn default() -> Self {
+        Self { tier: MemoryTier::Host, timeout: Duration::from_secs(60) }
+    }
+}
+
+/// A connection to a store. Clones share it; requests take turns.
+#[derive(Debug, Clone)]
+pub struct Client(Arc<Connection>);
+
+#[derive(Debug)]
+struct Connection {
+    socket: OwnedFd,
+    turn: Mutex<u32>,
+}
+
+type Answered = (Answer, Vec<OwnedFd>);
+
+impl Client {
+    /// Connects to the store at a socket.
+    ///
+    /// # Errors
+    /// When nobody listens there.
+    pub fn connect(path: impl AsRef<Path>) -> Result<Self, ClientError> {
+        let address = SocketAddrUnix::new(path.as_ref()).map_err(io::Error::from)?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let socket = socket.map_err(io::Error::from)?;
+        connect(&socket, &address).map_err(io::Error::from)?;
+        Ok(Self(Arc::new(Connection { socket, turn: Mutex::new(0) })))
+    }
+
+    /// Takes a reference to a model by its name, loading it if need be.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn get(&self, name: &str, options: &GetOptions) -> Result<Model, ClientError> {
+        self.want(Wanted::Name(name.to_owned()), options)
+    }
+
+    /// Takes a reference to any model of this content that may be read.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn get_content(&self, content: ContentHash, options: &GetOptions) -> Result<Model, ClientError> {
+        self.want(Wanted::Content(content), options)
+    }
+
+    fn want(&self, wanted: Wanted, options: &GetOptions) -> Result<Model, ClientError> {
+        let timeout_ms = u32::try_from(options.timeout.as_millis()).unwrap_or(u32::MAX);
+        let (answer, descriptors) =
+            self.ask(&Request::Get { tier: options.tier, timeout_ms, wanted }, None)?;
+        let Answer::Served { arena, bytes, manifest_bytes, content, handle } = answer else {
+            return Err(ClientError::Unexpected);
+        };
+        // From here on the reference is ours to give back, whatever goes wrong.
+        let reference = Reference { connection: self.0.clone(), arena };
+        let mut descriptors = descriptors.into_iter();
+        let manifest = SealedMap::new(&descriptors.next().ok_or(ClientError::Unexpected)?, manifest_bytes)?;
+        let read = Manifest::parse(&manifest)?;
+        if read.arena_bytes() != bytes || read.content() != content {
+            return Err(ClientError::Unexpected);
+        }
+        let descriptor = descriptors.next();
+        let memory = match (handle, &descriptor) {
+            (Handle::HostFile, Some(file)) => Some(SealedMap::new(file, bytes)?),
+            (Handle::HostFile | Handle::CudaVmm, None) => return Err(ClientError::Unexpected),
+            _ => None,
+        };
+        Ok(Model { manifest, memory, content, handle, descriptor, bytes, _reference: reference })
+    }
+
+    /// Has the store load a safetensors file and keep it as the model's source. `progress` is told bytes done and in all.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn put_file(
+        &self,
+        name: &str,
+        access: Access,
+        tier: MemoryTier,
+        file: &File,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<Stored, ClientError> {
+        let request = Request::PutFile { tier, access, name: name.to_owned() };
+        match self.ask_with(&request, Some(file.as_fd()), &mut progress)?.0 {
+            Answer::Stored { content, bytes } => Ok(Stored { content, bytes }),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Begins to write a model of these tensors (name, type, dimensions).
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn put(
+        &self,
+        name: &str,
+        access: Access,
+        tier: MemoryTier,
+        tensors: &[(&str, Dtype, &[u64])],
+    ) -> Result<Put, ClientError> {
+        let header = Header::encode(tensors);
+        let header_bytes = header.len() as u64 - 8;
+        let file = crate::backend::sealed("gshare-header", &header[8..])?;
+        let layout = layout_of_header(&File::from(file.try_clone()?), header_bytes)?;
+        let request = Request::PutBegin { tier, access, header_bytes, name: name.to_owned() };
+        let (answer, descriptors) = self.ask(&request, Some(file.as_fd()))?;
+        let Answer::Writable { arena, bytes, .. } = answer else { return Err(ClientError::Unexpected) };
+        let mut begun = Put { client: self.clone(), arena, layout, file: None };
+        let mut descriptors = descriptors.into_iter().skip(1);
+        let (Some(file), true) = (descriptors.next(), bytes == begun.layout.arena_bytes) else {
+            return Err(ClientError::Unexpected);
+        };
+        begun.file = Some(file.into());
+        Ok(begun)
+    }
+
+    /// Stores a single tensor under an id (FaST-GShare, section 3.5: STORE).
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn store(&self, id: &str, dtype: Dtype, shape: &[u64], bytes: &[u8]) -> Result<Stored, ClientError> {
+        let mut put = self.put(id, Access::Group, MemoryTier::Host, &[(TENSOR, dtype, shape)])?;
+        put.write(TENSOR, 0, bytes)?;
+        put.commit()
+    }
+
+    /// Takes a reference to a tensor that was stored under an id (FaST-GShare, section 3.5: GET); its name is `tensor`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn get_tensor(&self, id: &str) -> Result<Model, ClientError> {
+        self.get(id, &GetOptions::default())
+    }
+
+    /// Keeps a model in memory once it is there, or no longer.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn pin(&self, name: &str, pinned: bool) -> Result<(), ClientError> {
+        self.done(&Request::Pin { pinned, name: name.to_owned() })
+    }
+
+    /// Takes a model out of memory; with `forget`, its name is free after that.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn evict(&self, name: &str, forget: bool) -> Result<(), ClientError> {
+        self.done(&Request::Evict { forget, name: name.to_owned() })
+    }
+
+    /// Has the store hash a model again.
+    ///
+    /// # Errors
+    /// [`Code::Corrupt`] when it is not what it was; see [`ClientError`].
+    pub fn verify(&self, name: &str) -> Result<(), ClientError> {
+        self.done(&Request::Verify { name: name.to_owned() })
+    }
+
+    /// The models that may be read, as JSON.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn list(&self) -> Result<serde_json::Value, ClientError> {
+        self.document(&Request::List)
+    }
+
+    /// The store's figures, as JSON.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn stat(&self) -> Result<serde_json::Value, ClientError> {
+        self.document(&Request::Stat)
+    }
+
+    fn done(&self, request: &Request) -> Result<(), ClientError> {
+        match self.ask(request, None)?.0 {
+            Answer::Done => Ok(()),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    fn document(&self, request: &Request) -> Result<serde_json::Value, ClientError> {
+        let (answer, descriptors) = self.ask(request, None)?;
+        let (Answer::Document { bytes }, [file]) = (answer, &descriptors[..]) else {
+            return Err(ClientError::Unexpected);
+        };
+        let text = SealedMap::new(file, bytes)?;
+        serde_json::from_slice(&text).map_err(|_| ClientError::Unexpected)
+    }
+
+    fn ask(&self, request: &Request, descriptor: Option<BorrowedFd<'_>>) -> Result<Answered, ClientError> {
+        self.ask_with(request, descriptor, &mut |_, _| {})
+    }
+
+    fn ask_with(
+        &self,
+        request: &Request,
+        descriptor: Option<BorrowedFd<'_>>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Answered, ClientError> {
+        // A thread that panicked here left the number of a request that nobody waits for: harmless.
+        let mut turn = self.0.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        *turn = turn.wrapping_add(1);
+        let number = *turn;
+        self.0.send(number, request, descriptor)?;
+        let mut bytes = [0; MAX_FRAME + 1];
+        loop {
+            let mut descriptors = Vec::new();
+            let length = match packet::receive(&self.0.socket, &mut bytes, &mut descriptors) {
+                Ok(0) => return Err(ClientError::Gone),
+                Ok(length) => length,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                    return Err(ClientError::Gone);
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let (answered, answer) = Answer::decode(&bytes[..length])?;
+            if answered != number {
+                continue;
+            }
+            if answer.descriptors() != descriptors.len() {
+                return Err(ClientError::Unexpected);
+            }
+            match answer {
+                Answer::Progress { done, total } => progress(done, total),
+                Answer::Refused { code, text } => return Err(ClientError::Refused { code, text }),
+                answer => return Ok((answer, descriptors)),
+            }
+        }
+    }
+}
+
+impl Connection {
+    fn send(
+        &self,
+        number: u32,
+        request: &Request,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(), ClientError> {
+        let mut bytes = Vec::with_capacity(64);
+        request.encode(number, &mut bytes);
+        match packet::send(&self.socket, &bytes, descriptor.as_slice(), true) {
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) =>
+            {
+                Err(ClientError::Gone)
+            }
+            result => Ok(result?),
+        }
+    }
+}
+
+/// Name of the one tensor that [`Client::store`] stores.
+pub const TENSOR: &str = "tensor";
+
+/// What was stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stored {
+    /// What the model consists of.
+    pub content: ContentHash,
+    /// Bytes of its arena.
+    pub bytes: u64,
+}
+
+#[derive(Debug)]
+struct Reference {
+    connection: Arc<Connection>,
+    arena: u64,
+}
+
+impl Drop for Reference {
+    fn drop(&mut self) {
+        // A store that is gone has forgotten the reference, too.
+        let _ = self.connection.send(0, &Request::Release { arena: self.arena }, None);
+    }
+}
+
+/// A model in memory, for as long as this lives.
+#[derive(Debug)]
+pub struct Model {
+    manifest: SealedMap,
+    memory: Option<SealedMap>,
+    content: ContentHash,
+    handle: Handle,
+    descriptor: Option<OwnedFd>,
+    bytes: u64,
+    // After the maps, so that they are gone when the reference is.
+    _reference: Reference,
+}
+
+impl Model {
+    /// Names, types, shapes and places of its tensors.
+    ///
+    /// # Panics
+    /// Never: it was parsed when the model was taken, and cannot have changed.
+    pub fn manifest(&self) -> Manifest<'_> {
+        Manifest::parse(&self.manifest).expect("parsed before, and sealed")
+    }
+
+    /// What it consists of.
+    pub const fn content(&self) -> ContentHash {
+        self.content
+    }
+
+    /// Bytes of its arena.
+    pub const fn arena_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The arena, where it is in host memory.
+    pub fn memory(&self) -> Option<&[u8]> {
+        self.memory.as_deref()
+    }
+
+    /// How the arena was handed out, and its descriptor if it has one.
+    pub fn handle(&self) -> (Handle, Option<BorrowedFd<'_>>) {
+        (self.handle, self.descriptor.as_ref().map(|descriptor| descriptor.as_fd()))
+    }
+
+    /// The bytes of a tensor in host memory.
+    pub fn bytes_of(&self, tensor: &str) -> Option<&[u8]> {
+        let entry = self.manifest().tensor(tensor)?;
+        let begin = usize::try_from(entry.offset).ok()?;
+        self.memory()?.get(begin..begin + usize::try_from(entry.bytes).ok()?)
+    }
+}
+
+/// A model that is being written. Given up when dropped.
+#[derive(Debug)]
+pub struct Put {
+    client: Client,
+    arena: u64,
+    layout: Layout,
+    file: Option<File>,
+}
+
+impl Put {
+    /// Writes bytes of a tensor.
+    ///
+    /// # Errors
+    /// A tensor that is not there, or bytes beyond its end.
+    pub fn write(&mut self, tensor: &str, offset: u64, bytes: &[u8]) -> Result<(), ClientError> {
+        let place = self.layout.places.binary_search_by(|place| place.name.as_str().cmp(tensor));
+        let place = place.ok().map(|at| &self.layout.places[at]);
+        let end = offset.checked_add(bytes.len() as u64);
+        match (place, &self.file) {
+            (Some(place), Some(file)) if end.is_some_and(|end| end <= place.bytes) => {
+                Ok(file.write_all_at(bytes, place.offset + offset)?)
+            }
+            _ => {
+                Err(io::Error::new(io::ErrorKind::InvalidInput, format!("`{tensor}` has no such bytes"))
+                    .into())
+            }
+        }
+    }
+
+    /// The arena's file, to be mapped by who would rather write through a map. It must be unmapped before the commit.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(|file| file.as_fd())
+    }
+
+    /// Where the tensors go.
+    pub const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Makes it a model; it is never written again.
+    ///
+    /// # Errors
+    /// [`Code::StillMapped`] while somebody maps it for writing; see [`ClientError`].
+    pub fn commit(mut self) -> Result<Stored, ClientError> {
+        self.file = None;
+        match self.client.ask(&Request::Commit { arena: self.arena }, None)?.0 {
+            Answer::Stored { content, bytes } => Ok(Stored { content, bytes }),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+}
+
+impl Drop for Put {
+    fn drop(&mut self) {
+        // Nothing was committed as long as the file is there.
+        if self.file.take().is_some() {
+            let _ = self.client.ask(&Request::Abort { arena: self.arena }, None);
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! The header of a safetensors file, believed only after every check.
+//!
+//! # Problem
+//! A model comes from outside, and its header says how much memory it wants and where its tensors lie. It may lie: a length
+//! of 2^60, tensors that overlap, shapes whose product overflows. Everything is checked before memory for a single tensor
+//! is taken, and an error says which tensor and which bound.
+//!
+//! # Format
+//! 8 bytes of length (little-endian), as many bytes of JSON `{"name": {"dtype", "shape", "data_offsets": [begin, end]}, ...,
+//! "__metadata__": {text: text}}`, then the data, without holes; offsets count from its beginning.
+//!
+//! # Differences
+//! The crate `safetensors` checks a header when the whole file is mapped, which a store must not do with a file that
+//! somebody else can truncate, keeps the last of two tensors of one name, and has no limit on the number of tensors. So
+//! the header is read here; a test compares the two on random headers.
+
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// Longest header. The reference implementation has the same bound.
+pub const MAX_HEADER: u64 = 100_000_000;
+/// Most tensors of a model.
+pub const MAX_TENSORS: usize = 1_000_000;
+/// Longest name of a tensor in bytes.
+pub const MAX_NAME: usize = 4_096;
+/// Most dimensions of a tensor.
+pub const MAX_RANK: usize = 32;
+
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $name:ident $text:literal $code:literal $bytes:literal,)*) => {
+        /// Type of a tensor's elements.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[allow(non_camel_case_types, missing_docs, reason = "the names that the format gives them")]
+        #[non_exhaustive]
+        pub enum Dtype { $($(#[$doc])* $name,)* }
+
+        impl Dtype {
+            /// All types.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// The format's name of it.
+            pub const fn text(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+
+            /// The type with that name.
+            pub fn from_text(text: &str) -> Option<Self> {
+                match text { $($text => Some(Self::$name),)* _ => None }
+            }
+
+            /// Its number in manifests and in the C interface.
+            pub const fn code(self) -> u8 {
+                match self { $(Self::$name => $code,)* }
+            }
+
+            /// The type with that number.
+            pub const fn from_code(code: u8) -> Option<Self> {
+                match code { $($code => Some(Self::$name),)* _ => None }
+            }
+
+            /// Bytes of one element.
+            pub const fn bytes(self) -> u64 {
+                match self { $(Self::$name => $bytes,)* }
+            }
+        }
+    };
+}
+dtypes! {
+    BOOL "BOOL" 0 1,
+    U8 "U8" 1 1,
+    I8 "I8" 2 1,
+    F8_E5M2 "F8_E5M2" 3 1,
+    F8_E4M3 "F8_E4M3" 4 1,
+    F8_E8M0 "F8_E8M0" 5 1,
+    I16 "I16" 6 2,
+    U16 "U16" 7 2,
+    F16 "F16" 8 2,
+    BF16 "BF16" 9 2,
+    I32 "I32" 10 4,
+    U32 "U32" 11 4,
+    F32 "F32" 12 4,
+    C64 "C64" 13 8,
+    F64 "F64" 14 8,
+    I64 "I64" 15 8,
+    U64 "U64" 16 8,
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+/// One tensor of a header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Its name.
+    pub name: String,
+    /// Type of its elements.
+    pub dtype: Dtype,
+    /// Its dimensions; none is a single element.
+    pub shape: Vec<u64>,
+    /// First byte of its data, from the beginning of the data.
+    pub begin: u64,
+    /// Its bytes: elements times bytes of one.
+    pub bytes: u64,
+}
+
+/// A checked header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// In the order of their data.
+    pub tensors: Vec<TensorInfo>,
+    /// Where the data begins in the file.
+    pub data_begin: u64,
+    /// Bytes of the data.
+    pub data_bytes: u64,
+}
+
+/// Why a header is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HeaderError {
+    /// Not even a length.
+    #[error("file of {bytes} bytes: too short for a safetensors header, need at least 8")]
+    TooShort {
+        /// Length of the file.
+        bytes: u64,
+    },
+    /// A length that cannot be.
+    #[error("header length is {bytes}: at most {limit} here (file or format)")]
+    BadLength {
+        /// What the file says.
+        bytes: u64,
+        /// The bound.
+        limit: u64,
+    },
+    /// No JSON of the right form.
+    #[error("header is not as it should be: {why}")]
+    Malformed {
+        /// What is wrong, and where.
+        why: String,
+    },
+    /// Too many tensors.
+    #[error("more than {limit} tensors")]
+    TooManyTensors {
+        /// The bound.
+        limit: usize,
+    },
+    /// No tensor, or none with any element.
+    #[error("the model has no data")]
+    Empty,
+    /// A type that is not known.
+    #[error("tensor `{tensor}`: dtype `{dtype}` is not known")]
+    UnknownDtype {
+        /// Which.
+        tensor: String,
+        /// What was given.
+        dtype: String,
+    },
+    /// Too many dimensions, or more elements than a file can have.
+    #[error("tensor `{tensor}`: shape is too large: at most {MAX_RANK} dimensions, and a product that fits")]
+    BadShape {
+        /// Which.
+        tensor: String,
+    },
+    /// Offsets that end before they begin, or do not hold what the shape says.
+    #[error("tensor `{tensor}`: data_offsets [{begin}, {end}] do not hold the {need} bytes of its shape")]
+    BadOffsets {
+        /// Which.
+        tensor: String,
+        /// First byte.
+        begin: u64,
+        /// Byte after the last.
+        end: u64,
+        /// Bytes that the shape asks for.
+        need: u64,
+    },
+    /// Two tensors overlap, or there is a hole.
+    #[error("tensor `{tensor}`: data begins at {begin}, but the data before it ends at {expected}")]
+    HoleOrOverlap {
+        /// Which.
+        tensor: String,
+        /// Where it begins.
+        begin: u64,
+        /// Where it must begin.
+        expected: u64,
+    },
+    /// The data ends before or after the file does.
+    #[error("data of {data} bytes, but the file has {file} after its header")]
+    WrongSize {
+        /// What the header says.
+        data: u64,
+        /// What there is.
+        file: u64,
+    },
+}
+
+/// The length of the header from the first 8 bytes of a file of `file` bytes.
+///
+/// # Errors
+/// A length of more than the file or [`MAX_HEADER`].
+pub fn header_length(first: [u8; 8], file: u64) -> Result<u64, HeaderError> {
+    let bytes = u64::from_le_bytes(first);
+    let limit = MAX_HEADER.min(file.checked_sub(8).ok_or(HeaderError::TooShort { bytes: file })?);
+    if bytes > limit { Err(HeaderError::BadLength { bytes, limit }) } else { Ok(bytes) }
+}
+
+impl Header {
+    /// Checks the JSON of a header of a file that has `data` bytes after it.
+    ///
+    /// # Errors
+    /// The first thing that is wrong: which tensor, and the bound.
+    pub fn parse(json: &[u8], data: u64) -> Result<Self, HeaderError> {
+        let header = Self::parse_unsized(json)?;
+        match header.data_bytes == data {
+            true => Ok(header),
+            false => Err(HeaderError::WrongSize { data: header.data_bytes, file: data }),
+        }
+    }
+
+    /// The same without a file to compare the size with.
+    ///
+    /// # Errors
+    /// As [`Header::parse`].
+    pub fn parse_unsized(json: &[u8]) -> Result<Self, HeaderError> {
+        let mut parser = serde_json::Deserializer::from_slice(json);
+        let mut raw = Raw::default();
+        let malformed = |error: serde_json::Error| HeaderError::Malformed { why: error.to_string() };
+        let parsed = Tensors(&mut raw).deserialize(&mut parser);
+        if raw.too_many {
+            return Err(HeaderError::TooManyTensors { limit: MAX_TENSORS });
+        }
+        parsed.map_err(malformed)?;
+        parser.end().map_err(malformed)?;
+        let mut tensors = Vec::with_capacity(raw.tensors.len());
+        for (name, entry) in raw.tensors {
+            tensors.push(entry.check(name)?);
+        }
+        // Empty tensors first, where they share their begin with another.
+        tensors.sort_by(|a, b| (a.begin, a.bytes, &a.name).cmp(&(b.begin, b.bytes, &b.name)));
+        let mut expected = 0;
+        for TensorInfo { name, begin, bytes, .. } in &tensors {
+            if *begin != expected {
+                return Err(HeaderError::HoleOrOverlap { tensor: name.clone(), begin: *begin, expected });
+            }
+            expected += bytes;
+        }
+        if expected == 0 {
+            return Err(HeaderError::Empty);
+        }
+        Ok(Self { tensors, data_begin: 8 + json.len() as u64, data_bytes: expected })
+    }
+
+    /// Bytes of a header for these tensors, with the length before it, padded so that the data begins at a multiple of 8.
+    /// Begins are given anew, in the order of `tensors`.
+    pub fn encode(tensors: &[(&str, Dtype, &[u64])]) -> Vec<u8> {
+        let mut map = serde_json::Map::new();
+        let mut begin = 0u64;
+        for (name, dtype, shape) in tensors {
+            let end = begin + shape.iter().product::<u64>() * dtype.bytes();
+            let entry =
+                serde_json::json!({"dtype": dtype.text(), "shape": shape, "data_offsets": [begin, end]});
+            map.insert((*name).to_owned(), entry);
+            begin = end;
+        }
+        let mut json = serde_json::Value::Object(map).to_string().into_bytes();
+        json.resize(json.len().next_multiple_of(8), b' ');
+        let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(json);
+        bytes
+    }
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    dtype: String,
+    shape: Shape,
+    data_offsets: [u64; 2],
+}
+
+impl Entry {
+    fn check(self, name: String) -> Result<TensorInfo, HeaderError> {
+        let Self { dtype, shape: Shape { dimensions: shape, too_many }, data_offsets: [begin, end] } = self;
+        let Some(dtype) = Dtype::from_text(&dtype) else {
+            let dtype = dtype.chars().take(40).collect();
+            return Err(HeaderError::UnknownDtype { tensor: name, dtype });
+        };
+        // A 0 must not hide an overflow: whoever multiplies in another order would see it.
+        let product = shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size.max(1)));
+        let need = product.and_then(|product| product.checked_mul(dtype.bytes()));
+        let (Some(full), false) = (need, too_many) else {
+            return Err(HeaderError::BadShape { tensor: name });
+        };
+        let bytes = if shape.contains(&0) { 0 } else { full };
+        if end.checked_sub(begin) != Some(bytes) {
+            return Err(HeaderError::BadOffsets { tensor: name, begin, end, need: bytes });
+        }
+        Ok(TensorInfo { name, dtype, shape, begin, bytes })
+    }
+}
+
+/// Dimensions, of which no more than [`MAX_RANK`] are kept.
+struct Shape {
+    dimensions: Vec<u64>,
+    too_many: bool,
+}
+
+impl<'de> serde::Deserialize<'de> for Shape {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Dimensions;
+        impl<'de> Visitor<'de> for Dimensions {
+            type Value = Shape;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of dimensions, integers from 0")
+            }
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut list: A) -> Result<Shape, A::Error> {
+                let mut shape = Shape { dimensions: Vec::new(), too_many: false };
+                while let Some(size) = list.next_element::<u64>()? {
+                    if shape.dimensions.len() < MAX_RANK {
+                        shape.dimensions.push(size);
+                    } else {
+                        shape.too_many = true;
+                    }
+                }
+                Ok(shape)
+            }
+        }
+        from.deserialize_seq(Dimensions)
+    }
+}
+
+#[derive(Default)]
+struct Raw {
+    tensors: Vec<(String, Entry)>,
+    names: BTreeSet<String>,
+    too_many: bool,
+}
+
+struct Tensors<'a>(&'a mut Raw);
+
+impl<'de> DeserializeSeed<'de> for Tensors<'_> {
+    type Value = ();
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        from.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Tensors<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors by name")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(name) = map.next_key::<String>()? {
+            if name == "__metadata__" {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            if self.0.tensors.len() == MAX_TENSORS {
+                self.0.too_many = true;
+                return Err(A::Error::custom("too many tensors"));
+            }
+            if name.len() > MAX_NAME {
+                return Err(A::Error::custom(format!("a name of {} bytes, at most {MAX_NAME}", name.len())));
+            }
+            if !self.0.names.insert(name.clone()) {
+                return Err(A::Error::custom(format!("two tensors `{name}`")));
+            }
+            let entry = map.next_value()?;
+            self.0.tensors.push((name, entry));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str, data: u64) -> Result<Header, HeaderError> {
+        Header::parse(json.as_bytes(), data)
+    }
+
+    #[test]
+    fn tensors_come_in_the_order_of_their_data() {
+        let json = r#"{"b":{"dtype":"F32","shape":[2,2],"data_offsets":[2,18]},"__metadata__":{"format":"pt"},
+            "a":{"dtype":"F16","shape":[],"data_offsets":[0,2]},"empty":{"dtype":"I64","shape":[0,7],"data_offsets":[2,2]}}"#;
+        let header = parse(json, 18).unwrap();
+        let names: Vec<&str> = header.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        assert_eq!(names, ["a", "empty", "b"]);
+        assert_eq!(header.data_begin, 8 + json.len() as u64);
+        let again = Header::encode(&[("a", Dtype::F16, &[]), ("b", Dtype::F32, &[2, 2])]);
+        assert_eq!(Header::parse(&again[8..], 18).unwrap().data_bytes, 18);
+    }
+
+    #[test]
+    fn a_header_that_lies_is_refused_with_what_is_wrong() {
+        let tensor = |shape: &str, offsets: &str| {
+            format!(r#"{{"a":{{"dtype":"U8","shape":{shape},"data_offsets":{offsets}}}}}"#)
+        };
+        let refused = |shape: &str, offsets: &str| parse(&tensor(shape, offsets), 4).unwrap_err();
+        assert!(parse(&tensor("[4]", "[0,4]"), 4).is_ok());
+        assert!(matches!(refused("[3]", "[0,4]"), HeaderError::BadOffsets { need: 3, .. }));
+        assert!(matches!(refused("[4]", "[4,0]"), HeaderError::BadOffsets { .. }));
+        assert!(matches!(refused("[4]", "[1,5]"), HeaderError::HoleOrOverlap { expected: 0, .. }));
+        assert!(matches!(refused("[5]", "[0,5]"), HeaderError::WrongSize { data: 5, file: 4 }));
+        assert!(matches!(refused("[4294967296,4294967296]", "[0,4]"), HeaderError::BadShape { .. }));
+        assert!(matches!(refused("[0,4294967296,4294967296]", "[0,0]"), HeaderError::BadShape { .. }));
+        assert!(matches!(refused(&format!("[{}1]", "1,".repeat(32)), "[0,4]"), HeaderError::BadShape { .. }));
+        for bad in ["[NaN]", "[-1]", "[1.5]", "[1e30]", "null", "[\"4\"]", "[18446744073709551616]"] {
+            assert!(matches!(refused(bad, "[0,4]"), HeaderError::Malformed { .. }), "{bad}");
+        }
+        assert!(matches!(refused("[4]", "[0,1000000000000]"), HeaderError::BadOffsets { .. }));
+        let two = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+        assert!(matches!(parse(two, 4), Err(HeaderError::Malformed { why }) if why.contains("two tensors")));
+        let overlap = two.replacen("\"a\"", "\"b\"", 1);
+        assert!(matches!(parse(&overlap, 4), Err(HeaderError::HoleOrOverlap { expected: 4, .. })));
+        let unknown = tensor("[4]", "[0,4]").replace("U8", "F1");
+        assert!(matches!(parse(&unknown, 4), Err(HeaderError::UnknownDtype { .. })));
+        assert_eq!(parse("{}", 0), Err(HeaderError::Empty));
+        assert_eq!(parse("{}", 4), Err(HeaderError::Empty));
+        assert!(matches!(parse("{} x", 0), Err(HeaderError::Malformed { .. })));
+        assert_eq!(header_length([0xff; 8], 100), Err(HeaderError::BadLength { bytes: u64::MAX, limit: 92 }));
+        assert_eq!(header_length([0; 8], 7), Err(HeaderError::TooShort { bytes: 7 }));
+        assert_eq!(
+            header_length((1u64 << 40).to_le_bytes(), u64::MAX).unwrap_err().to_string(),
+            "header length is 1099511627776: at most 100000000 here (file or format)"
+        );
+    }
+
+    #[test]
+    fn more_tensors_than_allowed_are_refused_before_the_rest_is_read() {
+        let mut json = String::from("{");
+        for index in 0..=MAX_TENSORS {
+            json.push_str(&format!("\"{index}\":{{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}},"));
+        }
+        assert_eq!(parse(&json, 0), Err(HeaderError::TooManyTensors { limit: MAX_TENSORS }));
+    }
+}

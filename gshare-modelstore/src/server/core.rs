@@ -1,0 +1,647 @@
+//! What is behind the lock: the engine, the names it does not know, and the memory it decides about.
+
+use super::ServerConfig;
+use super::conn::Conn;
+use crate::backend::{ArenaMemory, ModelBackend};
+use crate::engine::Store;
+use crate::frame::{Answer, Code};
+use crate::load::{self, Origin, Source};
+use crate::manifest::Layout;
+use gshare_core::request::TenantId;
+use gshare_core::store::{
+    Access, ArenaState, ContentHash, GroupId, LoadFrom, MemoryTier, ModelStore as _, RefuseReason,
+    StoreAction, StoreError, StoreEvent, TicketId,
+};
+use gshare_core::{ArenaId, Bytes, ClientId, Duration, Engine as _, ModelId, Timestamp};
+use rustix::fd::OwnedFd;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// A model that the engine knows by number.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) name: String,
+    pub(super) source: Option<Arc<Source>>,
+    access: Access,
+    owner: u32,
+}
+
+/// Memory that an arena has.
+#[derive(Debug, Clone)]
+pub(super) struct Held {
+    pub(super) memory: Arc<dyn ArenaMemory>,
+    pub(super) layout: Arc<Layout>,
+    /// Once it is loaded: the manifest's file, its length, and the content.
+    pub(super) complete: Option<(Arc<OwnedFd>, u64, ContentHash)>,
+}
+
+/// A request that the engine was told.
+#[derive(Debug, Clone)]
+pub(super) struct Open {
+    pub(super) conn: Arc<Conn>,
+    pub(super) request: u32,
+    pub(super) kind: Kind,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Kind {
+    Get,
+    /// Told of progress; gives the reference back that loading took.
+    PutFile(ModelId),
+    /// The layout that the arena will have.
+    PutBegin(Arc<Layout>),
+    Commit,
+    Plain,
+    /// Nobody waits for it.
+    Silent,
+}
+
+/// Something to do once the lock is free.
+#[derive(Debug)]
+pub(super) enum After {
+    Send { conn: Arc<Conn>, request: u32, answer: Answer, descriptors: Vec<Arc<OwnedFd>> },
+    Load(Load),
+    Seal { arena: ArenaId, held: Held },
+}
+
+/// A load to be carried out.
+#[derive(Debug)]
+pub(super) struct Load {
+    arena: ArenaId,
+    backend: Arc<dyn ModelBackend>,
+    memory: Arc<dyn ArenaMemory>,
+    origin: Origin,
+    /// Who is told how far it is.
+    told: Vec<(Arc<Conn>, u32)>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    gets: u64,
+    loads: u64,
+    load_failures: u64,
+    evictions: u64,
+    refusals: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) engine: Store,
+    config: ServerConfig,
+    started: Instant,
+    pub(super) names: BTreeMap<String, ModelId>,
+    pub(super) models: BTreeMap<ModelId, Known>,
+    next_model: u32,
+    pub(super) arenas: BTreeMap<ArenaId, Held>,
+    pub(super) conns: BTreeMap<ClientId, Arc<Conn>>,
+    free: BTreeSet<u32>,
+    slots: Vec<u32>,
+    tickets: BTreeMap<TicketId, Open>,
+    next_ticket: u64,
+    tenants: BTreeSet<u32>,
+    counts: Counts,
+    actions: Vec<StoreAction>,
+    pub(super) after: Vec<After>,
+    backends: [Option<Arc<dyn ModelBackend>>; 2],
+}
+
+/// A client that has more requests open than this loses its connection.
+const MAX_WAITING: u32 = 64;
+
+/// What to tell the engine, and what explains a `LoadFailed`.
+type Events = VecDeque<(StoreEvent, Option<(Code, String)>)>;
+
+/// How long a load is expected to take.
+pub(super) fn reload_time(bytes: Bytes, rate: Bytes) -> Duration {
+    let nanos = u128::from(bytes.0) * 1_000_000_000 / u128::from(rate.0.max(1));
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
+impl Core {
+    pub(super) fn new(
+        engine: Store,
+        config: ServerConfig,
+        backends: [Option<Arc<dyn ModelBackend>>; 2],
+    ) -> Self {
+        Self {
+            engine,
+            config,
+            started: Instant::now(),
+            names: BTreeMap::new(),
+            models: BTreeMap::new(),
+            next_model: 0,
+            arenas: BTreeMap::new(),
+            conns: BTreeMap::new(),
+            free: BTreeSet::new(),
+            slots: Vec::new(),
+            tickets: BTreeMap::new(),
+            next_ticket: 0,
+            tenants: BTreeSet::new(),
+            counts: Counts::default(),
+            actions: Vec::new(),
+            after: Vec::new(),
+            backends,
+        }
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        Timestamp::from_nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// A number for a new model of this name.
+    pub(super) fn name(
+        &mut self,
+        name: &str,
+        source: Option<Arc<Source>>,
+        access: Access,
+        owner: u32,
+    ) -> ModelId {
+        while self.models.contains_key(&ModelId(self.next_model)) {
+            self.next_model = self.next_model.wrapping_add(1);
+        }
+        let model = ModelId(self.next_model);
+        self.next_model = self.next_model.wrapping_add(1);
+        self.names.insert(name.to_owned(), model);
+        self.models.insert(model, Known { name: name.to_owned(), source, access, owner });
+        model
+    }
+
+    pub(super) fn unname(&mut self, model: ModelId) {
+        if let Some(known) = self.models.remove(&model) {
+            self.names.remove(&known.name);
+        }
+    }
+
+    /// A client that has just connected.
+    pub(super) fn join(
+        &mut self,
+        conn: impl FnOnce(ClientId) -> Arc<Conn>,
+        uid: u32,
+        gid: u32,
+    ) -> Result<Arc<Conn>, StoreError> {
+        if self.tenants.insert(uid) {
+            let limits = self.config.limits.get(&uid).copied().unwrap_or(self.config.default_limits);
+            self.tell(StoreEvent::TenantLimited { tenant: TenantId(uid), limits }, None)?;
+        }
+        let slot = self.free.first().copied().unwrap_or(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
+        let client = ClientId::new(slot, self.slots.get(slot as usize).copied().unwrap_or(0));
+        let (tenant, group, admin) = (TenantId(uid), GroupId(gid), uid == 0);
+        self.tell(StoreEvent::ClientJoined { client, tenant, group, admin }, None)?;
+        self.free.remove(&slot);
+        if slot as usize == self.slots.len() {
+            self.slots.push(0);
+        }
+        let conn = conn(client);
+        self.conns.insert(client, conn.clone());
+        Ok(conn)
+    }
+
+    pub(super) fn leave(&mut self, client: ClientId) {
+        if self.conns.remove(&client).is_none() {
+            return;
+        }
+        self.tickets.retain(|_, open| open.conn.client != client);
+        let _ = self.tell(StoreEvent::ClientLeft { client }, None);
+        self.slots[client.index()] = self.slots[client.index()].wrapping_add(1);
+        self.free.insert(client.slot());
+    }
+
+    /// The engine did not take a request: an arena that is gone, or a name that cannot be.
+    pub(super) fn misused(&mut self, ticket: TicketId, text: String) {
+        if let Some(open) = self.close(ticket) {
+            self.refuse(&open, Code::BadRequest, text);
+        }
+    }
+
+    pub(super) const fn disk_rate(&self) -> Bytes {
+        self.config.disk_rate
+    }
+
+    pub(super) fn ticket(&mut self, open: Open) -> TicketId {
+        let ticket = TicketId(self.next_ticket);
+        self.next_ticket += 1;
+        let waiting = open.conn.waiting.fetch_add(1, Ordering::Relaxed);
+        if waiting >= MAX_WAITING {
+            open.conn.hang_up();
+        }
+        self.tickets.insert(ticket, open);
+        ticket
+    }
+
+    fn close(&mut self, ticket: TicketId) -> Option<Open> {
+        let open = self.tickets.remove(&ticket)?;
+        open.conn.waiting.fetch_sub(1, Ordering::Relaxed);
+        Some(open)
+    }
+
+    /// Tells the engine, and carries out what it orders as far as that needs no time. `why` explains a `LoadFailed`.
+    pub(super) fn tell(&mut self, event: StoreEvent, why: Option<(Code, String)>) -> Result<(), StoreError> {
+        let now = self.now();
+        let mut events: Events = VecDeque::from([(event, why)]);
+        let mut result = Ok(());
+        let mut first = true;
+        while let Some((event, why)) = events.pop_front() {
+            if let StoreEvent::Asked { .. } = event {
+                self.counts.gets += 1;
+            }
+            let mut actions = std::mem::take(&mut self.actions);
+            let told = self.engine.handle(now, event, &mut actions);
+            for action in actions.drain(..) {
+                self.carry_out(action, why.as_ref(), &mut events);
+            }
+            self.actions = actions;
+            if std::mem::take(&mut first) {
+                result = told;
+            }
+        }
+        result
+    }
+
+    fn carry_out(&mut self, action: StoreAction, why: Option<&(Code, String)>, events: &mut Events) {
+        match action {
+            StoreAction::Load { arena, model, tier, from } => {
+                self.counts.loads += 1;
+                if let Err(why) = self.begin_load(arena, model, tier, from) {
+                    events.push_back((StoreEvent::LoadFailed { arena }, Some(why)));
+                }
+            }
+            StoreAction::Write { ticket, arena, tier, .. } => {
+                let Some(open) = self.close(ticket) else { return };
+                let Kind::PutBegin(layout) = &open.kind else { return };
+                let layout = layout.clone();
+                let prepared = self
+                    .backend(tier)
+                    .and_then(|backend| backend.create(layout.arena_bytes))
+                    .and_then(|memory| {
+                        let (manifest, _) = layout.manifest(&vec![[0; 32]; layout.places.len()]);
+                        let file = crate::backend::sealed("gshare-manifest", &manifest)?;
+                        Ok((memory, Arc::new(file), manifest.len() as u64))
+                    });
+                match prepared {
+                    Ok((memory, file, manifest_bytes)) => {
+                        let answer = Answer::Writable {
+                            arena: arena.into(),
+                            bytes: layout.arena_bytes,
+                            manifest_bytes,
+                        };
+                        let descriptors = vec![file, memory.writable()];
+                        self.arenas.insert(arena, Held { memory, layout, complete: None });
+                        self.send(&open, answer, descriptors);
+                    }
+                    Err(error) => {
+                        self.refuse(&open, Code::Io, error.to_string());
+                        events.push_back((StoreEvent::PutAborted { client: open.conn.client, arena }, None));
+                    }
+                }
+            }
+            StoreAction::Seal { arena } => {
+                if let Some(held) = self.arenas.get(&arena).cloned() {
+                    self.after.push(After::Seal { arena, held });
+                }
+            }
+            StoreAction::Serve { ticket, client, arena, model } => {
+                let Some(open) = self.close(ticket) else { return };
+                if let Kind::PutFile(_) = open.kind {
+                    events.push_back((StoreEvent::Released { client, arena }, None));
+                    self.stored(&open, arena);
+                    return;
+                }
+                let served = self.arenas.get(&arena).and_then(|held| {
+                    let (manifest, manifest_bytes, content) = held.complete.clone()?;
+                    let (handle, memory) = held.memory.export()?;
+                    let (arena, bytes) = (arena.into(), held.layout.arena_bytes);
+                    let descriptors = [Some(manifest), memory].into_iter().flatten().collect();
+                    Some((Answer::Served { arena, bytes, manifest_bytes, content, handle }, descriptors))
+                });
+                match served {
+                    Some((answer, descriptors)) => self.send(&open, answer, descriptors),
+                    // The engine serves what was loaded, so this does not happen; if it did, nobody would hold it.
+                    None => {
+                        events.push_back((StoreEvent::Released { client, arena }, None));
+                        self.refuse(&open, Code::LoadFailed, format!("{model} has no memory"));
+                    }
+                }
+            }
+            StoreAction::Stored { ticket, arena, .. } => {
+                if let Some(open) = self.close(ticket) {
+                    self.stored(&open, arena);
+                }
+            }
+            StoreAction::Done { ticket, .. } => {
+                if let Some(open) = self.close(ticket) {
+                    self.send(&open, Answer::Done, Vec::new());
+                }
+            }
+            StoreAction::Evict { arena } => {
+                self.counts.evictions += 1;
+                self.arenas.remove(&arena);
+                events.push_back((StoreEvent::Evicted { arena }, None));
+            }
+            StoreAction::Forgotten { model } => self.unname(model),
+            StoreAction::Refuse { ticket, reason, .. } => {
+                let Some(open) = self.close(ticket) else { return };
+                let (code, text) = match why {
+                    Some((code, text)) if reason == RefuseReason::LoadFailed => (*code, text.clone()),
+                    _ => (Code::from(reason), reason.to_string()),
+                };
+                self.refuse(&open, code, text);
+                if let Kind::PutFile(model) = open.kind {
+                    // It was named for this put alone.
+                    let client = open.conn.client;
+                    let ticket = self.ticket(Open { kind: Kind::Silent, ..open });
+                    events.push_back((StoreEvent::EvictAsked { client, ticket, model, forget: true }, None));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn begin_load(
+        &mut self,
+        arena: ArenaId,
+        model: ModelId,
+        tier: MemoryTier,
+        from: LoadFrom,
+    ) -> Result<(), (Code, String)> {
+        let origin = match from {
+            LoadFrom::Host(arena) => self
+                .arenas
+                .get(&arena)
+                .map(|held| Origin::Arena { layout: held.layout.clone(), memory: held.memory.clone() }),
+            _ => self.models.get(&model).and_then(|known| known.source.clone()).map(Origin::File),
+        };
+        let origin =
+            origin.ok_or_else(|| (Code::NotResident, "there is nothing to load it from".to_owned()))?;
+        let layout = origin.layout().clone();
+        let backend = self.backend(tier).map_err(|error| (Code::Io, error.to_string()))?;
+        let memory = backend.create(layout.arena_bytes).map_err(|error| (Code::Io, error.to_string()))?;
+        self.arenas.insert(arena, Held { memory: memory.clone(), layout, complete: None });
+        let told = self.tickets.values().filter(|open| matches!(open.kind, Kind::PutFile(of) if of == model));
+        let told = told.map(|open| (open.conn.clone(), open.request)).collect();
+        self.after.push(After::Load(Load { arena, backend, memory, origin, told }));
+        Ok(())
+    }
+
+    fn backend(&self, tier: MemoryTier) -> io::Result<Arc<dyn ModelBackend>> {
+        self.backends[tier as usize].clone().ok_or_else(|| io::Error::other("the store has no such tier"))
+    }
+
+    fn stored(&mut self, open: &Open, arena: ArenaId) {
+        let held = self.arenas.get(&arena);
+        let Some((bytes, content)) =
+            held.and_then(|held| Some((held.layout.arena_bytes, held.complete.as_ref()?.2)))
+        else {
+            return self.refuse(open, Code::LoadFailed, "it has no memory".into());
+        };
+        self.send(open, Answer::Stored { content, bytes }, Vec::new());
+    }
+
+    fn send(&mut self, open: &Open, answer: Answer, descriptors: Vec<Arc<OwnedFd>>) {
+        if !matches!(open.kind, Kind::Silent) {
+            let (conn, request) = (open.conn.clone(), open.request);
+            self.after.push(After::Send { conn, request, answer, descriptors });
+        }
+    }
+
+    pub(super) fn refuse(&mut self, open: &Open, code: Code, text: String) {
+        self.counts.refusals += 1;
+        self.send(open, Answer::Refused { code, text }, Vec::new());
+    }
+}
+
+/// The core, and what works on it.
+#[derive(Debug)]
+pub(super) struct Shared {
+    core: Mutex<Core>,
+    /// The engine's next deadline may have moved.
+    deadline: Condvar,
+    stopping: AtomicBool,
+    pub(super) threads: usize,
+    /// Progress is told at most this often.
+    progress_every: std::time::Duration,
+}
+
+impl Shared {
+    pub(super) fn new(core: Core) -> Self {
+        let threads = core.config.threads.max(1);
+        let progress_every = std::time::Duration::from_millis(100);
+        let stopping = AtomicBool::new(false);
+        Self { core: Mutex::new(core), deadline: Condvar::new(), stopping, threads, progress_every }
+    }
+
+    pub(super) fn stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Works on the core, then does what follows from it without the lock.
+    pub(super) fn with<T>(self: &Arc<Self>, work: impl FnOnce(&mut Core) -> T) -> T {
+        let mut core = self.lock();
+        let before = core.engine.next_deadline();
+        let result = work(&mut core);
+        if core.engine.next_deadline() != before {
+            self.deadline.notify_one();
+        }
+        let after = std::mem::take(&mut core.after);
+        drop(core);
+        for after in after {
+            match after {
+                After::Send { conn, request, answer, descriptors } => {
+                    conn.answer(request, &answer, &descriptors);
+                }
+                After::Load(load) => self.in_thread(load.arena, move |shared| shared.load(&load)),
+                After::Seal { arena, held } => self.in_thread(arena, move |shared| shared.seal(arena, &held)),
+            }
+        }
+        result
+    }
+
+    fn in_thread(self: &Arc<Self>, arena: ArenaId, work: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let shared = self.clone();
+        let started = std::thread::Builder::new().name("store-load".into()).spawn(move || work(&shared));
+        if let Err(error) = started {
+            self.failed(arena, Code::Io, error.to_string());
+        }
+    }
+
+    fn failed(self: &Arc<Self>, arena: ArenaId, code: Code, text: String) {
+        self.with(|core| {
+            core.counts.load_failures += 1;
+            // Refused only when it is gone: then nobody waits for it either.
+            let _ = core.tell(StoreEvent::LoadFailed { arena }, Some((code, text)));
+        });
+    }
+
+    fn load(self: &Arc<Self>, load: &Load) {
+        let (total, last) = (load.origin.layout().tensor_bytes, AtomicU64::new(0));
+        let started = Instant::now();
+        let progress = |done| {
+            let now = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let due =
+                last.load(Ordering::Relaxed) + u64::try_from(self.progress_every.as_millis()).unwrap_or(0);
+            let mine = now >= due && last.swap(now, Ordering::Relaxed) < due;
+            if mine {
+                let answer = Answer::Progress { done, total };
+                load.told.iter().for_each(|(conn, request)| conn.answer(*request, &answer, &[]));
+            }
+        };
+        match load.backend.fill(&*load.memory, &load.origin, self.threads, &progress) {
+            Ok(hashes) => self.complete(load.arena, &*load.memory, load.origin.layout(), &hashes),
+            Err(error) => self.failed(load.arena, Code::Io, error.to_string()),
+        }
+    }
+
+    /// What a client wrote: first nobody may write it any more, then it is hashed.
+    fn seal(self: &Arc<Self>, arena: ArenaId, held: &Held) {
+        if let Err(error) = held.memory.seal() {
+            let (code, text) = match error.kind() {
+                io::ErrorKind::ResourceBusy => {
+                    (Code::StillMapped, "unmap it before the commit: it is mapped for writing".into())
+                }
+                _ => (Code::Io, error.to_string()),
+            };
+            return self.failed(arena, code, text);
+        }
+        match load::hash(&held.layout, &*held.memory, self.threads, &|_| {}) {
+            Ok(hashes) => self.complete(arena, &*held.memory, &held.layout, &hashes),
+            Err(error) => self.failed(arena, Code::Io, error.to_string()),
+        }
+    }
+
+    fn complete(
+        self: &Arc<Self>,
+        arena: ArenaId,
+        memory: &dyn ArenaMemory,
+        layout: &Layout,
+        hashes: &[[u8; 32]],
+    ) {
+        let (manifest, content) = layout.manifest(hashes);
+        let sealed = memory.seal().and_then(|()| crate::backend::sealed("gshare-manifest", &manifest));
+        match sealed {
+            Err(error) => self.failed(arena, Code::Io, error.to_string()),
+            Ok(file) => self.with(|core| {
+                if let Some(held) = core.arenas.get_mut(&arena) {
+                    held.complete = Some((Arc::new(file), manifest.len() as u64, content));
+                }
+                let _ = core.tell(StoreEvent::Loaded { arena, content }, None);
+            }),
+        }
+    }
+
+    /// Hashes a model again: whether it is what it was. `None` when it is not in memory, or not for this client.
+    pub(super) fn verify(self: &Arc<Self>, client: ClientId, name: &str) -> Option<io::Result<bool>> {
+        let held = {
+            let core = self.lock();
+            let model = *core.names.get(name)?;
+            let arena = MemoryTier::ALL.into_iter().find_map(|tier| core.engine.arena_of(model, tier));
+            let readable = core.engine.may_read(client, model);
+            arena.filter(|_| readable).and_then(|arena| core.arenas.get(&arena).cloned())?
+        };
+        let (_, _, content) = held.complete?;
+        let hashes = load::hash(&held.layout, &*held.memory, self.threads, &|_| {});
+        Some(hashes.map(|hashes| held.layout.manifest(&hashes).1 == content))
+    }
+
+    /// Calls the engine at its deadlines, until the store stops.
+    pub(super) fn run_timer(self: &Arc<Self>) {
+        while !self.stopping() {
+            let core = self.lock();
+            let wait = core.engine.next_deadline().map(|at| at.saturating_since(core.now()));
+            if wait == Some(Duration::ZERO) {
+                drop(core);
+                self.with(|core| {
+                    let _ = core.tell(StoreEvent::DeadlineReached, None);
+                });
+                continue;
+            }
+            // Woken when a deadline moves; the rest is in case that somebody forgot to.
+            let nanos = wait.map_or(1_000_000_000, |wait| wait.as_nanos().min(1_000_000_000));
+            drop(self.deadline.wait_timeout(core, std::time::Duration::from_nanos(nanos)));
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        let core = self.lock();
+        core.conns.values().for_each(|conn| conn.hang_up());
+        drop(core);
+        self.deadline.notify_one();
+    }
+
+    /// The figures of the whole store.
+    pub(super) fn stat(&self) -> serde_json::Value {
+        let core = self.lock();
+        let arenas = core.engine.arenas();
+        let tier = |tier: MemoryTier| {
+            let here = || arenas.iter().filter(|arena| arena.tier == tier);
+            let sum = |of: &dyn Fn(ArenaState) -> bool| -> u64 {
+                here().filter(|arena| of(arena.state)).map(|arena| arena.bytes.0).sum()
+            };
+            json!({
+                "capacity_bytes": core.engine.capacity(tier).0,
+                "promised_bytes": core.engine.promised(tier).0,
+                "committed_bytes": sum(&|state| state == ArenaState::Committed),
+                "arenas": here().count(),
+                "references": here().map(|arena| arena.references).sum::<u64>(),
+            })
+        };
+        let counts = &core.counts;
+        json!({
+            "clients": core.conns.len(),
+            "models": core.models.len(),
+            "gpu": tier(MemoryTier::Gpu),
+            "host": tier(MemoryTier::Host),
+            "gets": counts.gets, "loads": counts.loads, "load_failures": counts.load_failures,
+            "evictions": counts.evictions, "refusals": counts.refusals,
+            "pid": std::process::id(),
+        })
+    }
+
+    /// The models that a client may read.
+    pub(super) fn list(&self, client: ClientId) -> serde_json::Value {
+        let core = self.lock();
+        let mut models = Vec::new();
+        for (name, &model) in core.names.iter().filter(|&(_, &model)| core.engine.may_read(client, model)) {
+            let Some(known) = core.models.get(&model) else { continue };
+            let mut tiers = serde_json::Map::new();
+            let mut layout =
+                known.source.as_ref().map(|source| (source.layout.arena_bytes, source.layout.places.len()));
+            for (tier, label) in [(MemoryTier::Gpu, "gpu"), (MemoryTier::Host, "host")] {
+                let Some(arena) = core.engine.arena_of(model, tier) else { continue };
+                let Some(view) = core.engine.arena(arena) else { continue };
+                if let Some(held) = core.arenas.get(&arena) {
+                    layout = Some((held.layout.arena_bytes, held.layout.places.len()));
+                }
+                let state = match view.state {
+                    ArenaState::Empty => "empty",
+                    ArenaState::Loading => "loading",
+                    ArenaState::Committed => "committed",
+                    _ => "evicting",
+                };
+                let shared = view.names;
+                tiers.insert(
+                    label.into(),
+                    json!({"state": state, "references": view.references, "names": shared}),
+                );
+            }
+            models.push(json!({
+                "name": name,
+                "owner_uid": known.owner,
+                "access": known.access,
+                "bytes": layout.map(|(bytes, _)| bytes),
+                "tensors": layout.map(|(_, tensors)| tensors),
+                "content": core.engine.content_of(model).map(|content| content.to_string()),
+                "source": known.source.is_some(),
+                "tiers": tiers,
+            }));
+        }
+        json!({ "models": models })
+    }
+}

@@ -1,0 +1,260 @@
+//! The store as a server: a Unix socket, the engine behind a lock, memory behind the engine.
+//!
+//! # How it works
+//! ```text
+//!  client ── SOCK_SEQPACKET ──▶ a thread per connection ──┐
+//!  client ── SOCK_SEQPACKET ──▶ a thread per connection ──┼─▶ Core: engine, names, arenas  (one lock, never held
+//!                               loader threads ───────────┤        over a read, a write or a wait)
+//!                               the timer ────────────────┘
+//! ```
+//! A connection is a client: who it is, the kernel says (`SO_PEERCRED`). When its socket closes, by whatever death, its
+//! references, its requests and what it was writing are gone with it.
+//!
+//! Readers hold descriptors of their own, so they outlive the store; after a restart nothing of the old store is left
+//! (its memory went with the last process that mapped it), and files in the store's directory are known again.
+//!
+//! # Limits
+//! What one client can do to another through the store is take room, within its owner's limits. A client that keeps an
+//! arena mapped after it gave the reference back keeps that memory to itself; a memory cgroup sees it, the store does not.
+
+mod conn;
+mod core;
+
+use self::core::{Core, Shared, reload_time};
+use crate::backend::{HostBackend, ModelBackend};
+use crate::engine::{Store, StoreConfig, StoreConfigError};
+use crate::load::{LoadError, Source};
+use gshare_core::Bytes;
+use gshare_core::request::TenantId;
+use gshare_core::store::{Access, GroupId, StoreEvent, StoreLimits};
+use rustix::fd::OwnedFd;
+use rustix::fs::Mode;
+use rustix::net::{
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, listen, shutdown, socket_with,
+};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Settings of a server.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ServerConfig {
+    /// Where clients connect.
+    pub socket: PathBuf,
+    /// Permissions of the socket. Default 0o666: who may do what is decided per client.
+    pub socket_mode: u32,
+    /// Memory and watermarks.
+    pub store: StoreConfig,
+    /// A directory whose `*.safetensors` files are models from the start, by their names without the ending, for
+    /// everybody. Default none.
+    pub models: Option<PathBuf>,
+    /// What each user may take who is not in `limits`.
+    pub default_limits: StoreLimits,
+    /// What a user may take, by uid.
+    pub limits: BTreeMap<u32, StoreLimits>,
+    /// Threads of one load. Default: as many as there are CPUs, at most 8, where memory is the limit.
+    pub threads: usize,
+    /// Bytes per second that a load from disk is expected to take, to compare what eviction costs. Default 1 GB.
+    pub disk_rate: Bytes,
+}
+
+impl ServerConfig {
+    /// The defaults, at this socket.
+    pub fn at(socket: impl Into<PathBuf>) -> Self {
+        Self {
+            socket: socket.into(),
+            socket_mode: 0o666,
+            store: StoreConfig::default(),
+            models: None,
+            default_limits: StoreLimits::default(),
+            limits: BTreeMap::new(),
+            threads: std::thread::available_parallelism().map_or(1, |cpus| cpus.get().min(8)),
+            disk_rate: Bytes(1_000_000_000),
+        }
+    }
+}
+
+/// Why a server does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// Its configuration cannot be.
+    #[error(transparent)]
+    Config(#[from] StoreConfigError),
+    /// A store listens there already.
+    #[error("a store listens at {path} already")]
+    InUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// A model of the directory is refused.
+    #[error("{path}: {error}")]
+    Model {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: LoadError,
+    },
+    /// The system refuses something.
+    #[error("{what}: {error}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// What the system says.
+        error: io::Error,
+    },
+}
+
+/// A server that is ready to run.
+#[derive(Debug)]
+pub struct Server {
+    listener: OwnedFd,
+    shared: Arc<Shared>,
+    path: PathBuf,
+}
+
+/// A server that runs. Stops when dropped.
+#[derive(Debug)]
+pub struct Running {
+    listener: OwnedFd,
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    path: PathBuf,
+}
+
+impl Server {
+    /// Binds the socket and reads the directory. Host memory is in memory files; there is no other tier.
+    ///
+    /// # Errors
+    /// See [`ServerError`].
+    pub fn new(config: ServerConfig) -> Result<Self, ServerError> {
+        Self::with_backends(config, Box::new(HostBackend), None)
+    }
+
+    /// The same with memory of the host's choice.
+    ///
+    /// # Errors
+    /// See [`ServerError`].
+    pub fn with_backends(
+        config: ServerConfig,
+        host: Box<dyn ModelBackend>,
+        gpu: Option<Box<dyn ModelBackend>>,
+    ) -> Result<Self, ServerError> {
+        let ServerConfig { socket: path, socket_mode, models, .. } = config.clone();
+        let mut engine = config.store.clone();
+        if gpu.is_none() {
+            engine.gpu = Bytes::ZERO;
+        }
+        let backends = [gpu.map(Arc::from), Some(Arc::from(host))];
+        let mut core = Core::new(Store::new(engine)?, config, backends);
+        for (name, file) in models.as_deref().map(listed).transpose()?.unwrap_or_default() {
+            add(&mut core, name, &file)?;
+        }
+        let listener = listen_at(&path, socket_mode)?;
+        let shared = Arc::new(Shared::new(core));
+        Ok(Self { listener, shared, path })
+    }
+
+    /// Serves in threads of its own.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub fn spawn(self) -> io::Result<Running> {
+        let Self { listener, shared, path } = self;
+        let accepting = listener.try_clone()?;
+        let (accept, timer) = (shared.clone(), shared.clone());
+        let threads = vec![
+            std::thread::Builder::new()
+                .name("store-accept".into())
+                .spawn(move || conn::accept(&accepting, &accept))?,
+            std::thread::Builder::new().name("store-timer".into()).spawn(move || timer.run_timer())?,
+        ];
+        Ok(Running { listener, shared, threads, path })
+    }
+}
+
+impl Running {
+    /// The store's figures, as `gshare store stat --json` prints them.
+    pub fn stat(&self) -> serde_json::Value {
+        self.shared.stat()
+    }
+
+    /// Stops serving; clients keep what they have mapped.
+    pub fn stop(self) {
+        drop(self);
+    }
+
+    /// Waits until it is stopped by another thread; for a server that has nothing else to do.
+    pub fn join(mut self) {
+        for thread in std::mem::take(&mut self.threads) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shared.stop();
+        let _ = shutdown(&self.listener, Shutdown::Both);
+        let _ = std::fs::remove_file(&self.path);
+        for thread in std::mem::take(&mut self.threads) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn failed<'a>(what: impl Into<String> + 'a) -> impl FnOnce(io::Error) -> ServerError + 'a {
+    |error| ServerError::Io { what: what.into(), error }
+}
+
+/// Binds the socket; one that nobody listens at is replaced.
+fn listen_at(path: &Path, mode: u32) -> Result<OwnedFd, ServerError> {
+    let name = path.display().to_string();
+    let address = SocketAddrUnix::new(path).map_err(|error| failed(&name)(error.into()))?;
+    let make = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let socket = make().map_err(|error| failed("socket")(error.into()))?;
+    if path.exists() {
+        let probe = make().map_err(|error| failed("socket")(error.into()))?;
+        if rustix::net::connect(&probe, &address).is_ok() {
+            return Err(ServerError::InUse { path: path.to_owned() });
+        }
+        std::fs::remove_file(path).map_err(failed(&name))?;
+    }
+    bind(&socket, &address).map_err(|error| failed(&name)(error.into()))?;
+    rustix::fs::chmod(path, Mode::from_raw_mode(mode)).map_err(|error| failed(&name)(error.into()))?;
+    listen(&socket, 1_024).map_err(|error| failed(&name)(error.into()))?;
+    Ok(socket)
+}
+
+/// The safetensors files of a directory, by name.
+fn listed(directory: &Path) -> Result<BTreeMap<String, PathBuf>, ServerError> {
+    let name = directory.display().to_string();
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir(directory).map_err(failed(&name))? {
+        let path = entry.map_err(failed(&name))?.path();
+        let stem = path.file_stem().and_then(|stem| stem.to_str()).map(str::to_owned);
+        if path.extension().is_some_and(|ending| ending == "safetensors")
+            && let Some(stem) = stem
+        {
+            files.insert(stem, path);
+        }
+    }
+    Ok(files)
+}
+
+fn add(core: &mut Core, name: String, path: &Path) -> Result<(), ServerError> {
+    let file = File::open(path).map_err(failed(path.display().to_string()))?;
+    let source = Source::open(file).map_err(|error| ServerError::Model { path: path.to_owned(), error })?;
+    let uid = rustix::process::geteuid().as_raw();
+    let (owner, group) = (TenantId(uid), GroupId(rustix::process::getegid().as_raw()));
+    let bytes = Bytes(source.layout.arena_bytes);
+    let reload = reload_time(bytes, core.disk_rate());
+    let model = core.name(&name, Some(Arc::new(source)), Access::Public, uid);
+    let event = StoreEvent::ModelAdded { model, owner, group, access: Access::Public, bytes, reload };
+    core.tell(event, None)
+        .map_err(|error| ServerError::Io { what: name, error: io::Error::other(error.to_string()) })
+}
