@@ -153,6 +153,20 @@ fn the_engine_answers_each_line_before_the_next_is_written() {
 }
 
 #[test]
+fn a_host_in_another_language_drives_an_engine_over_pipes() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let output = Command::new("python3")
+        .arg(root.join("examples/filter_host.py"))
+        .arg(env!("CARGO_BIN_EXE_gshare"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let shown = std::fs::read_to_string(root.join("examples/README.md")).unwrap();
+    assert!(printed.contains("carol") && shown.contains(&printed), "{printed}");
+}
+
+#[test]
 fn doctor_says_what_is_there_and_what_to_do() {
     let daemon = Local::start();
     let output = gshare().args(["doctor", "--json", "--socket"]).arg(daemon.socket()).output().unwrap();
