@@ -22,6 +22,8 @@ enum Scenario {
     FastFig11(replay::fast_fig11::Args),
     /// GPU-enabled FaaS, figures 4 to 7: locality-aware request scheduling on 12 GPUs
     Lalb(replay::lalb::Args),
+    /// The same policy on real processes and simulated GPUs, beside its simulation
+    LalbReal(replay::lalb_real::Args),
     /// Dilu, figure 20: GPUs in use at the peak of a large simulation
     DiluFig20(replay::dilu_fig20::Args),
     /// Quality of the packers: the 500 standard instances, static sets and churn, beside peers and bounds
@@ -36,6 +38,7 @@ fn main() -> Result<()> {
         Scenario::DiluTable2(args) => replay::dilu_table2::run(args)?,
         Scenario::FastFig11(args) => replay::fast_fig11::run(args)?,
         Scenario::Lalb(args) => replay::lalb::run(args)?,
+        Scenario::LalbReal(args) => replay::lalb_real::run(args)?,
         Scenario::DiluFig20(args) => replay::dilu_fig20::run(args)?,
         Scenario::Packing(args) => replay::packing::run(args)?,
         Scenario::FastFig12(args) => replay::fast_fig12::run(args)?,

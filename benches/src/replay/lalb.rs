@@ -58,21 +58,27 @@ pub struct Args {
 }
 
 #[derive(Debug, Deserialize)]
-struct Scenario {
-    gpus: u32,
+pub(super) struct Scenario {
+    pub(super) gpus: u32,
     gpus_per_node: u32,
-    per_minute: u64,
+    pub(super) per_minute: u64,
     minutes: usize,
-    skip_limit: u32,
-    model: Vec<Profile>,
+    pub(super) skip_limit: u32,
+    pub(super) model: Vec<Profile>,
     paper: Vec<Map<String, Value>>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Profile {
-    memory_mib: u64,
-    load_ms: u64,
-    infer_ms: u64,
+pub(super) struct Profile {
+    pub(super) memory_mib: u64,
+    pub(super) load_ms: u64,
+    pub(super) infer_ms: u64,
+}
+
+impl Scenario {
+    pub(super) fn of_the_paper() -> Result<Self> {
+        Ok(toml::from_str(include_str!("../../scenarios/lalb/paper.toml"))?)
+    }
 }
 
 /// What one run under one policy gave.
@@ -97,7 +103,7 @@ type Measure = (&'static str, fn(&Figures) -> f64);
 /// # Errors
 /// When the scenario or the trace does not parse, or a scheduler broke a promise.
 pub fn run(args: &Args) -> Result<Report> {
-    let scenario: Scenario = toml::from_str(include_str!("../../scenarios/lalb/paper.toml"))?;
+    let scenario = Scenario::of_the_paper()?;
     let seeds: Vec<u64> = args.seed.map_or_else(|| (0..args.seeds).collect(), |seed| vec![seed]);
     ensure!(!seeds.is_empty(), "--seeds is 0: need at least 1");
     let sets: Vec<usize> = args.ws.map_or_else(|| vec![15, 25, 35], |ws| vec![ws]);
@@ -236,18 +242,18 @@ fn sustainable(
     Ok(best)
 }
 
-fn mean(values: impl Iterator<Item = f64>) -> f64 {
+pub(super) fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
     sum / count
 }
 
-fn round(value: f64) -> Value {
+pub(super) fn round(value: f64) -> Value {
     json!((value * 100.0).round() / 100.0)
 }
 
 /// Shares of the functions in each minute: the same in all.
 #[expect(clippy::cast_precision_loss, reason = "ranks are small")]
-fn zipf(ws: usize, skew: f64, minutes: usize) -> Vec<Vec<f64>> {
+pub(super) fn zipf(ws: usize, skew: f64, minutes: usize) -> Vec<Vec<f64>> {
     let shares: Vec<f64> = (1..=ws).map(|rank| (rank as f64).powf(-skew)).collect();
     vec![shares; minutes]
 }
@@ -303,16 +309,8 @@ fn counts(shares: &[f64], rate: u64) -> Vec<u64> {
     counts
 }
 
-fn once(
-    scenario: &Scenario,
-    args: &Args,
-    shares: &[Vec<f64>],
-    rate: u64,
-    config: SchedulerConfig,
-    seed: u64,
-) -> Result<Figures> {
-    let mut rng = Rng::new(seed);
-    let ws = shares.first().map_or(0, Vec::len);
+/// Requests at random times within each minute, in order.
+pub(super) fn arrivals(shares: &[Vec<f64>], rate: u64, rng: &mut Rng) -> Vec<Arrival> {
     let mut arrivals = Vec::new();
     for (minute, shares) in (0u64..).zip(shares) {
         for (function, count) in (0u32..).zip(counts(shares, rate)) {
@@ -323,6 +321,20 @@ fn once(
         }
     }
     arrivals.sort_by_key(|arrival| arrival.at);
+    arrivals
+}
+
+fn once(
+    scenario: &Scenario,
+    args: &Args,
+    shares: &[Vec<f64>],
+    rate: u64,
+    config: SchedulerConfig,
+    seed: u64,
+) -> Result<Figures> {
+    let mut rng = Rng::new(seed);
+    let ws = shares.first().map_or(0, Vec::len);
+    let arrivals = arrivals(shares, rate, &mut rng);
     let gpus: Vec<GpuSpec> = (0..scenario.gpus)
         .map(|gpu| GpuSpec {
             kind: GpuKind(0),

@@ -9,6 +9,7 @@ pub mod dilu_table2;
 pub mod fast_fig11;
 pub mod fast_fig12;
 pub mod lalb;
+pub mod lalb_real;
 pub mod packing;
 
 use serde::Serialize;

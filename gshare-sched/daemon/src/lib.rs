@@ -49,6 +49,7 @@ pub mod admin;
 pub mod clock;
 pub mod config;
 pub mod journal;
+pub mod manager;
 pub mod mps;
 
 mod handle;

@@ -9,6 +9,7 @@ mod doctor;
 mod engine;
 mod libraries;
 mod log;
+mod model;
 mod partition;
 mod private;
 mod replay;
@@ -39,6 +40,8 @@ enum Command {
     Replay(replay::Options),
     Partition(partition::Options),
     Doctor(doctor::Options),
+    #[command(name = model::NAME)]
+    Model(model::Options),
     #[command(name = spin::NAME, hide = true)]
     Spin(spin::Options),
 }
@@ -55,6 +58,7 @@ pub(crate) fn execute(gshare: Gshare) -> ExitCode {
         Command::Replay(options) => log::exit(replay::run(&options)),
         Command::Partition(options) => log::exit(partition::run(&options)),
         Command::Doctor(options) => log::exit(doctor::run(&options)),
+        Command::Model(options) => log::exit(model::run(&options)),
         Command::Spin(options) => log::exit(spin::run(&options)),
     }
 }

@@ -1,0 +1,386 @@
+//! LALBO3 for real: model processes under `gshared`'s GPU manager on simulated GPUs, beside the simulation of the same load.
+//!
+//! Four GPUs, twelve models of Table I (GPU-enabled FaaS), 2,000 requests at the paper's rate per GPU. Times are a twentieth
+//! and sizes a 64th of the paper's, so that it ends within a minute or two. Everything but the GPU is real: processes are
+//! started, hooked, allocate, copy, launch kernels and are killed; the simulated driver lets kernels and copies take their time.
+//!
+//! First every model is profiled through the manager, as the paper does (section IV-A): loaded on each GPU, run, evicted, on all
+//! GPUs at once. The simulation then gets these profiles and the same arrivals, and knows nothing else of the run. So the
+//! difference is what the simulator leaves out: processes that wait for a CPU, sockets, and the hook and its daemon.
+
+use anyhow::{Context, Result, anyhow, ensure};
+use gshare_core::request::{
+    GpuKind, ModelProfile, NodeId, RequestAction, RequestEvent, RequestId, RequestScheduler as _, Tier,
+};
+use gshare_core::{Bytes, Duration, GpuId, ModelId, Timestamp};
+use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
+use gshare_sim::Rng;
+use gshare_sim::request::{Arrival, Fate, Faults, GpuSpec as SimGpu, ModelSpec, Workload, simulate};
+use gshared::manager::{
+    GpuManager, GpuSpec, Hook, ManagerConfig, Program, Report as Told, Serving, Submission,
+};
+use gshared::{Clock as _, Config, Daemon, MonotonicClock};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+
+use super::lalb::{Scenario, arrivals, mean, round, zipf};
+use super::{Report, row};
+
+/// Flags.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Number of GPUs
+    #[arg(long, default_value_t = 4)]
+    gpus: u32,
+    /// Number of models, spread evenly over Table I
+    #[arg(long, default_value_t = 12)]
+    models: u32,
+    /// Number of requests
+    #[arg(long, default_value_t = 2_000)]
+    requests: usize,
+    /// Times are the paper's divided by this
+    #[arg(long, default_value_t = 20)]
+    time_scale: u64,
+    /// Sizes are the paper's divided by this
+    #[arg(long, default_value_t = 64)]
+    size_scale: u64,
+    /// Memory of each GPU for models before that, MiB
+    #[arg(long, default_value_t = 7200)]
+    memory: u64,
+    /// Exponent of the Zipf distribution of popularity
+    #[arg(long, default_value_t = 0.5)]
+    skew: f64,
+    /// Draws the arrivals
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Without the hook and its daemon
+    #[arg(long)]
+    bare: bool,
+}
+
+/// What is measured, in seconds of the run.
+struct Found {
+    latencies: Vec<f64>,
+    misses: u64,
+    requests: u64,
+    makespan: f64,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// When what it needs cannot be built, a request is rejected, or the simulator finds a broken promise.
+pub fn run(args: &Args) -> Result<Report> {
+    ensure!(args.time_scale > 0 && args.size_scale > 0, "a scale is 0: need at least 1");
+    ensure!((1..=16).contains(&args.gpus), "--gpus is {}: need 1 to 16", args.gpus);
+    let scenario = Scenario::of_the_paper()?;
+    let stage = Stage::new(args, &scenario)?;
+    let profiled = stage.profile()?;
+    let rate = scenario.per_minute * u64::from(args.gpus) / u64::from(scenario.gpus);
+    let minutes = args.requests.div_ceil(usize::try_from(rate)?);
+    let shares = zipf(usize::try_from(args.models)?, args.skew, minutes);
+    let mut load = arrivals(&shares, rate, &mut Rng::new(args.seed));
+    load.truncate(args.requests);
+    for arrival in &mut load {
+        arrival.at = Timestamp::from_nanos(arrival.at.as_nanos() / args.time_scale);
+    }
+    let measured = stage.measure(&load, &profiled)?;
+    let simulated = stage.simulate(&load, &profiled, args.seed)?;
+    let mut report = Report::new("lalb-real", vec![args.seed]);
+    let figures = |found: &Found| {
+        let at = |share: usize| {
+            found.latencies[(found.latencies.len() * share / 1000).min(found.latencies.len() - 1)]
+        };
+        #[expect(clippy::cast_precision_loss, reason = "reports")]
+        let miss = 100.0 * found.misses as f64 / found.requests as f64;
+        [
+            ("mean_ms", 1e3 * mean(found.latencies.iter().copied())),
+            ("p50_ms", 1e3 * at(500)),
+            ("p90_ms", 1e3 * at(900)),
+            ("p99_ms", 1e3 * at(990)),
+            ("max_ms", 1e3 * at(1000)),
+            ("miss_pct", miss),
+            ("makespan_s", found.makespan),
+        ]
+    };
+    let (real, model) = (figures(&measured), figures(&simulated));
+    let mut add = |name: &str, figures: &[(&str, f64)]| {
+        let mut pairs = vec![("policy", Value::from(name)), ("requests", load.len().into())];
+        pairs.extend(figures.iter().map(|(key, value)| (*key, round(*value))));
+        report.rows.push(row(&pairs));
+    };
+    add("measured", &real);
+    add("simulated", &model);
+    let apart: Vec<(&str, f64)> =
+        real.iter().zip(&model).map(|(real, model)| (real.0, 100.0 * (real.1 / model.1 - 1.0))).collect();
+    add("measured_over_simulated_pct", &apart);
+    let costs = |get: fn(&ModelProfile) -> Duration| {
+        1e3 * mean(profiled.models.iter().map(|profile| get(profile).as_secs_f64()))
+    };
+    report.rows.push(row(&[
+        ("policy", "profiled".into()),
+        ("load_ms", round(costs(|profile| profile.load_disk))),
+        ("infer_ms", round(costs(|profile| profile.infer))),
+        ("evict_ms", round(1e3 * profiled.eviction.as_secs_f64())),
+        ("load_average", round(load_average())),
+    ]));
+    Ok(report)
+}
+
+/// Processes that wait for a CPU: what is measured here is only as good as the machine is quiet.
+fn load_average() -> f64 {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0.0)
+}
+
+/// What each model costs as the manager sees it.
+struct Profiled {
+    models: Vec<ModelProfile>,
+    eviction: Duration,
+}
+
+struct Stage<'a> {
+    args: &'a Args,
+    scenario: &'a Scenario,
+    config: ManagerConfig,
+    gshare: PathBuf,
+    _daemon: Option<gshared::Running>,
+    _dir: tempfile::TempDir,
+}
+
+impl<'a> Stage<'a> {
+    fn new(args: &'a Args, scenario: &'a Scenario) -> Result<Self> {
+        let built = build()?;
+        let dir = tempfile::Builder::new().prefix("gshare-lalb-").tempdir()?;
+        for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+            std::os::unix::fs::symlink(built.join("libfake_cuda.so"), dir.path().join(name))?;
+        }
+        // Copies take as long as the models' loading times want on average.
+        let (bytes, millis) = scenario.model.iter().fold((0, 0), |(bytes, millis), model| {
+            (bytes + (model.memory_mib << 20), millis + model.load_ms)
+        });
+        let bandwidth = bytes / args.size_scale * 1000 * args.time_scale / millis;
+        // Room for contexts besides the models.
+        let memory = (args.memory << 20) / args.size_scale + (32 << 20);
+        let profile = format!(
+            "device_name = 'Replay'\ngpus = {}\nsms = 16\nmemory_bytes = {memory}\ncompute_capability = [8, 0]\n\
+             threads_per_sm = 2048\nblocks_per_sm = 16\nshared_memory_per_sm_bytes = 102400\nl2_bytes = 1048576\n\
+             clock_khz = 1000000\nmemory_clock_khz = 1000000\nmemory_bus_bits = 128\nhost_bandwidth = {bandwidth}\n\
+             device_bandwidth = 100000000000\ncopy_fixed_ns = 1500\ncontext_bytes = 1048576\n\
+             [cost]\nfixed_ns = 1000\nns_per_wave = 10000\n",
+            args.gpus
+        );
+        std::fs::write(dir.path().join("profile.toml"), profile)?;
+        let mut config = ManagerConfig::default();
+        config.environment = vec![
+            ("LD_LIBRARY_PATH".into(), dir.path().into()),
+            ("GSHARE_SIM_DEVICE".into(), dir.path().join("device").into()),
+            ("GSHARE_SIM_PROFILE".into(), dir.path().join("profile.toml").into()),
+        ];
+        let mut daemon = None;
+        if !args.bare {
+            let socket = dir.path().join("gshare.sock");
+            daemon = Some(Daemon::new(Config::at(&socket))?.spawn()?);
+            config.hook = Some(Hook { library: built.join("libgshare_hook.so"), socket });
+        }
+        Ok(Self { args, scenario, config, gshare: built.join("gshare"), _daemon: daemon, _dir: dir })
+    }
+
+    fn program(&self, model: u32, profile: ModelProfile) -> Program {
+        let table = &self.scenario.model;
+        let at = model as usize * table.len() / self.args.models as usize;
+        let of = &table[at.min(table.len() - 1)];
+        let memory = Bytes((of.memory_mib << 20) / self.args.size_scale);
+        let infer = of.infer_ms * 1_000_000 / self.args.time_scale;
+        let mut program = Program::new(&self.gshare, memory, profile);
+        let arguments = ["model", "--memory", &memory.get().to_string(), "--infer", &format!("{infer}ns")];
+        program.arguments = arguments.map(Into::into).into();
+        program
+    }
+
+    fn gpu(&self, gpu: u32) -> GpuSpec {
+        GpuSpec::new(gpu.to_string(), Bytes((self.args.memory << 20) / self.args.size_scale))
+    }
+
+    /// Loads, runs and evicts every model on every GPU; all GPUs at once, each one model after the other.
+    fn profile(&self) -> Result<Profiled> {
+        const RUNS: u64 = 4;
+        let unknown = ModelProfile {
+            load_disk: Duration::from_secs(1),
+            load_host: Duration::from_secs(1),
+            infer: Duration::from_secs(1),
+        };
+        let mut manager = GpuManager::new(self.config.clone())?;
+        for gpu in 0..self.args.gpus {
+            manager.add_gpu(GpuId(gpu), self.gpu(gpu))?;
+        }
+        for model in 0..self.args.models {
+            manager.add_model(ModelId(model), self.program(model, unknown))?;
+        }
+        let clock = MonotonicClock;
+        let models = self.args.models;
+        let mut loads = vec![Vec::new(); models as usize];
+        let mut runs = vec![Vec::new(); models as usize];
+        let mut evictions = Vec::new();
+        // What each GPU is at: its model (GPUs begin with different ones), and when its eviction was ordered.
+        let mut at: Vec<(u32, Timestamp)> = Vec::new();
+        let order = |manager: &mut GpuManager, gpu: u32, step: u32| {
+            let model = ModelId((step + gpu * models / self.args.gpus) % models);
+            let (gpu, from) = (GpuId(gpu), Tier::Disk);
+            manager.order(clock.now(), RequestAction::Load { gpu, model, from, keep_on_host: false })
+        };
+        let run = |manager: &mut GpuManager, gpu: GpuId, model: ModelId, request: u64| {
+            let request = RequestId(request);
+            manager.order(clock.now(), RequestAction::Dispatch { gpu, request, model, batch_more: 0 })
+        };
+        for gpu in 0..self.args.gpus {
+            at.push((0, Timestamp::ZERO));
+            order(&mut manager, gpu, 0)?;
+        }
+        let mut left = self.args.gpus;
+        let mut reports = Vec::new();
+        while left > 0 {
+            manager.handle(clock.now(), &mut reports)?;
+            if reports.is_empty() {
+                std::thread::sleep(std::time::Duration::from_micros(200));
+            }
+            for report in reports.drain(..) {
+                let Told::Event(event) = report else { continue };
+                match event {
+                    RequestEvent::Loaded { gpu, model, took } => {
+                        loads[model.index()].push(took.as_secs_f64());
+                        run(&mut manager, gpu, model, u64::from(gpu.0) << 32 | u64::from(model.0) << 8)?;
+                    }
+                    RequestEvent::Completed { gpu, request, took } => {
+                        let model = ModelId(u32::try_from(request.0 >> 8 & 0xff_ffff)?);
+                        // The first run finds everything cold; it counts like the others, as it does later.
+                        runs[model.index()].push(took.as_secs_f64());
+                        if request.0 & 0xff < RUNS - 1 {
+                            run(&mut manager, gpu, model, request.0 + 1)?;
+                        } else {
+                            at[gpu.index()].1 = clock.now();
+                            manager.order(clock.now(), RequestAction::Evict { gpu, model })?;
+                        }
+                    }
+                    RequestEvent::Evicted { gpu, .. } => {
+                        let (step, since) = &mut at[gpu.index()];
+                        evictions.push(clock.now().saturating_since(*since).as_secs_f64());
+                        *step += 1;
+                        if *step == models {
+                            left -= 1;
+                        } else {
+                            order(&mut manager, gpu.0, *step)?;
+                        }
+                    }
+                    RequestEvent::GpuJoined { .. }
+                    | RequestEvent::ModelAdded { .. }
+                    | RequestEvent::ModelProfiled { .. } => {}
+                    other => return Err(anyhow!("while profiling: {other:?}")),
+                }
+            }
+        }
+        let profiles = loads.iter().zip(&runs).map(|(loads, runs)| {
+            let load = duration(mean(loads.iter().copied()));
+            ModelProfile { load_disk: load, load_host: load, infer: duration(mean(runs.iter().copied())) }
+        });
+        Ok(Profiled { models: profiles.collect(), eviction: duration(mean(evictions.into_iter())) })
+    }
+
+    fn scheduler(&self, profiled: &Profiled) -> SchedulerConfig {
+        let mut config = SchedulerConfig::paper(Policy::LalbO3 { skip_limit: self.scenario.skip_limit });
+        config.skip_age = Duration::from_nanos(config.skip_age.as_nanos() / self.args.time_scale);
+        config.eviction = profiled.eviction;
+        config
+    }
+
+    fn measure(&self, load: &[Arrival], profiled: &Profiled) -> Result<Found> {
+        let scheduler = LocalityScheduler::new(self.scheduler(profiled))?;
+        let serving = Serving::spawn(self.config.clone(), Box::new(scheduler))?;
+        let handle = serving.handle();
+        for gpu in 0..self.args.gpus {
+            handle.add_gpu(GpuId(gpu), self.gpu(gpu))?;
+        }
+        for (model, profile) in (0..).zip(&profiled.models) {
+            handle.add_model(ModelId(model), self.program(model, *profile))?;
+        }
+        let (sender, endings) = channel();
+        let start = std::time::Instant::now();
+        for (request, arrival) in (0..).zip(load) {
+            let due = std::time::Duration::from_nanos(arrival.at.as_nanos());
+            std::thread::sleep(due.saturating_sub(start.elapsed()));
+            let submission = Submission::new(RequestId(request), ModelId(arrival.model), Vec::new());
+            handle.submit_to(submission, sender.clone())?;
+        }
+        drop(sender);
+        let mut latencies = Vec::new();
+        for (request, ending) in &endings {
+            let answer = ending.with_context(|| format!("{request}"))?;
+            latencies.push(answer.completed.saturating_since(answer.arrived).as_secs_f64());
+        }
+        let makespan = start.elapsed().as_secs_f64();
+        ensure!(latencies.len() == load.len(), "{} of {} requests ended", latencies.len(), load.len());
+        latencies.sort_by(f64::total_cmp);
+        let stats = handle.snapshot()?.stats;
+        Ok(Found { latencies, misses: stats.misses, requests: stats.hits + stats.misses, makespan })
+    }
+
+    fn simulate(&self, load: &[Arrival], profiled: &Profiled, seed: u64) -> Result<Found> {
+        let mut scheduler = LocalityScheduler::new(self.scheduler(profiled))?;
+        let gpus = (0..self.args.gpus).map(|gpu| SimGpu {
+            kind: GpuKind(0),
+            node: NodeId(0),
+            memory: self.gpu(gpu).memory,
+        });
+        let models = (0..).zip(&profiled.models).map(|(model, profile)| ModelSpec {
+            memory: self.program(model, *profile).memory,
+            profiles: vec![(GpuKind(0), *profile)],
+        });
+        let work = Workload {
+            gpus: gpus.collect(),
+            models: models.collect(),
+            arrivals: load.to_vec(),
+            faults: Faults { eviction: profiled.eviction, ..Faults::default() },
+            batch_marginal_bp: 10_000,
+        };
+        let outcome = simulate(&mut scheduler, &work, seed, None).map_err(|broken| anyhow!("{broken}"))?;
+        let served = outcome.fates.iter().filter_map(|fate| match fate {
+            Fate::Served { latency, .. } => Some(latency.as_secs_f64()),
+            Fate::Rejected { .. } => None,
+        });
+        let mut latencies: Vec<f64> = served.collect();
+        latencies.sort_by(f64::total_cmp);
+        ensure!(latencies.len() == load.len(), "the simulation rejected a request");
+        let stats = scheduler.stats();
+        let makespan = outcome.makespan.as_secs_f64();
+        Ok(Found { latencies, misses: stats.misses, requests: stats.hits + stats.misses, makespan })
+    }
+}
+
+fn duration(seconds: f64) -> Duration {
+    Duration::from_nanos(
+        u64::try_from(std::time::Duration::from_secs_f64(seconds).as_nanos()).unwrap_or(u64::MAX),
+    )
+}
+
+/// The directory of the `gshare` command, the hook and the simulated driver: this program's own, where cargo puts them.
+fn build() -> Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let dir = program.parent().context("no directory")?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no checkout")?;
+    let profile = match dir.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(name) => name,
+    };
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = std::process::Command::new(cargo)
+        .args(["build", "--quiet", "--package", "gshared", "--package", "gshare-hook"])
+        .args(["--package", "gshare-fake-cuda", "--profile", profile, "--target-dir"])
+        .arg(dir.parent().context("no target directory")?)
+        .current_dir(root)
+        .stdout(std::process::Stdio::null())
+        .status()
+        .context("cargo")?;
+    ensure!(status.success(), "cargo build: {status}");
+    Ok(dir.to_owned())
+}

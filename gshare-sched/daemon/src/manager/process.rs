@@ -1,0 +1,114 @@
+//! Starting and ending the process of a model.
+#![allow(unsafe_code, reason = "a child must ask to die with its parent between fork and exec")]
+
+use super::{Hook, Program};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getppid, kill_process_group, pidfd_open,
+    set_parent_process_death_signal, waitid,
+};
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+
+/// A running model process. Dropping it kills it.
+#[derive(Debug)]
+pub(super) struct ModelProcess {
+    child: Child,
+    pub(super) pidfd: OwnedFd,
+    pub(super) socket: OwnedFd,
+    reaped: bool,
+}
+
+impl ModelProcess {
+    /// Starts `program` with one end of a socket as its standard input. It ends when the calling thread does, whatever ends
+    /// that.
+    pub(super) fn start(
+        program: &Program,
+        name: &str,
+        run: u64,
+        hook: Option<&Hook>,
+        environment: &[(OsString, OsString)],
+    ) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let mut command = Command::new(&program.program);
+        command.args(&program.arguments).stdin(Stdio::from(theirs)).stdout(Stdio::null());
+        // A group of its own, so that what it starts ends with it.
+        command.process_group(0);
+        if let Some(hook) = hook {
+            command.env("LD_PRELOAD", preload(&hook.library)).env("GSHARE_SOCKET", &hook.socket);
+            command.env("GSHARE_NAME", name).env("GSHARE_RUN", run.to_string());
+            match program.memory_limit {
+                Some(limit) => command.env("GSHARE_MEM", limit.get().to_string()),
+                None => command.env_remove("GSHARE_MEM"),
+            };
+        }
+        command.envs(environment.iter().map(|(key, value)| (key, value)));
+        command.envs(program.environment.iter().map(|(key, value)| (key, value)));
+        let parent = rustix::process::getpid();
+        let die_with_parent = move || {
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The parent may have gone before this was asked for.
+            if getppid() == Some(parent) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::BrokenPipe)) }
+        };
+        // SAFETY: two system calls; nothing is allocated and no lock is taken between fork and exec.
+        unsafe { command.pre_exec(die_with_parent) };
+        let mut child = command.spawn()?;
+        match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
+            Ok(pidfd) => Ok(Self { child, pidfd, socket: ours, reaped: false }),
+            Err(errno) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(errno.into())
+            }
+        }
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Kills it and whatever it started. It holds nothing that could be lost.
+    pub(super) fn kill(&self) {
+        if !self.reaped {
+            // Not reaped, so the number is still its own.
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        }
+    }
+
+    /// Whether it has ended; its memory on the GPU is free then.
+    pub(super) fn has_ended(&mut self) -> bool {
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let pid = WaitId::Pid(Pid::from_child(&self.child));
+        if !self.reaped && !matches!(waitid(pid, look), Ok(None) | Err(Errno::INTR)) {
+            // It may have left children behind.
+            self.kill();
+            let _ = self.child.wait();
+            self.reaped = true;
+        }
+        self.reaped
+    }
+}
+
+impl Drop for ModelProcess {
+    fn drop(&mut self) {
+        self.kill();
+        if !self.reaped {
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// The hook before whatever is preloaded already.
+fn preload(library: &std::path::Path) -> OsString {
+    let mut value = library.as_os_str().to_owned();
+    if let Some(rest) = std::env::var_os("LD_PRELOAD").filter(|text| !text.is_empty()) {
+        value.push(":");
+        value.push(rest);
+    }
+    value
+}
