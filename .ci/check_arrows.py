@@ -10,6 +10,7 @@ ARROWS = {
     "gshare-core": set(),
     "gshare-sim": {"gshare-core"},
     "gshare-sched": {"gshare-core"},
+    "gshare-etcd": {"gshare-core"},
     "gshare-profile": {"gshare-core"},
     "gshare-modelstore": {"gshare-core", "gshare-cuda-abi"},
     "gshared": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore"},

@@ -4,6 +4,11 @@
 #[path = "support/request_chaos.rs"]
 mod chaos;
 
+use gshare_core::request::{
+    GpuKind, ModelProfile, NodeId, RequestAction, RequestEvent, RequestId, TenantId, Tier,
+};
+use gshare_core::{Bytes, Duration, Engine, GpuId, ModelId, Timestamp};
+use gshare_sched::request::{LocalityScheduler, SchedulerConfig};
 use gshare_sim::request::Fate;
 
 /// Every request is served once or rejected once, whatever happens; `simulate` checks the rest at each step.
@@ -27,4 +32,37 @@ fn every_request_ends_once_whatever_goes_wrong() {
 fn a_chaotic_run_replays_exactly() {
     let run = || format!("{:?}", chaos::run(7).unwrap());
     assert_eq!(run(), run());
+}
+
+/// Seed 72: a model that was reported as dropped was loaded again while its old copy was still on its way out, which would
+/// have taken the new one with it.
+#[test]
+fn a_load_waits_for_the_eviction_of_the_same_model_seed_72() {
+    chaos::run(72).unwrap();
+    let mut scheduler = LocalityScheduler::new(SchedulerConfig::default()).unwrap();
+    let (gpu, model, now) = (GpuId(0), ModelId(0), Timestamp::ZERO);
+    let mut tell = |event| {
+        let mut actions = Vec::new();
+        scheduler.handle(now, event, &mut actions).unwrap();
+        actions
+    };
+    let took = Duration::from_secs(1);
+    let profile = ModelProfile { load_disk: took, load_host: took, infer: took };
+    let arrived = |request| RequestEvent::Arrived {
+        request: RequestId(request),
+        model,
+        tenant: TenantId(0),
+        deadline: None,
+    };
+    tell(RequestEvent::GpuJoined { gpu, kind: GpuKind(0), node: NodeId(0), memory: Bytes::from_gib(8) });
+    tell(RequestEvent::ModelAdded { model, memory: Bytes::from_gib(2) });
+    tell(RequestEvent::ModelProfiled { model, kind: GpuKind(0), profile });
+    tell(arrived(1));
+    tell(RequestEvent::Loaded { gpu, model, took });
+    tell(RequestEvent::Completed { gpu, request: RequestId(1), took });
+    let evict = RequestAction::Evict { gpu, model };
+    assert_eq!(tell(RequestEvent::Dropped { gpu, model }), [evict]);
+    assert_eq!(tell(arrived(2)), [], "there is room, but the old copy is not gone");
+    let load = RequestAction::Load { gpu, model, from: Tier::Disk, keep_on_host: false };
+    assert_eq!(tell(RequestEvent::Evicted { gpu, model }), [load]);
 }

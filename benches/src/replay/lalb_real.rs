@@ -4,15 +4,20 @@
 //! and sizes a 64th of the paper's, so that it ends within a minute or two. Everything but the GPU is real: processes are
 //! started, hooked, allocate, copy, launch kernels and are killed; the simulated driver lets kernels and copies take their time.
 //!
-//! First every model is profiled through the manager, as the paper does (section IV-A): loaded on each GPU, run, evicted, on all
-//! GPUs at once. The simulation then gets these profiles and the same arrivals, and knows nothing else of the run. So the
-//! difference is what the simulator leaves out: processes that wait for a CPU, sockets, and the hook and its daemon.
+//! First every model is profiled through the manager, as the paper does (section IV-A): loaded on each GPU, run, evicted; one
+//! GPU loads at a time while the others run, as it mostly is later. The simulation then gets these profiles and the same
+//! arrivals, and knows nothing else of the run. So the difference is what the simulator leaves out: processes that wait for
+//! a CPU, sockets, and the hook and its daemon.
+//!
+//! On a busy machine costs change between profiling and the run. So there is a second simulation, `simulated_afterwards`, with
+//! the mean costs of the run itself: what is left is the difference in decisions and queueing.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use gshare_core::request::{
-    GpuKind, ModelProfile, NodeId, RequestAction, RequestEvent, RequestId, RequestScheduler as _, Tier,
+    GpuKind, GpuRecord, ModelProfile, NodeId, RequestAction, RequestError, RequestEvent, RequestId,
+    RequestPlace, RequestScheduler, RequestStats, Tier,
 };
-use gshare_core::{Bytes, Duration, GpuId, ModelId, Timestamp};
+use gshare_core::{Bytes, Duration, Engine, GpuId, ModelId, Timestamp};
 use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
 use gshare_sim::Rng;
 use gshare_sim::request::{Arrival, Fate, Faults, GpuSpec as SimGpu, ModelSpec, Workload, simulate};
@@ -21,8 +26,10 @@ use gshared::manager::{
 };
 use gshared::{Clock as _, Config, Daemon, MonotonicClock};
 use serde_json::Value;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::lalb::{Scenario, arrivals, mean, round, zipf};
 use super::{Report, row};
@@ -54,6 +61,9 @@ pub struct Args {
     /// Draws the arrivals
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Do not build the command, the hook and the simulated driver: they lie beside this program
+    #[arg(long)]
+    built: bool,
     /// Without the hook and its daemon
     #[arg(long)]
     bare: bool,
@@ -85,8 +95,9 @@ pub fn run(args: &Args) -> Result<Report> {
     for arrival in &mut load {
         arrival.at = Timestamp::from_nanos(arrival.at.as_nanos() / args.time_scale);
     }
-    let measured = stage.measure(&load, &profiled)?;
+    let (measured, observed) = stage.measure(&load, &profiled)?;
     let simulated = stage.simulate(&load, &profiled, args.seed)?;
+    let afterwards = stage.simulate(&load, &observed, args.seed)?;
     let mut report = Report::new("lalb-real", vec![args.seed]);
     let figures = |found: &Found| {
         let at = |share: usize| {
@@ -104,7 +115,7 @@ pub fn run(args: &Args) -> Result<Report> {
             ("makespan_s", found.makespan),
         ]
     };
-    let (real, model) = (figures(&measured), figures(&simulated));
+    let (real, model, after) = (figures(&measured), figures(&simulated), figures(&afterwards));
     let mut add = |name: &str, figures: &[(&str, f64)]| {
         let mut pairs = vec![("policy", Value::from(name)), ("requests", load.len().into())];
         pairs.extend(figures.iter().map(|(key, value)| (*key, round(*value))));
@@ -112,19 +123,25 @@ pub fn run(args: &Args) -> Result<Report> {
     };
     add("measured", &real);
     add("simulated", &model);
-    let apart: Vec<(&str, f64)> =
-        real.iter().zip(&model).map(|(real, model)| (real.0, 100.0 * (real.1 / model.1 - 1.0))).collect();
-    add("measured_over_simulated_pct", &apart);
-    let costs = |get: fn(&ModelProfile) -> Duration| {
-        1e3 * mean(profiled.models.iter().map(|profile| get(profile).as_secs_f64()))
+    add("simulated_afterwards", &after);
+    let apart = |model: &[(&'static str, f64)]| -> Vec<(&'static str, f64)> {
+        let pairs = real.iter().zip(model).filter(|((name, _), _)| *name != "miss_pct");
+        pairs.map(|(real, model)| (real.0, 100.0 * (real.1 / model.1 - 1.0))).collect()
     };
-    report.rows.push(row(&[
-        ("policy", "profiled".into()),
-        ("load_ms", round(costs(|profile| profile.load_disk))),
-        ("infer_ms", round(costs(|profile| profile.infer))),
-        ("evict_ms", round(1e3 * profiled.eviction.as_secs_f64())),
-        ("load_average", round(load_average())),
-    ]));
+    add("measured_over_simulated_pct", &apart(&model));
+    add("measured_over_afterwards_pct", &apart(&after));
+    for (name, costs) in [("profiled", &profiled), ("observed", &observed)] {
+        let of = |get: fn(&ModelProfile) -> Duration| {
+            round(1e3 * mean(costs.models.iter().map(|profile| get(profile).as_secs_f64())))
+        };
+        report.rows.push(row(&[
+            ("policy", name.into()),
+            ("load_ms", of(|profile| profile.load_disk)),
+            ("infer_ms", of(|profile| profile.infer)),
+            ("evict_ms", round(1e3 * costs.eviction.as_secs_f64())),
+            ("load_average", round(load_average())),
+        ]));
+    }
     Ok(report)
 }
 
@@ -132,6 +149,90 @@ pub fn run(args: &Args) -> Result<Report> {
 fn load_average() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0.0)
+}
+
+/// A scheduler, and the costs of what it was told.
+struct Recorded {
+    scheduler: LocalityScheduler,
+    costs: Arc<Mutex<Costs>>,
+}
+
+/// Loading and running times in seconds by model.
+#[derive(Default)]
+struct Costs {
+    loads: Vec<Vec<f64>>,
+    runs: Vec<Vec<f64>>,
+    models: BTreeMap<RequestId, ModelId>,
+}
+
+impl Costs {
+    fn new(models: u32) -> Self {
+        let empty = vec![Vec::new(); models as usize];
+        Self { loads: empty.clone(), runs: empty, models: BTreeMap::new() }
+    }
+
+    /// Means; of a model without loads or runs what was known before.
+    fn means(&self, before: &Profiled) -> Profiled {
+        let all = self.loads.iter().zip(&self.runs).zip(&before.models);
+        let models = all.map(|((loads, runs), before)| {
+            let of = |times: &[f64], before: Duration| match times.is_empty() {
+                true => before,
+                false => duration(mean(times.iter().copied())),
+            };
+            let load = of(loads, before.load_disk);
+            ModelProfile { load_disk: load, load_host: load, infer: of(runs, before.infer) }
+        });
+        Profiled { models: models.collect(), eviction: before.eviction }
+    }
+}
+
+impl Engine for Recorded {
+    type Event = RequestEvent;
+    type Action = RequestAction;
+    type Error = RequestError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: RequestEvent,
+        actions: &mut Vec<RequestAction>,
+    ) -> Result<(), RequestError> {
+        let mut costs = self.costs.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            RequestEvent::Arrived { request, model, .. } => drop(costs.models.insert(request, model)),
+            RequestEvent::Loaded { model, took, .. } => costs.loads[model.index()].push(took.as_secs_f64()),
+            RequestEvent::Completed { request, took, .. } => {
+                if let Some(model) = costs.models.remove(&request) {
+                    costs.runs[model.index()].push(took.as_secs_f64());
+                }
+            }
+            _ => {}
+        }
+        drop(costs);
+        self.scheduler.handle(now, event, actions)
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.scheduler.next_deadline()
+    }
+}
+
+impl RequestScheduler for Recorded {
+    fn place(&self, request: RequestId) -> Option<RequestPlace> {
+        self.scheduler.place(request)
+    }
+
+    fn waiting(&self) -> usize {
+        self.scheduler.waiting()
+    }
+
+    fn stats(&self) -> RequestStats {
+        self.scheduler.stats()
+    }
+
+    fn gpu(&self, gpu: GpuId) -> Option<GpuRecord> {
+        self.scheduler.gpu(gpu)
+    }
 }
 
 /// What each model costs as the manager sees it.
@@ -151,7 +252,7 @@ struct Stage<'a> {
 
 impl<'a> Stage<'a> {
     fn new(args: &'a Args, scenario: &'a Scenario) -> Result<Self> {
-        let built = build()?;
+        let built = build(args.built)?;
         let dir = tempfile::Builder::new().prefix("gshare-lalb-").tempdir()?;
         for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
             std::os::unix::fs::symlink(built.join("libfake_cuda.so"), dir.path().join(name))?;
@@ -203,7 +304,7 @@ impl<'a> Stage<'a> {
         GpuSpec::new(gpu.to_string(), Bytes((self.args.memory << 20) / self.args.size_scale))
     }
 
-    /// Loads, runs and evicts every model on every GPU; all GPUs at once, each one model after the other.
+    /// Loads, runs and evicts every model on every GPU; one GPU loads at a time.
     fn profile(&self) -> Result<Profiled> {
         const RUNS: u64 = 4;
         let unknown = ModelProfile {
@@ -220,8 +321,7 @@ impl<'a> Stage<'a> {
         }
         let clock = MonotonicClock;
         let models = self.args.models;
-        let mut loads = vec![Vec::new(); models as usize];
-        let mut runs = vec![Vec::new(); models as usize];
+        let mut costs = Costs::new(models);
         let mut evictions = Vec::new();
         // What each GPU is at: its model (GPUs begin with different ones), and when its eviction was ordered.
         let mut at: Vec<(u32, Timestamp)> = Vec::new();
@@ -234,13 +334,17 @@ impl<'a> Stage<'a> {
             let request = RequestId(request);
             manager.order(clock.now(), RequestAction::Dispatch { gpu, request, model, batch_more: 0 })
         };
-        for gpu in 0..self.args.gpus {
-            at.push((0, Timestamp::ZERO));
-            order(&mut manager, gpu, 0)?;
-        }
+        at.resize(self.args.gpus as usize, (0, Timestamp::ZERO));
+        let mut next: VecDeque<u32> = (0..self.args.gpus).collect();
+        let mut loading = false;
         let mut left = self.args.gpus;
         let mut reports = Vec::new();
         while left > 0 {
+            if let (false, Some(gpu)) = (loading, next.front().copied()) {
+                order(&mut manager, gpu, at[gpu as usize].0)?;
+                next.pop_front();
+                loading = true;
+            }
             manager.handle(clock.now(), &mut reports)?;
             if reports.is_empty() {
                 std::thread::sleep(std::time::Duration::from_micros(200));
@@ -249,13 +353,14 @@ impl<'a> Stage<'a> {
                 let Told::Event(event) = report else { continue };
                 match event {
                     RequestEvent::Loaded { gpu, model, took } => {
-                        loads[model.index()].push(took.as_secs_f64());
+                        loading = false;
+                        costs.loads[model.index()].push(took.as_secs_f64());
                         run(&mut manager, gpu, model, u64::from(gpu.0) << 32 | u64::from(model.0) << 8)?;
                     }
                     RequestEvent::Completed { gpu, request, took } => {
                         let model = ModelId(u32::try_from(request.0 >> 8 & 0xff_ffff)?);
                         // The first run finds everything cold; it counts like the others, as it does later.
-                        runs[model.index()].push(took.as_secs_f64());
+                        costs.runs[model.index()].push(took.as_secs_f64());
                         if request.0 & 0xff < RUNS - 1 {
                             run(&mut manager, gpu, model, request.0 + 1)?;
                         } else {
@@ -270,7 +375,7 @@ impl<'a> Stage<'a> {
                         if *step == models {
                             left -= 1;
                         } else {
-                            order(&mut manager, gpu.0, *step)?;
+                            next.push_back(gpu.0);
                         }
                     }
                     RequestEvent::GpuJoined { .. }
@@ -280,11 +385,11 @@ impl<'a> Stage<'a> {
                 }
             }
         }
-        let profiles = loads.iter().zip(&runs).map(|(loads, runs)| {
-            let load = duration(mean(loads.iter().copied()));
-            ModelProfile { load_disk: load, load_host: load, infer: duration(mean(runs.iter().copied())) }
-        });
-        Ok(Profiled { models: profiles.collect(), eviction: duration(mean(evictions.into_iter())) })
+        let before = Profiled {
+            models: vec![unknown; models as usize],
+            eviction: duration(mean(evictions.into_iter())),
+        };
+        Ok(costs.means(&before))
     }
 
     fn scheduler(&self, profiled: &Profiled) -> SchedulerConfig {
@@ -294,8 +399,11 @@ impl<'a> Stage<'a> {
         config
     }
 
-    fn measure(&self, load: &[Arrival], profiled: &Profiled) -> Result<Found> {
+    /// What was measured, and what things cost meanwhile.
+    fn measure(&self, load: &[Arrival], profiled: &Profiled) -> Result<(Found, Profiled)> {
+        let costs = Arc::new(Mutex::new(Costs::new(self.args.models)));
         let scheduler = LocalityScheduler::new(self.scheduler(profiled))?;
+        let scheduler = Recorded { scheduler, costs: Arc::clone(&costs) };
         let serving = Serving::spawn(self.config.clone(), Box::new(scheduler))?;
         let handle = serving.handle();
         for gpu in 0..self.args.gpus {
@@ -322,7 +430,9 @@ impl<'a> Stage<'a> {
         ensure!(latencies.len() == load.len(), "{} of {} requests ended", latencies.len(), load.len());
         latencies.sort_by(f64::total_cmp);
         let stats = handle.snapshot()?.stats;
-        Ok(Found { latencies, misses: stats.misses, requests: stats.hits + stats.misses, makespan })
+        let observed = costs.lock().unwrap_or_else(PoisonError::into_inner).means(profiled);
+        let requests = stats.hits + stats.misses;
+        Ok((Found { latencies, misses: stats.misses, requests, makespan }, observed))
     }
 
     fn simulate(&self, load: &[Arrival], profiled: &Profiled, seed: u64) -> Result<Found> {
@@ -364,9 +474,12 @@ fn duration(seconds: f64) -> Duration {
 }
 
 /// The directory of the `gshare` command, the hook and the simulated driver: this program's own, where cargo puts them.
-fn build() -> Result<PathBuf> {
+fn build(built: bool) -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     let dir = program.parent().context("no directory")?;
+    if built {
+        return Ok(dir.to_owned());
+    }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no checkout")?;
     let profile = match dir.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",

@@ -16,6 +16,7 @@
 
 mod cache;
 mod estimate;
+mod names;
 mod queue;
 pub mod scheduler;
 pub mod state;

@@ -19,10 +19,10 @@
 //! # Cost
 //! O(1) for everything but the insertion of a request that comes back: it walks from the head, where the old ones are.
 
+use super::names::Names;
 use gshare_core::GpuId;
 use gshare_core::Timestamp;
 use gshare_core::request::{RequestId, RequestPlace};
-use std::collections::BTreeMap;
 
 /// No request.
 pub(super) const NONE: u32 = u32::MAX;
@@ -135,7 +135,7 @@ pub(super) struct Class {
 pub(super) struct Queue {
     table: Vec<Request>,
     free: Vec<u32>,
-    names: BTreeMap<RequestId, u32>,
+    names: Names,
     order: List,
     pub(super) classes: Vec<Class>,
     /// By model.
@@ -155,7 +155,7 @@ impl Queue {
     }
 
     pub(super) fn find(&self, id: RequestId) -> Option<u32> {
-        self.names.get(&id).copied()
+        self.names.find(id, |slot| self.table[slot as usize].id)
     }
 
     /// Number of requests that are here, waiting or not.
@@ -181,13 +181,15 @@ impl Queue {
                     .expect("the number of requests is limited by the configuration")
             }
         };
-        self.names.insert(request.id, slot);
+        let table = &self.table;
+        self.names.insert(request.id, slot, |slot| table[slot as usize].id);
         slot
     }
 
     /// Forgets a request that is not in the queue.
     pub(super) fn forget(&mut self, slot: u32) {
-        self.names.remove(&self.table[slot as usize].id);
+        let table = &self.table;
+        self.names.remove(table[slot as usize].id, |slot| table[slot as usize].id);
         self.free.push(slot);
     }
 

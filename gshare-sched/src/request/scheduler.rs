@@ -229,6 +229,8 @@ pub struct LocalityScheduler {
     stirred: Vec<u32>,
     /// When it is too late for which request.
     drops: BTreeSet<(Timestamp, u32)>,
+    /// A GPU that became idle and is not filed as such yet: it is probably given work in the same event.
+    unfiled: Option<u32>,
     uses: u64,
     stats: RequestStats,
 }
@@ -255,6 +257,7 @@ impl LocalityScheduler {
             tenants,
             stirred: Vec::new(),
             drops: BTreeSet::new(),
+            unfiled: None,
             uses: 0,
             stats: RequestStats::default(),
         })
@@ -473,6 +476,13 @@ impl LocalityScheduler {
 
     // Filing.
 
+    /// Files what was left unfiled: before anybody looks where copies are.
+    fn file_all(&mut self) {
+        if let Some(gpu) = self.unfiled.take() {
+            self.refile(gpu);
+        }
+    }
+
     /// Files a GPU's copies under its present state.
     fn refile(&mut self, gpu: u32) {
         let Some(on) = self.gpus[gpu as usize].as_mut() else { return };
@@ -601,7 +611,9 @@ impl LocalityScheduler {
     /// Runs requests of one model, which is resident; they are the GPU's already.
     fn run(&mut self, gpu: u32, first: u32, actions: &mut Vec<RequestAction>) {
         let model = self.queue.get(first).model;
-        let mut batch = vec![first];
+        let mut batch = core::mem::take(&mut self.g_mut(gpu).running);
+        batch.clear();
+        batch.push(first);
         while batch.len() < usize::from(self.config.max_batch) {
             let front = self.g(gpu).local.front().copied();
             let next = match front.filter(|slot| self.queue.get(*slot).model == model) {
@@ -786,7 +798,8 @@ impl LocalityScheduler {
         self.uses += 1;
         let used = self.uses;
         let on = self.g_mut(gpu);
-        on.running = vec![slot];
+        on.running.clear();
+        on.running.push(slot);
         on.batch = 1;
         on.until = until;
         on.phase = Phase::MakingRoom { model };
@@ -864,7 +877,10 @@ impl LocalityScheduler {
         on.phase = Phase::Idle;
         let (kind, key) = (usize::from(on.kind), (on.dispatches, gpu));
         self.idle[kind].insert(key);
-        self.refile(gpu);
+        if self.unfiled != Some(gpu) {
+            self.file_all();
+            self.unfiled = Some(gpu);
+        }
     }
 
     /// Forgets a copy that turned out not to be there; those waiting for it here are queued again.
@@ -1001,6 +1017,7 @@ impl LocalityScheduler {
             self.hit(gpu, slot, actions);
             return Outcome::Here;
         }
+        self.file_all();
         if self.config.policy != Policy::LoadBalance
             && let Some(other) = self.idle_copy(model)
         {
@@ -1093,11 +1110,13 @@ impl LocalityScheduler {
         stirred.clear();
         self.stirred = stirred;
         self.schedule(actions);
+        self.file_all();
         while let Some(tenant) = self.tenants.next_ahead(self.any_idle()) {
             let waive = self.any_idle();
             let before = self.queue.len();
             self.admit(tenant, waive);
             self.schedule(actions);
+            self.file_all();
             if waive && self.queue.len() > before {
                 // It cannot be served now, so neither can what would follow it.
                 break;

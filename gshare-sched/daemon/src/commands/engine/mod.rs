@@ -1,6 +1,7 @@
 //! `gshare engine`: a decision engine as a filter, for hosts in any language.
 
 mod filter;
+mod request;
 mod token;
 
 /// Feed an engine events as JSON lines; read its actions as JSON lines.
@@ -20,10 +21,13 @@ pub(crate) struct Options {
 enum Kind {
     /// The multi-token scheduler: who may launch kernels now.
     Token(filter::Options),
+    /// The request scheduler: which GPU serves which request, and which models stay in its memory.
+    Request(filter::Options),
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     match &options.engine {
         Kind::Token(options) => token::run(options),
+        Kind::Request(options) => request::run(options),
     }
 }
