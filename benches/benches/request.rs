@@ -174,8 +174,32 @@ fn memory() {
     black_box(&driver.open);
 }
 
+/// Prints the least and the middle time per event of many short runs: on a busy machine a long run measures the others, too.
+fn short_runs() {
+    const RUNS: usize = 301;
+    for (gpus, models, waiting, events) in [(12, 35, 1_000, 1_000), (10_000, 20_000, 100_000, 2_000u32)] {
+        let o3 = SchedulerConfig::paper(Policy::LalbO3 { skip_limit: 25 });
+        for (name, config) in [("lalbo3", o3), ("evict_cost_aware", SchedulerConfig::evict_cost_aware())] {
+            let mut driver = Driver::new(engine(config), gpus, models, waiting);
+            driver.run(4 * u64::from(gpus));
+            let mut times: Vec<f64> = (0..RUNS)
+                .map(|_| driver.run(events.into()).as_secs_f64() * 1e9 / f64::from(events))
+                .collect();
+            times.sort_by(f64::total_cmp);
+            println!(
+                "request/{name}/{gpus}_gpus: {:.0} ns per event at least, {:.0} in the middle of {RUNS} runs of {events}",
+                times[0],
+                times[RUNS / 2]
+            );
+        }
+    }
+}
+
 fn main() {
     memory();
+    if !std::env::args().any(|argument| argument == "--test") {
+        short_runs();
+    }
     let mut criterion = Criterion::default().configure_from_args();
     bench(&mut criterion);
     criterion.final_summary();

@@ -196,12 +196,16 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<(Cluster, Vec<Step>)> {
     let (models, steps) = rest.split_at_checked(30)?;
     let gpus = (0..1 + head[2] % 4).map(|gpu| head[2] >> (4 + gpu) & 1).collect();
     let profile = |load: u8, infer: u8| {
-        (load % 8 != 0, 100 * (1 + u64::from(load) % 40), 100 * (1 + u64::from(infer) % 15))
+        (!load.is_multiple_of(8), 100 * (1 + u64::from(load) % 40), 100 * (1 + u64::from(infer) % 15))
     };
     let models = models.as_chunks::<5>().0.iter();
     let cluster = Cluster {
         limit: (head[0] % 6).checked_sub(1).map(u32::from),
-        skip_age: if head[1] % 2 == 0 { u64::MAX / 2_000_000 } else { 500 + u64::from(head[1]) * 20 },
+        skip_age: if head[1].is_multiple_of(2) {
+            u64::MAX / 2_000_000
+        } else {
+            500 + u64::from(head[1]) * 20
+        },
         gpus,
         memory: [3 + u64::from(head[3] % 6), 3 + u64::from(head[3] / 6 % 6)],
         models: models

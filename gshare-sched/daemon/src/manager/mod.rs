@@ -25,7 +25,7 @@
 //!
 //! # Example
 //! ```no_run
-//! use gshare_core::{Bytes, Duration, GpuId, ModelId, TenantId, request::*};
+//! use gshare_core::{Bytes, Duration, GpuId, ModelId, request::*};
 //! use gshare_sched::request::{LocalityScheduler, SchedulerConfig};
 //! use gshared::manager::{GpuSpec, ManagerConfig, Program, Serving, Submission};
 //!
