@@ -63,7 +63,7 @@ mod tests {
             ),
             (
                 r#"{"now_ns":4,"event":{"event":"deadline_reached"}}"#,
-                "time went back: now 4 ns, last event at 5 ns",
+                "time went back: now 0.000000004s, last event at 0.000000005s",
             ),
         ];
         for (line, error) in bad {
