@@ -16,6 +16,7 @@
 //! | [`conformance`] | one suite per policy trait, to run over any implementation of it |
 //! | [`node`] | a whole node in virtual time around any scheduler of tokens |
 //! | [`store`] | random histories of any store of models, kept book of and checked |
+//! | [`scale`] | a device whose SMs are shared in proportion, so that neighbours slow each other down |
 //! | [`request`] | a cluster in virtual time around any scheduler of requests, with faults |
 //!
 //! # Rules
@@ -28,6 +29,7 @@ pub mod conformance;
 pub mod gpu;
 pub mod node;
 pub mod request;
+pub mod scale;
 pub mod store;
 pub mod token;
 pub mod trace;

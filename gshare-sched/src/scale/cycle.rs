@@ -40,6 +40,18 @@ impl Cycles {
 
     /// Takes a cycle of `micros` (more than 0) in and answers `T_current / T_min` in basis points: at least 10 000.
     pub(super) fn ratio(&mut self, now: Timestamp, model: ModelId, batch: u32, micros: u64) -> u64 {
+        self.judge(now, model, batch, micros, true).unwrap_or(10_000)
+    }
+
+    /// The same, but only a cycle that `counts` may become a minimum. `None`: there is nothing to compare it with.
+    pub(super) fn judge(
+        &mut self,
+        now: Timestamp,
+        model: ModelId,
+        batch: u32,
+        micros: u64,
+        counts: bool,
+    ) -> Option<u64> {
         let bucket = batch.checked_next_power_of_two().map_or(32, u32::trailing_zeros);
         let found = self.kinds.iter().position(|kind| kind.model == model && kind.bucket == bucket);
         let index = found.unwrap_or_else(|| {
@@ -53,16 +65,18 @@ impl Cycles {
         });
         let kind = &mut self.kinds[index];
         kind.used = now;
-        if kind.cycles.len() < KEPT {
-            kind.cycles.push((now, micros));
-        } else {
-            kind.cycles[kind.next] = (now, micros);
-            kind.next = (kind.next + 1) % KEPT;
+        if counts {
+            if kind.cycles.len() < KEPT {
+                kind.cycles.push((now, micros));
+            } else {
+                kind.cycles[kind.next] = (now, micros);
+                kind.next = (kind.next + 1) % KEPT;
+            }
         }
         let recent = kind.cycles.iter().filter(|(at, _)| now.saturating_since(*at) <= MAX_AGE);
-        let shortest = recent.map(|(_, micros)| *micros).min().unwrap_or(micros);
+        let shortest = recent.map(|(_, micros)| *micros).min()?.min(micros);
         let ratio = u128::from(micros) * 10_000 / u128::from(shortest.max(1));
-        u64::try_from(ratio).unwrap_or(u64::MAX)
+        Some(u64::try_from(ratio).unwrap_or(u64::MAX))
     }
 }
 

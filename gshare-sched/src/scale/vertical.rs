@@ -83,7 +83,18 @@
 //! 12. Blocks are no measure of time: a token is a predicted microsecond unless the host wants blocks, and then `M` must be
 //!     calibrated.
 //!
-//! And beyond those: as printed, CONTENTION never gives back what an EMERGENCY took, as long as its owner stays
+//! # Beyond the paper
+//! With [`learn`](DiluVerticalConfig::learn):
+//! - A minimum is worth something only if nobody was in the way. Beside a neighbour that never rests, the shortest KLC of late
+//!   is a contended one, ratios are 1, and the neighbour grows step by step without ever being noticed. So only **clean** KLCs
+//!   become minima: those during which everybody else who is not an owner was idle or at its floor. An owner whose KLC
+//!   ends with no minimum to compare it with has the others step down to their floors, and itself raised to its limit, until
+//!   a clean KLC ends or a window is over; then they go on where they were. Not more often than every five windows.
+//! - What is left of `M` after step 4 goes to the owners that are busy, up to their limits: in CONTENTION they otherwise wait
+//!   at their requests for tokens that nobody has.
+//! - A KLC is well only within half of its owner's tolerance, so that others do not grow until it is beyond.
+//!
+//! In both modes: as printed, CONTENTION never gives back what an EMERGENCY took, as long as its owner stays
 //! busy. The authors' published implementation raises the limit at every fifth KLC that was well; so does step 3.
 use super::ConfigError;
 use super::apportion::{Want, apportion};
@@ -131,6 +142,9 @@ pub struct DiluVerticalConfig {
     /// Share that a client which is guaranteed less can count on all the same, within its limit. 1 %.
     #[cfg_attr(feature = "serde", serde(rename = "min_share_basis_points"))]
     pub min_share: BasisPoints,
+    /// Whether owners learn what their KLCs are alone, and get what nobody else wants. See "Beyond the paper"; off, as
+    /// in the paper.
+    pub learn: bool,
     /// Number of client slots. 4,096.
     pub max_clients: u32,
     /// Number of GPUs. 64.
@@ -149,6 +163,7 @@ impl Default for DiluVerticalConfig {
             calm_growth: percent(20),
             min_cycle: Duration::from_millis(10),
             min_share: percent(1),
+            learn: false,
             max_clients: 4096,
             max_gpus: 64,
         }
@@ -241,6 +256,8 @@ struct Client {
     /// The window (by number) of the largest kernel, that kernel, and the largest of the window before.
     largest: (u64, u64, u64),
     cycles: Cycles,
+    /// What it had when it stepped back so that an owner learns.
+    resumes: Option<u64>,
     verdict: Option<Verdict>,
 }
 
@@ -295,6 +312,11 @@ struct Gpu {
     guaranteed: u64,
     /// KLCs in a row that were well.
     calm: u32,
+    /// Until when kernels of clients that are not owners may be in the way.
+    loud_until: Timestamp,
+    /// Until when the others step back so that an owner learns, and when that may begin again.
+    learns_until: Timestamp,
+    learns_again: Timestamp,
 }
 
 /// What a client is to have in the next period.
@@ -306,6 +328,8 @@ struct Plan {
     /// 0 for those that are not owners.
     severity: u64,
     request: u64,
+    /// The most it can use: its limit if it is an owner and busy.
+    cap: u64,
     tokens: u64,
 }
 
@@ -471,6 +495,7 @@ impl DiluVertical {
             return;
         }
         let mut gpu = gpu;
+        self.note_loud(&mut gpu, ended);
         let mut plans = core::mem::take(&mut self.plans);
         plans.clear();
         let state = self.plan_owners(&gpu, ended, &mut plans);
@@ -487,6 +512,21 @@ impl DiluVertical {
         self.invariants(index, ended);
     }
 
+    /// Whether somebody who is not an owner used more than its floor in the period that ended; what it launched may run
+    /// for one more.
+    fn note_loud(&self, gpu: &mut Gpu, ended: u64) {
+        let block = self.block(ended);
+        let clients = gpu.clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+        let loud = |client: &Client| {
+            !client.class.is_slo_sensitive()
+                && client.active == Some(self.period)
+                && client.last > client.floor(block)
+        };
+        if clients.filter(|client| loud(client)).count() > 0 {
+            gpu.loud_until = self.now.saturating_add(self.config.period);
+        }
+    }
+
     /// Steps 1 and 2: the owners' states and wishes, and their join. `plans` gets an entry per client, in their order.
     fn plan_owners(&mut self, gpu: &Gpu, ended: u64, plans: &mut Vec<Plan>) -> ScaleState {
         let window = u64::from(self.config.window_periods);
@@ -497,7 +537,8 @@ impl DiluVertical {
         for &slot in &gpu.clients {
             let Some(client) = self.slots[slot as usize].0.as_ref() else { continue };
             let (request, limit) = (client.request, client.limit);
-            let mut plan = Plan { slot, base: request, wants: request, severity: 0, request, tokens: 0 };
+            let mut plan =
+                Plan { slot, base: request, wants: request, severity: 0, request, cap: 0, tokens: 0 };
             if let ServiceClass::SloSensitive { tolerance } = client.class {
                 let verdict = client.verdict.filter(|verdict| self.now < verdict.until);
                 let ratio = verdict.map_or(WHOLE, |verdict| verdict.ratio);
@@ -517,6 +558,10 @@ impl DiluVertical {
                 };
                 state = state.max(own);
                 let idle = !busy(client);
+                if self.config.learn && !idle {
+                    plan.cap = limit;
+                    plan.wants = if self.now < gpu.learns_until { limit } else { plan.wants };
+                }
                 if let Some(client) = self.slots[slot as usize].0.as_mut() {
                     client.state = own;
                     if idle {
@@ -537,21 +582,30 @@ impl DiluVertical {
         if calm {
             gpu.calm = 0;
         }
-        let block = self.block(ended);
+        let (block, growth) = (self.block(ended), self.config.growth);
+        let grown = |tokens: u64| tokens + part(growth, tokens);
+        let learns = state != ScaleState::None && self.now < gpu.learns_until;
         for plan in plans.iter_mut().filter(|plan| plan.severity == 0) {
-            let Some(client) = self.slots[plan.slot as usize].0.as_ref() else { continue };
+            let Some(client) = self.slots[plan.slot as usize].0.as_mut() else { continue };
             if state != ScaleState::None {
                 plan.base = client.floor(block);
             }
+            if learns {
+                client.resumes.get_or_insert(client.last);
+                plan.wants = plan.base;
+                continue;
+            }
+            // It stepped back for a while, and goes on where it was.
+            let last = client.resumes.take().unwrap_or(client.last);
             plan.wants = match state {
                 ScaleState::None => client.limit,
                 ScaleState::Emergency { severity_basis_points } if step => {
-                    client.request.min(client.last) * WHOLE / u64::from(severity_basis_points)
+                    client.request.min(last) * WHOLE / u64::from(severity_basis_points)
                 }
-                ScaleState::Emergency { .. } => client.request.min(client.last),
-                ScaleState::Recovery => self.grown(client.last).min(client.limit),
-                _ if calm => self.grown(client.last).min(client.limit),
-                _ => client.last.min(client.limit),
+                ScaleState::Emergency { .. } => client.request.min(last),
+                ScaleState::Recovery => grown(last).min(client.limit),
+                _ if calm => grown(last).min(client.limit),
+                _ => last.min(client.limit),
             };
         }
     }
@@ -584,6 +638,15 @@ impl DiluVertical {
             for (plan, part) in plans.zip(parts) {
                 plan.tokens = plan.base + part;
                 rest -= part;
+            }
+        }
+        if rest > 0 && plans.iter().any(|plan| plan.cap > plan.tokens) {
+            self.wants.clear();
+            let more = plans.iter().map(|plan| plan.cap.saturating_sub(plan.tokens));
+            self.wants.extend(more.map(|more| Want::new(more, more)));
+            apportion(rest, &mut self.wants);
+            for (plan, want) in plans.iter_mut().zip(&self.wants) {
+                plan.tokens += want.part;
             }
         }
     }
@@ -632,6 +695,7 @@ impl DiluVertical {
             active: None,
             largest: (self.block(self.period), 0, 0),
             cycles: Cycles::default(),
+            resumes: None,
             verdict: None,
         };
         self.slots[id.index()] = (Some(client), Some(id.generation()));
@@ -649,6 +713,9 @@ impl DiluVertical {
             issued: 0,
             guaranteed: 0,
             calm: 0,
+            loud_until: Timestamp::ZERO,
+            learns_until: Timestamp::ZERO,
+            learns_again: Timestamp::ZERO,
         })
     }
 
@@ -695,18 +762,45 @@ impl DiluVertical {
         }
     }
 
-    fn note_iteration(&mut self, id: ClientId, model: ModelId, batch: u32, cycle: Duration) {
-        let (now, min_cycle) = (self.now, self.config.min_cycle);
-        let counts_for = self.config.period.saturating_mul(u64::from(self.config.window_periods));
-        let well = WHOLE + u64::from(self.config.calm_growth.get());
+    fn note_iteration(
+        &mut self,
+        id: ClientId,
+        model: ModelId,
+        batch: u32,
+        first_launch: Timestamp,
+        cycle: Duration,
+    ) {
+        let (now, min_cycle, learn) = (self.now, self.config.min_cycle, self.config.learn);
+        let window = self.config.period.saturating_mul(u64::from(self.config.window_periods));
+        let mut well = u64::from(self.config.calm_growth.get());
         let Some((client, gpu)) = self.pair(id.slot()) else { return };
-        if cycle < min_cycle || !client.class.is_slo_sensitive() {
+        let ServiceClass::SloSensitive { tolerance } = client.class else { return };
+        if cycle < min_cycle {
             return;
         }
-        let ratio = client.cycles.ratio(now, model, batch, cycle.as_nanos() / 1_000);
-        let until = now.saturating_add(counts_for).saturating_add(cycle);
+        if learn {
+            well = well.min(u64::from(tolerance.get()) / 2);
+        }
+        let micros = cycle.as_nanos() / 1_000;
+        let ratio = if learn {
+            // Both are over once a clean cycle has ended.
+            let clean = first_launch >= gpu.loud_until;
+            if clean {
+                gpu.learns_until = now;
+            }
+            client.cycles.judge(now, model, batch, micros, clean).unwrap_or_else(|| {
+                if now >= gpu.learns_again {
+                    gpu.learns_until = now.saturating_add(window);
+                    gpu.learns_again = now.saturating_add(window.saturating_mul(5));
+                }
+                WHOLE
+            })
+        } else {
+            client.cycles.ratio(now, model, batch, micros)
+        };
+        let until = now.saturating_add(window).saturating_add(cycle);
         client.verdict = Some(Verdict { ratio, until, fresh: true });
-        gpu.calm = if ratio <= well { gpu.calm.saturating_add(1) } else { 0 };
+        gpu.calm = if ratio <= WHOLE + well { gpu.calm.saturating_add(1) } else { 0 };
     }
 
     fn invariants(&self, index: usize, ended: u64) {
@@ -760,7 +854,8 @@ impl Engine for DiluVertical {
                 }
             }
             VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch } => {
-                self.note_iteration(client, model, batch, last_launch.saturating_since(first_launch));
+                let cycle = last_launch.saturating_since(first_launch);
+                self.note_iteration(client, model, batch, first_launch, cycle);
             }
             _ => {}
         }

@@ -1,0 +1,219 @@
+//! A GPU in virtual time on which clients slow each other down.
+//!
+//! # Problem
+//! What a vertical scaler is for is contention: with a neighbour on its SMs a kernel takes longer, long before it has to
+//! wait. [`VirtualGpu`](crate::gpu::VirtualGpu) knows only waiting, so it cannot show whether a scaler works.
+//!
+//! # Terms
+//! - **lane**: one client's stream; its kernels run one after the other;
+//! - **width**: the share of the SMs that a kernel can use, by its own size or by a partition; its **duration** is the time
+//!   it takes when it gets that much.
+//!
+//! # Algorithm
+//! The kernels at the heads of the lanes run all at once. While their widths add up to at most the whole, each runs at full
+//! speed; else each gets its part in proportion to its width, and is slower by so much. This is what time-slicing of
+//! thread blocks among MPS clients comes to on average.
+//!
+//! Example: an inference kernel of width 40 % and 2 ms beside a trainer's of 90 % and long: the first gets 40 / 130 = 30.8 %
+//! and takes 2.6 ms.
+//!
+//! # Invariants
+//! Work is kept as an integer (basis points x ns); a kernel ends at the first nanosecond at which none is left. A lane's
+//! kernels end in the order in which they were launched.
+//!
+//! # Differences from hardware
+//! Caches and memory bandwidth are not modelled: kernels within the SMs do not disturb each other. Blocks are not whole.
+
+use gshare_core::{Duration, SmShare, Timestamp};
+use std::collections::VecDeque;
+
+/// One kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaneKernel {
+    /// What the host wants back when it ends.
+    pub tag: u64,
+    /// Time it takes at its width.
+    pub duration: Duration,
+    /// SMs it can use; more than 0.
+    pub width: SmShare,
+}
+
+impl LaneKernel {
+    /// The same kernel within a partition of the SMs: narrower, and longer by as much.
+    #[must_use]
+    pub fn within(self, partition: SmShare) -> Self {
+        if partition >= self.width || partition.is_zero() {
+            return self;
+        }
+        let longer = u128::from(self.duration.as_nanos()) * u128::from(self.width.get());
+        let duration = u64::try_from(longer / u128::from(partition.get())).unwrap_or(u64::MAX);
+        Self { duration: Duration::from_nanos(duration), width: partition, ..self }
+    }
+
+    fn work(&self) -> u128 {
+        u128::from(self.duration.as_nanos()) * u128::from(self.width.get())
+    }
+}
+
+/// A kernel that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaneEnd {
+    /// Its lane.
+    pub lane: usize,
+    /// The kernel.
+    pub kernel: LaneKernel,
+    /// When it ended.
+    pub ended: Timestamp,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Lane {
+    queue: VecDeque<LaneKernel>,
+    /// What is left of the head, in basis points x ns.
+    left: u128,
+    /// Predicted time of all that is queued.
+    queued: Duration,
+}
+
+/// A device whose SMs are shared in proportion. See the [module](self).
+#[derive(Debug, Clone)]
+pub struct SharedGpu {
+    lanes: Vec<Lane>,
+    now: Timestamp,
+}
+
+const WHOLE: u128 = 10_000;
+
+impl SharedGpu {
+    /// An idle device with so many lanes.
+    pub fn new(lanes: usize) -> Self {
+        Self { lanes: vec![Lane::default(); lanes], now: Timestamp::ZERO }
+    }
+
+    /// Launches a kernel at `now`, to which the device has been advanced. One on a lane that is not there is dropped.
+    pub fn launch(&mut self, now: Timestamp, lane: usize, kernel: LaneKernel) {
+        debug_assert!(now >= self.now && self.next_end().is_none_or(|end| end >= now), "advance first");
+        self.run(now);
+        let Some(lane) = self.lanes.get_mut(lane) else { return };
+        if lane.queue.is_empty() {
+            lane.left = kernel.work();
+        }
+        lane.queue.push_back(kernel);
+        lane.queued = lane.queued.saturating_add(kernel.duration);
+    }
+
+    /// Time that the kernels of a lane take alone, those that run included.
+    pub fn queued(&self, lane: usize) -> Duration {
+        self.lanes.get(lane).map_or(Duration::ZERO, |lane| lane.queued)
+    }
+
+    /// When the next kernel ends, if nothing else is launched.
+    pub fn next_end(&self) -> Option<Timestamp> {
+        let total = self.width();
+        let heads = self.lanes.iter().filter_map(|lane| Some((lane, lane.queue.front()?)));
+        let ends = heads.map(|(lane, head)| {
+            let wait = lane.left.div_ceil(speed(head, total));
+            self.now.saturating_add(Duration::from_nanos(u64::try_from(wait).unwrap_or(u64::MAX)))
+        });
+        ends.min()
+    }
+
+    /// Moves the time to `now` and appends the kernels that ended by then, in that order.
+    pub fn advance(&mut self, now: Timestamp, ended: &mut Vec<LaneEnd>) {
+        while let Some(end) = self.next_end().filter(|end| *end <= now) {
+            self.run(end);
+            for (number, lane) in self.lanes.iter_mut().enumerate() {
+                let Some(kernel) = lane.queue.pop_front_if(|_| lane.left == 0) else { continue };
+                lane.queued = lane.queued.saturating_sub(kernel.duration);
+                lane.left = lane.queue.front().map_or(0, LaneKernel::work);
+                ended.push(LaneEnd { lane: number, kernel, ended: end });
+            }
+        }
+        self.run(now);
+    }
+
+    /// Widths of the kernels that run, added up.
+    fn width(&self) -> u128 {
+        self.lanes.iter().filter_map(|lane| lane.queue.front()).map(|head| u128::from(head.width.get())).sum()
+    }
+
+    /// Works until `now`, before which nothing ends.
+    fn run(&mut self, now: Timestamp) {
+        let (total, time) = (self.width(), u128::from(now.saturating_since(self.now).as_nanos()));
+        for lane in &mut self.lanes {
+            if let Some(head) = lane.queue.front() {
+                lane.left = lane.left.saturating_sub(speed(head, total) * time);
+            }
+        }
+        self.now = self.now.max(now);
+    }
+}
+
+/// What a kernel gets of the SMs where `total` is asked for, in basis points; at least one.
+fn speed(kernel: &LaneKernel, total: u128) -> u128 {
+    let width = u128::from(kernel.width.get());
+    if total <= WHOLE { width.max(1) } else { (width * WHOLE / total).max(1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn kernel(tag: u64, millis: u64, percent: u16) -> LaneKernel {
+        let width = SmShare::from_percent(percent).unwrap();
+        LaneKernel { tag, duration: Duration::from_millis(millis), width }
+    }
+
+    #[test]
+    fn the_worked_example_of_the_module() {
+        let mut gpu = SharedGpu::new(2);
+        gpu.launch(Timestamp::ZERO, 0, kernel(0, 2, 40));
+        gpu.launch(Timestamp::ZERO, 1, kernel(1, 50, 90));
+        let mut ended = Vec::new();
+        gpu.advance(Timestamp::from_millis(100), &mut ended);
+        assert_eq!(ended[0].lane, 0);
+        assert!((2_599_000..2_601_000).contains(&ended[0].ended.as_nanos()), "{:?}", ended[0]);
+        // 2.6 ms at 90 / 130 of its speed, alone from then on.
+        assert!((50_590_000..50_610_000).contains(&ended[1].ended.as_nanos()), "{:?}", ended[1]);
+    }
+
+    #[test]
+    fn a_partition_makes_a_kernel_narrower_and_longer() {
+        let narrow = kernel(0, 3, 90).within(SmShare::from_percent(30).unwrap());
+        assert_eq!((narrow.duration, narrow.width.get()), (Duration::from_millis(9), 3_000));
+        assert_eq!(kernel(0, 3, 20).within(SmShare::from_percent(30).unwrap()), kernel(0, 3, 20));
+    }
+
+    proptest! {
+        /// However the load is cut into calls: every kernel ends once, in its lane's order, never sooner than alone, and
+        /// the work done is never more than the device can do.
+        #[test]
+        fn work_is_kept(launches in prop::collection::vec((0usize..3, 1u64..6, 1u16..=100, 0u64..4), 1..40)) {
+            let (mut gpu, mut ended, mut now) = (SharedGpu::new(3), Vec::new(), Timestamp::ZERO);
+            let mut begun = Vec::new();
+            let mut work = 0;
+            for (tag, &(lane, millis, percent, gap)) in launches.iter().enumerate() {
+                now = now + Duration::from_millis(gap);
+                gpu.advance(now, &mut ended);
+                let kernel = kernel(tag as u64, millis, percent);
+                work += kernel.work();
+                gpu.launch(now, lane, kernel);
+                begun.push(now);
+            }
+            gpu.advance(Timestamp::from_millis(100_000), &mut ended);
+            prop_assert_eq!(ended.len(), launches.len());
+            prop_assert_eq!(gpu.next_end(), None);
+            for end in &ended {
+                let from = begun[usize::try_from(end.kernel.tag).unwrap()];
+                prop_assert!(end.ended.saturating_since(from) >= end.kernel.duration);
+            }
+            for lane in 0..3 {
+                let tags: Vec<_> = ended.iter().filter(|end| end.lane == lane).map(|end| end.kernel.tag).collect();
+                prop_assert!(tags.is_sorted());
+            }
+            let last = ended.iter().map(|end| end.ended.as_nanos()).max().unwrap_or(0);
+            prop_assert!(work <= u128::from(last) * WHOLE);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The co-scaler in both modes under any history, and what it does beyond the paper: owners that learn what their launching
+//! cycles are alone.
+
+#[path = "support/scale_vertical.rs"]
+mod support;
+
+use gshare_core::scale::{ScaleState, ServiceClass, VerticalEvent, VerticalScaler as _};
+use gshare_core::{ClientId, Duration, Engine as _, GpuId, ModelId, Quota, QuotaRange, Timestamp};
+use gshare_sched::scale::{DiluVertical, DiluVerticalConfig};
+use proptest::prelude::*;
+
+proptest! {
+    /// Sums, floors and limits hold after each action; an error changes nothing.
+    #[test]
+    fn any_history_keeps_the_book(bytes in prop::collection::vec(any::<u8>(), 1..600)) {
+        support::run_bytes(&bytes);
+    }
+}
+
+/// Inputs that once broke the co-scaler, and a few that reach far, as the fuzz target writes them.
+#[test]
+fn regressions_of_the_fuzz_target_hold() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/regressions/coscale");
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        support::run_bytes(&std::fs::read(entry.unwrap().path()).unwrap());
+        count += 1;
+    }
+    assert!(count > 0, "the regressions lie in {folder}");
+}
+
+const OWNER: ClientId = ClientId::new(0, 0);
+const TRAINER: ClientId = ClientId::new(1, 0);
+
+struct Bench(DiluVertical, Timestamp);
+
+impl Bench {
+    fn new(learn: bool) -> Self {
+        let mut config = DiluVerticalConfig::default();
+        config.learn = learn;
+        let mut bench = Self(DiluVertical::new(config).unwrap(), Timestamp::from_millis(1_000));
+        let quota = |request, limit| {
+            let percent = |percent| Quota::from_percent(percent).unwrap();
+            QuotaRange::new(percent(request), percent(limit)).unwrap()
+        };
+        let gpu = GpuId(0);
+        let class = ServiceClass::SLO_SENSITIVE;
+        bench.tell(VerticalEvent::ClientJoined { client: OWNER, gpu, quota: quota(30, 60), class });
+        let class = ServiceClass::BestEffort;
+        bench.tell(VerticalEvent::ClientJoined { client: TRAINER, gpu, quota: quota(20, 100), class });
+        bench
+    }
+
+    fn tell(&mut self, event: VerticalEvent) {
+        self.0.handle(self.1, event, &mut Vec::new()).unwrap();
+    }
+
+    /// A period in which both launch something.
+    fn period(&mut self) {
+        for client in [OWNER, TRAINER] {
+            self.tell(VerticalEvent::UsageReported { client, tokens: 100, largest_kernel: 1 });
+        }
+        self.1 = self.0.next_deadline().unwrap();
+        self.tell(VerticalEvent::DeadlineReached);
+    }
+
+    /// A cycle of the owner that takes so long, period by period.
+    fn cycle(&mut self, millis: u64) {
+        let first_launch = self.1;
+        for _ in 0..millis / 5 {
+            self.period();
+        }
+        let (client, model, batch, last_launch) = (OWNER, ModelId(0), 1, self.1);
+        self.tell(VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch });
+    }
+
+    fn tokens(&self) -> (u64, u64) {
+        let of = |client| self.0.client(client).unwrap().issued_tokens;
+        (of(OWNER), of(TRAINER))
+    }
+
+    fn state(&self) -> ScaleState {
+        self.0.gpu(GpuId(0)).unwrap().state
+    }
+}
+
+#[test]
+fn a_neighbour_that_never_rests_is_noticed_only_by_an_owner_that_learns() {
+    // Beside the trainer a cycle takes 50 ms, alone 20 ms. As printed, 50 is the shortest there is.
+    let mut printed = Bench::new(false);
+    for _ in 0..30 {
+        printed.cycle(50);
+    }
+    printed.period();
+    assert_eq!(printed.state(), ScaleState::Contention, "never an emergency");
+    let mut ours = Bench::new(true);
+    ours.cycle(50);
+    ours.period();
+    let (owner, trainer) = ours.tokens();
+    assert_eq!((owner, trainer), (3_000, 10), "to the limit, and to the floor, to see what it takes alone");
+    ours.period();
+    ours.period();
+    ours.cycle(20);
+    ours.period();
+    assert_eq!((ours.tokens().1, ours.state()), (1_000, ScaleState::Contention), "it goes on where it was");
+    ours.cycle(50);
+    ours.period();
+    assert_eq!(ours.state().to_string(), "emergency x2.50");
+}
+
+#[test]
+fn learning_ends_and_is_not_begun_again_at_once() {
+    let mut bench = Bench::new(true);
+    bench.cycle(50);
+    let mut quiet = 0;
+    for _ in 0..500 {
+        bench.period();
+        quiet += u32::from(bench.tokens().1 == 10);
+    }
+    assert!((90..=110).contains(&quiet), "one window of 100 periods, with no cycle that ends: {quiet}");
+    bench.cycle(50);
+    bench.period();
+    assert_eq!(bench.tokens().1, 10, "after five windows it may be tried again");
+}
+
+#[test]
+fn what_nobody_wants_goes_to_a_busy_owner() {
+    let mut ours = Bench::new(true);
+    ours.period();
+    assert_eq!(ours.tokens(), (3_000, 1_000), "the trainer has its request, the owner its limit");
+    let mut printed = Bench::new(false);
+    printed.period();
+    assert_eq!(printed.tokens(), (1_500, 1_000), "2500 tokens are nobody's");
+    ours.1 = ours.1.saturating_add(Duration::from_secs(1));
+    ours.tell(VerticalEvent::DeadlineReached);
+    assert_eq!(ours.tokens().0, 1_500, "an idle owner has what it is promised");
+}
