@@ -14,9 +14,16 @@
 //! | [`planner::HybridGrowth`] | SM share and batch size of an inference function | Dilu, section 3.2 |
 //! | [`planner::BatchLine`] | time to load, and time to infer by batch size | GPU-enabled FaaS (LALB), section 4 |
 //!
-//! # Status
-//! This version has the planners. Who calls them brings what measures a point: no executor, load generator, store or
-//! report is here yet.
+//! | module | |
+//! |---|---|
+//! | [`planner`] | which setting next |
+//! | [`trial`], [`load`], [`stats`] | one trial: calls, warm-up, steady state, throughput with its interval |
+//! | [`executor`] | what runs the function: virtual time here; feature `process`: a program of the user's |
+//! | [`run`](mod@run) | a strategy from its first trial to its answer |
+//! | `store` (feature) | trials in one SQLite file, for runs that are killed |
+//! | `report` (feature) | a page with plots that a person can read |
+//!
+//! Without features this crate is pure: it has no clock, thread, process or file.
 //!
 //! # Example
 //! ```
@@ -51,4 +58,15 @@
     allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
 )]
 
+pub mod executor;
+pub mod load;
 pub mod planner;
+#[cfg(feature = "process")]
+pub mod process;
+#[cfg(feature = "report")]
+pub mod report;
+pub mod run;
+pub mod stats;
+#[cfg(feature = "store")]
+pub mod store;
+pub mod trial;

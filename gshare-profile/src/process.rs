@@ -1,0 +1,192 @@
+//! A program of the user's as the function: its batches by a line protocol, its share by its environment.
+//!
+//! # Protocol
+//! The program is started once per setting. It reads its batch size from `GSHARE_BATCH` and its shares are enforced from
+//! outside (the hook, MPS). One of two ways to work:
+//!
+//! - [`Protocol::Requests`], for inference: it loads, writes a line, and from then on answers each line that it reads with
+//!   one line of its own, in order. The end of its input is the end of its work. In Python:
+//!   ```python
+//!   model = load(); print("ready", flush=True)
+//!   for line in sys.stdin: infer(batch); print("done", flush=True)
+//!   ```
+//! - [`Protocol::Steps`], for training: it works by itself and writes a line per step. Its first line means that it is ready.
+//!
+//! What the lines say is not looked at. Other output belongs on standard error.
+//!
+//! A program that does not end within [`GRACE`] after its input was closed is killed. Should this process be killed first,
+//! the program sees the end of its input, and a broken pipe at its next line.
+
+use crate::executor::{ExecError, Executor, Ready};
+use gshare_core::profile::Setting;
+use gshare_core::{Duration, Timestamp};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Instant;
+
+/// Time in which a program must end by itself.
+pub const GRACE: Duration = Duration::from_millis(500);
+
+/// How a program works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// A line in is a batch to compute, a line out its answer.
+    Requests,
+    /// It computes by itself; a line out is a step.
+    Steps,
+}
+
+/// Makes the command of a setting.
+type Make = Box<dyn FnMut(Setting) -> Result<Command, String> + Send>;
+
+/// Runs a program. See the [module](self).
+pub struct Process {
+    make: Make,
+    protocol: Protocol,
+    begin: Instant,
+    running: Option<Running>,
+}
+
+struct Running {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<Instant>,
+}
+
+impl Process {
+    /// A program whose command, with its environment, `make` makes for each setting. `GSHARE_BATCH` is set here.
+    pub fn new(
+        protocol: Protocol,
+        make: impl FnMut(Setting) -> Result<Command, String> + Send + 'static,
+    ) -> Self {
+        Self { make: Box::new(make), protocol, begin: Instant::now(), running: None }
+    }
+
+    fn time(&self, at: Instant) -> Timestamp {
+        let since = at.saturating_duration_since(self.begin);
+        Timestamp::ZERO.saturating_add(since.into())
+    }
+
+    fn ended(&mut self) -> ExecError {
+        let how = match &mut self.running {
+            None => "it was not started".to_owned(),
+            Some(running) => end(&mut running.child),
+        };
+        ExecError::Ended(how)
+    }
+}
+
+/// Waits for a program that is about to end, and kills it if it does not. Tells how it ended.
+fn end(child: &mut Child) -> String {
+    let deadline = Instant::now() + core::time::Duration::from(GRACE);
+    while Instant::now() < deadline {
+        match child.try_wait() {
+            Ok(None) => std::thread::sleep(core::time::Duration::from_millis(2)),
+            Ok(Some(status)) => return status.to_string(),
+            Err(error) => return error.to_string(),
+        }
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    "it closed its output and went on: killed".to_owned()
+}
+
+/// Passes on when each line came. The channel is small: a program that writes more lines than it is asked for waits.
+fn read_lines(output: impl std::io::Read, lines: &SyncSender<Instant>) {
+    let mut reader = BufReader::new(output);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        // A line without end must not fill the memory.
+        match std::io::Read::take(&mut reader, 1 << 20).read_until(b'\n', &mut line) {
+            Ok(read) if read > 0 && lines.send(Instant::now()).is_ok() => {}
+            _ => return,
+        }
+    }
+}
+
+impl Executor for Process {
+    fn start(&mut self, setting: Setting, within: Duration) -> Result<Ready, ExecError> {
+        self.stop();
+        let mut command = (self.make)(setting).map_err(ExecError::Unavailable)?;
+        let program = command.get_program().to_string_lossy().into_owned();
+        command.env("GSHARE_BATCH", setting.batch.to_string());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let began = Instant::now();
+        let mut child =
+            command.spawn().map_err(|error| ExecError::Unavailable(format!("{program}: {error}")))?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let (sender, lines) = sync_channel(64);
+        if let Some(output) = output {
+            let reader = std::thread::Builder::new().name("gshare-lines".into());
+            let spawned = reader.spawn(move || read_lines(output, &sender));
+            if let Err(error) = spawned {
+                let _ = child.kill().and_then(|()| child.wait().map(drop));
+                return Err(ExecError::Unavailable(format!("a thread for its output: {error}")));
+            }
+        }
+        self.running = Some(Running { child, input, lines });
+        let first = self.running.as_ref().map(|running| running.lines.recv_timeout(within.into()));
+        match first {
+            Some(Ok(at)) => {
+                let load = Duration::from(at.saturating_duration_since(began));
+                Ok(Ready { load: Some(load) })
+            }
+            Some(Err(RecvTimeoutError::Timeout)) => {
+                self.stop();
+                Err(ExecError::NotReady { within })
+            }
+            _ => {
+                let ended = self.ended();
+                self.running = None;
+                Err(ended)
+            }
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.time(Instant::now())
+    }
+
+    fn submit(&mut self) -> Result<(), ExecError> {
+        if self.protocol == Protocol::Steps {
+            return Ok(());
+        }
+        let written = match self.running.as_mut().and_then(|running| running.input.as_mut()) {
+            Some(input) => input.write_all(b"batch\n").and_then(|()| input.flush()),
+            None => return Err(self.ended()),
+        };
+        written.map_err(|_| self.ended())
+    }
+
+    fn wait(&mut self, until: Timestamp) -> Result<Option<Timestamp>, ExecError> {
+        let Some(running) = &self.running else { return Err(self.ended()) };
+        let wait = until.saturating_since(self.now());
+        match running.lines.recv_timeout(wait.into()) {
+            Ok(at) => Ok(Some(self.time(at))),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(self.ended()),
+        }
+    }
+
+    fn stop(&mut self) {
+        let Some(mut running) = self.running.take() else { return };
+        drop(running.input.take());
+        // A program that writes steps learns of its end by the broken pipe.
+        drop(running.lines);
+        end(&mut running.child);
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl core::fmt::Debug for Process {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Process").field("protocol", &self.protocol).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,79 @@
+//! Programs of the user's: well-behaved ones, and every way in which one is not. Feature `process`.
+#![cfg(feature = "process")]
+
+use gshare_core::profile::Setting;
+use gshare_core::{Duration, Quota, SmShare};
+use gshare_profile::executor::{ExecError, Executor as _};
+use gshare_profile::process::{Process, Protocol};
+use gshare_profile::trial::{TrialConfig, TrialError, measure};
+use std::process::Command;
+
+fn setting(batch: u32) -> Setting {
+    Setting { batch, sm: SmShare::WHOLE, quota: Quota::WHOLE }
+}
+
+fn shell(protocol: Protocol, script: &'static str) -> Process {
+    Process::new(protocol, move |_| {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Ok(command)
+    })
+}
+
+fn quick() -> TrialConfig {
+    let mut config = TrialConfig::default();
+    let secs = Duration::from_secs;
+    (config.max_warmup, config.max_time) = (secs(5), secs(2));
+    (config.start_timeout, config.answer_timeout) = (secs(5), secs(5));
+    // What a loaded machine does to a shell is not what is tested here.
+    config.steady_tolerance = gshare_core::BasisPoints::WHOLE;
+    config.precision = gshare_core::BasisPoints::WHOLE;
+    config
+}
+
+#[test]
+fn a_program_that_answers_lines_is_measured_at_its_batch_size() {
+    let script = r#"echo ready; while read line; do echo "$GSHARE_BATCH"; done"#;
+    let measured = measure(&mut shell(Protocol::Requests, script), setting(8), &quick()).unwrap();
+    let point = measured.measurement.point;
+    assert_eq!((point.batch, measured.calls % 60), (8, 0), "{measured:?}");
+    assert!(measured.measurement.load.is_some());
+}
+
+#[test]
+fn a_program_that_trains_is_measured_by_its_steps() {
+    let script = "while echo step; do sleep 0.002; done";
+    let measured = measure(&mut shell(Protocol::Steps, script), setting(1), &quick()).unwrap();
+    assert!(measured.measurement.point.p50 >= Duration::from_millis(2), "{measured:?}");
+}
+
+#[test]
+fn whatever_a_program_does_the_trial_ends_and_says_why() {
+    let mut config = quick();
+    (config.start_timeout, config.answer_timeout) = (Duration::from_millis(700), Duration::from_millis(700));
+    let error = |script| measure(&mut shell(Protocol::Requests, script), setting(1), &config).unwrap_err();
+    assert_eq!(error("exit 7").to_string(), "the function ended: exit status: 7");
+    assert_eq!(error("sleep 9").to_string(), "not ready within 700ms");
+    assert_eq!(error("echo ready; exec sleep 9").to_string(), "a call was not answered within 700ms");
+    let message = error("echo ready; read line; kill -9 $$").to_string();
+    assert!(message.starts_with("the function ended: signal: 9"), "{message}");
+    let message = error("echo ready; exec >&-; sleep 9").to_string();
+    assert_eq!(message, "the function ended: it closed its output and went on: killed");
+}
+
+#[test]
+fn a_program_that_is_not_there_ends_the_run() {
+    let mut missing = Process::new(Protocol::Requests, |_| Ok(Command::new("/no/such/program")));
+    let error = measure(&mut missing, setting(1), &quick()).unwrap_err();
+    assert!(error.is_fatal() && matches!(error, TrialError::Exec(ExecError::Unavailable(_))), "{error}");
+    assert!(missing.submit().is_err(), "it was not started");
+}
+
+#[test]
+fn stopping_ends_a_program_that_does_not_listen() {
+    let mut process = shell(Protocol::Requests, "echo ready; trap '' TERM PIPE; while :; do sleep 1; done");
+    process.start(setting(1), Duration::from_secs(5)).unwrap();
+    let begin = std::time::Instant::now();
+    process.stop();
+    assert!(begin.elapsed() < std::time::Duration::from_secs(10), "it is killed, not waited for");
+}
