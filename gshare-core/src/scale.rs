@@ -72,9 +72,48 @@ impl ServiceClass {
         None => Self::BestEffort,
     };
 
+    /// SLO-sensitive, with a tolerance in whole per cent; `None` for 0 and above 100.
+    pub const fn slo_sensitive(percent: u16) -> Option<Self> {
+        match BasisPoints::from_percent(percent) {
+            Some(tolerance) if !tolerance.is_zero() => Some(Self::SloSensitive { tolerance }),
+            _ => None,
+        }
+    }
+
     /// Whether it has a latency to keep.
     pub const fn is_slo_sensitive(self) -> bool {
         matches!(self, Self::SloSensitive { .. })
+    }
+}
+
+/// `slo-sensitive:60` (the tolerance in per cent), `best-effort`.
+impl fmt::Display for ServiceClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SloSensitive { tolerance } => write!(f, "slo-sensitive:{}", tolerance.get() / 100),
+            Self::BestEffort => f.write_str("best-effort"),
+        }
+    }
+}
+
+/// As displayed; the tolerance may be left out.
+impl core::str::FromStr for ServiceClass {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || {
+            format!(
+                "`{text}` is neither best-effort nor slo-sensitive[:PERCENT] with a tolerance of 1 to 100"
+            )
+        };
+        match text {
+            "best-effort" => Ok(Self::BestEffort),
+            "slo-sensitive" => Ok(Self::SLO_SENSITIVE),
+            _ => {
+                let percent = text.strip_prefix("slo-sensitive:").ok_or_else(bad)?;
+                let percent = percent.strip_suffix('%').unwrap_or(percent);
+                percent.parse().ok().and_then(Self::slo_sensitive).ok_or_else(bad)
+            }
+        }
     }
 }
 
@@ -682,6 +721,17 @@ mod tests {
         ];
         assert!(order.is_sorted());
         assert_eq!(emergency(16_000).to_string(), "emergency x1.60");
+    }
+
+    #[test]
+    fn a_class_reads_as_it_is_written() {
+        for text in ["slo-sensitive:60", "slo-sensitive:5", "best-effort"] {
+            assert_eq!(text.parse::<ServiceClass>().unwrap().to_string(), text);
+        }
+        assert_eq!("slo-sensitive".parse(), Ok(ServiceClass::SLO_SENSITIVE));
+        for bad in ["", "slo", "slo-sensitive:", "slo-sensitive:0", "slo-sensitive:101", "slo-sensitive:x"] {
+            assert!(bad.parse::<ServiceClass>().unwrap_err().contains("1 to 100"), "{bad}");
+        }
     }
 
     #[test]

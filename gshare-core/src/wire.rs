@@ -27,7 +27,7 @@
 //!                                    ◀──  Attached{client, spec, window}
 //!  TokenRequest{client}              ──▶
 //!                                    ◀──  Grant{client, lease, budget, expires}
-//!  Usage, TokenReturn                ──▶
+//!  Usage, TokenReturn, Iteration     ──▶                             the last after a Class
 //!  MemoryReserve{client, bytes}      ──▶
 //!                                    ◀──  MemoryGrant or MemoryDeny
 //! ```
@@ -42,8 +42,9 @@
 
 use crate::ids::{ClientId, GpuId};
 use crate::resource::{QuotaRange, ResourceSpec};
+use crate::scale::ServiceClass;
 use crate::token::{LeaseId, RevokeReason, ThrottleReason};
-use crate::units::{Bytes, Duration, Quota, SmShare, Timestamp};
+use crate::units::{BasisPoints, Bytes, Duration, Quota, SmShare, Timestamp};
 
 /// Version of the format; the first byte of every frame.
 pub const VERSION: u8 = 1;
@@ -207,6 +208,14 @@ wrapped_fields! {
     Bytes as u64: |bytes| bytes.0, |raw| Some(Bytes(raw));
     Quota as u16: |share| share.get(), |raw| Quota::new(raw);
     SmShare as u16: |share| share.get(), |raw| SmShare::new(raw);
+    ServiceClass as u16: |class| match class {
+        ServiceClass::SloSensitive { tolerance } => tolerance.get(),
+        ServiceClass::BestEffort => 0,
+    }, |raw| match BasisPoints::new(raw) {
+        Some(BasisPoints::ZERO) => Some(ServiceClass::BestEffort),
+        Some(tolerance) => Some(ServiceClass::SloSensitive { tolerance }),
+        None => None,
+    };
     OnDaemonLoss as u8: |policy| match policy {
         OnDaemonLoss::Open => 0,
         OnDaemonLoss::Closed => 1,
@@ -467,6 +476,24 @@ messages! {
         /// Who.
         client: ClientId,
     }
+    /// How the process wants to be treated beside others; after Hello, before the first Attach. A process that says
+    /// nothing keeps its share whatever its neighbours need, so it is not said to a daemon that may not know it
+    /// unless somebody asked for it.
+    9 Class {
+        /// Tolerance in basis points; 0 is best effort.
+        class: ServiceClass,
+    }
+    /// An iteration of an SLO-sensitive client ended.
+    10 Iteration {
+        /// Who.
+        client: ClientId,
+        /// When its first kernel was launched.
+        first_launch: Timestamp,
+        /// When its last kernel was launched.
+        last_launch: Timestamp,
+        /// Kernels launched in it: iterations are compared with those of about as many.
+        launches: u32,
+    }
 }
 
 messages! {
@@ -615,6 +642,13 @@ mod tests {
             ToDaemon::MemoryReserve { client, bytes: Bytes(1), wish: Bytes(2) },
             ToDaemon::MemoryRelease { client, bytes: Bytes(1) },
             ToDaemon::Detach { client },
+            ToDaemon::Class { class: ServiceClass::SLO_SENSITIVE },
+            ToDaemon::Iteration {
+                client,
+                first_launch: Timestamp::from_nanos(3),
+                last_launch: Timestamp::from_nanos(4),
+                launches: 5,
+            },
         ]
     }
 
@@ -668,6 +702,8 @@ mod tests {
             "0106 2000 05000000 0200000001000000 0100000000000000 0200000000000000".into(),
             "0107 1800 06000000 0200000001000000 0100000000000000".into(),
             "0108 1000 07000000 0200000001000000".into(),
+            "0109 0a00 08000000 7017".into(),
+            "010a 2400 09000000 0200000001000000 0300000000000000 0400000000000000 05000000".into(),
         ];
         for (n, (message, golden)) in to_daemon().iter().zip(golden_to_daemon).enumerate() {
             let mut bytes = Vec::new();

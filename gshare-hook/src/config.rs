@@ -9,6 +9,7 @@
 //! | `GSHARE_QUOTA` | share of GPU time, `request:limit` or one share for both | no request, the whole GPU |
 //! | `GSHARE_SM` | SM partition in per cent | 100 |
 //! | `GSHARE_MEM` | GPU memory, such as `256MiB` | no limit |
+//! | `GSHARE_CLASS` | `slo-sensitive[:PERCENT]` or `best-effort`: how it is treated beside others | its share is fixed |
 //! | `GSHARE_ON_DAEMON_LOSS` | `open`: keep the share by the local clock; `closed`: launches fail | `open` |
 //!
 //! The daemon's own configuration goes before what is asked here. With no daemon and no limits the hook stands aside.
@@ -16,6 +17,7 @@
 
 use std::ffi::OsString;
 
+use gshare_core::scale::ServiceClass;
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, QuotaRange, ResourceSpec, SmShare};
 
@@ -37,6 +39,8 @@ pub(crate) struct Config {
     pub(crate) spec: ResourceSpec,
     /// Whether any limit was asked for, so that one must hold even without a daemon.
     pub(crate) limited: bool,
+    /// How it wants to be treated beside others.
+    pub(crate) class: Option<ServiceClass>,
     /// What to do when the daemon is gone.
     pub(crate) on_loss: OnDaemonLoss,
     /// What could not be read, for people.
@@ -57,11 +61,12 @@ impl Config {
         };
         let (disable, name, run) = (text("GSHARE_DISABLE"), text("GSHARE_NAME"), text("GSHARE_RUN"));
         let (quota, sm, memory) = (text("GSHARE_QUOTA"), text("GSHARE_SM"), text("GSHARE_MEM"));
-        let on_loss = text("GSHARE_ON_DAEMON_LOSS");
+        let (class, on_loss) = (text("GSHARE_CLASS"), text("GSHARE_ON_DAEMON_LOSS"));
         let run = parsed("GSHARE_RUN", run, |t| t.parse::<u64>().map_err(|e| e.to_string()), &mut complaints);
         let quota = parsed("GSHARE_QUOTA", quota, read::<QuotaRange>, &mut complaints);
         let sm = parsed("GSHARE_SM", sm, read::<SmShare>, &mut complaints);
         let memory = parsed("GSHARE_MEM", memory, read::<Bytes>, &mut complaints);
+        let class = parsed("GSHARE_CLASS", class, read::<ServiceClass>, &mut complaints);
         let on_loss = parsed("GSHARE_ON_DAEMON_LOSS", on_loss, policy, &mut complaints).unwrap_or_default();
         let range = quota.unwrap_or(QuotaRange::BEST_EFFORT);
         let spec = ResourceSpec::new(range, sm.unwrap_or(SmShare::WHOLE), memory).unwrap_or_else(|error| {
@@ -75,6 +80,7 @@ impl Config {
             run,
             spec,
             limited: quota.is_some_and(|q| q.limit() != QuotaRange::BEST_EFFORT.limit()) || memory.is_some(),
+            class,
             on_loss,
             complaints,
         }

@@ -201,6 +201,8 @@ pub(crate) struct Open {
 pub(crate) struct ThreadRecord {
     number: usize,
     pub(crate) launches: AtomicU64,
+    /// Calls that wait for the device.
+    pub(crate) syncs: AtomicU64,
     pub(crate) taken: AtomicBool,
     runs: UnsafeCell<[Run; RUNS]>,
     /// The launch that is being measured alone, between its two events.
@@ -216,6 +218,7 @@ impl ThreadRecord {
         Self {
             number,
             launches: AtomicU64::new(0),
+            syncs: AtomicU64::new(0),
             taken: AtomicBool::new(true),
             runs: UnsafeCell::new(core::array::from_fn(|_| Run::new())),
             alone: UnsafeCell::new(None),
@@ -628,6 +631,7 @@ pub(crate) fn synchronising() {
         return;
     }
     if let Some(thread) = own_record() {
+        thread.syncs.store(thread.syncs.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         end_segments(thread, Ending::Synchronising);
     }
 }

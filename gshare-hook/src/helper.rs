@@ -10,8 +10,7 @@
 //! a thread waits        ─▶ TokenRequest                Grant ─▶ credit, up to the in-flight bound, more as work completes
 //! budget nearly spent   ─▶ TokenRequest ahead          Grant ─▶ the same lease, longer
 //! budget spent, expired ─▶ no more credit; when what is queued has drained to [`REMAINDER`]: TokenReturn, with the
-//!                          GPU time used, and whether another is wanted (a kernel that runs is waited for: whoever is
-//!                          let in behind it would measure its end as his own; the daemon's grace bounds the wait)
+//!                          GPU time used, and whether another is wanted
 //! nothing launched for [`IDLE`] and nothing queued ─▶ TokenReturn
 //! ```
 //! Near the expiry the in-flight bound shrinks with the time that is left, so that the queue drains by then.
@@ -21,11 +20,12 @@
 //! and fail after [`CLOSED_WAIT`]. The connection is tried again with a jittered delay; the hook then says Hello and
 //! Attach again and re-states the memory it holds.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use gshare_core::gate::{LeaseLedger, LocalShare, Settlement};
+use gshare_core::scale::ServiceClass;
 use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, Duration, LeaseId, Quota, ResourceSpec, SmShare, Timestamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -33,7 +33,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::clock;
 use crate::context::Progress;
 use crate::control::{CONTROL, State};
-use crate::cost::{Row, Suspicion};
+use crate::cycle::Cycles;
 use crate::gate::{Device, Pending, ThreadRecord};
 use crate::lifecycle::{self, Answer, Request, Runtime};
 use crate::timing::{Coverage, charge};
@@ -50,10 +50,8 @@ const LEAST: u64 = 1_000;
 const IDLE_GAP: u64 = 20_000;
 /// How long a lease is kept while nothing is launched, in ns.
 const IDLE: u64 = 3_000_000;
-/// How much longer than predicted a closed lease waits for its queue to drain before it is returned all the same, in ns.
+/// How long a closed lease waits for its queue to drain before it is returned all the same, in ns.
 const DRAIN: u64 = 3_000_000;
-/// What may be queued where the cost of a kernel is not known yet, in ns.
-const UNKNOWN: u64 = 1_000_000_000;
 /// How often usage is reported, in ns.
 const REPORT: u64 = 10_000_000;
 /// How long a run may stand still before its launches are taken for done, in ns.
@@ -151,8 +149,6 @@ struct Account {
     /// Until when the device is known to have worked for this process.
     worked_until: u64,
     running: VecDeque<Pending>,
-    /// Rows whose last samples were above their cost and may have been too long.
-    suspicions: HashMap<Row, Suspicion>,
     expires: u64,
     /// A token was requested and neither granted nor given up.
     asked: bool,
@@ -161,6 +157,7 @@ struct Account {
     memory: VecDeque<(u64, Answer)>,
     /// Launches seen so far, and when they last changed.
     launches: (u64, u64),
+    cycles: Cycles,
     reported: (u64, Duration),
     /// Credit that threads hold for launches to come, in ns.
     prepaid: u64,
@@ -263,6 +260,9 @@ impl Helper {
             &Link::Down { delay, since, .. } => {
                 let opened = Connection::open(&self.runtime.config.socket).and_then(|mut connection| {
                     connection.send(&hello(self.runtime))?;
+                    if let Some(class) = self.runtime.config.class {
+                        connection.send(&ToDaemon::Class { class })?;
+                    }
                     Ok(connection)
                 });
                 self.link = match opened {
@@ -334,11 +334,10 @@ impl Helper {
             ToClient::Revoke { client, lease, .. } => {
                 let Some(account) = self.account_of(client) else { return };
                 account.asked = false;
-                let owed = account.owed.take_if(|(settlement, _)| settlement.lease == lease);
-                let open = account.ledger.lease() == Some(lease);
-                let closed = if open { account.ledger.close(&account.device.gate) } else { None };
-                // A revoked lease was charged its budget: what was used may be more.
-                for settlement in owed.map(|(settlement, _)| settlement).into_iter().chain(closed) {
+                account.owed = account.owed.take().filter(|(settlement, _)| settlement.lease != lease);
+                if account.ledger.lease() == Some(lease)
+                    && let Some(settlement) = account.ledger.close(&account.device.gate)
+                {
                     self.say_return(client, settlement, false);
                 }
             }
@@ -389,6 +388,8 @@ impl Helper {
         self.settle_without_daemon(now);
         let threads = self.runtime.threads();
         let launches = threads.iter().map(|thread| thread.launches.load(Ordering::Relaxed)).sum();
+        let slo_sensitive = self.runtime.config.class.is_some_and(ServiceClass::is_slo_sensitive);
+        let syncs = threads.iter().map(|thread| thread.syncs.load(Ordering::Relaxed)).sum();
         for index in 0..self.devices.len() {
             let account = &mut self.devices[index];
             if launches != account.launches.0 {
@@ -396,7 +397,12 @@ impl Helper {
             }
             account.collect();
             account.presume(&threads, now);
-            let said = account.decide(now);
+            let mut said = account.decide(now);
+            if slo_sensitive && let Source::Daemon(client) = account.source {
+                let waiting = account.device.waiting.load(Ordering::Acquire) > 0;
+                let cycle = account.cycles.look(now, launches, syncs, waiting);
+                said.extend(cycle.map(|cycle| cycle.report(client)));
+            }
             sleep = sleep.min(account.next_look(now));
             if account.device.waiting.load(Ordering::Acquire) > 0 {
                 account.device.wake();
@@ -477,12 +483,12 @@ impl Account {
             coverage: Coverage::new(),
             worked_until: 0,
             running: VecDeque::new(),
-            suspicions: HashMap::new(),
             expires: 0,
             asked: false,
             owed: None,
             memory: VecDeque::new(),
             launches: (0, 0),
+            cycles: Cycles::default(),
             reported: (0, Duration::ZERO),
             prepaid: 0,
             still: Vec::new(),
@@ -587,24 +593,11 @@ impl Account {
         };
         let known = costs.known(row);
         let dense = pending.dense && (!after_idle || known.is_none());
-        // Every interval is an upper bound; only a dense one tells that a cost has risen, and one after idleness may hold
-        // the end of another process's turn.
-        let suspect = pending.dense && after_idle;
+        // Every interval is an upper bound; only a dense one tells that a cost has risen.
         match known {
-            None => {
-                self.suspicions.insert(row, Suspicion::of_first(suspect));
-                costs.learn(row, sample);
-            }
-            Some(known) if sample > known && suspect => {
-                if let Some(proven) = self.suspicions.entry(row).or_default().add(sample) {
-                    costs.set(row, proven);
-                }
-            }
+            Some(known) if sample > known && pending.dense && after_idle => costs.learn_a_little(row, sample),
             Some(known) if sample > known && !pending.dense => {}
-            Some(known) => match self.suspicions.remove(&row) {
-                Some(Suspicion { cost_itself: true, .. }) if sample < known => costs.set(row, sample),
-                _ => costs.learn(row, sample),
-            },
+            _ => costs.learn(row, sample),
         }
         charge(growth, costs.known(row).unwrap_or(sample) * launches, dense)
     }
@@ -612,12 +605,6 @@ impl Account {
     /// GPU time that is queued now: what is in flight, less what the device must have done since it was last heard of.
     fn queued(&self, now: u64) -> u64 {
         let in_flight = self.in_flight();
-        let unknown =
-            |pending: &Pending| pending.row.is_some_and(|row| self.device.costs.known(row).is_none());
-        if self.running.iter().any(unknown) {
-            // What it was charged is a guess: only its end will tell.
-            return in_flight.max(UNKNOWN);
-        }
         if self.running.is_empty() {
             in_flight
         } else {
@@ -701,9 +688,7 @@ impl Account {
         let idle = !wants && in_flight == 0;
         if left == 0 || idle || (unspent == 0 && queued <= REMAINDER) {
             if let Some(settlement) = self.ledger.close(gate) {
-                // Until then the device works for this process: whoever is let in earlier waits behind it, and measures
-                // that as its own.
-                self.owed = Some((settlement, now + queued + DRAIN));
+                self.owed = Some((settlement, now + DRAIN));
                 said.extend(self.decide_with_daemon(client, now));
             }
             return said;

@@ -7,6 +7,8 @@
 mod config;
 #[path = "../src/cost.rs"]
 mod cost;
+#[path = "../src/cycle.rs"]
+mod cycle;
 #[path = "../src/memory.rs"]
 mod memory;
 #[path = "../src/timing.rs"]
@@ -20,7 +22,8 @@ use gshare_core::{Bytes, ResourceSpec};
 use proptest::prelude::*;
 
 use config::Config;
-use cost::{CostTable, SUSPECTS, Suspicion, shape};
+use cost::{CostTable, shape};
+use cycle::{Cycle, Cycles};
 use memory::{Account, Book, Key, Kind, Record};
 use timing::{Coverage, charge};
 
@@ -37,18 +40,6 @@ fn first_sample_is_taken_as_it_is_and_a_disturbed_one_is_forgotten() {
         seen.push(table.find(0x1000, shape(64)).1.unwrap());
     }
     assert_eq!(seen, [1000, 1000, 3000, 2000, 1500]);
-}
-
-#[test]
-fn samples_that_may_be_too_long_are_believed_only_when_many_agree_and_then_the_least() {
-    let mut suspicion = Suspicion::default();
-    let samples: Vec<u64> = (0..u64::from(SUSPECTS)).map(|n| 4_000 + (n * 7 + 3) % 11).collect();
-    let least = samples.iter().min().copied();
-    let proven: Vec<Option<u64>> = samples.iter().map(|&sample| suspicion.add(sample)).collect();
-    assert_eq!(proven.last(), Some(&least));
-    assert!(proven[..proven.len() - 1].iter().all(Option::is_none), "{proven:?}");
-    assert_eq!(suspicion.add(9_000), None, "and the count begins again");
-    assert!(Suspicion::of_first(true).cost_itself && !Suspicion::default().cost_itself);
 }
 
 #[test]
@@ -279,4 +270,33 @@ fn a_name_or_an_sm_share_alone_is_no_limit() {
     assert!(config(&[("GSHARE_MEM", "1GiB")]).limited);
     assert!(config(&[("GSHARE_QUOTA", "0.5")]).limited);
     assert!(!config(&[("GSHARE_QUOTA", "0.5:1")]).limited);
+}
+
+// ---- cycles ---------------------------------------------------------------------------------------------------------
+
+/// Dilu, section 3.4.1: a launching cycle goes from the first to the last launch of an iteration.
+#[test]
+fn a_cycle_goes_from_its_first_launch_to_the_call_that_waits_for_it() {
+    let ms = |n: u64| n * 1_000_000;
+    let mut cycles = Cycles::default();
+    assert_eq!(cycles.look(ms(1), 0, 4, false), None, "a wait for nothing");
+    assert_eq!(cycles.look(ms(2), 3, 4, false), None);
+    assert_eq!(cycles.look(ms(20), 3, 4, true), None, "a thread waits for credit: no pause");
+    assert_eq!(cycles.look(ms(21), 7, 4, false), None);
+    assert_eq!(cycles.look(ms(22), 7, 5, false), Some(Cycle { first: ms(2), last: ms(21), launches: 7 }));
+    assert_eq!(cycles.look(ms(23), 7, 6, false), None, "it is told once");
+    assert_eq!(cycles.look(ms(30), 9, 6, false), None);
+    assert_eq!(cycles.look(ms(35), 9, 6, false), None);
+    let polled = Some(Cycle { first: ms(30), last: ms(30), launches: 2 });
+    assert_eq!(cycles.look(ms(36), 9, 6, false), polled, "a program that never waits");
+}
+
+#[test]
+fn a_class_is_read_and_a_bad_one_is_left_out() {
+    use gshare_core::scale::ServiceClass;
+    let class = |text| config(&[("GSHARE_CLASS", text)]);
+    assert_eq!(class("best-effort").class, Some(ServiceClass::BestEffort));
+    assert_eq!(class("slo-sensitive:15").class, ServiceClass::slo_sensitive(15));
+    let bad = class("urgent");
+    assert_eq!((bad.class, bad.complaints.len()), (None, 1));
 }

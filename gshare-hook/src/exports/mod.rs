@@ -17,7 +17,6 @@ use core::ffi::c_void;
 
 use gshare_cuda_abi::{SYMBOLS, index};
 
-mod array;
 mod context;
 mod launch;
 mod memory;
@@ -56,7 +55,7 @@ unsafe impl Sync for Wrappers {}
 
 static WRAPPERS: Wrappers = Wrappers({
     let mut all = [core::ptr::null(); SYMBOLS.len()];
-    let lists = [launch::LAUNCHES, launch::COPIES, memory::MEMORY, array::ARRAYS, context::CONTEXTS];
+    let lists = [launch::LAUNCHES, launch::COPIES, memory::MEMORY, context::CONTEXTS];
     let mut list = 0;
     while list < lists.len() {
         let mut row = 0;

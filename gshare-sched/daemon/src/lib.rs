@@ -57,6 +57,7 @@ mod http;
 mod memory;
 mod metrics;
 mod node;
+mod scaling;
 mod server;
 mod slots;
 mod snapshot;

@@ -31,8 +31,10 @@ use crate::config::{Config, ConfigError, DeviceUuid};
 use crate::journal::{Journal, Note};
 use crate::memory::{ClientAccount, Ledger};
 use crate::metrics::{DropReason, Metrics};
+use crate::scaling::{Resize, Scaling};
 use crate::slots::Slots;
 use crate::snapshot::{ClientSnapshot, DeviceSnapshot};
+use gshare_core::scale::{ScaleState, ServiceClass};
 use gshare_core::token::TokenScheduler;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
@@ -71,6 +73,8 @@ struct Session {
     instance: u32,
     program: String,
     on_loss: OnDaemonLoss,
+    /// Said by its process; none: its share is fixed.
+    class: Option<ServiceClass>,
     clients: Vec<ClientId>,
 }
 
@@ -121,6 +125,8 @@ pub(crate) struct Node {
     clients: Slots<Client>,
     devices: Vec<Option<Device>>,
     ledger: Ledger,
+    scaling: Scaling,
+    resizes: Vec<Resize>,
     actions: Vec<TokenAction>,
     now: Timestamp,
 }
@@ -140,6 +146,7 @@ impl Node {
         journal: Journal,
         metrics: Arc<Metrics>,
         epoch: u64,
+        scaling: Scaling,
     ) -> Self {
         let mut node = Self {
             engine,
@@ -153,6 +160,8 @@ impl Node {
             clients: Slots::default(),
             devices: Vec::new(),
             ledger: Ledger::default(),
+            scaling,
+            resizes: Vec::new(),
             actions: Vec::new(),
             now: Timestamp::ZERO,
             config,
@@ -170,7 +179,7 @@ impl Node {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
-        self.engine.next_deadline()
+        [self.engine.next_deadline(), self.scaling.next_deadline()].into_iter().flatten().min()
     }
 
     /// Takes a message of a peer.
@@ -241,6 +250,18 @@ impl Node {
                     self.leave(now, client, out);
                 }
             }
+            ToDaemon::Class { class } => match self.sessions.get_mut(&conn) {
+                Some(session) if session.clients.is_empty() => session.class = Some(class),
+                _ => {
+                    let text = "Class comes after Hello and before the first Attach".to_owned();
+                    Refusal { code: RefusalCode::Protocol, text }.push(conn, out);
+                }
+            },
+            ToDaemon::Iteration { client, first_launch, last_launch, launches } => {
+                if self.owns(conn, client, out) {
+                    self.scaling.iteration(now, client, first_launch, last_launch, launches);
+                }
+            }
             // A kind that this version of the daemon has no use for.
             _ => out.push(Effect::Drop(conn, DropReason::Protocol)),
         }
@@ -265,7 +286,25 @@ impl Node {
 
     /// The engine's deadline has come.
     pub(crate) fn deadline(&mut self, now: Timestamp, out: &mut Vec<Effect>) {
-        self.token(now, TokenEvent::DeadlineReached, out);
+        if self.engine.next_deadline().is_some_and(|due| due <= now) {
+            self.token(now, TokenEvent::DeadlineReached, out);
+        }
+        self.scale(now, out);
+    }
+
+    /// A period of the co-scaler may have ended: puts its shares in force. Hooks are not told: a share of theirs is what
+    /// they keep should this daemon be lost.
+    fn scale(&mut self, now: Timestamp, out: &mut Vec<Effect>) {
+        let mut resizes = core::mem::take(&mut self.resizes);
+        let used = |client| self.engine.client(client).map(|status| status.total_used);
+        self.scaling.period(now, used, &mut resizes);
+        for Resize { client, quota } in resizes.drain(..) {
+            let Some(entry) = self.clients.get(client.slot(), client.generation()) else { continue };
+            let Some(instance) = self.instances.get(&entry.instance) else { continue };
+            let share = Share { quota, sm: instance.spec.sm() };
+            self.token(now, TokenEvent::ShareChanged { client, share }, out);
+        }
+        self.resizes = resizes;
     }
 
     /// Puts another configuration in force, or changes nothing.
@@ -336,6 +375,7 @@ impl Node {
             let status = self.engine.client(id)?;
             let session = self.sessions.get(&client.conn)?;
             let instance = self.instances.get(&client.instance)?;
+            let scale = self.scaling.client(id);
             let (since, used) = client.samples[0];
             let elapsed = now.saturating_since(since).as_nanos();
             let late = status.total_used.as_nanos().saturating_sub(used.as_nanos());
@@ -361,6 +401,12 @@ impl Node {
                 memory_bytes: client.account.held(),
                 memory_limit_bytes: instance.spec.memory(),
                 on_daemon_loss: session.on_loss,
+                class: scale.map(|scale| scale.class),
+                scale_state: scale.and_then(|scale| match scale.state {
+                    ScaleState::None => self.scaling.gpu(client.gpu),
+                    own => Some(own),
+                }),
+                scaled_limit: scale.map(|_| status.share.quota.limit().as_fraction()),
             })
         });
         (devices.collect(), clients.collect())
@@ -485,6 +531,7 @@ impl Node {
             instance: id,
             program: hello.program,
             on_loss: hello.on_loss,
+            class: None,
             clients: Vec::new(),
         };
         self.sessions.insert(conn, session);
@@ -506,7 +553,7 @@ impl Node {
         let Some(session) = self.sessions.get(&conn) else {
             return refuse(RefusalCode::Protocol, "Attach before Hello".into());
         };
-        let (instance_id, pid) = (session.instance, session.peer.pid);
+        let (instance_id, pid, class) = (session.instance, session.peer.pid, session.class);
         let clients = session.clients.clone();
         let Some(gpu) = self.find_device(uuid) else {
             return refuse(RefusalCode::UnknownDevice, format!("this daemon does not manage {uuid}"));
@@ -562,6 +609,11 @@ impl Node {
         if let Some(session) = self.sessions.get_mut(&conn) {
             session.clients.push(client);
         }
+        if let Some(class) = class
+            && let Err(error) = self.scaling.join(now, client, gpu, quota, class)
+        {
+            tracing::warn!(%client, pid, %error, "takes no part in scaling: its share is fixed");
+        }
         if let Some(instance) = self.instances.get_mut(&instance_id) {
             instance.members.entry(gpu).or_default().push(client);
             self.journal.note(now, &Note { client, name: instance.name.clone(), pid });
@@ -583,6 +635,7 @@ impl Node {
     fn leave(&mut self, now: Timestamp, id: ClientId, out: &mut Vec<Effect>) {
         let Some(client) = self.clients.remove(id.slot(), id.generation()) else { return };
         self.token(now, TokenEvent::ClientLeft { client: id }, out);
+        self.scaling.leave(now, id);
         self.ledger.close(client.account);
         let mut alone = true;
         if let Some(instance) = self.instances.get_mut(&client.instance)
@@ -646,6 +699,7 @@ impl Node {
                 let conn = client.conn;
                 let share = Share { quota, sm: spec.sm() };
                 self.token(now, TokenEvent::ShareChanged { client: *id, share }, out);
+                self.scaling.quota_changed(now, *id, quota);
                 let spec = spec.with_quota(quota);
                 out.push(Effect::Send(conn, ToClient::ShareChanged { client: *id, spec }));
             }

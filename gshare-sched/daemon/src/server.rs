@@ -125,6 +125,7 @@ impl DaemonBuilder {
             Some(EngineBox(engine)) => engine,
             None => Box::new(gshare_sched::token::MultiToken::new(engine_config)?),
         };
+        let scaling = crate::scaling::Scaling::new(config.max_clients)?;
         // The only use of the wall clock: a number that no earlier run has had.
         let epoch = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
         let epoch = u64::try_from(epoch).unwrap_or(u64::MAX);
@@ -159,7 +160,7 @@ impl DaemonBuilder {
         Ok(Daemon {
             sockets: vec![config.socket.clone(), config.admin_socket.clone()],
             access: Arc::new(Access::of(&config)),
-            node: Node::new(config, engine, journal, Arc::clone(&metrics), epoch),
+            node: Node::new(config, engine, journal, Arc::clone(&metrics), epoch, scaling),
             admin: Some(admin),
             endpoint,
             clock,

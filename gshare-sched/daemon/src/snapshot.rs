@@ -1,5 +1,6 @@
 //! What `gshare status`, `gshare top` and the metrics show.
 
+use gshare_core::scale::{ScaleState, ServiceClass};
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, ClientId, Duration, GpuId, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -92,4 +93,13 @@ pub struct ClientSnapshot {
     pub memory_limit_bytes: Option<Bytes>,
     /// What it does when the daemon is gone.
     pub on_daemon_loss: OnDaemonLoss,
+    /// How it is treated beside others, if it said so and takes part in scaling.
+    #[serde(default)]
+    pub class: Option<ServiceClass>,
+    /// State of the co-scaler: its own if it is SLO-sensitive, else its GPU's.
+    #[serde(default)]
+    pub scale_state: Option<ScaleState>,
+    /// The most share of time that the co-scaler leaves it now.
+    #[serde(default)]
+    pub scaled_limit: Option<f64>,
 }

@@ -206,6 +206,8 @@ impl Stage {
             sm: None,
             mem: None,
             name: Some(name.to_owned()),
+            slo_sensitive: None,
+            best_effort: false,
             on_daemon_loss: OnDaemonLoss::Open,
             place: Where::at(self.socket()),
             command: vec![program.into(), spin::NAME.into()],

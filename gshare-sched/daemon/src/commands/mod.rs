@@ -2,7 +2,6 @@
 //!
 //! With `--json` a command prints exactly one JSON object on standard output; progress and logs go to standard error.
 
-mod bypass;
 mod cuda;
 mod daemon;
 mod demo;
@@ -13,6 +12,7 @@ mod log;
 mod model;
 mod partition;
 mod private;
+mod profile;
 mod replay;
 mod run;
 mod spin;
@@ -40,6 +40,7 @@ enum Command {
     Engine(engine::Options),
     Replay(replay::Options),
     Partition(partition::Options),
+    Profile(profile::Options),
     Doctor(doctor::Options),
     #[command(name = model::NAME)]
     Model(model::Options),
@@ -57,6 +58,7 @@ pub(crate) fn execute(gshare: Gshare) -> ExitCode {
         Command::Top(options) => log::exit(top::run(&options)),
         Command::Engine(options) => log::exit(engine::run(&options)),
         Command::Replay(options) => log::exit(replay::run(&options)),
+        Command::Profile(options) => log::exit(profile::run(&options)),
         Command::Partition(options) => log::exit(partition::run(&options)),
         Command::Doctor(options) => log::exit(doctor::run(&options)),
         Command::Model(options) => log::exit(model::run(&options)),

@@ -7,13 +7,14 @@
 //! | `LD_PRELOAD` | the hook, before whatever was there |
 //! | `GSHARE_SOCKET` | the daemon's socket |
 //! | `GSHARE_RUN` | one number for all processes of this run: they share its name and its share |
-//! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_ON_DAEMON_LOSS` | the options |
+//! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_CLASS`, `GSHARE_ON_DAEMON_LOSS` | the options |
 //! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before whatever was there |
 //! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, where MPS runs or the device is simulated |
 
 use super::libraries::{HOOK, SimulatorDir, prepend};
 use super::{Where, cuda, private};
 use anyhow::Context as _;
+use gshare_core::scale::ServiceClass;
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, QuotaRange, SmShare};
 use rustix::process::{Pid, Signal, kill_process};
@@ -49,6 +50,14 @@ pub(crate) struct Options {
     /// Name of the instance, unique on the node [default: program and pid].
     #[arg(long)]
     pub(crate) name: Option<String>,
+    /// It has a latency to keep: others give way when its launching cycles get longer by more than so many per cent
+    /// [60 where none is said].
+    #[arg(long, value_name = "PERCENT", num_args = 0..=1, require_equals = true, default_missing_value = "60",
+        conflicts_with = "best_effort", value_parser = parse_tolerance)]
+    pub(crate) slo_sensitive: Option<ServiceClass>,
+    /// It takes what those with a latency leave, and at least a little of it.
+    #[arg(long)]
+    pub(crate) best_effort: bool,
     /// What launches do when the daemon is gone: keep the last share, or fail.
     #[arg(long, value_name = "POLICY", default_value = "open", value_parser = parse_loss)]
     pub(crate) on_daemon_loss: OnDaemonLoss,
@@ -57,6 +66,11 @@ pub(crate) struct Options {
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
+}
+
+fn parse_tolerance(text: &str) -> Result<ServiceClass, String> {
+    let percent = text.strip_suffix('%').unwrap_or(text).parse().ok();
+    percent.and_then(ServiceClass::slo_sensitive).ok_or_else(|| "need 1 to 100 (per cent)".into())
 }
 
 fn parse_sm(text: &str) -> Result<SmShare, String> {
@@ -160,6 +174,8 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
     set("GSHARE_QUOTA", options.quota.map(quota));
     set("GSHARE_SM", options.sm.map(percent));
     set("GSHARE_MEM", options.mem.map(|bytes| bytes.get().to_string()));
+    let best_effort = options.best_effort.then_some(ServiceClass::BestEffort);
+    set("GSHARE_CLASS", options.slo_sensitive.or(best_effort).map(|class| class.to_string()));
     let policy = match options.on_daemon_loss {
         OnDaemonLoss::Open => "open",
         OnDaemonLoss::Closed => "closed",

@@ -1,4 +1,5 @@
-//! The demo's program: an ordinary client of the driver API that launches kernels for ever and never synchronises.
+//! The demo's program: an ordinary client of the driver API that launches kernels for ever and never synchronises; or, as
+//! an inference program does, for each line that it reads.
 //!
 //! It knows nothing of gshare; it loads `libcuda.so.1` as any program does.
 #![allow(unsafe_code, reason = "foreign functions of the driver")]
@@ -12,6 +13,9 @@ pub(crate) struct Options {
     /// Memory to allocate before.
     #[arg(long, value_name = "BYTES", default_value = "0")]
     memory: gshare_core::Bytes,
+    /// Serve instead: write a line, then answer each line read with one, after so many kernels and a wait for them.
+    #[arg(long, value_name = "KERNELS")]
+    answer: Option<u32>,
 }
 
 /// Name of the hidden subcommand.
@@ -72,7 +76,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     // One block per SM.
     let grid = c_uint::try_from(sms)?;
     let none = std::ptr::null_mut::<Handle>();
-    loop {
+    let launch = || -> anyhow::Result<()> {
         call!(
             driver,
             b"cuLaunchKernel\0",
@@ -101,5 +105,27 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             none,
             none
         );
+        Ok(())
+    };
+    let Some(kernels) = options.answer else {
+        loop {
+            launch()?;
+        }
+    };
+    let synchronize = || -> anyhow::Result<()> {
+        call!(driver, b"cuCtxSynchronize\0", (),);
+        Ok(())
+    };
+    launch()?;
+    synchronize()?;
+    println!("ready");
+    for line in std::io::stdin().lines() {
+        line?;
+        for _ in 0..kernels {
+            launch()?;
+        }
+        synchronize()?;
+        println!("done");
     }
+    Ok(())
 }

@@ -53,7 +53,8 @@ pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f6
     }
     let percent = |share: f64| format!("{:.1}%", share * 100.0);
     let head = [
-        "NAME", "PID", "GPU", "REQUEST", "LIMIT", "USED", "SM", "MEMORY", "OF", "WAITED", "LAUNCHES", "TOKEN",
+        "NAME", "PID", "GPU", "REQUEST", "LIMIT", "USED", "SM", "MEMORY", "OF", "WAITED", "LAUNCHES",
+        "TOKEN", "STATE",
     ];
     let mut rows = vec![head.map(str::to_owned)];
     for client in &snapshot.clients {
@@ -73,6 +74,10 @@ pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f6
                 (true, _) => "holds".into(),
                 (false, Some(waiting)) => format!("waits {waiting}"),
                 (false, None) => "-".into(),
+            },
+            match (client.scale_state, client.scaled_limit) {
+                (Some(state), Some(limit)) => format!("{state}, at most {}", percent(limit)),
+                _ => "-".into(),
             },
         ]);
     }

@@ -1,6 +1,9 @@
 //! `gshare engine`: a decision engine as a filter, for hosts in any language.
 
+mod coscale;
+mod fast_scale;
 mod filter;
+mod horizontal;
 mod request;
 mod token;
 
@@ -19,6 +22,12 @@ pub(crate) struct Options {
 
 #[derive(Debug, clap::Subcommand)]
 enum Kind {
+    /// The co-scaler: tokens of a GPU's clients, moved every few milliseconds.
+    Coscale(filter::Options),
+    /// The heuristic scaler: instances and their points, by a profile.
+    FastScale(filter::Options),
+    /// The lazy scaler: instances, once load has stayed.
+    Horizontal(filter::Options),
     /// The multi-token scheduler: who may launch kernels now.
     Token(filter::Options),
     /// The request scheduler: which GPU serves which request, and which models stay in its memory.
@@ -27,6 +36,9 @@ enum Kind {
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     match &options.engine {
+        Kind::Coscale(options) => coscale::run(options),
+        Kind::FastScale(options) => fast_scale::run(options),
+        Kind::Horizontal(options) => horizontal::run(options),
         Kind::Token(options) => token::run(options),
         Kind::Request(options) => request::run(options),
     }

@@ -1,0 +1,304 @@
+//! Vertical scaling on this node: the co-scaler's tokens as shares of the token engine.
+//!
+//! # Problem
+//! The co-scaler issues tokens, microseconds of GPU time per period of 5 ms. What clients hold are leases of the token
+//! engine. So its orders become shares: a client that is issued 1,500 of 5,000 has a limit of 30 % from that moment on, and
+//! the token engine and the hooks enforce that as they enforce every share.
+//!
+//! # Rules
+//! 1. Only clients that said their class take part. Everybody else keeps the share that was promised, and is not in the way of
+//!    anybody's: the sum of what is promised to those who take part may not be more than the GPU.
+//! 2. On a GPU without an SLO-sensitive client nothing is scaled: each has its whole quota, as if there were no scaler.
+//! 3. Otherwise a client's limit is what it is issued, at least [`LEAST`] and never more than its quota's; what it is
+//!    guaranteed is at most that. The quota itself does not change: it is what the co-scaler works within.
+//! 4. A class that cannot be had (more would be promised than the GPU has) is reported, and the client keeps its share.
+//!
+//! # Cost
+//! One pass over the clients that take part every 5 ms, while there is one. Nothing otherwise.
+
+use gshare_core::scale::{
+    ClientScale, ScaleState, ServiceClass, VerticalError, VerticalEvent, VerticalScaler as _,
+};
+use gshare_core::{ClientId, Duration, Engine as _, GpuId, ModelId, Quota, QuotaRange, Timestamp};
+use gshare_sched::scale::{ConfigError, DiluVertical, DiluVerticalConfig};
+use std::collections::BTreeMap;
+
+/// The least limit, in basis points: 1 %. Shorter leases than that are mostly hand-over.
+const LEAST: u16 = 100;
+
+/// A client's new share of time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Resize {
+    pub(crate) client: ClientId,
+    pub(crate) quota: QuotaRange,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// What was promised.
+    quota: QuotaRange,
+    /// What it has now.
+    current: QuotaRange,
+    /// GPU time it had used when it was last looked at.
+    used: Duration,
+}
+
+/// The co-scaler of all GPUs of the node. See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Scaling {
+    engine: DiluVertical,
+    clients: BTreeMap<ClientId, Entry>,
+    /// Orders of the engine are read back from it.
+    actions: Vec<gshare_core::scale::VerticalAction>,
+}
+
+impl Scaling {
+    pub(crate) fn new(max_clients: u32) -> Result<Self, ConfigError> {
+        let mut config = DiluVerticalConfig::default();
+        config.learn = true;
+        config.max_clients = max_clients.clamp(1, 1 << 20);
+        Ok(Self { engine: DiluVertical::new(config)?, clients: BTreeMap::new(), actions: Vec::new() })
+    }
+
+    /// When a period ends; `None` while nobody takes part.
+    pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
+        self.engine.next_deadline()
+    }
+
+    /// How a client fares; `None` if it takes no part.
+    pub(crate) fn client(&self, client: ClientId) -> Option<ClientScale> {
+        self.clients.get(&client).and_then(|_| self.engine.client(client))
+    }
+
+    /// State of a GPU; `None` before its first client that takes part.
+    pub(crate) fn gpu(&self, gpu: GpuId) -> Option<ScaleState> {
+        self.engine.gpu(gpu).map(|gpu| gpu.state)
+    }
+
+    /// A client takes part from now on.
+    pub(crate) fn join(
+        &mut self,
+        now: Timestamp,
+        client: ClientId,
+        gpu: GpuId,
+        quota: QuotaRange,
+        class: ServiceClass,
+    ) -> Result<(), VerticalError> {
+        self.tell(now, VerticalEvent::ClientJoined { client, gpu, quota, class })?;
+        self.clients.insert(client, Entry { quota, current: quota, used: Duration::ZERO });
+        Ok(())
+    }
+
+    /// What was promised changed, and was put in force.
+    pub(crate) fn quota_changed(&mut self, now: Timestamp, client: ClientId, quota: QuotaRange) {
+        if !self.clients.contains_key(&client) {
+            return;
+        }
+        match self.tell(now, VerticalEvent::QuotaChanged { client, quota }) {
+            Ok(()) => {
+                if let Some(entry) = self.clients.get_mut(&client) {
+                    (entry.quota, entry.current) = (quota, quota);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%client, %error, "takes no part in scaling any more");
+                self.leave(now, client);
+            }
+        }
+    }
+
+    /// A client is gone, or takes no part any more.
+    pub(crate) fn leave(&mut self, now: Timestamp, client: ClientId) {
+        if self.clients.remove(&client).is_some() {
+            // Known, and the time does not go back: it is not refused.
+            let _ = self.tell(now, VerticalEvent::ClientLeft { client });
+        }
+    }
+
+    /// An iteration of a client ended. One that cannot be is dropped: it comes from a peer.
+    pub(crate) fn iteration(
+        &mut self,
+        now: Timestamp,
+        client: ClientId,
+        first_launch: Timestamp,
+        last_launch: Timestamp,
+        launches: u32,
+    ) {
+        if self.clients.contains_key(&client) {
+            let (model, batch) = (ModelId(0), launches);
+            let event = VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch };
+            if let Err(error) = self.tell(now, event) {
+                tracing::debug!(%client, %error, "an iteration that cannot be");
+            }
+        }
+    }
+
+    /// The time has come: reports what was used (as `used` says of each client), ends the period, and appends the shares
+    /// that change, those that shrink first.
+    pub(crate) fn period(
+        &mut self,
+        now: Timestamp,
+        used: impl Fn(ClientId) -> Option<Duration>,
+        resizes: &mut Vec<Resize>,
+    ) {
+        if self.next_deadline().is_none_or(|due| due > now) {
+            return;
+        }
+        let mut reports = Vec::new();
+        for (&client, entry) in &mut self.clients {
+            let total = used(client).unwrap_or(entry.used);
+            let tokens = total.saturating_sub(entry.used).as_nanos() / 1_000;
+            entry.used = total;
+            if tokens > 0 {
+                reports.push(VerticalEvent::UsageReported { client, tokens, largest_kernel: 0 });
+            }
+        }
+        for report in reports {
+            let _ = self.tell(now, report);
+        }
+        let _ = self.tell(now, VerticalEvent::DeadlineReached);
+        let from = resizes.len();
+        for (&client, entry) in &mut self.clients {
+            let Some(scale) = self.engine.client(client) else { continue };
+            let gpu = self.engine.gpu(scale.gpu);
+            let quota = match gpu {
+                Some(gpu) if gpu.state != ScaleState::None => {
+                    share(entry.quota, scale.issued_tokens, gpu.max_tokens)
+                }
+                _ => entry.quota,
+            };
+            if quota != entry.current {
+                let shrinks = quota.limit() < entry.current.limit();
+                entry.current = quota;
+                let place = if shrinks { from } else { resizes.len() };
+                resizes.insert(place, Resize { client, quota });
+            }
+        }
+    }
+
+    fn tell(&mut self, now: Timestamp, event: VerticalEvent) -> Result<(), VerticalError> {
+        self.actions.clear();
+        self.engine.handle(now, event, &mut self.actions)
+    }
+}
+
+/// The share that so many of a period's tokens are, within a quota.
+fn share(quota: QuotaRange, issued: u64, max_tokens: u64) -> QuotaRange {
+    let points = issued.saturating_mul(10_000) / max_tokens.max(1);
+    let points = u16::try_from(points).unwrap_or(u16::MAX).max(LEAST);
+    let limit = Quota::new(points).unwrap_or(Quota::WHOLE).min(quota.limit());
+    QuotaRange::new(quota.request().min(limit), limit).unwrap_or(quota)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GPU: GpuId = GpuId(0);
+    const OWNER: ClientId = ClientId::new(0, 0);
+    const TRAINER: ClientId = ClientId::new(1, 0);
+
+    fn quota(text: &str) -> QuotaRange {
+        text.parse().unwrap()
+    }
+
+    struct Bench {
+        scaling: Scaling,
+        now: Timestamp,
+        used: BTreeMap<ClientId, Duration>,
+        shares: BTreeMap<ClientId, QuotaRange>,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let scaling = Scaling::new(16).unwrap();
+            let now = Timestamp::from_millis(1_000);
+            Self { scaling, now, used: BTreeMap::new(), shares: BTreeMap::new() }
+        }
+
+        fn join(&mut self, client: ClientId, text: &str, class: ServiceClass) {
+            self.scaling.join(self.now, client, GPU, quota(text), class).unwrap();
+            self.shares.insert(client, quota(text));
+        }
+
+        fn periods(&mut self, count: u32, busy: &[ClientId]) {
+            for _ in 0..count {
+                for client in busy {
+                    *self.used.entry(*client).or_default() += Duration::from_micros(500);
+                }
+                self.now = self.scaling.next_deadline().unwrap();
+                let mut resizes = Vec::new();
+                let used = |client: ClientId| self.used.get(&client).copied();
+                self.scaling.period(self.now, used, &mut resizes);
+                let mut limits = 0;
+                for resize in resizes {
+                    self.shares.insert(resize.client, resize.quota);
+                    limits = self.shares.values().map(|share| u32::from(share.limit().get())).sum();
+                }
+                let owned = self.scaling.gpu(GPU) != Some(ScaleState::None);
+                assert!(!owned || limits <= 10_000, "never more than the GPU");
+            }
+        }
+
+        fn cycle(&mut self, millis: u64) {
+            let first = self.now.saturating_sub(Duration::from_millis(millis));
+            self.scaling.iteration(self.now, OWNER, first, self.now, 40);
+        }
+    }
+
+    #[test]
+    fn without_an_owner_everybody_keeps_what_was_promised() {
+        let mut bench = Bench::new();
+        bench.join(TRAINER, "0.2:1.0", ServiceClass::BestEffort);
+        bench.periods(20, &[TRAINER]);
+        assert_eq!(bench.shares[&TRAINER], quota("0.2:1.0"));
+        bench.join(OWNER, "0.4:0.9", ServiceClass::SLO_SENSITIVE);
+        bench.periods(40, &[TRAINER]);
+        assert_eq!(bench.shares[&TRAINER], quota("0.2:0.6"), "all but what the owner is promised");
+        bench.scaling.leave(bench.now, OWNER);
+        bench.shares.remove(&OWNER);
+        bench.periods(1, &[TRAINER]);
+        assert_eq!(bench.shares[&TRAINER], quota("0.2:1.0"), "and all of it again");
+        bench.scaling.leave(bench.now, TRAINER);
+        assert_eq!(bench.scaling.next_deadline(), None, "nobody takes part: nothing to wake up for");
+    }
+
+    #[test]
+    fn a_slow_iteration_takes_from_the_trainer_and_gives_to_its_owner() {
+        let mut bench = Bench::new();
+        bench.join(OWNER, "0.4:0.9", ServiceClass::SLO_SENSITIVE);
+        bench.join(TRAINER, "0.2:1.0", ServiceClass::BestEffort);
+        bench.periods(40, &[TRAINER]);
+        let both = [OWNER, TRAINER];
+        bench.periods(6, &both);
+        bench.cycle(20);
+        bench.periods(1, &both);
+        // Nothing is known of it alone: it learns, and the trainer steps back.
+        assert_eq!(bench.shares[&TRAINER].limit().get(), LEAST);
+        assert!(bench.shares[&OWNER].limit() >= Quota::from_percent(85).unwrap());
+        bench.periods(8, &both);
+        bench.cycle(20);
+        bench.periods(1, &both);
+        bench.periods(200, &[TRAINER]);
+        assert_eq!(bench.shares[&TRAINER].limit(), Quota::from_percent(60).unwrap(), "the owner fell silent");
+        bench.periods(4, &both);
+        bench.cycle(44);
+        bench.periods(1, &both);
+        assert_eq!(bench.scaling.client(OWNER).unwrap().state.to_string(), "emergency x2.20");
+        assert!(bench.shares[&TRAINER].limit() < Quota::from_percent(10).unwrap());
+    }
+
+    #[test]
+    fn what_a_peer_makes_up_changes_nothing() {
+        let mut bench = Bench::new();
+        bench.join(OWNER, "0.4:0.9", ServiceClass::SLO_SENSITIVE);
+        let (now, later) = (bench.now, bench.now.saturating_add(Duration::from_secs(9)));
+        bench.scaling.iteration(now, OWNER, later, later, 3);
+        bench.scaling.iteration(now, OWNER, later, now, 0);
+        bench.scaling.iteration(now, ClientId::new(9, 9), now, now, 3);
+        assert_eq!(bench.scaling.client(OWNER).unwrap().state, ScaleState::None);
+        let too_much = bench.scaling.join(now, TRAINER, GPU, quota("0.7:1.0"), ServiceClass::BestEffort);
+        assert!(matches!(too_much, Err(VerticalError::Oversubscribed { .. })));
+        assert!(bench.scaling.client(TRAINER).is_none());
+    }
+}
