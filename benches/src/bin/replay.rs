@@ -16,8 +16,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Scenario {
+    /// Dilu, section 5.3: bursts of inference requests beside a trainer, under five ways to share the GPU
+    DiluCv(replay::dilu_cv::Args),
     /// Dilu, table 2: trials until the best SM share and batch size are found, on given profiles
     DiluTable2(replay::dilu_table2::Args),
+    /// Dilu, table 3: cold starts, SLO violations and GPU time on bursty, periodic and sporadic load
+    DiluTable3(replay::dilu_table3::Args),
     /// FaST-GShare, section 5.4 and figure 11: eight pods, how many GPUs, in every order of arrival
     FastFig11(replay::fast_fig11::Args),
     /// GPU-enabled FaaS, figures 4 to 7: locality-aware request scheduling on 12 GPUs
@@ -35,7 +39,9 @@ enum Scenario {
 fn main() -> Result<()> {
     let cli = Cli::parse();
     let report = match &cli.scenario {
+        Scenario::DiluCv(args) => replay::dilu_cv::run(args)?,
         Scenario::DiluTable2(args) => replay::dilu_table2::run(args)?,
+        Scenario::DiluTable3(args) => replay::dilu_table3::run(args)?,
         Scenario::FastFig11(args) => replay::fast_fig11::run(args)?,
         Scenario::Lalb(args) => replay::lalb::run(args)?,
         Scenario::LalbReal(args) => replay::lalb_real::run(args)?,

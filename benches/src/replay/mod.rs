@@ -4,8 +4,10 @@
 //! turns a report into a table, or with `--json` into one JSON object:
 //! `{"scenario", "seeds", "rows": [{"policy", ...}], "paper": [{...}]}`.
 
+pub mod dilu_cv;
 pub mod dilu_fig20;
 pub mod dilu_table2;
+pub mod dilu_table3;
 pub mod fast_fig11;
 pub mod fast_fig12;
 pub mod lalb;

@@ -1,0 +1,415 @@
+//! Dilu, table 3: cold starts, SLO violations and GPU time of an inference function whose load comes in bursts, periods or
+//! now and then.
+//!
+//! A simulation in virtual time. Requests come as the published sender sends them: in each second the trace's rate times
+//! `scale`, rounded down, evenly spaced. Instances of `RoBERTa`-large serve batches of up to four from queues of their own; a request
+//! goes to the shortest queue of a ready instance, or waits until one is ready. Execution times are the published ones at the
+//! request (30 % of the SMs) and at the limit (60 %), a cold start takes 21.68 s. The scalers take an instance for 48 requests/s, the
+//! published threshold: less than half of what it can do, so that batches need not be full. At `scale` 20 the ratio of load to
+//! threshold is that at which the published scaler gives the paper's counts of cold starts.
+//!
+//! GPU time is SM share times seconds, of starting instances too; what an instance runs beyond its request counts.
+//!
+//! | policy | starts | takes away | runs at |
+//! |---|---|---|---|
+//! | `eager` | as many as the last second's load needs | as soon as they are not needed | its request |
+//! | `keep_alive` | the same | once not needed for 60 s | its request |
+//! | `paper` | by the lazy scaler | by the lazy scaler | its limit while requests queue |
+//! | `ours` | by the lazy scaler, taking an instance for what it does at its limit: 62 requests/s | by the lazy scaler | its limit while requests queue |
+//!
+//! The limit is there when requests queue because the co-scaler takes it from best-effort neighbours; the first batch of a
+//! burst still runs at the request.
+
+use super::{Report, row};
+use anyhow::{Context, Result, ensure};
+use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
+use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, InstanceId};
+use gshare_core::{Duration, Engine, FunctionId, Quota, SmShare, Timestamp};
+use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig};
+use gshare_sim::trace::read_rates;
+use gshare_sim::{EventQueue, Rng};
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+
+/// Flags.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A trace: one rate per line and second; more than one may be given. Without any, three are generated
+    #[arg(long)]
+    trace: Vec<PathBuf>,
+    /// Requests per second for a rate of 1
+    #[arg(long, default_value_t = 20.0)]
+    scale: f64,
+    /// Time an instance takes to become ready
+    #[arg(long, default_value = "21680ms")]
+    cold_start: Duration,
+    /// Latency that counts as a violation
+    #[arg(long, default_value = "100ms")]
+    slo: Duration,
+    /// Seeds of the generated traces
+    #[arg(long, value_delimiter = ',', default_value = "1,2,3")]
+    seeds: Vec<u64>,
+    /// Also print load and instances of every second
+    #[arg(long)]
+    series: bool,
+}
+
+/// Batch, and its execution time in us at the request and at the limit.
+const TIMES: [(usize, u64, u64); 3] = [(1, 20_700, 20_600), (2, 22_500, 21_300), (4, 34_200, 26_500)];
+const REQUEST: f64 = 0.3;
+const LIMIT: f64 = 0.6;
+const THRESHOLD: f64 = 48.0;
+const FUNCTION: FunctionId = FunctionId(0);
+/// How long `keep_alive` keeps what is not needed.
+const KEEP_ALIVE: Duration = Duration::from_secs(60);
+
+/// Requests per second that the scalers take an instance for.
+fn throughput(at_limit: bool) -> f64 {
+    let (_, request, limit) = TIMES[TIMES.len() - 1];
+    if at_limit { THRESHOLD * request as f64 / limit as f64 } else { THRESHOLD }
+}
+
+/// Rounded down, at least 0.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+const fn whole(number: f64) -> u64 {
+    number as u64
+}
+
+enum Scaler {
+    Eager {
+        /// 0: takes away at once.
+        keep_alive: Duration,
+        /// When so many instances were last needed, by their number from 1.
+        needed: Vec<Timestamp>,
+        next: u64,
+    },
+    Lazy(Box<LazyHorizontal>),
+}
+
+#[derive(Debug, Default)]
+struct Instance {
+    ready: bool,
+    draining: bool,
+    queue: VecDeque<Timestamp>,
+    /// The batch that runs, and whether it found more waiting than it took.
+    batch: Option<(Vec<Timestamp>, bool)>,
+    /// When the last batch that left some waiting ended.
+    pressed: Option<Timestamp>,
+}
+
+enum Event {
+    Second(usize),
+    Request,
+    Ready(InstanceId),
+    Done(InstanceId),
+}
+
+#[derive(Debug, Default)]
+struct Outcome {
+    cold_starts: u64,
+    requests: u64,
+    violations: u64,
+    gpu_seconds: f64,
+    series: Vec<(u64, usize)>,
+}
+
+struct World<'a> {
+    args: &'a Args,
+    queue: EventQueue<Event>,
+    scaler: Scaler,
+    vertical: bool,
+    instances: BTreeMap<InstanceId, Instance>,
+    /// Requests that wait for an instance to be ready.
+    waiting: VecDeque<Timestamp>,
+    outcome: Outcome,
+    came: u64,
+}
+
+fn lazy(at_limit: bool) -> Result<Scaler> {
+    let mut scaler = LazyHorizontal::new(LazyHorizontalConfig::default())?;
+    let exec = Duration::from_micros(TIMES[2].1);
+    let sm = SmShare::from_percent(30).context("share")?;
+    let point = ProfilePoint::measured(sm, Quota::WHOLE, 4, throughput(at_limit), exec, exec)?;
+    let profile = ProfileTable::sparse(vec![point])?;
+    let spec = FunctionScale { profile, max_p95: None, min_instances: 1, max_instances: 64 };
+    let added = HorizontalEvent::FunctionAdded { function: FUNCTION, spec };
+    // Its first instance is started by the first second.
+    scaler.handle(Timestamp::ZERO, added, &mut Vec::new())?;
+    Ok(Scaler::Lazy(Box::new(scaler)))
+}
+
+impl<'a> World<'a> {
+    fn new(policy: &str, args: &'a Args) -> Result<Self> {
+        let eager = |keep_alive| Scaler::Eager { keep_alive, needed: Vec::new(), next: 1 };
+        let scaler = match policy {
+            "eager" => eager(Duration::ZERO),
+            "keep_alive" => eager(KEEP_ALIVE),
+            "paper" => lazy(false)?,
+            _ => lazy(true)?,
+        };
+        let mut world = Self {
+            args,
+            queue: EventQueue::new(),
+            scaler,
+            vertical: !matches!(policy, "eager" | "keep_alive"),
+            instances: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            outcome: Outcome::default(),
+            came: 0,
+        };
+        // Every policy begins with one instance that is ready; its start counts.
+        let first = InstanceId(0);
+        world.outcome.cold_starts = 1;
+        world.instances.insert(first, Instance { ready: true, ..Instance::default() });
+        if let Scaler::Lazy(scaler) = &mut world.scaler {
+            let ready = HorizontalEvent::InstanceReady { instance: first };
+            scaler.handle(Timestamp::ZERO, ready, &mut Vec::new())?;
+        }
+        Ok(world)
+    }
+
+    fn run(mut self, rates: &[f64]) -> Result<Outcome> {
+        self.queue.schedule(Timestamp::ZERO, Event::Second(0));
+        while let Some((now, event)) = self.queue.pop() {
+            match event {
+                Event::Second(second) => {
+                    if second > 0 {
+                        self.tick(now)?;
+                    }
+                    if let Some(rate) = rates.get(second) {
+                        self.send(now, whole(rate * self.args.scale));
+                        self.queue.schedule(now + Duration::from_secs(1), Event::Second(second + 1));
+                    }
+                }
+                Event::Request => {
+                    self.came += 1;
+                    self.outcome.requests += 1;
+                    self.waiting.push_back(now);
+                    self.route(now);
+                }
+                Event::Ready(id) => {
+                    if let Some(instance) = self.instances.get_mut(&id) {
+                        instance.ready = true;
+                        if let Scaler::Lazy(scaler) = &mut self.scaler {
+                            let ready = HorizontalEvent::InstanceReady { instance: id };
+                            scaler.handle(now, ready, &mut Vec::new())?;
+                        }
+                        self.route(now);
+                    }
+                }
+                Event::Done(id) => self.done(now, id)?,
+            }
+        }
+        Ok(self.outcome)
+    }
+
+    /// The requests of one second, as the published sender spaces them.
+    fn send(&mut self, now: Timestamp, count: u64) {
+        for n in 0..count {
+            self.queue.schedule(now + Duration::from_nanos(1_000_000_000 * n / count), Event::Request);
+        }
+    }
+
+    fn route(&mut self, now: Timestamp) {
+        while !self.waiting.is_empty() {
+            let ready = self.instances.iter_mut().filter(|(_, one)| one.ready && !one.draining);
+            let shortest = ready.min_by_key(|(id, one)| (one.queue.len() + one.batch.iter().len() * 4, **id));
+            let Some((&id, instance)) = shortest else { return };
+            instance.queue.extend(self.waiting.pop_front());
+            self.begin(now, id);
+        }
+    }
+
+    /// Begins a batch, if the instance has requests and nothing runs.
+    fn begin(&mut self, now: Timestamp, id: InstanceId) {
+        let Some(instance) = self.instances.get_mut(&id) else { return };
+        let here = instance.queue.len();
+        let Some((size, request, limit)) = TIMES.into_iter().rev().find(|(size, ..)| *size <= here) else {
+            return;
+        };
+        if instance.batch.is_some() {
+            return;
+        }
+        let window = Duration::from_millis(500);
+        let pressed = instance.pressed.is_some_and(|at| now.saturating_since(at) < window);
+        let at_limit = self.vertical && pressed;
+        let batch = instance.queue.drain(..size).collect();
+        instance.batch = Some((batch, here > size));
+        let time = Duration::from_micros(if at_limit { limit } else { request });
+        if at_limit {
+            self.outcome.gpu_seconds += (LIMIT - REQUEST) * time.as_secs_f64();
+        }
+        self.queue.schedule(now + time, Event::Done(id));
+    }
+
+    fn done(&mut self, now: Timestamp, id: InstanceId) -> Result<()> {
+        let Some(instance) = self.instances.get_mut(&id) else { return Ok(()) };
+        if let Some((batch, pressed)) = instance.batch.take() {
+            if pressed {
+                instance.pressed = Some(now);
+            }
+            let late = batch.iter().filter(|came| now.saturating_since(**came) > self.args.slo).count();
+            self.outcome.violations += late as u64;
+        }
+        self.begin(now, id);
+        self.retire(now, id)
+    }
+
+    /// An instance that drains and has nothing left is gone.
+    fn retire(&mut self, now: Timestamp, id: InstanceId) -> Result<()> {
+        let over = |one: &Instance| one.draining && one.queue.is_empty() && one.batch.is_none();
+        if self.instances.get(&id).is_some_and(over) {
+            self.instances.remove(&id);
+            if let Scaler::Lazy(scaler) = &mut self.scaler {
+                let gone = HorizontalEvent::InstanceGone { instance: id };
+                scaler.handle(now, gone, &mut Vec::new())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A second is over: its load is looked at.
+    fn tick(&mut self, now: Timestamp) -> Result<()> {
+        self.outcome.gpu_seconds += self.instances.len() as f64 * REQUEST;
+        self.outcome.series.push((self.came, self.instances.len()));
+        let came = std::mem::take(&mut self.came);
+        let here = self.instances.values().filter(|one| !one.draining).count();
+        let (mut start, mut drain) = (Vec::new(), Vec::new());
+        match &mut self.scaler {
+            Scaler::Eager { keep_alive, needed, next } => {
+                let need = whole((came as f64 / throughput(false)).ceil()).max(1);
+                let need = usize::try_from(need).unwrap_or(usize::MAX);
+                needed.resize(needed.len().max(need), now);
+                needed[..need].fill(now);
+                for _ in here..need {
+                    start.push(InstanceId(*next));
+                    *next += 1;
+                }
+                let kept = |place: usize| {
+                    needed.get(place).is_some_and(|at| now.saturating_since(*at) < *keep_alive)
+                };
+                // The newest go first.
+                let spare = (need..here).rev().take_while(|place| !kept(*place)).count();
+                let open = self.instances.iter().rev().filter(|(_, one)| !one.draining);
+                drain.extend(open.map(|(id, _)| *id).take(spare));
+            }
+            Scaler::Lazy(scaler) => {
+                let (mut orders, rate) = (Vec::new(), RequestRate::per_second(came));
+                let report = HorizontalEvent::LoadReported { function: FUNCTION, rate };
+                scaler.handle(now, report, &mut orders)?;
+                for order in orders {
+                    match order {
+                        HorizontalAction::Start { instance, .. } => start.push(instance),
+                        HorizontalAction::Drain { instance } | HorizontalAction::Stop { instance, .. } => {
+                            drain.push(instance);
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+        for id in start {
+            self.outcome.cold_starts += 1;
+            self.instances.insert(id, Instance::default());
+            self.queue.schedule(now + self.args.cold_start, Event::Ready(id));
+        }
+        for id in drain {
+            if let Some(instance) = self.instances.get_mut(&id) {
+                instance.draining = true;
+                if !instance.ready {
+                    self.instances.remove(&id);
+                }
+            }
+            self.retire(now, id)?;
+        }
+        Ok(())
+    }
+}
+
+/// A made-up trace of ten minutes, with the shape its name says.
+fn generated(shape: &str, seed: u64) -> Vec<f64> {
+    let mut rng = Rng::new(seed);
+    let mut unit = move || rng.below(1 << 30) as f64 / f64::from(1 << 30);
+    let mut level = 3.0;
+    let mut burst = 0;
+    let at = |second: u32| match shape {
+        // A walk, and now and then some seconds of twice as much.
+        "bursty" => {
+            level = (level + unit() - 0.5f64).clamp(1.0, 7.0);
+            burst = if unit() < 0.02 { 3 + whole(unit() * 9.0) } else { burst - burst.min(1) };
+            level * if burst > 0 { 2.0 } else { 1.0 }
+        }
+        "periodic" => 3.0 * (1.0 + (f64::from(second) * std::f64::consts::TAU / 150.0).sin()) + unit(),
+        _ if unit() < 0.67 => 0.0,
+        _ => unit() * 0.9,
+    };
+    (0..600).map(at).collect()
+}
+
+/// Runs every policy on every trace.
+///
+/// # Errors
+/// When a trace cannot be read: which line, and what is wrong with it.
+pub fn run(args: &Args) -> Result<Report> {
+    ensure!(args.scale.is_finite() && args.scale > 0.0, "--scale is {}: need more than 0", args.scale);
+    let generates = args.trace.is_empty();
+    let mut report = Report::new("dilu-table3", if generates { args.seeds.clone() } else { Vec::new() });
+    let mut traces = Vec::new();
+    for path in &args.trace {
+        let file = || path.display().to_string();
+        let open = std::fs::File::open(path).with_context(file)?;
+        let rates = read_rates(std::io::BufReader::new(open)).with_context(file)?;
+        ensure!(!rates.is_empty(), "{}: no rates", path.display());
+        traces.push((path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), None, rates));
+    }
+    if generates {
+        for shape in ["bursty", "periodic", "sporadic"] {
+            let of = |seed: &u64| (shape.to_owned(), Some(*seed), generated(shape, *seed));
+            traces.extend(args.seeds.iter().map(of));
+        }
+    }
+    for (name, seed, rates) in &traces {
+        for policy in ["eager", "keep_alive", "paper", "ours"] {
+            let outcome = World::new(policy, args)?.run(rates)?;
+            let violations = outcome.violations as f64 / outcome.requests.max(1) as f64 * 100.0;
+            let mut line = row(&[
+                ("policy", policy.into()),
+                ("trace", name.as_str().into()),
+                ("cold_starts", outcome.cold_starts.into()),
+                ("requests", outcome.requests.into()),
+                ("violations_percent", violations.into()),
+                ("gpu_seconds", outcome.gpu_seconds.into()),
+            ]);
+            line.extend(seed.map(|seed| ("seed".to_owned(), seed.into())));
+            report.rows.push(line);
+            for (second, (load, instances)) in outcome.series.iter().enumerate().filter(|_| args.series) {
+                report.rows.push(row(&[
+                    ("policy", policy.into()),
+                    ("trace", name.as_str().into()),
+                    ("second", second.into()),
+                    ("load", (*load).into()),
+                    ("instances", (*instances).into()),
+                ]));
+            }
+        }
+    }
+    for (trace, policy, cold_starts, hundredths) in [
+        ("bursty", "fast-gs+", 40, 1079),
+        ("bursty", "infless+", 27, 628),
+        ("bursty", "dilu", 7, 179),
+        ("periodic", "fast-gs+", 41, 1925),
+        ("periodic", "infless+", 27, 1109),
+        ("periodic", "dilu", 11, 985),
+        ("sporadic", "fast-gs+", 4, 757),
+        ("sporadic", "infless+", 11, 517),
+        ("sporadic", "dilu", 1, 233),
+    ] {
+        report.paper.push(row(&[
+            ("policy", policy.into()),
+            ("trace", trace.into()),
+            ("cold_starts", cold_starts.into()),
+            ("violations_percent", (f64::from(hundredths) / 100.0).into()),
+        ]));
+    }
+    Ok(report)
+}
