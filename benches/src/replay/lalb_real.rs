@@ -1,7 +1,7 @@
 //! LALBO3 for real: model processes under `gshared`'s GPU manager on simulated GPUs, beside the simulation of the same load.
 //!
-//! Four GPUs, twelve models of Table I (GPU-enabled FaaS), 2,000 requests at the paper's rate per GPU. Times are a twentieth
-//! and sizes a 64th of the paper's, so that it ends within a minute or two. Everything but the GPU is real: processes are
+//! Four GPUs, twelve models of Table I (GPU-enabled FaaS), 2,000 requests at the paper's rate per GPU. Times are a tenth
+//! and sizes a 64th of the paper's, so that it ends within two minutes or so. Everything but the GPU is real: processes are
 //! started, hooked, allocate, copy, launch kernels and are killed; the simulated driver lets kernels and copies take their time.
 //!
 //! First every model is profiled through the manager, as the paper does (section IV-A): loaded on each GPU, run, evicted; one
@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, default_value_t = 2_000)]
     requests: usize,
     /// Times are the paper's divided by this
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 10)]
     time_scale: u64,
     /// Sizes are the paper's divided by this
     #[arg(long, default_value_t = 64)]
