@@ -12,7 +12,9 @@ use gshared::manager::{
     Answer, GpuManager, GpuSpec, Hook, ManagerConfig, ManagerError, Program, Refused, Serving, Submission,
 };
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use std::io::Write as _;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
 
 const MIB: fn(u64) -> Bytes = Bytes::from_mib;
@@ -277,4 +279,49 @@ fn the_shared_record_of_a_gpu_is_its_managers_alone() {
     assert!(matches!(superseded, ManagerError::State(_)), "{superseded}");
     let later = start.saturating_add(ManagerConfig::default().lease);
     assert_eq!(store.get(later, GpuId(7)), Ok(None), "not renewed: a miss");
+}
+
+/// The command line over the same: requests as lines in, answers as lines out, in whatever order they end.
+#[test]
+fn gshare_serve_answers_lines_with_lines() {
+    let daemon = Local::start();
+    hooked::libraries();
+    let file = daemon.dir.path().join("serve.toml");
+    let gshare = env!("CARGO_BIN_EXE_gshare");
+    let model = |name: &str, arguments: &str| {
+        format!(
+            "[[model]]\nname = '{name}'\nmemory = '80MiB'\nload = '50ms'\ninfer = '2ms'\n\
+             command = ['{gshare}', 'model', '--memory', '64MiB', '--infer', '2ms'{arguments}]\n"
+        )
+    };
+    let gpus = "[[gpu]]\nvisible = '0'\nmemory = '200MiB'\n[[gpu]]\nvisible = '1'\nmemory = '200MiB'\n";
+    let text = format!("{gpus}{}{}", model("good", ""), model("bad", ", '--fail'"));
+    std::fs::write(&file, text).unwrap();
+    let mut child = Command::new(gshare)
+        .args(["serve", "--sim=tiny", "--config"])
+        .arg(&file)
+        .arg("--socket")
+        .arg(daemon.socket())
+        .env("GSHARE_SIM_DEVICE", daemon.dir.path().join("device"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let lines = "{\"id\":1,\"model\":\"good\",\"input\":\"hello\"}\n{\"id\":2,\"model\":\"bad\"}\nnonsense\n\
+                 {\"id\":3,\"model\":\"none\"}\n{\"id\":4,\"model\":\"good\",\"within_ns\":1}\n";
+    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let mut lines: Vec<serde_json::Value> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    lines.sort_by_key(|line| line["id"].as_u64());
+    assert_eq!(lines.len(), 5, "{lines:?}");
+    assert!(lines[0]["error"].as_str().unwrap().contains("expected"), "{lines:?}");
+    assert_eq!(lines[1]["output"], "hello");
+    assert!(lines[1]["took_ns"].as_u64().unwrap() >= 2_000_000);
+    assert_eq!(lines[2]["error"], "rejected: AttemptsExhausted");
+    assert_eq!(lines[3]["error"], "model `none` is not in the file");
+    assert_eq!(lines[4]["error"], "rejected: DeadlineMissed");
 }

@@ -15,6 +15,7 @@ mod private;
 mod profile;
 mod replay;
 mod run;
+mod serve;
 mod spin;
 mod status;
 mod top;
@@ -42,6 +43,7 @@ enum Command {
     Partition(partition::Options),
     Profile(profile::Options),
     Doctor(doctor::Options),
+    Serve(serve::Options),
     #[command(name = model::NAME)]
     Model(model::Options),
     #[command(name = spin::NAME, hide = true)]
@@ -61,6 +63,7 @@ pub(crate) fn execute(gshare: Gshare) -> ExitCode {
         Command::Profile(options) => log::exit(profile::run(&options)),
         Command::Partition(options) => log::exit(partition::run(&options)),
         Command::Doctor(options) => log::exit(doctor::run(&options)),
+        Command::Serve(options) => log::exit(serve::run(&options)),
         Command::Model(options) => log::exit(model::run(&options)),
         Command::Spin(options) => log::exit(spin::run(&options)),
     }

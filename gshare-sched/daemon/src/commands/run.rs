@@ -103,7 +103,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     if options.sim.is_some() {
         eprintln!("gshare: simulated device");
     }
-    let socket = socket(options)?;
+    let socket = socket(&options.place, options.sim.is_some())?;
     let prepared = prepare(options, &hook, &socket)?;
     let program = options.command[0].to_string_lossy().into_owned();
     let Prepared { mut command, simulator } = prepared;
@@ -116,10 +116,10 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
 }
 
-fn socket(options: &Options) -> anyhow::Result<PathBuf> {
-    let simulated = options.sim.is_some();
+/// The socket that was named, the node's, or a private one; a daemon listens there then.
+pub(super) fn socket(place: &Where, simulated: bool) -> anyhow::Result<PathBuf> {
     let node = PathBuf::from(gshared::config::DEFAULT_SOCKET);
-    let socket = match options.place.named() {
+    let socket = match place.named() {
         Some(socket) => socket,
         // A simulated device is nothing for the node's daemon.
         None if !simulated && private::listens(&node) => node,
