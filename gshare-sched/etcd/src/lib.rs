@@ -50,7 +50,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration as StdDuration;
 
-/// A [`StateStore`] in etcd 3.4 or later. See the [crate](crate).
+/// A [`StateStore`] in etcd 3.4 or later. See the [crate].
 #[derive(Debug, Clone)]
 pub struct EtcdStore {
     endpoints: Vec<String>,
