@@ -15,6 +15,10 @@
 //! measured too long (something else ran in between) is forgotten fast. The first sample is taken as it is.
 //! When all rows near a key's place are taken, the key shares the last of them.
 //!
+//! A sample that began when the device had been idle for this process may hold the end of another process's turn: it is an
+//! upper bound and no more. Such samples raise a known cost only when [`SUSPECTS`] of them in a row lie above it, and then
+//! to the smallest of them ([`Suspicion`]).
+//!
 //! Worked example: samples 1,000, 1,000, 9,000 (disturbed), 1,000 ns give 1,000, 1,000, 3,000, 2,000, then 1,500.
 //!
 //! # Cost
@@ -27,7 +31,7 @@ const ROWS: usize = 4096;
 const REACH: usize = 8;
 
 /// Number of a row, as [`CostTable::find`] gives it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Row(u32);
 
 #[derive(Debug)]
@@ -152,12 +156,11 @@ impl CostTable {
         slot.probes.store(0, Ordering::Release);
     }
 
-    /// A sample that is more likely too long than right moves the cost of a known row by a sixteenth only.
-    pub(crate) fn learn_a_little(&self, row: Row, sample: u64) {
-        match self.known(row) {
-            Some(cost) if sample > cost => self.learn(row, cost + (sample - cost) / 4),
-            _ => self.learn(row, sample),
-        }
+    /// A row that is known costs this much, in ns.
+    pub(crate) fn set(&self, row: Row, cost: u64) {
+        let cost = cost.min(u64::from(u32::MAX - 1));
+        #[allow(clippy::cast_possible_truncation)] // just bounded
+        self.slots[row.0 as usize].cost.store(cost as u32 + 1, Ordering::Relaxed);
     }
 
     /// Forgets what was measured for a handle that is gone: the next function there is another one.
@@ -166,6 +169,36 @@ impl CostTable {
         let slot = &self.slots[row.0 as usize];
         slot.cost.store(0, Ordering::Relaxed);
         slot.probes.store(0, Ordering::Release);
+    }
+}
+
+/// How many samples that may be too long must agree before they are believed.
+pub(crate) const SUSPECTS: u32 = 8;
+
+/// Samples in a row that lie above the cost of a row and may be too long.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Suspicion {
+    count: u32,
+    smallest: u64,
+    /// The cost itself is such a sample: the next one below it replaces it.
+    pub(crate) cost_itself: bool,
+}
+
+impl Suspicion {
+    /// Of a row whose first sample may have been too long, or not.
+    pub(crate) fn of_first(cost_itself: bool) -> Self {
+        Self { cost_itself, ..Self::default() }
+    }
+
+    /// One more; `Some` when there are enough: the cost that all of them prove.
+    pub(crate) fn add(&mut self, sample: u64) -> Option<u64> {
+        self.smallest = if self.count == 0 { sample } else { self.smallest.min(sample) };
+        self.count += 1;
+        if self.count < SUSPECTS {
+            return None;
+        }
+        self.count = 0;
+        Some(self.smallest)
     }
 }
 

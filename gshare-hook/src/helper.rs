@@ -10,7 +10,8 @@
 //! a thread waits        ─▶ TokenRequest                Grant ─▶ credit, up to the in-flight bound, more as work completes
 //! budget nearly spent   ─▶ TokenRequest ahead          Grant ─▶ the same lease, longer
 //! budget spent, expired ─▶ no more credit; when what is queued has drained to [`REMAINDER`]: TokenReturn, with the
-//!                          GPU time used, and whether another is wanted
+//!                          GPU time used, and whether another is wanted (a kernel that runs is waited for: whoever is
+//!                          let in behind it would measure its end as his own; the daemon's grace bounds the wait)
 //! nothing launched for [`IDLE`] and nothing queued ─▶ TokenReturn
 //! ```
 //! Near the expiry the in-flight bound shrinks with the time that is left, so that the queue drains by then.
@@ -20,7 +21,7 @@
 //! and fail after [`CLOSED_WAIT`]. The connection is tried again with a jittered delay; the hook then says Hello and
 //! Attach again and re-states the memory it holds.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
@@ -33,6 +34,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::clock;
 use crate::context::Progress;
 use crate::control::{CONTROL, State};
+use crate::cost::{Row, Suspicion};
 use crate::cycle::Cycles;
 use crate::gate::{Device, Pending, ThreadRecord};
 use crate::lifecycle::{self, Answer, Request, Runtime};
@@ -50,8 +52,10 @@ const LEAST: u64 = 1_000;
 const IDLE_GAP: u64 = 20_000;
 /// How long a lease is kept while nothing is launched, in ns.
 const IDLE: u64 = 3_000_000;
-/// How long a closed lease waits for its queue to drain before it is returned all the same, in ns.
+/// How much longer than predicted a closed lease waits for its queue to drain before it is returned all the same, in ns.
 const DRAIN: u64 = 3_000_000;
+/// What may be queued where the cost of a kernel is not known yet, in ns.
+const UNKNOWN: u64 = 1_000_000_000;
 /// How often usage is reported, in ns.
 const REPORT: u64 = 10_000_000;
 /// How long a run may stand still before its launches are taken for done, in ns.
@@ -149,6 +153,8 @@ struct Account {
     /// Until when the device is known to have worked for this process.
     worked_until: u64,
     running: VecDeque<Pending>,
+    /// Rows whose last samples were above their cost and may have been too long.
+    suspicions: HashMap<Row, Suspicion>,
     expires: u64,
     /// A token was requested and neither granted nor given up.
     asked: bool,
@@ -334,10 +340,11 @@ impl Helper {
             ToClient::Revoke { client, lease, .. } => {
                 let Some(account) = self.account_of(client) else { return };
                 account.asked = false;
-                account.owed = account.owed.take().filter(|(settlement, _)| settlement.lease != lease);
-                if account.ledger.lease() == Some(lease)
-                    && let Some(settlement) = account.ledger.close(&account.device.gate)
-                {
+                let owed = account.owed.take_if(|(settlement, _)| settlement.lease == lease);
+                let open = account.ledger.lease() == Some(lease);
+                let closed = if open { account.ledger.close(&account.device.gate) } else { None };
+                // A revoked lease was charged its budget: what was used may be more.
+                for settlement in owed.map(|(settlement, _)| settlement).into_iter().chain(closed) {
                     self.say_return(client, settlement, false);
                 }
             }
@@ -483,6 +490,7 @@ impl Account {
             coverage: Coverage::new(),
             worked_until: 0,
             running: VecDeque::new(),
+            suspicions: HashMap::new(),
             expires: 0,
             asked: false,
             owed: None,
@@ -593,11 +601,24 @@ impl Account {
         };
         let known = costs.known(row);
         let dense = pending.dense && (!after_idle || known.is_none());
-        // Every interval is an upper bound; only a dense one tells that a cost has risen.
+        // Every interval is an upper bound; only a dense one tells that a cost has risen, and one after idleness may hold
+        // the end of another process's turn.
+        let suspect = pending.dense && after_idle;
         match known {
-            Some(known) if sample > known && pending.dense && after_idle => costs.learn_a_little(row, sample),
+            None => {
+                self.suspicions.insert(row, Suspicion::of_first(suspect));
+                costs.learn(row, sample);
+            }
+            Some(known) if sample > known && suspect => {
+                if let Some(proven) = self.suspicions.entry(row).or_default().add(sample) {
+                    costs.set(row, proven);
+                }
+            }
             Some(known) if sample > known && !pending.dense => {}
-            _ => costs.learn(row, sample),
+            Some(known) => match self.suspicions.remove(&row) {
+                Some(Suspicion { cost_itself: true, .. }) if sample < known => costs.set(row, sample),
+                _ => costs.learn(row, sample),
+            },
         }
         charge(growth, costs.known(row).unwrap_or(sample) * launches, dense)
     }
@@ -605,6 +626,12 @@ impl Account {
     /// GPU time that is queued now: what is in flight, less what the device must have done since it was last heard of.
     fn queued(&self, now: u64) -> u64 {
         let in_flight = self.in_flight();
+        let unknown =
+            |pending: &Pending| pending.row.is_some_and(|row| self.device.costs.known(row).is_none());
+        if self.running.iter().any(unknown) {
+            // What it was charged is a guess: only its end will tell.
+            return in_flight.max(UNKNOWN);
+        }
         if self.running.is_empty() {
             in_flight
         } else {
@@ -688,7 +715,9 @@ impl Account {
         let idle = !wants && in_flight == 0;
         if left == 0 || idle || (unspent == 0 && queued <= REMAINDER) {
             if let Some(settlement) = self.ledger.close(gate) {
-                self.owed = Some((settlement, now + DRAIN));
+                // Until then the device works for this process: whoever is let in earlier waits behind it, and measures
+                // that as its own.
+                self.owed = Some((settlement, now + queued + DRAIN));
                 said.extend(self.decide_with_daemon(client, now));
             }
             return said;

@@ -1,7 +1,8 @@
 //! NVML's view of memory, so that `nvidia-smi` and frameworks see the same limit as `cuMemGetInfo`.
 //!
-//! Only the memory of devices that the process uses under a limit is altered, in `nvmlDeviceGetMemoryInfo` (version 1)
-//! and its `_v2`. The look-up by `dlsym` is how every client reaches NVML, so nothing is exported.
+//! Only devices that the process uses under a limit are altered, in `nvmlDeviceGetMemoryInfo` (version 1) and its `_v2`, and
+//! in `nvmlDeviceGetComputeRunningProcesses` with its `_v2` and `_v3`: the process sees itself alone there, with the memory
+//! that the others tell. The look-up by `dlsym` is how every client reaches NVML, so nothing is exported.
 #![allow(unsafe_code)] // NVML's functions and structures
 
 use core::ffi::{c_char, c_uint, c_void};
@@ -28,17 +29,43 @@ struct MemoryV2 {
     used: u64,
 }
 
+/// `nvmlProcessInfo_v1_t`.
+#[repr(C)]
+struct ProcessV1 {
+    pid: c_uint,
+    used: u64,
+}
+
+/// `nvmlProcessInfo_v2_t`, also of version 3.
+#[repr(C)]
+struct ProcessV2 {
+    pid: c_uint,
+    used: u64,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+
+type Processes<T> = unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut T) -> c_uint;
 type MemoryInfo<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> c_uint;
 type Uuid = unsafe extern "C" fn(*mut c_void, *mut c_char, c_uint) -> c_uint;
 
 static REAL_V1: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 static REAL_V2: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+static REAL_PROCESSES: [AtomicPtr<c_void>; 3] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 3];
+
+/// `NVML_ERROR_INSUFFICIENT_SIZE`.
+const INSUFFICIENT_SIZE: c_uint = 7;
+/// No instance of a partitioned device.
+const NO_INSTANCE: c_uint = c_uint::MAX;
 
 /// The wrapper of this name, if there is one and `found` is NVML's own.
 pub(crate) fn wrapper(name: &[u8], found: *mut c_void) -> Option<*mut c_void> {
     let (slot, wrapper) = match name {
         b"nvmlDeviceGetMemoryInfo" => (&REAL_V1, memory_info_v1 as *mut c_void),
         b"nvmlDeviceGetMemoryInfo_v2" => (&REAL_V2, memory_info_v2 as *mut c_void),
+        b"nvmlDeviceGetComputeRunningProcesses" => (&REAL_PROCESSES[0], processes_v1 as *mut c_void),
+        b"nvmlDeviceGetComputeRunningProcesses_v2" => (&REAL_PROCESSES[1], processes_v2 as *mut c_void),
+        b"nvmlDeviceGetComputeRunningProcesses_v3" => (&REAL_PROCESSES[2], processes_v3 as *mut c_void),
         _ => return None,
     };
     if !driver::lies_in(found, b"libnvidia-ml.so") {
@@ -107,4 +134,47 @@ extern "C" fn memory_info_v2(device: *mut c_void, memory: *mut MemoryV2) -> c_ui
         memory.free = memory.free.min(memory.total - memory.used);
     }
     result
+}
+
+/// The calling process alone, as NVML lists processes; `entry` makes its entry from pid and bytes.
+fn processes<T>(
+    version: usize,
+    device: *mut c_void,
+    count: *mut c_uint,
+    list: *mut T,
+    entry: impl FnOnce(c_uint, u64) -> T,
+) -> c_uint {
+    let pointer = REAL_PROCESSES[version].load(Ordering::Acquire);
+    // SAFETY: only `wrapper` gives the functions below out, and it stored NVML's own of the same version first.
+    let real = unsafe { core::mem::transmute::<*mut c_void, Processes<T>>(pointer) };
+    let limited = if count.is_null() { None } else { limit_of(device) };
+    let Some((used, limit)) = limited else {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(device, count, list) };
+    };
+    // SAFETY: the caller's own count and, where it is not zero, room for as many entries.
+    unsafe {
+        let room = count.replace(1);
+        if room == 0 || list.is_null() {
+            return INSUFFICIENT_SIZE;
+        }
+        list.write_unaligned(entry(std::process::id(), used.min(limit)));
+    }
+    0
+}
+
+extern "C" fn processes_v1(device: *mut c_void, count: *mut c_uint, list: *mut ProcessV1) -> c_uint {
+    processes(0, device, count, list, |pid, used| ProcessV1 { pid, used })
+}
+
+fn with_instances(pid: c_uint, used: u64) -> ProcessV2 {
+    ProcessV2 { pid, used, gpu_instance: NO_INSTANCE, compute_instance: NO_INSTANCE }
+}
+
+extern "C" fn processes_v2(device: *mut c_void, count: *mut c_uint, list: *mut ProcessV2) -> c_uint {
+    processes(1, device, count, list, with_instances)
+}
+
+extern "C" fn processes_v3(device: *mut c_void, count: *mut c_uint, list: *mut ProcessV2) -> c_uint {
+    processes(2, device, count, list, with_instances)
 }

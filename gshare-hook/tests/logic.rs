@@ -22,7 +22,7 @@ use gshare_core::{Bytes, ResourceSpec};
 use proptest::prelude::*;
 
 use config::Config;
-use cost::{CostTable, shape};
+use cost::{CostTable, SUSPECTS, Suspicion, shape};
 use cycle::{Cycle, Cycles};
 use memory::{Account, Book, Key, Kind, Record};
 use timing::{Coverage, charge};
@@ -40,6 +40,18 @@ fn first_sample_is_taken_as_it_is_and_a_disturbed_one_is_forgotten() {
         seen.push(table.find(0x1000, shape(64)).1.unwrap());
     }
     assert_eq!(seen, [1000, 1000, 3000, 2000, 1500]);
+}
+
+#[test]
+fn samples_that_may_be_too_long_are_believed_only_when_many_agree_and_then_the_least() {
+    let mut suspicion = Suspicion::default();
+    let samples: Vec<u64> = (0..u64::from(SUSPECTS)).map(|n| 4_000 + (n * 7 + 3) % 11).collect();
+    let least = samples.iter().min().copied();
+    let proven: Vec<Option<u64>> = samples.iter().map(|&sample| suspicion.add(sample)).collect();
+    assert_eq!(proven.last(), Some(&least));
+    assert!(proven[..proven.len() - 1].iter().all(Option::is_none), "{proven:?}");
+    assert_eq!(suspicion.add(9_000), None, "and the count begins again");
+    assert!(Suspicion::of_first(true).cost_itself && !Suspicion::default().cost_itself);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Device memory: allocations, pools, physical handles, arrays, graphs, and what the program is told about memory.
+//! Device memory: allocations, pools, physical handles, graphs, and what the program is told about memory.
 #![allow(unsafe_code)] // exported C functions
 
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
@@ -22,11 +22,9 @@ const POOL_RESERVED: c_uint = 5;
 const POOL_USED: c_uint = 7;
 /// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
 const GRAPH_RESERVED: c_uint = 2;
-/// `CUDA_ARRAY3D_DEFERRED_MAPPING`: the array has no memory of its own.
-const DEFERRED_MAPPING: c_uint = 0x80;
 
 /// The runtime, if this process meters.
-fn metering() -> Option<&'static Runtime> {
+pub(super) fn metering() -> Option<&'static Runtime> {
     let state = CONTROL.state();
     if state == State::Off as u32 || (state != State::Active as u32 && !lifecycle::arm()) {
         return None;
@@ -45,7 +43,7 @@ fn current_context() -> usize {
 }
 
 /// Reserve, allocate, commit, on the current device. `made` gives the new object's key and what it really takes.
-fn allocate(
+pub(super) fn allocate(
     bytes: u64,
     call: impl FnOnce() -> CUresult,
     made: impl FnOnce() -> (Key, u64),
@@ -100,7 +98,7 @@ fn reserve(runtime: &'static Runtime, device: &'static Device, bytes: u64) -> bo
 }
 
 /// Frees: the record is struck out first, since the driver may give the name to another thread at once.
-fn free(key: Key, call: impl FnOnce() -> CUresult) -> CUresult {
+pub(super) fn free(key: Key, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(runtime) = CONTROL.runtime().filter(|_| CONTROL.state() == State::Active as u32) else {
         return call();
     };
@@ -122,7 +120,7 @@ fn read<T: Copy + Default>(pointer: *const T) -> T {
     unsafe { pointer.as_ref() }.copied().unwrap_or_default()
 }
 
-fn handle<T>(pointer: *const *mut T) -> u64 {
+pub(super) fn handle<T>(pointer: *const *mut T) -> u64 {
     // SAFETY: null, or written by the driver in the call that succeeded.
     unsafe { pointer.as_ref() }.map_or(0, |handle| handle.addr() as u64)
 }
@@ -297,123 +295,6 @@ fn settle_graphs() {
         runtime.release(device.ordinal, charged - reserved);
     }
     runtime.book.insert(key, Record { bytes: reserved, device: device.ordinal, context: 0, links: 1 });
-}
-
-// ---- arrays ---------------------------------------------------------------------------------------------------------
-
-/// Size of an array by its description, in bytes.
-fn described(width: usize, height: usize, depth: usize, format: c_uint, channels: c_uint) -> u64 {
-    let element = match format {
-        0x01 | 0x08 => 1,
-        0x02 | 0x09 | 0x10 => 2,
-        _ => 4u64,
-    };
-    let cells = (width as u64).saturating_mul(height.max(1) as u64).saturating_mul(depth.max(1) as u64);
-    cells.saturating_mul(element * u64::from(channels.max(1)))
-}
-
-/// The description of a 3-D array as plain integers: width, height, depth, format, channels, flags.
-fn description(
-    desc: *const sys::CUDA_ARRAY3D_DESCRIPTOR,
-) -> Option<(usize, usize, usize, c_uint, c_uint, c_uint)> {
-    if desc.is_null() {
-        return None;
-    }
-    // SAFETY: the caller's own description; the format is read as the integer that it is in C.
-    unsafe {
-        let format = (&raw const (*desc).Format).cast::<c_uint>().read();
-        Some(((*desc).Width, (*desc).Height, (*desc).Depth, format, (*desc).NumChannels, (*desc).Flags))
-    }
-}
-
-/// What an array of this description takes: a twin without memory tells its requirements.
-fn required(
-    desc: *const sys::CUDA_ARRAY3D_DESCRIPTOR,
-    levels: Option<c_uint>,
-    ordinal: CUdevice,
-) -> Option<u64> {
-    // SAFETY: the caller's own description, copied bit by bit.
-    let mut twin = core::mem::MaybeUninit::uninit();
-    // SAFETY: as above.
-    unsafe { core::ptr::copy_nonoverlapping(desc, twin.as_mut_ptr(), 1) };
-    // SAFETY: Flags is a plain integer inside the copy.
-    unsafe { (*twin.as_mut_ptr()).Flags |= DEFERRED_MAPPING };
-    let mut needs = core::mem::MaybeUninit::<sys::CUDA_ARRAY_MEMORY_REQUIREMENTS>::zeroed();
-    let known = match levels {
-        None => {
-            let mut array: sys::CUarray = core::ptr::null_mut();
-            let (get, create, destroy) =
-                (real!(cuArrayGetMemoryRequirements)?, real!(cuArray3DCreate_v2)?, real!(cuArrayDestroy)?);
-            // SAFETY: valid pointers; the twin is destroyed again.
-            unsafe {
-                if !create(&raw mut array, twin.as_ptr()).is_ok() {
-                    return None;
-                }
-                let known = get(needs.as_mut_ptr(), array, ordinal);
-                let _ = destroy(array);
-                known
-            }
-        }
-        Some(levels) => {
-            let mut array: sys::CUmipmappedArray = core::ptr::null_mut();
-            let get = real!(cuMipmappedArrayGetMemoryRequirements)?;
-            let (create, destroy) = (real!(cuMipmappedArrayCreate)?, real!(cuMipmappedArrayDestroy)?);
-            // SAFETY: valid pointers; the twin is destroyed again.
-            unsafe {
-                if !create(&raw mut array, twin.as_ptr(), levels).is_ok() {
-                    return None;
-                }
-                let known = get(needs.as_mut_ptr(), array, ordinal);
-                let _ = destroy(array);
-                known
-            }
-        }
-    };
-    // SAFETY: zeroed before, and plain integers in any case.
-    known.is_ok().then(|| unsafe { needs.assume_init() }.size as u64)
-}
-
-fn allocate_array<T>(
-    out: *mut *mut T,
-    desc: *const sys::CUDA_ARRAY3D_DESCRIPTOR,
-    levels: Option<c_uint>,
-    call: impl FnOnce() -> CUresult,
-    undo: impl FnOnce(*mut T),
-) -> CUresult {
-    let Some((width, height, depth, format, channels, flags)) = description(desc) else { return call() };
-    if flags & DEFERRED_MAPPING != 0 {
-        return call();
-    }
-    let Some(ordinal) = metering().and_then(Runtime::current_device).map(|device| device.ordinal) else {
-        return call();
-    };
-    let bytes = required(desc, levels, ordinal).unwrap_or_else(|| {
-        let base = described(width, height, depth, format, channels);
-        // All levels of a mipmap take at most twice its base.
-        if levels.is_some_and(|levels| levels > 1) { base.saturating_mul(2) } else { base }
-    });
-    // SAFETY: written by the driver in the call that succeeded.
-    allocate(bytes, call, || (Key(Kind::Array, handle(out)), bytes), || undo(unsafe { *out }))
-}
-
-/// A 2-D description as a 3-D one.
-fn flat(
-    desc: *const sys::CUDA_ARRAY_DESCRIPTOR,
-) -> Option<core::mem::MaybeUninit<sys::CUDA_ARRAY3D_DESCRIPTOR>> {
-    if desc.is_null() {
-        return None;
-    }
-    let mut full = core::mem::MaybeUninit::<sys::CUDA_ARRAY3D_DESCRIPTOR>::zeroed();
-    // SAFETY: the caller's own description; the format is copied as the integer that it is in C.
-    unsafe {
-        let to = full.as_mut_ptr();
-        (*to).Width = (*desc).Width;
-        (*to).Height = (*desc).Height;
-        (*to).NumChannels = (*desc).NumChannels;
-        let format = (&raw const (*desc).Format).cast::<c_uint>().read();
-        (&raw mut (*to).Format).cast::<c_uint>().write(format);
-    }
-    Some(full)
 }
 
 // ---- physical handles -----------------------------------------------------------------------------------------------
@@ -609,33 +490,6 @@ wrappers! { MEMORY:
         }
         result
     }
-    cuArrayCreate_v2(out: *mut sys::CUarray, desc: *const sys::CUDA_ARRAY_DESCRIPTOR) |real| {
-        // SAFETY: as above.
-        let call = || unsafe { real(out, desc) };
-        let Some(full) = flat(desc) else { return call() };
-        allocate_array(out, full.as_ptr(), None, call, destroy_array)
-    }
-    cuArray3DCreate_v2(out: *mut sys::CUarray, desc: *const sys::CUDA_ARRAY3D_DESCRIPTOR) |real| {
-        // SAFETY: as above.
-        allocate_array(out, desc, None, || unsafe { real(out, desc) }, destroy_array)
-    }
-    cuArrayDestroy(array: sys::CUarray) |real| {
-        // SAFETY: as above.
-        free(Key(Kind::Array, array.addr() as u64), || unsafe { real(array) })
-    }
-    cuMipmappedArrayCreate(out: *mut sys::CUmipmappedArray, desc: *const sys::CUDA_ARRAY3D_DESCRIPTOR,
-        levels: c_uint) |real| {
-        let undo = |array| if let Some(destroy) = crate::driver::real!(cuMipmappedArrayDestroy) {
-            // SAFETY: the driver has just given it.
-            let _ = unsafe { destroy(array) };
-        };
-        // SAFETY: as above.
-        allocate_array(out, desc, Some(levels), || unsafe { real(out, desc, levels) }, undo)
-    }
-    cuMipmappedArrayDestroy(array: sys::CUmipmappedArray) |real| {
-        // SAFETY: as above.
-        free(Key(Kind::Array, array.addr() as u64), || unsafe { real(array) })
-    }
     cuGraphAddMemAllocNode(node: *mut sys::CUgraphNode, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode,
         count: usize, params: *mut sys::CUDA_MEM_ALLOC_NODE_PARAMS) |real| {
         GRAPH_MEMORY.store(true, Ordering::Release);
@@ -686,13 +540,6 @@ wrappers! { MEMORY:
             write(total, read(total).min(usize::try_from(limit).unwrap_or(usize::MAX)));
         }
         result
-    }
-}
-
-fn destroy_array(array: sys::CUarray) {
-    if let Some(destroy) = real!(cuArrayDestroy) {
-        // SAFETY: the driver has just given it.
-        let _ = unsafe { destroy(array) };
     }
 }
 

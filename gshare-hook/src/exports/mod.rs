@@ -17,6 +17,7 @@ use core::ffi::c_void;
 
 use gshare_cuda_abi::{SYMBOLS, index};
 
+mod array;
 mod context;
 mod launch;
 mod memory;
@@ -55,7 +56,7 @@ unsafe impl Sync for Wrappers {}
 
 static WRAPPERS: Wrappers = Wrappers({
     let mut all = [core::ptr::null(); SYMBOLS.len()];
-    let lists = [launch::LAUNCHES, launch::COPIES, memory::MEMORY, context::CONTEXTS];
+    let lists = [launch::LAUNCHES, launch::COPIES, memory::MEMORY, array::ARRAYS, context::CONTEXTS];
     let mut list = 0;
     while list < lists.len() {
         let mut row = 0;

@@ -280,13 +280,14 @@ impl Default for Config {
 }
 
 /// FaST-GShare's window is 40 ms; 100 ms halves the cost of hand-overs at the same error per second. A token of 10 ms
-/// lets ten clients have a turn in it.
+/// lets ten clients have a turn in it. A grace of 50 ms is for kernels that are longer than a token: their process returns
+/// it when the device is free for the next. A process that died returns it at once, whatever the grace.
 impl Default for TokenConfig {
     fn default() -> Self {
         Self {
             window: Duration::from_millis(100),
             longest: Duration::from_millis(10),
-            grace: Duration::from_millis(5),
+            grace: Duration::from_millis(50),
         }
     }
 }

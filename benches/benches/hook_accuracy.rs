@@ -1,0 +1,434 @@
+//! How exactly the hook and the daemon keep shares of GPU time, on the simulated device, which knows the truth.
+//!
+//! Unmodified programs that always have work share one device; the device's own account says who got how much of it. One
+//! line a case: caps of 30/70, 10/90 and 25/25/50, and one process capped at 10 to 90 per cent; kernels of 10 us, 1 ms and
+//! 30 ms, by programs that synchronise after every launch and by programs that never do; and graphs of ten kernels. Then, for
+//! each length of kernel, how much ran after a lease was revoked while the device was full of work.
+//!
+//! | column | what |
+//! |---|---|
+//! | `shares` | of the device's time, from the moment all have launched |
+//! | `off` | the largest difference to a cap, in points |
+//! | `alone` | what one such program gets without the hook, with the device to itself: the host's part of its time is no GPU time |
+//! | `first s` | the same within the first second alone |
+//! | `gap ms` | the longest time without GPU time of any process, beside what the caps and the kernel's length make unavoidable |
+//!
+//! `--seconds N` (10), `--only TEXT` for the cases whose name holds it, `--json` for one JSON object on stdout. Nothing here is
+//! a test: on a machine whose CPUs are busy the device waits for programs that wait for a CPU, and shares come out lower.
+
+use std::path::PathBuf;
+use std::process::Child;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use gshare_core::token::{ClientStatus, RevokeReason};
+use gshare_core::{
+    ClientId, Engine, LeaseId, QuotaRange, ResourceSpec, SmShare, Timestamp, TokenAction, TokenError,
+    TokenEvent, TokenScheduler,
+};
+
+mod hook_common;
+use hook_common::{Kind, Setup, Truth, build, launch_forever, role};
+
+/// One line of the table.
+#[derive(Clone, Debug)]
+struct Case {
+    caps: Vec<u32>,
+    kernel_us: u32,
+    program: &'static str,
+}
+
+impl Case {
+    fn name(&self) -> String {
+        let caps: Vec<String> = self.caps.iter().map(u32::to_string).collect();
+        format!("{} {} {}", caps.join("/"), length(self.kernel_us), self.program)
+    }
+
+    /// The longest time that a process must be without the device, in ms: all the others' kernels and whole windows of its
+    /// own cap's pause, in kernels that cannot be cut.
+    fn unavoidable_ms(&self) -> f64 {
+        const WINDOW_MS: f64 = 100.0;
+        let smallest = f64::from(*self.caps.iter().min().expect("a case has processes")) / 100.0;
+        let kernel = f64::from(self.kernel_us) / 1e3 * if self.program == "graph" { 10.0 } else { 1.0 };
+        // One kernel must be followed by this much of a pause for the cap to hold.
+        let pause = kernel * (1.0 - smallest) / smallest;
+        pause.max(WINDOW_MS * (1.0 - smallest))
+    }
+}
+
+fn length(us: u32) -> String {
+    if us >= 1000 { format!("{} ms", us / 1000) } else { format!("{us} us") }
+}
+
+const KERNELS: [u32; 3] = [10, 1_000, 30_000];
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let shared: [&[u32]; 3] = [&[30, 70], &[10, 90], &[25, 25, 50]];
+    for caps in shared {
+        for program in ["sync", "never"] {
+            cases.extend(KERNELS.map(|kernel_us| Case { caps: caps.to_vec(), kernel_us, program }));
+        }
+        cases.push(Case { caps: caps.to_vec(), kernel_us: 100, program: "graph" });
+    }
+    for cap in (10..=90).step_by(10) {
+        cases.extend(KERNELS.map(|kernel_us| Case { caps: vec![cap], kernel_us, program: "never" }));
+    }
+    cases
+}
+
+/// Programs under way; they end with this.
+struct Programs(Vec<Child>);
+
+impl Programs {
+    fn start(case: &Case, stage: &Stage) -> Self {
+        Self((0..case.caps.len()).map(|index| spin(case, stage, Some(name(index)))).collect())
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        self.0.iter().map(Child::id).collect()
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A program of this case, under the hook if it has a name.
+fn spin(case: &Case, stage: &Stage, name: Option<String>) -> Child {
+    let hook = name.as_ref().map(|_| stage.hook.as_path());
+    let mut command = role("spin", stage.place.path(), &stage.driver, hook);
+    if let Some(name) = name {
+        command.env("GSHARE_NAME", name);
+    }
+    command.env("BENCH_KERNEL_US", case.kernel_us.to_string()).env("BENCH_PROGRAM", case.program);
+    command.spawn().expect("this program starts")
+}
+
+/// The share of one program of this case that has the device to itself, without the hook.
+#[allow(clippy::cast_precision_loss, reason = "a report")]
+fn alone(case: &Case, stage: &Stage, seconds: f64) -> f64 {
+    let mut truth = Truth::of(stage.place.path(), &stage.driver);
+    let program = Programs(vec![spin(case, stage, None)]);
+    let pids = program.pids();
+    let (from, first) = stage.wait_for_all(&mut truth, &pids);
+    std::thread::sleep(Duration::from_secs_f64(seconds));
+    let (until, last) = busy(&mut truth, &pids);
+    (last[0] - first[0]) as f64 / (until - from).max(1) as f64
+}
+
+fn name(index: usize) -> String {
+    format!("tenant-{index}")
+}
+
+/// The libraries, and a device.
+struct Stage {
+    hook: PathBuf,
+    driver: PathBuf,
+    place: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let (hook, driver) = build(place.path());
+        Self { hook, driver, place }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.place.path().join("gshare.sock")
+    }
+
+    /// Waits until all have launched something.
+    fn wait_for_all(&self, truth: &mut Truth, pids: &[u32]) -> (u64, Vec<u64>) {
+        let start = Instant::now();
+        loop {
+            let (now, busy) = busy(truth, pids);
+            if busy.iter().all(|&busy| busy > 0) {
+                return (now, busy);
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "a program launches nothing");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn busy(truth: &mut Truth, pids: &[u32]) -> (u64, Vec<u64>) {
+    let (now, did) = truth.now(pids);
+    (now, did.iter().map(|did| did.busy_ns).collect())
+}
+
+/// What came out of a case.
+#[derive(Debug)]
+struct Outcome {
+    shares: Vec<f64>,
+    off_points: f64,
+    off_first_second_points: f64,
+    gap_ms: f64,
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a report")]
+fn measure(case: &Case, stage: &Stage, seconds: f64) -> Outcome {
+    let mut config = gshared::Config::at(stage.socket());
+    for (index, cap) in case.caps.iter().enumerate() {
+        let quota: QuotaRange = format!("0.{cap:02}").parse().expect("a share");
+        config.set_client(name(index), ResourceSpec::new(quota, SmShare::WHOLE, None).expect("a spec"));
+    }
+    let daemon = gshared::Daemon::new(config).and_then(gshared::Daemon::spawn).expect("the daemon runs");
+    let mut truth = Truth::of(stage.place.path(), &stage.driver);
+    let programs = Programs::start(case, stage);
+    let pids = programs.pids();
+    let (from, at_first) = stage.wait_for_all(&mut truth, &pids);
+    let mut last: Vec<(u64, u64)> = at_first.iter().map(|&busy| (from, busy)).collect();
+    let (mut gap, mut after_first, mut now, mut used) = (0, None, from, at_first.clone());
+    while (now - from) as f64 / 1e9 < seconds {
+        std::thread::sleep(Duration::from_millis(2));
+        (now, used) = busy(&mut truth, &pids);
+        for (last, &used) in last.iter_mut().zip(&used) {
+            if used == last.1 {
+                gap = gap.max(now - last.0);
+            } else {
+                *last = (now, used);
+            }
+        }
+        if now - from >= 1_000_000_000 && after_first.is_none() {
+            after_first = Some((now, used.clone()));
+        }
+    }
+    drop(programs);
+    daemon.stop().expect("the daemon stops");
+    let shares = |(until, used): (u64, &[u64])| -> Vec<f64> {
+        let length = (until - from).max(1) as f64;
+        used.iter().zip(&at_first).map(|(&used, &first)| (used - first) as f64 / length).collect()
+    };
+    let off = |shares: &[f64]| {
+        let each = shares.iter().zip(&case.caps).map(|(share, &cap)| (share * 100.0 - f64::from(cap)).abs());
+        each.fold(0.0, f64::max)
+    };
+    let all = shares((now, &used));
+    let first = after_first.map_or(f64::NAN, |(until, used)| off(&shares((until, &used))));
+    Outcome { off_points: off(&all), shares: all, off_first_second_points: first, gap_ms: gap as f64 / 1e6 }
+}
+
+/// A policy that lends one client the device for as long as it likes, and takes the lease back every 100 ms, for 100 ms.
+#[derive(Debug, Default)]
+struct TakeBack {
+    client: Option<ClientStatus>,
+    lease: u64,
+    asked: bool,
+    /// When something is due: the lease is revoked, or granted again.
+    due: Option<Timestamp>,
+    revoked: Arc<Mutex<Vec<Timestamp>>>,
+}
+
+const TURN: gshare_core::Duration = gshare_core::Duration::from_millis(100);
+
+impl TakeBack {
+    fn grant(&mut self, now: Timestamp, actions: &mut Vec<TokenAction>) {
+        if let Some(status) = self.client.as_mut().filter(|_| self.asked) {
+            self.lease += 1;
+            let lease = LeaseId(self.lease);
+            (status.holds, self.asked, self.due) = (Some(lease), false, Some(now.saturating_add(TURN)));
+            let budget = gshare_core::Duration::from_secs(10);
+            let expires = now.saturating_add(budget);
+            actions.push(TokenAction::Grant { client: status.client, lease, budget, expires });
+        }
+    }
+}
+
+impl Engine for TakeBack {
+    type Event = TokenEvent;
+    type Action = TokenAction;
+    type Error = TokenError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: TokenEvent,
+        actions: &mut Vec<TokenAction>,
+    ) -> Result<(), TokenError> {
+        match event {
+            TokenEvent::ClientJoined { client, gpu, share } => {
+                self.client = Some(ClientStatus::joined(client, gpu, share));
+            }
+            TokenEvent::ClientLeft { .. } => (self.client, self.due) = (None, None),
+            TokenEvent::TokenRequested { .. } => {
+                self.asked = true;
+                if self.due.is_none() {
+                    self.grant(now, actions);
+                }
+            }
+            TokenEvent::TokenReturned { .. } => {
+                if let Some(status) = &mut self.client {
+                    status.holds = None;
+                }
+            }
+            TokenEvent::DeadlineReached if self.due.is_some_and(|due| due <= now) => {
+                let held =
+                    self.client.as_mut().and_then(|status| Some((status.client, status.holds.take()?)));
+                if let Some((client, lease)) = held {
+                    self.due = Some(now.saturating_add(TURN));
+                    self.revoked.lock().expect("nobody panics").push(now);
+                    actions.push(TokenAction::Revoke { client, lease, reason: RevokeReason::Expired });
+                } else {
+                    self.due = None;
+                    self.asked = true;
+                    self.grant(now, actions);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.due
+    }
+}
+
+impl TokenScheduler for TakeBack {
+    fn client(&self, client: ClientId) -> Option<ClientStatus> {
+        self.client.filter(|status| status.client == client)
+    }
+
+    fn window(&self) -> gshare_core::Duration {
+        TURN
+    }
+}
+
+/// GPU time that ran after each of `times` revocations, in ms, sorted; and the bound on what is in flight.
+#[allow(clippy::cast_precision_loss, reason = "a report")]
+fn overshoot(kernel_us: u32, times: usize, stage: &Stage) -> (Vec<f64>, f64) {
+    let config = gshared::Config::at(stage.socket());
+    let bound = config.in_flight.as_nanos() as f64 / 1e6;
+    let policy = TakeBack::default();
+    let revoked = Arc::clone(&policy.revoked);
+    let daemon = gshared::Daemon::builder(config).engine(Box::new(policy)).build();
+    let daemon = daemon.and_then(gshared::Daemon::spawn).expect("the daemon runs");
+    let mut truth = Truth::of(stage.place.path(), &stage.driver);
+    let programs = Programs::start(&Case { caps: vec![99], kernel_us, program: "never" }, stage);
+    let pids = programs.pids();
+    stage.wait_for_all(&mut truth, &pids);
+    let mut samples = Vec::new();
+    // One more: the first turn is spent on learning what a kernel costs.
+    while revoked.lock().expect("nobody panics").len() <= times + 1 {
+        let (now, busy) = busy(&mut truth, &pids);
+        samples.push((now, busy[0]));
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    drop(programs);
+    daemon.stop().expect("the daemon stops");
+    let revoked = revoked.lock().expect("nobody panics").clone();
+    let mut after: Vec<f64> = revoked[1..=times]
+        .iter()
+        .filter_map(|at| {
+            let at = at.as_nanos();
+            let before = samples.iter().rposition(|&(now, _)| now <= at)?;
+            let (then, busy) = samples[before];
+            // The device was full of work: it was busy from the sample on.
+            let grew = samples.get(before + 1).is_some_and(|&(_, next)| next > busy);
+            let at_revoke = busy + if grew { at - then } else { 0 };
+            let end = at + TURN.as_nanos() * 9 / 10;
+            let (_, last) = samples[samples.iter().rposition(|&(now, _)| now <= end)?];
+            Some(last.saturating_sub(at_revoke) as f64 / 1e6)
+        })
+        .collect();
+    after.sort_by(f64::total_cmp);
+    (after, bound)
+}
+
+struct Options {
+    seconds: f64,
+    only: Option<String>,
+    json: bool,
+    quick: bool,
+}
+
+fn options() -> Options {
+    let all: Vec<String> = std::env::args().skip(1).collect();
+    let value = |name: &str| all.iter().position(|a| a == name).and_then(|at| all.get(at + 1)).cloned();
+    let quick = all.iter().any(|argument| argument == "--test");
+    let seconds = value("--seconds")
+        .map_or(if quick { 0.3 } else { 10.0 }, |n| n.parse().expect("a number of seconds"));
+    Options { seconds, only: value("--only"), json: all.iter().any(|a| a == "--json"), quick }
+}
+
+fn load() -> f64 {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(f64::NAN)
+}
+
+fn table(options: &Options, stage: &Stage) {
+    // With --json the table is for people only.
+    macro_rules! say {
+        ($($text:tt)*) => { if options.json { eprintln!($($text)*) } else { println!($($text)*) } };
+    }
+    let wanted = |name: &str| options.only.as_ref().is_none_or(|text| name.contains(text.as_str()));
+    let mut cases: Vec<Case> = cases().into_iter().filter(|case| wanted(&case.name())).collect();
+    if options.quick {
+        cases.truncate(1);
+    }
+    let (mut rows, mut worst) = (Vec::new(), 0f64);
+    eprintln!("simulated device; {} s a case, {} cases; load {:.1}", options.seconds, cases.len(), load());
+    say!(
+        "{:<26} {:<22} {:>6} {:>6} {:>8} {:>16}",
+        "case",
+        "shares %",
+        "off",
+        "alone",
+        "first s",
+        "gap ms (least)"
+    );
+    for case in &cases {
+        let Outcome { shares, off_points, off_first_second_points, gap_ms } =
+            measure(case, stage, options.seconds);
+        let text: Vec<String> = shares.iter().map(|share| format!("{:.2}", share * 100.0)).collect();
+        let least = case.unavoidable_ms();
+        let alone = alone(case, stage, (options.seconds / 10.0).min(1.0)) * 100.0;
+        say!(
+            "{:<26} {:<22} {off_points:>6.2} {alone:>6.1} {off_first_second_points:>8.2} {gap_ms:>8.0} {:>7}",
+            case.name(),
+            text.join(" "),
+            format!("({least:.0})")
+        );
+        worst = worst.max(off_points);
+        rows.push(serde_json::json!({
+            "case": case.name(), "shares": shares, "off_points": off_points, "alone_percent": alone,
+            "off_first_second_points": off_first_second_points, "gap_ms": gap_ms, "gap_least_ms": least,
+        }));
+    }
+    say!("off by at most {worst:.2} points in {} cases", rows.len());
+    let mut revokes = Vec::new();
+    say!("\n{:<26} {:>10} {:>10} {:>10}", "GPU time after a revoke", "median ms", "worst ms", "bound ms");
+    for kernel_us in KERNELS.into_iter().filter(|&us| wanted(&format!("revoke {}", length(us)))) {
+        let (after, bound) = overshoot(kernel_us, if options.quick { 1 } else { 20 }, stage);
+        let (Some(&median), Some(&most)) = (after.get(after.len() / 2), after.last()) else { continue };
+        // A kernel that runs cannot be stopped: one is the least that a bound can mean.
+        let bound = bound.max(f64::from(kernel_us) / 1e3);
+        say!("{:<26} {median:>10.2} {most:>10.2} {bound:>10.2}", format!("revoke {}", length(kernel_us)));
+        revokes.push(serde_json::json!({
+            "kernel_us": kernel_us, "median_ms": median, "worst_ms": most, "bound_ms": bound,
+        }));
+    }
+    if options.json {
+        println!("{}", serde_json::json!({ "device": "simulated", "rows": rows, "revokes": revokes }));
+    }
+}
+
+fn main() {
+    if std::env::var("GSHARE_BENCH_ROLE").as_deref() == Ok("spin") {
+        let us: u32 = std::env::var("BENCH_KERNEL_US").expect("set").parse().expect("a number");
+        let program = std::env::var("BENCH_PROGRAM").expect("set");
+        let setup = Setup::new(&format!("spin_{us}us_full"), 10);
+        let kind = if program == "graph" { Kind::Graph } else { Kind::Kernel };
+        launch_forever(&setup, kind, null_mut(), program == "sync");
+    }
+    let options = options();
+    table(&options, &Stage::new());
+}

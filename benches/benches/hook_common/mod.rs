@@ -1,0 +1,396 @@
+//! What the hook's benchmarks share: the driver's C functions, a context with a kernel, the two libraries, and the
+//! simulated device's own account of what happened.
+#![allow(unsafe_code, reason = "the driver's C functions")]
+#![allow(dead_code, unreachable_pub, reason = "each benchmark uses its part")]
+
+use std::ffi::{CStr, CString, c_int, c_uint, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
+
+pub type Kernel = unsafe extern "C" fn(
+    *mut c_void,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    *mut c_void,
+    *mut *mut c_void,
+    *mut *mut c_void,
+) -> c_int;
+pub type KernelEx =
+    unsafe extern "C" fn(*const LaunchConfig, *mut c_void, *mut *mut c_void, *mut *mut c_void) -> c_int;
+pub type Two = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
+pub type Alloc = unsafe extern "C" fn(*mut u64, usize) -> c_int;
+pub type Free = unsafe extern "C" fn(u64) -> c_int;
+pub type Dlsym = unsafe extern "C" fn(*mut c_void, *const libc::c_char) -> *mut c_void;
+
+/// The driver's `CUlaunchConfig`.
+#[repr(C)]
+pub struct LaunchConfig {
+    pub grid: [c_uint; 3],
+    pub block: [c_uint; 3],
+    pub shared: c_uint,
+    pub stream: *mut c_void,
+    pub attributes: *mut c_void,
+    pub count: c_uint,
+}
+
+/// The driver's `CUDA_KERNEL_NODE_PARAMS_v2`.
+#[repr(C)]
+struct KernelNode {
+    function: *mut c_void,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared: c_uint,
+    pointers: [*mut c_void; 4],
+}
+
+/// One way to the driver's functions.
+#[derive(Clone, Copy)]
+pub struct Way {
+    pub name: &'static str,
+    driver: *mut c_void,
+    dlsym: Dlsym,
+}
+
+// SAFETY: a handle of the loader's and a function.
+unsafe impl Send for Way {}
+// SAFETY: as above.
+unsafe impl Sync for Way {}
+
+impl Way {
+    /// A function by its exported name.
+    ///
+    /// # Safety
+    /// `F` must be the C signature of that function.
+    pub unsafe fn get<F: Copy>(&self, name: &CStr) -> F {
+        assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
+        // SAFETY: a loaded library and a C string.
+        let found = unsafe { (self.dlsym)(self.driver, name.as_ptr()) };
+        assert!(!found.is_null(), "{name:?}");
+        // SAFETY: as the caller promises.
+        unsafe { std::mem::transmute_copy(&found) }
+    }
+}
+
+/// Both ways, and a context with a kernel that costs nothing.
+pub struct Setup {
+    pub bare: Way,
+    pub hooked: Way,
+    context: *mut c_void,
+    pub function: *mut c_void,
+    pub graph: *mut c_void,
+}
+
+// SAFETY: handles of the driver's, which any thread may use.
+unsafe impl Sync for Setup {}
+
+pub fn ok(result: c_int) {
+    assert_eq!(result, 0, "the driver refused");
+}
+
+impl Setup {
+    /// With a kernel of this name and a graph of `nodes` of them.
+    pub fn new(kernel: &str, nodes: usize) -> Self {
+        // SAFETY: C strings; libraries are loaded and functions called by their C signatures throughout.
+        unsafe {
+            let driver = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+            assert!(!driver.is_null(), "the simulated driver is on LD_LIBRARY_PATH");
+            let c_library = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_NOW);
+            let own = [c"GLIBC_2.34", c"GLIBC_2.2.5"]
+                .map(|version| libc::dlvsym(c_library, c"dlsym".as_ptr(), version.as_ptr()))
+                .into_iter()
+                .find(|found| !found.is_null())
+                .expect("the C library has a dlsym");
+            let bare = Way { name: "bare", driver, dlsym: std::mem::transmute::<*mut c_void, Dlsym>(own) };
+            let hooked = Way { name: "hooked", driver, dlsym: libc::dlsym };
+            ok(hooked.get::<unsafe extern "C" fn(c_uint) -> c_int>(c"cuInit")(0));
+            let mut context = null_mut();
+            let retain: unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int =
+                hooked.get(c"cuDevicePrimaryCtxRetain");
+            ok(retain(&raw mut context, 0));
+            ok(hooked.get::<unsafe extern "C" fn(*mut c_void) -> c_int>(c"cuCtxSetCurrent")(context));
+            let text = format!(
+                ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry {kernel}()\n{{\nret;\n}}\n"
+            );
+            let text = CString::new(text).expect("no zero byte");
+            let kernel = CString::new(kernel).expect("no zero byte");
+            let (mut module, mut function) = (null_mut(), null_mut());
+            let load: unsafe extern "C" fn(*mut *mut c_void, *const libc::c_char) -> c_int =
+                hooked.get(c"cuModuleLoadData");
+            ok(load(&raw mut module, text.as_ptr()));
+            let find: unsafe extern "C" fn(*mut *mut c_void, *mut c_void, *const libc::c_char) -> c_int =
+                hooked.get(c"cuModuleGetFunction");
+            ok(find(&raw mut function, module, kernel.as_ptr()));
+            let graph = graph(&hooked, function, nodes);
+            Self { bare, hooked, context, function, graph }
+        }
+    }
+
+    /// Makes the context current and a stream of the calling thread's own.
+    pub fn stream(&self) -> *mut c_void {
+        let mut stream = null_mut();
+        // SAFETY: the driver's functions by their C signatures.
+        unsafe {
+            ok(self.hooked.get::<unsafe extern "C" fn(*mut c_void) -> c_int>(c"cuCtxSetCurrent")(
+                self.context,
+            ));
+            let create: unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int =
+                self.hooked.get(c"cuStreamCreate");
+            ok(create(&raw mut stream, 1));
+        }
+        stream
+    }
+
+    pub fn destroy(&self, stream: *mut c_void) {
+        // SAFETY: the driver's function by its C signature.
+        unsafe {
+            ok(self.hooked.get::<unsafe extern "C" fn(*mut c_void) -> c_int>(c"cuStreamDestroy_v2")(stream));
+        }
+    }
+}
+
+/// An executable graph of kernels, one after the other.
+///
+/// # Safety
+/// The context of `function` must be current.
+unsafe fn graph(way: &Way, function: *mut c_void, nodes: usize) -> *mut c_void {
+    let (mut graph, mut node, mut exec) = (null_mut(), null_mut(), null_mut());
+    let kernel =
+        KernelNode { function, grid: [1, 1, 1], block: [1, 1, 1], shared: 0, pointers: [null_mut(); 4] };
+    type AddNode = unsafe extern "C" fn(
+        *mut *mut c_void,
+        *mut c_void,
+        *const *mut c_void,
+        usize,
+        *const KernelNode,
+    ) -> c_int;
+    // SAFETY: the driver's functions by their C signatures.
+    unsafe {
+        let create: unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int = way.get(c"cuGraphCreate");
+        ok(create(&raw mut graph, 0));
+        let add: AddNode = way.get(c"cuGraphAddKernelNode_v2");
+        for already in 0..nodes {
+            let before = node;
+            ok(add(&raw mut node, graph, &raw const before, already.min(1), &raw const kernel));
+        }
+        let instantiate: unsafe extern "C" fn(*mut *mut c_void, *mut c_void, u64) -> c_int =
+            way.get(c"cuGraphInstantiateWithFlags");
+        ok(instantiate(&raw mut exec, graph, 0));
+    }
+    exec
+}
+
+/// A kind of launch.
+#[derive(Clone, Copy)]
+pub enum Kind {
+    Kernel,
+    KernelEx,
+    Graph,
+}
+
+pub const KINDS: [(&str, Kind); 3] =
+    [("kernel", Kind::Kernel), ("kernel_ex", Kind::KernelEx), ("graph", Kind::Graph)];
+
+/// `count` launches on one stream; gives the time they took.
+pub fn launches(setup: &Setup, way: Way, kind: Kind, stream: *mut c_void, count: u64) -> Duration {
+    let f = setup.function;
+    let nothing = null_mut();
+    // SAFETY: the driver's functions by their C signatures, in a thread with the context.
+    unsafe {
+        match kind {
+            Kind::Kernel => {
+                let launch: Kernel = way.get(c"cuLaunchKernel");
+                let start = Instant::now();
+                for _ in 0..count {
+                    launch(f, 1, 1, 1, 1, 1, 1, 0, stream, nothing, nothing);
+                }
+                start.elapsed()
+            }
+            Kind::KernelEx => {
+                let launch: KernelEx = way.get(c"cuLaunchKernelEx");
+                let config = LaunchConfig {
+                    grid: [1, 1, 1],
+                    block: [1, 1, 1],
+                    shared: 0,
+                    stream,
+                    attributes: null_mut(),
+                    count: 0,
+                };
+                let start = Instant::now();
+                for _ in 0..count {
+                    launch(&raw const config, f, nothing, nothing);
+                }
+                start.elapsed()
+            }
+            Kind::Graph => {
+                let launch: Two = way.get(c"cuGraphLaunch");
+                let start = Instant::now();
+                for _ in 0..count {
+                    launch(setup.graph, stream);
+                }
+                start.elapsed()
+            }
+        }
+    }
+}
+
+/// Allocations that stay, made through the hook.
+pub fn occupy(setup: &Setup, count: usize, bytes: usize) -> Vec<u64> {
+    // SAFETY: the driver's function by its C signature.
+    let alloc: Alloc = unsafe { setup.hooked.get(c"cuMemAlloc_v2") };
+    let take = |_| {
+        let mut address = 0;
+        // SAFETY: as above.
+        ok(unsafe { alloc(&raw mut address, bytes) });
+        address
+    };
+    (0..count).map(take).collect()
+}
+
+pub fn release(setup: &Setup, addresses: Vec<u64>) {
+    // SAFETY: the driver's function by its C signature.
+    let free: Free = unsafe { setup.hooked.get(c"cuMemFree_v2") };
+    for address in addresses {
+        // SAFETY: as above.
+        ok(unsafe { free(address) });
+    }
+}
+
+/// Waits for the device.
+pub fn synchronise(setup: &Setup) {
+    // SAFETY: the driver's function by its C signature.
+    ok(unsafe { setup.hooked.get::<unsafe extern "C" fn() -> c_int>(c"cuCtxSynchronize")() });
+}
+
+/// Free memory as the program sees it, in bytes.
+pub fn memory_info(setup: &Setup) -> u64 {
+    let (mut free, mut total) = (0usize, 0usize);
+    // SAFETY: the driver's function by its C signature, and valid out-pointers.
+    unsafe {
+        let get: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int = setup.hooked.get(c"cuMemGetInfo_v2");
+        ok(get(&raw mut free, &raw mut total));
+    }
+    free as u64
+}
+
+/// Writes the profile of an imaginary device with 1 TiB.
+pub fn large_profile(path: &Path) {
+    let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/../gshare-hook/fake-cuda/profiles/tiny.toml");
+    let text = std::fs::read_to_string(tiny).expect("the profile is in the repository");
+    let text = text.replace("memory_bytes = 1073741824", "memory_bytes = 1099511627776");
+    std::fs::write(path, text).expect("a temporary directory is writable");
+}
+
+/// Launches for ever; `sync`: synchronises after each.
+pub fn launch_forever(setup: &Setup, kind: Kind, stream: *mut c_void, sync: bool) -> ! {
+    // Whoever started this may be killed.
+    let parent = std::os::unix::process::parent_id();
+    loop {
+        launches(setup, setup.hooked, kind, stream, 1);
+        if sync {
+            synchronise(setup);
+        }
+        if std::os::unix::process::parent_id() != parent {
+            std::process::exit(0);
+        }
+    }
+}
+
+/// Builds both libraries; gives the hook and a directory with the simulated driver.
+pub fn build(place: &Path) -> (PathBuf, PathBuf) {
+    let exe = std::env::current_exe().expect("a benchmark has a path");
+    let target = exe.ancestors().nth(2).expect("target/PROFILE/deps/bench");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "-p", "gshare-hook", "-p", "gshare-fake-cuda"]);
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+    if target.file_name().is_some_and(|name| name == "release") {
+        cargo.arg("--release");
+    }
+    assert!(cargo.status().expect("cargo runs").success());
+    let driver = place.join("driver");
+    std::fs::create_dir(&driver).expect("a temporary directory is writable");
+    std::os::unix::fs::symlink(target.join("libfake_cuda.so"), driver.join("libcuda.so.1"))
+        .expect("a temporary directory is writable");
+    (target.join("libgshare_hook.so"), driver)
+}
+
+/// Starts this benchmark again in another role, on the simulated device at `place`.
+pub fn role(role: &str, place: &Path, driver: &Path, hook: Option<&Path>) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("a benchmark has a path"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("GSHARE_") {
+            command.env_remove(name);
+        }
+    }
+    command
+        .env("GSHARE_BENCH_ROLE", role)
+        .env("LD_LIBRARY_PATH", driver)
+        .env("GSHARE_SIM_DEVICE", place.join("device"))
+        .env_remove("LD_PRELOAD")
+        .env_remove("CUDA_VISIBLE_DEVICES");
+    if let Some(hook) = hook {
+        command.env("LD_PRELOAD", hook).env("GSHARE_SOCKET", place.join("gshare.sock"));
+    }
+    command
+}
+
+/// The simulated device's own account, read through its library.
+pub struct Truth {
+    read: unsafe extern "C" fn(*const libc::c_char, *mut libc::c_char, usize) -> isize,
+    device: CString,
+    text: Vec<u8>,
+}
+
+/// What one process did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Did {
+    /// Time with a kernel of it running, in ns.
+    pub busy_ns: u64,
+    /// Memory it holds, in bytes.
+    pub memory: u64,
+}
+
+impl Truth {
+    pub fn of(place: &Path, driver: &Path) -> Self {
+        let path = |path: &Path| CString::new(path.to_str().expect("a UTF-8 path")).expect("no zero byte");
+        let library = path(&driver.join("libcuda.so.1"));
+        // SAFETY: a library of this project, and its function by its C signature.
+        let read = unsafe {
+            let library = libc::dlopen(library.as_ptr(), libc::RTLD_NOW);
+            assert!(!library.is_null(), "the simulated driver was built");
+            let found = libc::dlsym(library, c"gshare_sim_truth".as_ptr());
+            assert!(!found.is_null(), "the simulated driver tells the truth");
+            std::mem::transmute::<
+                *mut c_void,
+                unsafe extern "C" fn(*const libc::c_char, *mut libc::c_char, usize) -> isize,
+            >(found)
+        };
+        Self { read, device: path(&place.join("device")), text: vec![0; 1 << 18] }
+    }
+
+    /// The instant on `CLOCK_MONOTONIC` in ns, and what each of these processes has done by then.
+    pub fn now(&mut self, pids: &[u32]) -> (u64, Vec<Did>) {
+        // SAFETY: a C string, and a buffer with its length.
+        let length =
+            unsafe { (self.read)(self.device.as_ptr(), self.text.as_mut_ptr().cast(), self.text.len()) };
+        let length = usize::try_from(length).expect("the device can be read");
+        let truth: serde_json::Value =
+            serde_json::from_slice(self.text.get(..length).expect("room enough")).expect("it is JSON");
+        let number = |value: &serde_json::Value| value.as_u64().unwrap_or(0);
+        let of = |pid: &u32| {
+            let all = truth["processes"].as_array().into_iter().flatten();
+            let process = all.rev().find(|process| process["pid"] == *pid);
+            process.map_or_else(Did::default, |process| Did {
+                busy_ns: number(&process["gpus"][0]["busy_ns"]),
+                memory: number(&process["gpus"][0]["memory_used_bytes"]),
+            })
+        };
+        (number(&truth["time_ns"]), pids.iter().map(of).collect())
+    }
+}
