@@ -14,7 +14,9 @@ use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 mod hook_common;
-use hook_common::{Kind, Setup, Truth, build, launches, memory_info, occupy, release, role, synchronise};
+use hook_common::{
+    Kind, Setup, Truth, build, large_profile, launches, memory_info, occupy, release, role, synchronise,
+};
 
 const PROCESSES: usize = 64;
 const ALLOCATIONS: usize = 10_000;
@@ -100,7 +102,11 @@ struct Stage {
 
 impl Stage {
     fn child(&self, name: &str, hooked: bool) -> Command {
-        role(name, self.place.path(), &self.driver, Some(self.hook.as_path()).filter(|_| hooked))
+        let mut command =
+            role(name, self.place.path(), &self.driver, Some(self.hook.as_path()).filter(|_| hooked));
+        // 64 contexts and 640 GB are more than any card has room for.
+        command.env("GSHARE_SIM_PROFILE", self.place.path().join("large.toml"));
+        command
     }
 
     fn daemon(&self) -> gshared::Running {
@@ -137,6 +143,7 @@ fn main() {
     }
     let place = tempfile::tempdir().expect("a temporary directory");
     let (hook, driver) = build(place.path());
+    large_profile(&place.path().join("large.toml"));
     let stage = Stage { place, hook, driver };
     let daemon = stage.daemon();
     let mut rows = Vec::new();
@@ -161,17 +168,11 @@ fn main() {
         let run = |hooked| {
             let mut child = stage.child("allocations", hooked);
             child.env("BENCH_BYTES", bytes.to_string()).env("BENCH_COUNT", number.to_string());
-            // 640 GB is more than any card has: a device with room for it.
-            child.env("GSHARE_SIM_DEVICE", stage.place.path().join("large"));
-            child.env("GSHARE_SIM_PROFILE", stage.place.path().join("large.toml"));
             if hooked {
                 child.env("GSHARE_MEM", "700GiB");
             }
             numbers(child)
         };
-        if bytes == 4 << 10 {
-            hook_common::large_profile(&stage.place.path().join("large.toml"));
-        }
         let (bare, hooked) = (run(false), run(true));
         for (at, what) in ["allocation", "free"].into_iter().enumerate() {
             let name = format!("{number} {name}: {what}");

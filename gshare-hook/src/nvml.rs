@@ -68,7 +68,8 @@ pub(crate) fn wrapper(name: &[u8], found: *mut c_void) -> Option<*mut c_void> {
         b"nvmlDeviceGetComputeRunningProcesses_v3" => (&REAL_PROCESSES[2], processes_v3 as *mut c_void),
         _ => return None,
     };
-    if !driver::lies_in(found, b"libnvidia-ml.so") {
+    // The simulated driver is one library under both names.
+    if !driver::lies_in(found, b"libnvidia-ml.so") && !driver::lies_in(found, b"libcuda.so") {
         return None;
     }
     slot.store(found, Ordering::Release);

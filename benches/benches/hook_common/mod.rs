@@ -279,11 +279,13 @@ pub fn memory_info(setup: &Setup) -> u64 {
     free as u64
 }
 
-/// Writes the profile of an imaginary device with 1 TiB.
+/// Writes the profile of an imaginary device with 1 TiB, for one GPU.
 pub fn large_profile(path: &Path) {
     let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/../gshare-hook/fake-cuda/profiles/tiny.toml");
     let text = std::fs::read_to_string(tiny).expect("the profile is in the repository");
-    let text = text.replace("memory_bytes = 1073741824", "memory_bytes = 1099511627776");
+    let text = text
+        .replace("memory_bytes = 1073741824", "memory_bytes = 1099511627776")
+        .replace("gpus = 2", "gpus = 1");
     std::fs::write(path, text).expect("a temporary directory is writable");
 }
 

@@ -140,8 +140,7 @@ fn hear(
     leases: &mut u64,
     told: &mut Told,
 ) {
-    let client = peer.client;
-    let mut grant = |peer: &mut Peer| {
+    let mut grant = |peer: &mut Peer, client: ClientId| {
         *leases += 1;
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now = now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned();
@@ -154,23 +153,25 @@ fn hear(
             peer.say(&ToClient::Welcome { epoch: 1 });
         }
         ToDaemon::Attach { ordinal, allocated, .. } => {
+            // A client is a process on a device.
+            let client = ClientId::new(peer.client.slot() * 64 + ordinal, 1);
             told.attached.push(allocated.0);
             let (window, in_flight) = (Duration::from_millis(100), Duration::from_millis(2));
             peer.say(&ToClient::Attached { ordinal, client, gpu: GpuId(0), spec, window, in_flight });
         }
-        ToDaemon::TokenRequest { .. } => grant(peer),
-        ToDaemon::TokenReturn { lease, used, again, .. } => {
+        ToDaemon::TokenRequest { client } => grant(peer, client),
+        ToDaemon::TokenReturn { client, lease, used, again } => {
             told.used.insert(lease.0, used.as_nanos());
             told.returned += 1;
             if again != 0 {
-                grant(peer);
+                grant(peer, client);
             }
         }
         ToDaemon::Usage { lease, used, launches, .. } => {
             told.used.insert(lease.0, used.as_nanos());
             told.launches = launches;
         }
-        ToDaemon::MemoryReserve { bytes, wish, .. } => {
+        ToDaemon::MemoryReserve { client, bytes, wish } => {
             told.memory_requests += 1;
             let free = spec.memory().map_or(u64::MAX, |limit| limit.0.saturating_sub(told.memory));
             if bytes.0 > free {

@@ -161,7 +161,8 @@ static void views(void) {
     MUST(memory1(handle, &one));
     MUST(memory2(handle, &two));
     printf("nvml: total %llu %llu used %llu %llu\n", one.total / MIB, two.total / MIB, one.used / MIB, two.used / MIB);
-    printf("list: %d, %u\n", list(handle, &none, 0), none);
+    Result asked = list(handle, &none, 0);
+    printf("list: %d, %u\n", asked, none);
     MUST(list(handle, &count, processes));
     for (unsigned i = 0; i < count; i++)
         printf("process: mine %d used %llu\n", processes[i].pid == (unsigned)getpid(), processes[i].used / MIB);

@@ -134,6 +134,15 @@ impl Truth {
     }
 }
 
+/// `nvmlProcessInfo_v2_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct ProcessInfo {
+    pid: c_uint,
+    bytes: u64,
+    _instances: [c_uint; 2],
+}
+
 /// What NVML knows of a device; absent where the library is.
 #[derive(Debug)]
 pub(crate) struct Nvml(Library);
@@ -152,6 +161,32 @@ impl Nvml {
         let at = text.as_mut_ptr().cast::<c_char>();
         call!(self, b"nvmlSystemGetDriverVersion\0", (*mut c_char, c_uint), at, 96);
         Ok(CStr::from_bytes_until_nul(&text)?.to_string_lossy().into_owned())
+    }
+
+    pub(crate) fn device_count(&self) -> anyhow::Result<c_uint> {
+        let mut count = 0;
+        call!(self, b"nvmlDeviceGetCount_v2\0", (*mut c_uint), &raw mut count);
+        Ok(count)
+    }
+
+    /// Processes with a context on a device: pid and bytes of memory (0 where NVML does not tell).
+    pub(crate) fn processes(&self, device: c_uint) -> anyhow::Result<Vec<(u32, u64)>> {
+        const ROOM: usize = 1024;
+        let none = ProcessInfo { pid: 0, bytes: 0, _instances: [0; 2] };
+        let (mut count, mut list) = (c_uint::try_from(ROOM)?, vec![none; ROOM]);
+        let mut handle: *mut c_void = std::ptr::null_mut();
+        call!(self, b"nvmlDeviceGetHandleByIndex_v2\0", (c_uint, *mut *mut c_void), device, &raw mut handle);
+        call!(
+            self,
+            b"nvmlDeviceGetComputeRunningProcesses_v3\0",
+            (*mut c_void, *mut c_uint, *mut ProcessInfo),
+            handle,
+            &raw mut count,
+            list.as_mut_ptr()
+        );
+        list.truncate(usize::try_from(count)?);
+        // All ones: not known.
+        Ok(list.iter().map(|info| (info.pid, if info.bytes == u64::MAX { 0 } else { info.bytes })).collect())
     }
 
     /// Whether MIG is on; an error where the device knows no MIG.

@@ -1,11 +1,12 @@
 //! `gshare doctor`: what is there, and what to do about what is not.
 
 use super::libraries::{HOOK, SIMULATOR};
-use super::{Where, cuda, print_json, private};
+use super::{Where, bypass, cuda, print_json, private};
 use gshared::mps::Mps;
 use serde::Serialize;
 
-/// Look for a driver, MPS, MIG, the hook, permissions and a daemon, and say what to do about each.
+/// Look for a driver, MPS, MIG, the hook, permissions, a daemon, and processes that it does not know, and say what to do
+/// about each.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     #[command(flatten)]
@@ -45,6 +46,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     checks.extend(libraries());
     checks.push(kernel());
     checks.push(daemon(&options.place));
+    checks.extend(unmetered(&options.place));
     if options.json {
         return print_json(&serde_json::json!({ "device": device, "checks": checks }));
     }
@@ -184,4 +186,24 @@ fn daemon(place: &Where) -> Check {
     }
     let advice = "start it (`gshare daemon`, or the systemd unit), or let `gshare run` start a private one";
     check("daemon", Status::Notice, format!("nobody listens at {found}"), Some(advice))
+}
+
+/// Who is on a device and not registered. Nothing is said where there is no daemon or no NVML to ask.
+fn unmetered(place: &Where) -> Vec<Check> {
+    let Ok(snapshot) = place.snapshot() else { return Vec::new() };
+    let Ok(nvml) = cuda::Nvml::load() else { return Vec::new() };
+    let strangers = match bypass::strangers(&nvml, &snapshot) {
+        Ok(strangers) => strangers,
+        Err(error) => return vec![check("bypass", Status::Notice, format!("{error:#}"), None)],
+    };
+    if strangers.is_empty() {
+        return vec![check("bypass", Status::Good, "every process on a device is registered", None)];
+    }
+    let advice = "its GPU time and memory are not counted; where that must not be, use MPS or MIG, or the device's permissions";
+    let one = |stranger: bypass::Stranger| {
+        let bypass::Stranger { pid, bytes, program, why } = stranger;
+        let found = format!("process {pid} ({program}) holds {}: {why}", gshare_core::Bytes(bytes));
+        check("bypass", Status::Notice, found, Some(advice))
+    };
+    strangers.into_iter().map(one).collect()
 }

@@ -2,6 +2,7 @@
 //!
 //! With `--json` a command prints exactly one JSON object on standard output; progress and logs go to standard error.
 
+mod bypass;
 mod cuda;
 mod daemon;
 mod demo;
