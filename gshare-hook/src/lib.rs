@@ -44,19 +44,40 @@
 //! - The hook never exits, aborts or blocks for ever. Without CUDA it does nothing; without limits and daemon it stands
 //!   aside after one look.
 //!
+//! # Ways in
+//!
+//! - `gshare run -- CMD` sets `LD_PRELOAD` and the variables of one program and what it starts.
+//! - A line with the library's path in `/etc/ld.so.preload` puts it into every program of a machine or container image, also
+//!   where the environment is cleared; the loader's `--preload` does the same for one program without root. What a program
+//!   without CUDA pays is one more library to map (`gshare-hook/package/package.py` prints how much), and nothing else: no
+//!   file, thread or socket before the first context.
+//! - The shipped file is linked against glibc 2.17; the same script builds it and checks what it needs and exports.
+//!
+//! # Ways out
+//!
+//! `GSHARE_DISABLE=1` sends every call of a process straight to the driver. A client with the whole device (a request of
+//! 100 % of the time and of the SMs, no memory limit) is let go for good after one look. So is a process that finds neither a
+//! limit in its environment nor a daemon when it first uses a context: it is not asked for again when a daemon comes up later,
+//! since nobody has counted what it holds by then. Where the daemon may come later, name its socket (`GSHARE_SOCKET`) or the
+//! instance (`GSHARE_NAME`): then the process waits for it under its policy. `gshare doctor` lists who was let go.
+//!
 //! # What an `LD_PRELOAD` limit cannot do
 //!
 //! It is cooperative, not a security boundary: MPS and MIG are. It does not see statically linked programs, setuid
 //! programs, `dlmopen` namespaces, programs that unset `LD_PRELOAD`, libraries loaded with `RTLD_DEEPBIND` that link the
 //! driver directly, nor private functions reached through `cuGetExportTable`. A kernel that runs cannot be stopped: a
-//! limit is overshot by what was in flight, and that is paid back.
+//! limit is overshot by what was in flight, and that is paid back. `gshare doctor` finds processes that use a device and are
+//! not registered, and says why as far as it can be seen; under MPS, whose server stands for all its clients, and behind
+//! private functions it sees nothing.
 //!
 //! # Not counted
 //!
-//! Memory that a context takes for itself (its size is the driver's), code and globals of modules, local memory;
+//! Memory that a context takes for itself (its size is the driver's, and NVML tells it by a process id that a container
+//! does not know): leave room for it with the daemon's `memory_headroom`. Code and globals of modules, local memory;
 //! `cuGraphAddNode` with a memory node before its first launch; work that device-side launches start is counted by its
 //! duration, like any kernel's. Costs are learned per function handle and size: a kernel whose duration depends on its
-//! data is charged as measured, but predicted by its average.
+//! data is charged as measured, but predicted by its average. A program that synchronises after every kernel of some
+//! microseconds leaves the device idle while it holds a token: its share of GPU time is then bounded by its own pace.
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("gshare-hook interposes dlsym and thread-local storage by hand: Linux on x86-64 only");
