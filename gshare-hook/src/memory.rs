@@ -22,13 +22,21 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::PoisonError;
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering};
+#[cfg(loom)]
+use loom::sync::{Mutex, MutexGuard};
+#[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+#[cfg(not(loom))]
+use std::sync::{Mutex, MutexGuard};
 
 use gshare_core::Bytes;
 use gshare_core::gate::MemoryGate;
 
-const SHARDS: usize = 32;
+const SHARDS: usize = if cfg!(loom) { 2 } else { 32 };
 /// Stands for "no limit": more than any device has, with room to count in.
 const UNLIMITED: u64 = u64::MAX / 4;
 
