@@ -30,7 +30,7 @@
 use crate::engine::Engine;
 use crate::ids::{ClientId, GpuId};
 use crate::resource::{QuotaRange, SpecError};
-use crate::units::{Duration, SmShare, Timestamp};
+use crate::units::{Duration, Quota, SmShare, Timestamp};
 use core::fmt;
 
 /// Name of one lease; never used twice by one scheduler.
@@ -79,6 +79,15 @@ pub enum TokenEvent {
         client: ClientId,
         /// The new share.
         share: Share,
+    },
+    /// Where the client's guaranteed time lies in every window from the next one on, as a packer placed it. For policies
+    /// that keep a packing as a schedule; others pass it over.
+    SlotAssigned {
+        /// Whose.
+        client: ClientId,
+        /// Where it begins in the window. It is as long as the client's request, and may wrap round the window's end.
+        #[cfg_attr(feature = "serde", serde(rename = "offset_bp"))]
+        offset: Quota,
     },
     /// The client is gone, with whatever it held.
     ClientLeft {

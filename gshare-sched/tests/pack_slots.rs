@@ -41,7 +41,7 @@ fn serve(
             .iter()
             .zip(&used)
             .map(|(client, used)| Waiting {
-                placement: client.id,
+                owner: client.id,
                 sm: client.demand.sm,
                 missing_bp: i32::from(client.demand.quota.get()) - i32::from(*used) * 100,
             })
@@ -64,7 +64,7 @@ fn serve(
 
 /// FaST-GShare, section 3.3.3, as printed: the queue by missing quota, up to the first that does not fit.
 fn printed_rule(_quantum: u16, waiting: &mut Vec<Waiting>, running: &mut Vec<PlacementId>) {
-    waiting.sort_by_key(|client| (std::cmp::Reverse(client.missing_bp), client.placement));
+    waiting.sort_by_key(|client| (std::cmp::Reverse(client.missing_bp), client.owner));
     let mut free = 10_000u32;
     for client in waiting {
         let sm = u32::from(client.sm.get());
@@ -72,7 +72,7 @@ fn printed_rule(_quantum: u16, waiting: &mut Vec<Waiting>, running: &mut Vec<Pla
             break;
         }
         free -= sm;
-        running.push(client.placement);
+        running.push(client.owner);
     }
 }
 
@@ -134,7 +134,7 @@ fn an_idle_slot_goes_to_whoever_misses_most() {
     let clients = pack([percent(50, 100), percent(50, 100)].into_iter());
     let table = SlotTable::of_placements(&clients).unwrap();
     let waiting =
-        |placement: &Placement| Waiting { placement: placement.id, sm: placement.demand.sm, missing_bp: 1 };
+        |placement: &Placement| Waiting { owner: placement.id, sm: placement.demand.sm, missing_bp: 1 };
     let mut out = Vec::new();
     table.dispatch(BasisPoints::ZERO, &mut [waiting(&clients[0]), waiting(&clients[1])], &mut out);
     assert_eq!(out, [clients[0].id]);

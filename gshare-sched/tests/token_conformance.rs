@@ -1,7 +1,7 @@
 //! Whether the token schedulers keep the contract of `TokenScheduler`: the public suite of `gshare-sim`, over each of them.
 
 use gshare_core::{Duration, TokenScheduler};
-use gshare_sched::token::{MultiToken, MultiTokenConfig};
+use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
 use gshare_sim::conformance::{Conformance, token_scheduler};
 use gshare_sim::token::Terms;
 use gshare_sim::token::ops::World;
@@ -23,6 +23,47 @@ fn multi_token(config: &MultiTokenConfig) -> Box<dyn TokenScheduler> {
     Box::new(MultiToken::new(config).expect("the configurations of this file are sound"))
 }
 
+fn slots(config: &MultiTokenConfig) -> Box<dyn TokenScheduler> {
+    let mut config = config.clone();
+    (config.max_clients, config.max_gpus) = (WORLD.slots, WORLD.gpus);
+    Box::new(SlotScheduler::new(config).expect("the configurations of this file are sound"))
+}
+
+/// A slot is given in one piece, so its tokens may be as long as the window.
+fn slot_terms(config: &MultiTokenConfig) -> Terms {
+    let overtime = config.slack.saturating_add(config.grace);
+    Terms::multi_token(config.window, config.window, overtime, config.max_debt)
+}
+
+/// The same three profiles as for the multi-token scheduler.
+#[test]
+fn slots_keep_the_contract() {
+    for config in [MultiTokenConfig::default(), short_windows(), odd_lengths()] {
+        let profile = Conformance::new(slot_terms(&config), WORLD);
+        let report = token_scheduler(&|| slots(&config), &profile).unwrap();
+        println!("{report:#?}");
+    }
+}
+
+fn short_windows() -> MultiTokenConfig {
+    let mut config = MultiTokenConfig::default();
+    config.window = Duration::from_millis(7);
+    config.max_token = Duration::from_millis(3);
+    config.grace = Duration::from_millis(20);
+    config.backfill_depth = 1;
+    config
+}
+
+fn odd_lengths() -> MultiTokenConfig {
+    let mut config = MultiTokenConfig::default();
+    config.window = Duration::from_nanos(33_333_331);
+    config.max_token = Duration::from_nanos(7_777_777);
+    config.min_token = Duration::from_nanos(101);
+    config.slack = Duration::ZERO;
+    config.grace = Duration::from_nanos(1);
+    config
+}
+
 #[test]
 fn multi_token_keeps_the_contract() {
     let config = MultiTokenConfig::default();
@@ -34,11 +75,7 @@ fn multi_token_keeps_the_contract() {
 /// Short windows and long graces: leases of several windows overlap, and overuse is a large part of a window.
 #[test]
 fn multi_token_keeps_the_contract_when_windows_are_shorter_than_graces() {
-    let mut config = MultiTokenConfig::default();
-    config.window = Duration::from_millis(7);
-    config.max_token = Duration::from_millis(3);
-    config.grace = Duration::from_millis(20);
-    config.backfill_depth = 1;
+    let config = short_windows();
     let profile = Conformance::new(terms(&config), WORLD);
     token_scheduler(&|| multi_token(&config), &profile).unwrap();
 }
@@ -46,12 +83,7 @@ fn multi_token_keeps_the_contract_when_windows_are_shorter_than_graces() {
 /// Odd lengths: no window is a whole number of tokens, no share a whole number of nanoseconds.
 #[test]
 fn multi_token_keeps_the_contract_with_odd_lengths() {
-    let mut config = MultiTokenConfig::default();
-    config.window = Duration::from_nanos(33_333_331);
-    config.max_token = Duration::from_nanos(7_777_777);
-    config.min_token = Duration::from_nanos(101);
-    config.slack = Duration::ZERO;
-    config.grace = Duration::from_nanos(1);
+    let config = odd_lengths();
     let profile = Conformance::new(terms(&config), WORLD);
     token_scheduler(&|| multi_token(&config), &profile).unwrap();
 }

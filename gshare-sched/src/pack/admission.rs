@@ -30,11 +30,9 @@
 
 use gshare_core::{Quota, SmShare};
 
+use super::SlotTable;
 use super::geometry::Rect;
 use super::rearrange::Arranger;
-
-#[cfg(doc)]
-use super::SlotTable;
 
 /// What one client wants of a GPU: share of time, share of SMs.
 pub type Want = (Quota, SmShare);
@@ -61,41 +59,9 @@ pub fn rectangles(wants: &[Want]) -> bool {
 /// Whether one contiguous slot each was found, wrapping round the window, such that the SMs never add up to more than
 /// the whole. Sound; may refuse a set that fits.
 pub fn cumulative(wants: &[Want]) -> bool {
-    if rectangles(wants) {
-        return true;
-    }
-    let mut order: Vec<usize> = (0..wants.len()).collect();
-    type Key = fn(&Want) -> (u32, u32);
-    let keys: [Key; 3] = [
-        |(q, sm)| (u32::from(q.get()) * u32::from(sm.get()), 0),
-        |(q, sm)| (u32::from(sm.get()), u32::from(q.get())),
-        |(q, sm)| (u32::from(q.get()), u32::from(sm.get())),
-    ];
-    keys.iter().any(|key| {
-        order.sort_by_key(|index| core::cmp::Reverse(key(&wants[*index])));
-        let mut slots: Vec<(u16, u16, u16)> = Vec::new();
-        order.iter().all(|index| {
-            let (length, sm) = (wants[*index].0.get(), wants[*index].1.get());
-            // A slot that fits anywhere fits where another ends or begins.
-            let mut starts: Vec<u16> =
-                slots.iter().flat_map(|(at, len, _)| [(at + len) % WINDOW, *at]).chain([0]).collect();
-            starts.sort_unstable();
-            let start = starts.into_iter().find(|start| {
-                let covers = |at: u16, len: u16, position: u16| (position + WINDOW - at) % WINDOW < len;
-                let begins = slots.iter().map(|(at, _, _)| *at).chain([*start]);
-                begins.filter(|at| covers(*start, length, *at)).all(|position| {
-                    let load: u32 = slots
-                        .iter()
-                        .filter(|(at, len, _)| covers(*at, *len, position))
-                        .map(|(_, _, sm)| u32::from(*sm))
-                        .sum();
-                    load + u32::from(sm) <= u32::from(WINDOW)
-                })
-            });
-            slots.extend(start.map(|start| (start, length, sm)));
-            start.is_some()
-        })
-    })
+    let wants: Vec<(usize, Quota, SmShare)> =
+        wants.iter().enumerate().map(|(index, (quota, sm))| (index, *quota, *sm)).collect();
+    SlotTable::arrange(&wants).is_some()
 }
 
 /// Whether the areas (quota times SMs) sum to at most one GPU. Necessary, and a guarantee of nothing: this is

@@ -5,30 +5,40 @@
 //! window, where x is the time offset of its rectangle. Rectangles that are alive at one instant have disjoint SM
 //! intervals, so the SMs suffice. A dispatcher that ignores the offsets and hands out tokens by missing quota alone
 //! (FaST-GShare, section 3.3.3) does not find that schedule: packed to the brim, it misses quotas on most GPUs.
-//! [`SlotTable`] keeps it.
+//! [`SlotTable`] is it, and [`SlotScheduler`](crate::token::SlotScheduler) keeps it.
 //!
 //! # Algorithm
 //! At a position of the window, whoever's slot covers it runs ([`SlotTable::running`]). What the slots leave free goes
 //! to others that wait, those with the most missing quota first, skipping any that does not fit
 //! ([`SlotTable::dispatch`]), until the next change ([`SlotTable::next_change`]).
 //!
+//! Where nobody packed, [`SlotTable::arrange`] looks for a table itself: one after another while the quotas add up to at
+//! most the window; all at once while the SMs add up to at most the whole; else as rectangles; else as contiguous slots
+//! whose SMs need not be contiguous, largest first.
+//!
 //! Worked example, in per cent (quota x SMs): a = 20 x 24, b = 20 x 80, c = 40 x 6, d = 60 x 100. d fills the SMs, so a,
 //! b and c share the other 40 % of the window: d in [0, 60), a in [60, 80), b in [80, 100), c in [60, 100). By missing
 //! quota with a stop at the first misfit, c (40 missing) runs ahead of a and b, and d, the widest, waits behind them.
 //!
 //! # Invariants
-//! At no position do the SM shares of the slots add up to more than the whole; a placement has one slot.
+//! At no position do the SM shares of the slots add up to more than the whole; an owner has one slot.
+//!
+//! # Cost
+//! `O(n)` to ask who runs, `O(n^2)` to add a slot or to look for its place.
 
 use gshare_core::pack::{PackError, Placement};
-use gshare_core::{BasisPoints, Duration, PlacementId, Quota, SmShare, Timestamp};
+use gshare_core::{BasisPoints, PlacementId, Quota, SmShare};
 
-/// One placement's guaranteed part of every window.
+use super::geometry::Rect;
+use super::rearrange::Arranger;
+
+/// One owner's guaranteed part of every window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Slot {
+pub struct Slot<K = PlacementId> {
     /// Whose.
-    pub placement: PlacementId,
+    pub owner: K,
     /// Where it begins, in the window.
     #[cfg_attr(feature = "serde", serde(rename = "offset_bp"))]
     pub offset: Quota,
@@ -40,7 +50,7 @@ pub struct Slot {
     pub sm: SmShare,
 }
 
-impl Slot {
+impl<K> Slot<K> {
     /// Whether it covers position `at` of the window.
     pub fn covers(&self, at: BasisPoints) -> bool {
         let since = (at.get() + WINDOW - self.offset.get()) % WINDOW;
@@ -49,12 +59,14 @@ impl Slot {
 }
 
 const WINDOW: u16 = 10_000;
+/// Beyond this many owners a table is looked for only where it is easy: the search is cubic.
+const MOST_ARRANGED: usize = 64;
 
-/// A placement that wants to run, as [`SlotTable::dispatch`] sees it.
+/// An owner that wants to run, as [`SlotTable::dispatch`] sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Waiting {
+pub struct Waiting<K = PlacementId> {
     /// Who.
-    pub placement: PlacementId,
+    pub owner: K,
     /// What it takes while it runs.
     pub sm: SmShare,
     /// Quota still missing in this window; what is at or below zero runs only in its slot.
@@ -62,12 +74,18 @@ pub struct Waiting {
 }
 
 /// The slots of one GPU. See the [module documentation](self).
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct SlotTable {
-    /// By offset, then placement.
-    slots: Vec<Slot>,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlotTable<K = PlacementId> {
+    /// By offset, then owner.
+    slots: Vec<Slot<K>>,
     /// Positions at which a slot begins or ends, ascending.
     changes: Vec<u16>,
+}
+
+impl<K> Default for SlotTable<K> {
+    fn default() -> Self {
+        Self { slots: Vec::new(), changes: Vec::new() }
+    }
 }
 
 impl SlotTable {
@@ -88,47 +106,98 @@ impl SlotTable {
     /// # Errors
     /// [`PackError::Occupied`] when at some position more than all SMs would be taken, or it has a slot.
     pub fn insert(&mut self, placement: &Placement) -> Result<(), PackError> {
-        let slot = Slot {
-            placement: placement.id,
-            offset: placement.rectangle.time_offset,
-            length: placement.rectangle.quota,
-            sm: placement.rectangle.sm,
+        let Placement { id: owner, rectangle, gpu, .. } = *placement;
+        let (offset, length, sm) = (rectangle.time_offset, rectangle.quota, rectangle.sm);
+        if self.add(Slot { owner, offset, length, sm }) { Ok(()) } else { Err(PackError::Occupied { gpu }) }
+    }
+}
+
+impl<K: Copy + Ord> SlotTable<K> {
+    /// A table that gives each owner a slot as long as its quota; `None` when none was found.
+    pub fn arrange(wants: &[(K, Quota, SmShare)]) -> Option<Self> {
+        let sum = |part: fn(&(K, Quota, SmShare)) -> u16| {
+            wants.iter().map(|want| u32::from(part(want))).sum::<u32>()
         };
-        let taken = PackError::Occupied { gpu: placement.gpu };
-        if self.slots.iter().any(|other| other.placement == slot.placement) {
-            return Err(taken);
+        let whole = u32::from(WINDOW);
+        let slot = |&(owner, length, sm): &(K, Quota, SmShare), at: u16| {
+            Some(Slot { owner, offset: Quota::new(at)?, length, sm })
+        };
+        if sum(|want| want.1.get()) <= whole {
+            let mut at = 0;
+            let serial = wants.iter().map(|want| {
+                let slot = slot(want, at)?;
+                at += slot.length.get();
+                Some(slot)
+            });
+            return Self::of(serial);
         }
-        // Load only rises where a slot begins: look there, and at this slot's own begin.
-        let begins = self.slots.iter().map(|other| other.offset).chain([slot.offset]);
-        let overloaded = begins.filter(|at| slot.covers(at.basis_points())).any(|at| {
-            self.load(at.basis_points()) + u32::from(slot.sm.get()) > u32::from(SmShare::WHOLE.get())
-        });
-        if overloaded {
-            return Err(taken);
+        if sum(|want| want.2.get()) <= whole {
+            return Self::of(wants.iter().map(|want| slot(want, 0)));
         }
-        let position = self
-            .slots
-            .partition_point(|other| (other.offset, other.placement) < (slot.offset, slot.placement));
-        self.slots.insert(position, slot);
-        self.find_changes();
-        Ok(())
+        if wants.len() > MOST_ARRANGED {
+            return None;
+        }
+        let items: Vec<Rect> = wants.iter().map(|(_, q, sm)| Rect::new(0, 0, q.get(), sm.get())).collect();
+        let mut arranger = Arranger::default();
+        if arranger.arrange(Rect::new(0, 0, WINDOW, WINDOW), &items) {
+            let slots = wants.iter().zip(&arranger.placed).map(|(want, rect)| slot(want, rect.x()));
+            return Self::of(slots);
+        }
+        let by_area = |want: &(K, Quota, SmShare)| (u32::from(want.1.get()) * u32::from(want.2.get()), 0);
+        let by_sm = |want: &(K, Quota, SmShare)| (u32::from(want.2.get()), u32::from(want.1.get()));
+        let by_quota = |want: &(K, Quota, SmShare)| (u32::from(want.1.get()), u32::from(want.2.get()));
+        let mut order = wants.to_vec();
+        let keys: [fn(&(K, Quota, SmShare)) -> (u32, u32); 3] = [by_area, by_sm, by_quota];
+        keys.into_iter().find_map(|key| {
+            order.sort_by_key(|want| core::cmp::Reverse(key(want)));
+            let mut table = Self::default();
+            order.iter().all(|(owner, length, sm)| table.add_anywhere(*owner, *length, *sm)).then_some(table)
+        })
     }
 
-    /// Removes a placement's slot; false when it has none.
-    pub fn remove(&mut self, placement: PlacementId) -> bool {
+    fn of(slots: impl Iterator<Item = Option<Slot<K>>>) -> Option<Self> {
+        let mut table = Self { slots: slots.collect::<Option<_>>()?, changes: Vec::new() };
+        table.slots.sort_unstable_by_key(|slot| (slot.offset, slot.owner));
+        table.find_changes();
+        Some(table)
+    }
+
+    /// Adds a slot; false, and nothing changes, when at some position more than all SMs would be taken, or its owner has
+    /// a slot.
+    pub fn add(&mut self, slot: Slot<K>) -> bool {
+        if self.slots.iter().any(|other| other.owner == slot.owner) || !self.has_room(&slot) {
+            return false;
+        }
+        let position =
+            self.slots.partition_point(|other| (other.offset, other.owner) < (slot.offset, slot.owner));
+        self.slots.insert(position, slot);
+        self.find_changes();
+        true
+    }
+
+    /// Adds a slot at the first position where it fits; false when there is none. A slot that fits anywhere fits where
+    /// another begins or ends.
+    pub fn add_anywhere(&mut self, owner: K, length: Quota, sm: SmShare) -> bool {
+        let starts = core::iter::once(0).chain(self.changes.iter().copied()).filter_map(Quota::new);
+        let found = starts.map(|offset| Slot { owner, offset, length, sm }).find(|slot| self.has_room(slot));
+        found.is_some_and(|slot| self.add(slot))
+    }
+
+    /// Removes an owner's slot; false when it has none.
+    pub fn remove(&mut self, owner: K) -> bool {
         let before = self.slots.len();
-        self.slots.retain(|slot| slot.placement != placement);
+        self.slots.retain(|slot| slot.owner != owner);
         self.find_changes();
         self.slots.len() < before
     }
 
     /// Every slot, by offset.
-    pub fn slots(&self) -> &[Slot] {
+    pub fn slots(&self) -> &[Slot<K>] {
         &self.slots
     }
 
     /// The slots that cover position `at`.
-    pub fn running(&self, at: BasisPoints) -> impl Iterator<Item = &Slot> {
+    pub fn running(&self, at: BasisPoints) -> impl Iterator<Item = &Slot<K>> {
         self.slots.iter().filter(move |slot| slot.covers(at))
     }
 
@@ -138,37 +207,35 @@ impl SlotTable {
         self.changes.get(next).copied().unwrap_or(WINDOW)
     }
 
-    /// Where in its window a point in time lies. Windows follow each other from the epoch.
-    pub fn position(now: Timestamp, window: Duration) -> BasisPoints {
-        let window = window.as_nanos().max(1);
-        let part = u128::from(now.as_nanos() % window) * u128::from(WINDOW) / u128::from(window);
-        u16::try_from(part).ok().and_then(BasisPoints::new).unwrap_or(BasisPoints::ZERO)
-    }
-
     /// Who runs from `at` until [`SlotTable::next_change`]: every waiting one whose slot covers `at`, then, in what is
     /// left of the SMs, the others by missing quota (ties: by id), skipping what does not fit. Sorts `waiting` and
     /// appends to `out`.
-    pub fn dispatch(&self, at: BasisPoints, waiting: &mut [Waiting], out: &mut Vec<PlacementId>) {
-        waiting.sort_unstable_by_key(|client| (core::cmp::Reverse(client.missing_bp), client.placement));
+    pub fn dispatch(&self, at: BasisPoints, waiting: &mut [Waiting<K>], out: &mut Vec<K>) {
+        waiting.sort_unstable_by_key(|client| (core::cmp::Reverse(client.missing_bp), client.owner));
         let mut free = u32::from(SmShare::WHOLE.get());
         let start = out.len();
         for slot in self.running(at) {
-            if waiting.iter().any(|client| client.placement == slot.placement) {
-                out.push(slot.placement);
+            if waiting.iter().any(|client| client.owner == slot.owner) {
+                out.push(slot.owner);
                 free -= u32::from(slot.sm.get());
             }
         }
         for client in waiting.iter().filter(|client| client.missing_bp > 0) {
             let sm = u32::from(client.sm.get());
-            if sm <= free && !out[start..].contains(&client.placement) {
-                out.push(client.placement);
+            if sm <= free && !out[start..].contains(&client.owner) {
+                out.push(client.owner);
                 free -= sm;
             }
         }
     }
 
-    fn load(&self, at: BasisPoints) -> u32 {
-        self.running(at).map(|slot| u32::from(slot.sm.get())).sum()
+    /// Load only rises where a slot begins: look there, and at this slot's own begin.
+    fn has_room(&self, slot: &Slot<K>) -> bool {
+        let begins = self.slots.iter().map(|other| other.offset).chain([slot.offset]);
+        begins.map(|at| at.basis_points()).filter(|at| slot.covers(*at)).all(|at| {
+            let load: u32 = self.running(at).map(|other| u32::from(other.sm.get())).sum();
+            load + u32::from(slot.sm.get()) <= u32::from(SmShare::WHOLE.get())
+        })
     }
 
     fn find_changes(&mut self) {

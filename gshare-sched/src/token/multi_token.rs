@@ -84,12 +84,11 @@
 //!   overuse is carried, so that the limit holds over time for kernels longer than a quota.
 //! - Tokens are leases: a client that dies or hangs loses its SMs at once or at the end of its lease.
 use super::ConfigError;
-use gshare_core::token::{ClientStatus, RevokeReason, ThrottleReason};
+use super::ledger::{Gpu, Ledger, Rank};
+use gshare_core::token::ClientStatus;
 use gshare_core::{
-    ClientId, Duration, Engine, GpuId, LeaseId, Quota, Share, SmShare, SpecError, Timestamp, TokenAction,
-    TokenError, TokenEvent, TokenScheduler,
+    ClientId, Duration, Engine, Timestamp, TokenAction, TokenError, TokenEvent, TokenScheduler,
 };
-use std::collections::BTreeSet;
 
 /// Settings of [`MultiToken`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,7 +141,7 @@ impl Default for MultiTokenConfig {
 }
 
 impl MultiTokenConfig {
-    fn validate(&self) -> Result<(), ConfigError> {
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
         let check = |ok: bool, field, value: String, bound| {
             if ok { Ok(()) } else { Err(ConfigError { field, value, bound }) }
         };
@@ -190,422 +189,24 @@ impl MultiTokenConfig {
     }
 }
 
-/// A lease as the engine keeps it.
-#[derive(Debug, Clone, Copy)]
-struct Lease {
-    id: LeaseId,
-    /// Number of the window it belongs to.
-    window: u64,
-    budget: Duration,
-    /// GPU time charged for it so far.
-    charged: Duration,
-    expires: Timestamp,
-    /// SMs counted for it.
-    sm: u16,
-}
-
-impl Lease {
-    fn outstanding(&self, window: u64) -> Duration {
-        if self.window == window { self.budget.saturating_sub(self.charged) } else { Duration::ZERO }
-    }
-}
-
-/// Place of a ready client in the order of dispatch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Rank {
-    met: bool,
-    /// Unmet: time used in units of the request's share. Met: time used beyond the request.
-    key: u64,
-    asked: u64,
-    slot: u32,
-}
-
-/// Where a client is filed. Only one that waits is filed anywhere.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Filed {
-    Nowhere,
-    Ready(Rank),
-    Throttled,
-}
-
-#[derive(Debug)]
-struct Client {
-    id: ClientId,
-    gpu: usize,
-    share: Share,
-    request: Duration,
-    limit: Duration,
-    /// The largest limit in force in this window.
-    largest: Duration,
-    used: Duration,
-    /// Used in the window before this one, and its limit then.
-    before: (Duration, Duration),
-    /// Used beyond the request in earlier windows, fading.
-    spare: Duration,
-    total: Duration,
-    holds: Option<Lease>,
-    /// The lease before the one it holds, until it is settled.
-    unsettled: Option<Lease>,
-    /// Serial number and time of the request that has not been answered by a grant.
-    asked: Option<(u64, Timestamp)>,
-    filed: Filed,
-    /// Whether it was told that it is throttled.
-    told: bool,
-}
-
-impl Client {
-    fn committed(&self, window: u64) -> Duration {
-        let outstanding = self.holds.map_or(Duration::ZERO, |lease| lease.outstanding(window));
-        self.used.saturating_add(outstanding)
-    }
-
-    /// At the end of `windows` windows in which nothing happened after the first.
-    fn end_windows(&mut self, windows: u64) {
-        self.before = (self.used, self.largest);
-        for _ in 0..windows.min(FORGOTTEN) {
-            let faded = Duration::from_nanos(self.spare.as_nanos().div_ceil(8));
-            self.spare = self.spare - faded + self.used.saturating_sub(self.request);
-            self.used = self.used.saturating_sub(self.largest);
-            self.largest = self.limit;
-        }
-        if windows > FORGOTTEN {
-            self.spare = Duration::ZERO;
-            self.used = self.used.saturating_sub(self.limit.saturating_mul(windows - FORGOTTEN));
-        }
-    }
-
-    fn miss(&self, window: u64) -> Duration {
-        self.request.saturating_sub(self.committed(window))
-    }
-
-    fn remain(&self, window: u64) -> Duration {
-        self.limit.saturating_sub(self.committed(window))
-    }
-
-    /// Where the client belongs now.
-    fn file(&self, window: u64) -> Filed {
-        let Some((asked, _)) = self.asked else { return Filed::Nowhere };
-        if self.remain(window).is_zero() {
-            return Filed::Throttled;
-        }
-        let committed = self.committed(window);
-        let met = committed >= self.request;
-        let key = if met {
-            (committed - self.request).saturating_add(self.spare).as_nanos()
-        } else {
-            // Unmet implies a request above 0. At most the window in ns times 10_000: fits.
-            committed.as_nanos() * u64::from(Quota::WHOLE.get()) / u64::from(self.share.quota.request().get())
-        };
-        Filed::Ready(Rank { met, key, asked, slot: self.id.slot() })
-    }
-}
-
-#[derive(Debug, Default)]
-struct Gpu {
-    /// Clients on this GPU, by slot.
-    clients: Vec<u32>,
-    window: u64,
-    window_end: Timestamp,
-    free: u16,
-    ready: BTreeSet<Rank>,
-    throttled: u32,
-    /// When each holder's SMs come back at the latest, and its slot.
-    releases: BTreeSet<(Timestamp, u32)>,
-    /// Something changed since the last dispatch.
-    stirred: bool,
-    /// Clients came, left or changed in this window: spare time says nothing about those that are there now.
-    reshuffled: bool,
-}
-
-impl Gpu {
-    fn new() -> Self {
-        Self { free: SmShare::WHOLE.get(), ..Self::default() }
-    }
-
-    /// Moves a client to where it belongs now.
-    fn refile(&mut self, client: &mut Client) {
-        let filed = client.file(self.window);
-        if filed == client.filed {
-            return;
-        }
-        match client.filed {
-            Filed::Ready(rank) => {
-                self.ready.remove(&rank);
-            }
-            Filed::Throttled => self.throttled -= 1,
-            Filed::Nowhere => {}
-        }
-        match filed {
-            Filed::Ready(rank) => {
-                self.ready.insert(rank);
-            }
-            Filed::Throttled => self.throttled += 1,
-            Filed::Nowhere => {}
-        }
-        client.told &= filed == Filed::Throttled;
-        client.filed = filed;
-    }
-}
-
 /// The multi-token scheduler. See the [module](self).
 #[derive(Debug)]
 pub struct MultiToken {
-    config: MultiTokenConfig,
-    now: Timestamp,
-    next_lease: u64,
-    next_request: u64,
-    /// By slot: the client, and the generation it must be above once it has left.
-    slots: Vec<(Option<Client>, Option<u32>)>,
-    gpus: Vec<Gpu>,
+    ledger: Ledger,
     scratch: Vec<Rank>,
 }
 
 impl MultiToken {
     /// A scheduler without clients.
     pub fn new(config: MultiTokenConfig) -> Result<Self, ConfigError> {
-        config.validate()?;
-        Ok(Self {
-            config,
-            now: Timestamp::ZERO,
-            next_lease: 0,
-            next_request: 0,
-            slots: Vec::new(),
-            gpus: Vec::new(),
-            scratch: Vec::new(),
-        })
-    }
-
-    fn get(&self, id: ClientId) -> Result<&Client, TokenError> {
-        match self.slots.get(id.index()) {
-            Some((Some(client), _)) if client.id == id => Ok(client),
-            _ => Err(TokenError::UnknownClient { client: id }),
-        }
-    }
-
-    /// Refuses what cannot be done, before anything is changed.
-    fn check(&self, now: Timestamp, event: &TokenEvent) -> Result<(), TokenError> {
-        if now < self.now {
-            return Err(TokenError::TimeWentBack { now, last: self.now });
-        }
-        let share_is_sound = |client, share: &Share| match share.sm {
-            SmShare::ZERO => Err(TokenError::BadShare { client, source: SpecError::ZeroSm }),
-            _ => Ok(()),
-        };
-        match *event {
-            TokenEvent::ClientJoined { client, gpu, ref share } => {
-                share_is_sound(client, share)?;
-                if client.slot() >= self.config.max_clients {
-                    return Err(TokenError::TooManyClients { client, limit: self.config.max_clients });
-                }
-                if gpu.0 >= self.config.max_gpus {
-                    return Err(TokenError::UnknownGpu { gpu, limit: self.config.max_gpus });
-                }
-                match self.slots.get(client.index()) {
-                    Some((Some(_), _)) => Err(TokenError::ClientExists { client }),
-                    Some((None, Some(last))) if client.generation() <= *last => {
-                        Err(TokenError::ClientExists { client })
-                    }
-                    _ => Ok(()),
-                }
-            }
-            TokenEvent::ShareChanged { client, ref share } => {
-                self.get(client)?;
-                share_is_sound(client, share)
-            }
-            TokenEvent::ClientLeft { client } | TokenEvent::TokenRequested { client } => {
-                self.get(client).map(|_| ())
-            }
-            TokenEvent::TokenReturned { client, lease, used }
-            | TokenEvent::UsageReported { client, lease, used } => {
-                let known = self.get(client)?;
-                match (known.holds, known.unsettled) {
-                    (Some(held), _) if held.id == lease => {
-                        if used < held.charged {
-                            return Err(TokenError::UsageShrank { client, used, reported: held.charged });
-                        }
-                        Ok(())
-                    }
-                    (_, Some(earlier)) if earlier.id == lease => Ok(()),
-                    _ => Err(TokenError::StaleLease { client, lease }),
-                }
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The client in a slot, with its GPU.
-    fn pair(&mut self, slot: u32) -> Option<(&mut Client, &mut Gpu)> {
-        let client = self.slots.get_mut(slot as usize)?.0.as_mut()?;
-        let gpu = self.gpus.get_mut(client.gpu)?;
-        Some((client, gpu))
-    }
-
-    /// Step 1: everything that happened by itself until `now`, in the order of time.
-    fn catch_up(&mut self, now: Timestamp, actions: &mut Vec<TokenAction>) {
-        self.now = now;
-        for index in 0..self.gpus.len() {
-            while let Some(&(release, slot)) = self.gpus[index].releases.first() {
-                if release > now {
-                    break;
-                }
-                self.roll(index, release);
-                self.expire(slot, actions);
-            }
-            self.roll(index, now);
-        }
-    }
-
-    /// Closes the windows of a GPU that end at or before `now`.
-    fn roll(&mut self, index: usize, now: Timestamp) {
-        let gpu = &mut self.gpus[index];
-        if now < gpu.window_end {
-            return;
-        }
-        let window = self.config.window;
-        let windows = now.saturating_since(gpu.window_end).as_nanos() / window.as_nanos() + 1;
-        gpu.window += windows;
-        gpu.window_end = gpu.window_end.saturating_add(window.saturating_mul(windows));
-        gpu.stirred = true;
-        let reshuffled = core::mem::take(&mut gpu.reshuffled);
-        let clients = core::mem::take(&mut gpu.clients);
-        for &slot in &clients {
-            if let Some((client, gpu)) = self.pair(slot) {
-                client.end_windows(windows);
-                if reshuffled {
-                    client.spare = Duration::ZERO;
-                }
-                gpu.refile(client);
-            }
-        }
-        self.gpus[index].clients = clients;
-    }
-
-    /// Takes a token back that was neither returned nor replaced in time.
-    fn expire(&mut self, slot: u32, actions: &mut Vec<TokenAction>) {
-        let Some((client, gpu)) = self.pair(slot) else { return };
-        let Some(lease) = client.holds else { return };
-        gpu.stirred = true;
-        actions.push(TokenAction::Revoke {
-            client: client.id,
-            lease: lease.id,
-            reason: RevokeReason::Expired,
-        });
-        self.settle(slot, lease.id, lease.budget.max(lease.charged));
-        self.release(slot);
-    }
-
-    /// Step 2: counts `used` as the GPU time of a lease in all. It was checked to be held, or the one before.
-    fn settle(&mut self, slot: u32, lease: LeaseId, used: Duration) {
-        let max_debt = self.config.max_debt;
-        let Some((client, gpu)) = self.pair(slot) else { return };
-        let record = match (&mut client.holds, &mut client.unsettled) {
-            (Some(held), _) if held.id == lease => held,
-            (_, Some(earlier)) if earlier.id == lease => earlier,
-            _ => return,
-        };
-        // A revoked lease was charged in full: its late return may also give time back.
-        let (more, less) = (used.saturating_sub(record.charged), record.charged.saturating_sub(used));
-        record.charged = used;
-        let shift =
-            |time: Duration, more: Duration, less: Duration| time.saturating_add(more).saturating_sub(less);
-        client.total = shift(client.total, more, less);
-        if record.window + 1 == gpu.window {
-            // What was used in the window before this one matters only as far as it was beyond the limit then.
-            let (before, limit) = client.before;
-            let after = shift(before, more, less);
-            client.before.0 = after;
-            client.used = shift(client.used, after.saturating_sub(limit), before.saturating_sub(limit));
-            let request = client.request;
-            client.spare = shift(client.spare, after.saturating_sub(request), before.saturating_sub(request));
-        } else if record.window == gpu.window {
-            client.used = shift(client.used, more, less);
-        } else {
-            // Too late for its window: what is owed is owed, but time given back there is none of this window's.
-            client.used = client.used.saturating_add(more);
-        }
-        client.used = client.used.min(client.limit.saturating_add(max_debt));
-        gpu.refile(client);
-    }
-
-    /// Ends what the client holds: its SMs are free. The lease may still be settled late.
-    fn release(&mut self, slot: u32) {
-        let grace = self.config.grace;
-        let Some((client, gpu)) = self.pair(slot) else { return };
-        let Some(lease) = client.holds.take() else { return };
-        gpu.free += lease.sm;
-        gpu.releases.remove(&(lease.expires.saturating_add(grace), slot));
-        client.unsettled = Some(lease);
-        gpu.refile(client);
-    }
-
-    /// Tells a throttled client once, when it is certain: not while a lease that it holds may leave it time.
-    fn tell(&mut self, slot: u32, actions: &mut Vec<TokenAction>) {
-        let window = self.config.window;
-        let Some((client, gpu)) = self.pair(slot) else { return };
-        if client.filed != Filed::Throttled || client.told || client.used < client.limit {
-            return;
-        }
-        client.told = true;
-        // Each window pays back its limit; time is left once what is carried is below it.
-        let carried = client.used.saturating_sub(client.largest);
-        let windows = carried.as_nanos() / client.limit.as_nanos().max(1);
-        let until = gpu.window_end.saturating_add(window.saturating_mul(windows));
-        actions.push(TokenAction::Throttle {
-            client: client.id,
-            until,
-            reason: ThrottleReason::LimitReached,
-        });
-    }
-
-    fn join(&mut self, now: Timestamp, id: ClientId, gpu: GpuId, share: Share) {
-        while self.gpus.len() <= gpu.index() {
-            self.gpus.push(Gpu::new());
-        }
-        let home = &mut self.gpus[gpu.index()];
-        if home.clients.is_empty() {
-            // Nobody has an account that the old windows matter to.
-            home.window_end = now.saturating_add(self.config.window);
-        }
-        home.clients.push(id.slot());
-        home.reshuffled = true;
-        while self.slots.len() <= id.index() {
-            self.slots.push((None, None));
-        }
-        let window = self.config.window;
-        let client = Client {
-            id,
-            gpu: gpu.index(),
-            share,
-            request: share.quota.request().of(window),
-            limit: share.quota.limit().of(window),
-            largest: share.quota.limit().of(window),
-            used: Duration::ZERO,
-            before: Default::default(),
-            spare: Duration::ZERO,
-            total: Duration::ZERO,
-            holds: None,
-            unsettled: None,
-            asked: None,
-            filed: Filed::Nowhere,
-            told: false,
-        };
-        self.slots[id.index()] = (Some(client), Some(id.generation()));
-    }
-
-    fn leave(&mut self, slot: u32) {
-        let Some((client, gpu)) = self.pair(slot) else { return };
-        client.asked = None;
-        gpu.refile(client);
-        gpu.clients.retain(|&other| other != slot);
-        self.release(slot);
-        self.slots[slot as usize].0 = None;
+        Ok(Self { ledger: Ledger::new(config)?, scratch: Vec::new() })
     }
 
     /// Step 3. See the [module](self).
     fn dispatch(&mut self, index: usize, actions: &mut Vec<TokenAction>) {
-        let now = self.now;
-        let (window, window_end) = (self.gpus[index].window, self.gpus[index].window_end);
-        let ready = self.gpus[index].ready.len() as u64;
+        let now = self.ledger.now;
+        let (window, window_end) = (self.ledger.gpus[index].window, self.ledger.gpus[index].window_end);
+        let ready = self.ledger.gpus[index].ready.len() as u64;
         let mut queue = core::mem::take(&mut self.scratch);
         let mut reservation: Option<Reservation> = None;
         let mut behind = 0;
@@ -613,7 +214,7 @@ impl MultiToken {
         let mut from = None;
         'rounds: loop {
             queue.clear();
-            let gpu = &self.gpus[index];
+            let gpu = &self.ledger.gpus[index];
             let rest = (
                 from.map_or(core::ops::Bound::Unbounded, core::ops::Bound::Excluded),
                 core::ops::Bound::Unbounded,
@@ -623,26 +224,30 @@ impl MultiToken {
             for &rank in &queue {
                 if reservation.is_some() {
                     behind += 1;
-                    if behind > self.config.backfill_depth {
+                    if behind > self.ledger.config.backfill_depth {
                         break 'rounds;
                     }
                 }
-                let Some((Some(client), _)) = self.slots.get(rank.slot as usize) else { continue };
-                let gpu = &self.gpus[index];
+                let Some((Some(client), _)) = self.ledger.slots.get(rank.slot as usize) else { continue };
+                let gpu = &self.ledger.gpus[index];
                 let same_lease = client.holds.filter(|lease| lease.window == window);
                 let held = client.holds.map_or(0, |lease| lease.sm);
                 let sm = same_lease.map_or(client.share.sm.get(), |lease| lease.sm);
                 let needed = sm.saturating_sub(held);
-                let mut budget =
-                    self.config.max_token.min(client.remain(window)).min(window_end.saturating_since(now));
+                let mut budget = self
+                    .ledger
+                    .config
+                    .max_token
+                    .min(client.remain(window))
+                    .min(window_end.saturating_since(now));
                 if ready > 1 {
                     let fair = Duration::from_nanos(window_end.saturating_since(now).as_nanos() / ready);
-                    let least = Duration::from_nanos(self.config.max_token.as_nanos().div_ceil(4));
+                    let least = Duration::from_nanos(self.ledger.config.max_token.as_nanos().div_ceil(4));
                     budget = budget.min(if rank.met { fair.max(least) } else { client.miss(window) });
                 }
                 // A lease that is extended runs for what is left of it first.
                 let left = same_lease.map_or(Duration::ZERO, |lease| lease.outstanding(window));
-                let overhead = left + self.config.slack + self.config.grace;
+                let overhead = left + self.ledger.config.slack + self.ledger.config.grace;
                 match &mut reservation {
                     None if needed > gpu.free => {
                         reservation = Some(self.reserve(gpu, rank.slot, needed));
@@ -654,15 +259,15 @@ impl MultiToken {
                     Some(reserved) if sm <= reserved.beside => reserved.beside -= sm,
                     Some(reserved) => {
                         budget = budget.min(reserved.at.saturating_since(now).saturating_sub(overhead));
-                        if budget < self.config.min_token {
+                        if budget < self.ledger.config.min_token {
                             continue;
                         }
                     }
                 }
                 if !budget.is_zero() {
-                    let free = self.gpus[index].free;
-                    self.grant(rank.slot, budget, sm, actions);
-                    if self.gpus[index].free > free {
+                    let free = self.ledger.gpus[index].free;
+                    self.ledger.grant(rank.slot, budget, sm, window_end, actions);
+                    if self.ledger.gpus[index].free > free {
                         // It gave SMs back with the lease that was replaced: who did not fit may fit now.
                         (reservation, behind, from) = (None, 0, None);
                         continue 'rounds;
@@ -679,85 +284,16 @@ impl MultiToken {
     fn reserve(&self, gpu: &Gpu, head: u32, needed: u16) -> Reservation {
         let mut free = gpu.free;
         for &(release, slot) in gpu.releases.iter().filter(|&&(_, slot)| slot != head) {
-            let held = self.slots[slot as usize].0.as_ref().and_then(|client| client.holds);
+            let held = self.ledger.slots[slot as usize].0.as_ref().and_then(|client| client.holds);
             free += held.map_or(0, |lease| lease.sm);
             if free >= needed {
                 return Reservation { at: release, beside: free - needed };
             }
         }
         // Free and held SMs are the whole GPU, and nobody needs more.
-        Reservation { at: self.now, beside: 0 }
-    }
-
-    /// Gives a token, extends the one that is held, or replaces one of the window before.
-    fn grant(&mut self, slot: u32, budget: Duration, sm: u16, actions: &mut Vec<TokenAction>) {
-        let (now, slack, grace) = (self.now, self.config.slack, self.config.grace);
-        let id = LeaseId(self.next_lease + 1);
-        let Some((client, gpu)) = self.pair(slot) else { return };
-        let lease = match client.holds {
-            Some(held) if held.window == gpu.window => {
-                let runs = held.outstanding(gpu.window).saturating_add(budget).saturating_add(slack);
-                let expires = now.saturating_add(runs).min(gpu.window_end).max(held.expires);
-                // What was overused is used: the new time comes on top of it.
-                Lease { budget: held.budget.max(held.charged).saturating_add(budget), expires, ..held }
-            }
-            _ => {
-                let expires = now.saturating_add(budget.saturating_add(slack)).min(gpu.window_end);
-                Lease { id, window: gpu.window, budget, charged: Duration::ZERO, expires, sm }
-            }
-        };
-        if let Some(held) = client.holds.replace(lease) {
-            gpu.free += held.sm;
-            gpu.releases.remove(&(held.expires.saturating_add(grace), slot));
-            if held.id != lease.id {
-                client.unsettled = Some(held);
-            }
-        }
-        gpu.free -= lease.sm;
-        gpu.releases.insert((lease.expires.saturating_add(grace), slot));
-        client.asked = None;
-        gpu.refile(client);
-        actions.push(TokenAction::Grant {
-            client: client.id,
-            lease: lease.id,
-            budget: lease.budget,
-            expires: lease.expires,
-        });
-        self.next_lease = self.next_lease.max(lease.id.0);
-    }
-
-    /// Checks what the module's essay promises.
-    fn invariants(&self) {
-        for (index, gpu) in self.gpus.iter().enumerate() {
-            let mut held = 0;
-            let (mut ready, mut throttled, mut holders) = (0, 0, 0);
-            for &slot in &gpu.clients {
-                let client = self.slots[slot as usize].0.as_ref().expect("listed clients exist");
-                assert_eq!(client.gpu, index);
-                if let Some(lease) = client.holds {
-                    held += u32::from(lease.sm);
-                    holders += 1;
-                    assert!(gpu.releases.contains(&(lease.expires.saturating_add(self.config.grace), slot)));
-                }
-                assert_eq!(client.filed, client.file(gpu.window), "{} is filed where it belongs", client.id);
-                match client.filed {
-                    Filed::Ready(rank) => {
-                        ready += 1;
-                        assert!(gpu.ready.contains(&rank));
-                    }
-                    Filed::Throttled => throttled += 1,
-                    Filed::Nowhere => {}
-                }
-            }
-            assert_eq!(held + u32::from(gpu.free), u32::from(SmShare::WHOLE.get()), "SMs of {index}");
-            assert_eq!((ready, throttled, holders), (gpu.ready.len(), gpu.throttled, gpu.releases.len()));
-        }
+        Reservation { at: self.ledger.now, beside: 0 }
     }
 }
-
-/// Windows without any event after which spare time is forgotten altogether: it bounds the work of catching up, and of
-/// ten seconds used beyond the request nothing is left by then.
-const FORGOTTEN: u64 = 320;
 
 /// How many ready clients are taken out of the order at once.
 const BATCH: usize = 8;
@@ -780,99 +316,30 @@ impl Engine for MultiToken {
         event: TokenEvent,
         actions: &mut Vec<TokenAction>,
     ) -> Result<(), TokenError> {
-        self.check(now, &event)?;
-        self.catch_up(now, actions);
-        match event {
-            TokenEvent::ClientJoined { client, gpu, share } => self.join(now, client, gpu, share),
-            TokenEvent::ShareChanged { client, share } => {
-                let window = self.config.window;
-                if let Some((known, gpu)) = self.pair(client.slot()) {
-                    known.share = share;
-                    known.request = share.quota.request().of(window);
-                    known.limit = share.quota.limit().of(window);
-                    known.largest = known.largest.max(known.limit);
-                    gpu.refile(known);
-                    (gpu.stirred, gpu.reshuffled) = (true, true);
-                }
-                self.tell(client.slot(), actions);
-            }
-            TokenEvent::ClientLeft { client } => {
-                if let Some((_, gpu)) = self.pair(client.slot()) {
-                    (gpu.stirred, gpu.reshuffled) = (true, true);
-                }
-                self.leave(client.slot());
-            }
-            TokenEvent::TokenRequested { client } => {
-                self.next_request += 1;
-                let asked = (self.next_request, now);
-                if let Some((known, gpu)) = self.pair(client.slot()) {
-                    known.asked.get_or_insert(asked);
-                    gpu.refile(known);
-                    gpu.stirred = true;
-                }
-                self.tell(client.slot(), actions);
-            }
-            TokenEvent::TokenReturned { client, lease, used } => {
-                self.settle(client.slot(), lease, used);
-                if let Some((known, gpu)) = self.pair(client.slot()) {
-                    gpu.stirred = true;
-                    if known.holds.is_some_and(|held| held.id == lease) {
-                        self.release(client.slot());
-                    }
-                }
-                // Returned is returned: a second return of it is stale.
-                if let Some((known, _)) = self.pair(client.slot())
-                    && known.unsettled.is_some_and(|earlier| earlier.id == lease)
-                {
-                    known.unsettled = None;
-                }
-                self.tell(client.slot(), actions);
-            }
-            TokenEvent::UsageReported { client, lease, used } => {
-                self.settle(client.slot(), lease, used);
-                if let Some((_, gpu)) = self.pair(client.slot()) {
-                    gpu.stirred = true;
-                }
-                self.tell(client.slot(), actions);
-            }
-            // A deadline has been dealt with by catching up.
-            _ => {}
-        }
-        for index in 0..self.gpus.len() {
-            if core::mem::take(&mut self.gpus[index].stirred) {
+        self.ledger.account(now, event, actions)?;
+        for index in 0..self.ledger.gpus.len() {
+            if core::mem::take(&mut self.ledger.gpus[index].stirred) {
                 self.dispatch(index, actions);
             }
         }
         if cfg!(debug_assertions) {
-            self.invariants();
+            self.ledger.invariants();
         }
         Ok(())
     }
 
     fn next_deadline(&self) -> Option<Timestamp> {
-        let of_gpu = |gpu: &Gpu| {
-            let release = gpu.releases.first().map(|&(release, _)| release);
-            let roll = (gpu.throttled > 0 || !gpu.ready.is_empty()).then_some(gpu.window_end);
-            release.into_iter().chain(roll).min()
-        };
-        self.gpus.iter().filter_map(of_gpu).min()
+        self.ledger.next_deadline()
     }
 }
 
 impl TokenScheduler for MultiToken {
     fn client(&self, client: ClientId) -> Option<ClientStatus> {
-        let known = self.get(client).ok()?;
-        let gpu = GpuId(u32::try_from(known.gpu).ok()?);
-        let mut status = ClientStatus::joined(client, gpu, known.share);
-        status.window_used = known.used;
-        status.total_used = known.total;
-        status.holds = known.holds.map(|lease| lease.id);
-        status.waiting_since = known.asked.map(|(_, since)| since);
-        Some(status)
+        self.ledger.status(client)
     }
 
     fn window(&self) -> Duration {
-        self.config.window
+        self.ledger.config.window
     }
 }
 
