@@ -1,7 +1,8 @@
 //! Packers under churn, beside their peers in the same run.
 //!
-//! `cargo bench -p gshare-bench --bench packers` first prints percentiles per call (criterion reports means only), then
-//! runs criterion over the same pools. `GSHARE_BENCH_GPUS=1000,10000,100000` chooses the pool sizes of the percentiles.
+//! `cargo bench -p gshare-bench --bench packers` prints a table of each figure beside its bar (criterion reports means of
+//! many calls only, and these are percentiles of single ones), then runs criterion over the same pools.
+//! `GSHARE_BENCH_GPUS=1000,10000` chooses the sizes of the pools of the table.
 
 use std::time::{Duration, Instant};
 
@@ -25,75 +26,171 @@ fn contact() -> MaxRectsConfig {
     MaxRectsConfig::default().with_rearrange_gpus(0)
 }
 
-/// Five samples of `rounds` rounds each; the least and the median of their percentiles.
-fn percentiles<P: Pool>(name: &str, gpus: usize, mix: Mix, mut churn: Churn<P>, warm: usize, rounds: usize) {
+/// What a pool was measured at: nanoseconds, the least of five samples.
+#[derive(Debug, Clone, Copy)]
+struct Measured {
+    place_p50: u32,
+    place_p99: u32,
+    place_mean: u32,
+    release_p50: u32,
+    release_p99: u32,
+    release_mean: u32,
+    used: f64,
+}
+
+fn measure<P: Pool>(mut churn: Churn<P>, warm: usize, rounds: usize) -> Measured {
     for _ in 0..warm {
         churn.round(&mut Nothing);
     }
-    let mut samples: Vec<[u32; 4]> = (0..5)
-        .map(|_| {
-            let mut times = Times::default();
-            for _ in 0..rounds {
-                churn.round(&mut times);
-            }
-            let (place, release) = (&mut times.place_ns, &mut times.release_ns);
-            [
-                percentile(place, 0.5),
-                percentile(place, 0.99),
-                percentile(release, 0.5),
-                percentile(release, 0.99),
-            ]
-        })
-        .collect();
-    samples.sort_unstable();
-    let (least, median) = (samples[0], samples[2]);
-    println!(
-        "{name:<22} {gpus:>7} {:<8} {:>9}/{:<9} {:>9}/{:<9} {:>9}/{:<9} {:>6.3}",
-        mix.name(),
-        least[0],
-        median[0],
-        least[1],
-        median[1],
-        least[2],
-        median[2],
-        churn.used_ratio()
-    );
+    let mut least = [u32::MAX; 6];
+    for _ in 0..5 {
+        let mut times = Times::default();
+        for _ in 0..rounds {
+            churn.round(&mut times);
+        }
+        let (place, release) = (&mut times.place_ns, &mut times.release_ns);
+        let sample = [
+            percentile(place, 0.5),
+            percentile(place, 0.99),
+            mean(place),
+            percentile(release, 0.5),
+            percentile(release, 0.99),
+            mean(release),
+        ];
+        least.iter_mut().zip(sample).for_each(|(least, sample)| *least = sample.min(*least));
+    }
+    let [place_p50, place_p99, place_mean, release_p50, release_p99, release_mean] = least;
+    let used = churn.used_ratio();
+    Measured { place_p50, place_p99, place_mean, release_p50, release_p99, release_mean, used }
+}
+
+fn mean(values: &[u32]) -> u32 {
+    let sum: u64 = values.iter().map(|value| u64::from(*value)).sum();
+    u32::try_from(sum / (values.len() as u64).max(1)).unwrap_or(u32::MAX)
+}
+
+/// A figure beside the most it may be.
+fn at_most(measured: u32, bar: u32) -> String {
+    format!("{measured}/{bar}{}", if measured <= bar { "" } else { " !" })
+}
+
+/// How many times as long a peer takes, beside the least it should be.
+fn times(peer: u32, ours: u32, bar: f64) -> String {
+    let ratio = f64::from(peer) / f64::from(ours.max(1));
+    format!("{ratio:.1}x/{bar}x{}", if ratio >= bar { "" } else { " !" })
 }
 
 fn table() {
     let sizes = std::env::var("GSHARE_BENCH_GPUS").unwrap_or_else(|_| "100,1000,10000,100000".into());
+    let sizes: Vec<u32> = sizes.split(',').filter_map(|size| size.trim().parse().ok()).collect();
     println!(
-        "ns per call under churn at half load, least/median of 5 samples; the clock's own cost is taken off"
+        "place and release under churn at half load, ns/bar (! = missed): least of 5 samples, clock taken off"
     );
     println!(
-        "{:<22} {:>7} {:<8} {:^19} {:^19} {:^19} {:>6}",
-        "packer", "gpus", "mix", "place p50", "place p99", "release p50", "used"
+        "  rules: contact (the default, without re-arranging), area (best area fit), rearranging (the default)"
     );
-    for gpus in sizes.split(',').filter_map(|size| size.trim().parse::<u32>().ok()) {
+    println!(
+        "{:>7} {:<8} {:<12} {:>11} {:>12} {:>6} {:>12} {:>12} {:>7}",
+        "gpus", "mix", "rule", "place p50", "p99", "mean", "release p50", "p99", "used"
+    );
+    let mut all: Vec<(u32, Mix, Measured)> = Vec::new();
+    for &gpus in &sizes {
         let count = gpus as usize;
-        let warm = (count / 8).max(400);
+        let warm = (count / 8).clamp(400, 4_000);
         for mix in MIXES {
-            for (name, config) in [
-                ("max_rects", contact()),
-                ("max_rects_area_fit", area_fit()),
-                ("max_rects_rearranging", MaxRectsConfig::default()),
-            ] {
+            let rules =
+                [("contact", contact()), ("area", area_fit()), ("rearranging", MaxRectsConfig::default())];
+            for (rule, config) in rules {
                 let churn = Churn::new(Ours::new(gpus, config), mix, count, 0.5, 1, 1);
-                percentiles(name, count, mix, churn, warm, 60);
+                let it = measure(churn, warm, 60);
+                let (fine, half) = (mix == Mix::Fine, mix == Mix::Half);
+                // Sizes in basis points have no bar, and more than eight placements a GPU (half) none for place.
+                let basis = !Mix::PERCENT.contains(&mix);
+                let bar = |measured: u32, bar: Option<u32>| {
+                    bar.map_or_else(|| measured.to_string(), |bar| at_most(measured, bar))
+                };
+                let placed = (!basis && !half).then_some(if fine { (600, 2_500) } else { (250, 1_000) });
+                let released = (!basis).then_some(if half { 2_000 } else { 1_000 });
+                println!(
+                    "{gpus:>7} {:<8} {rule:<12} {:>11} {:>12} {:>6} {:>12} {:>12} {:>7.3}",
+                    mix.name(),
+                    bar(it.place_p50, placed.map(|bars| bars.0)),
+                    bar(it.place_p99, placed.map(|bars| bars.1)),
+                    it.place_mean,
+                    bar(it.release_p50, released),
+                    it.release_p99,
+                    it.used
+                );
+                if rule == "contact" {
+                    all.push((gpus, mix, it));
+                }
             }
-            let percent = Mix::PERCENT.contains(&mix);
-            if percent && gpus <= 10_000 {
-                let few = if gpus > 1_000 { 1 } else { 10 };
-                let churn = Churn::new(Guillotiere::new(count, 100), mix, count, 0.5, 100, 1);
-                percentiles("peer guillotiere", count, mix, churn, 10 * few, few);
-                let churn = Churn::new(Etagere::new(count, 100), mix, count, 0.5, 100, 1);
-                percentiles("peer etagere", count, mix, churn, 10 * few, few);
-                let churn = Churn::new(Scan::new(count, 100), mix, count, 0.5, 100, 1);
-                percentiles("peer algorithm 2", count, mix, churn, 5 * few, few);
+        }
+    }
+    let of = |gpus: u32, mix: Mix| all.iter().find(|row| (row.0, row.1) == (gpus, mix)).map(|row| row.2);
+    println!("\nplace p50 at 100 000 GPUs over that at 1 000: bar 2");
+    for mix in Mix::PERCENT {
+        if let (Some(small), Some(large)) = (of(1_000, mix), of(100_000, mix)) {
+            let ratio = f64::from(large.place_p50) / f64::from(small.place_p50.max(1));
+            println!("  {:<8} {ratio:.2}{}", mix.name(), if ratio <= 2.0 { "" } else { " !" });
+        }
+    }
+    println!(
+        "\npeers, place: how many times as long as contact takes, by p50 and by mean / bar; at 100 GPUs no bar"
+    );
+    println!(
+        "{:>6} {:<8} {:<12} {:>9} {:>9} {:>16} {:>16} {:>18} {:>7}",
+        "gpus", "mix", "peer", "p50 ns", "mean ns", "by p50", "by mean", "place+release ns", "used"
+    );
+    for &gpus in sizes.iter().filter(|gpus| **gpus <= 10_000) {
+        let count = gpus as usize;
+        for mix in Mix::PERCENT {
+            let Some(ours) = of(gpus, mix) else { continue };
+            let pair = |it: &Measured| it.place_mean.saturating_add(it.release_mean);
+            println!(
+                "{gpus:>6} {:<8} {:<12} {:>9} {:>9} {:>16} {:>16} {:>18} {:>7.3}",
+                mix.name(),
+                "(contact)",
+                ours.place_p50,
+                ours.place_mean,
+                "",
+                "",
+                pair(&ours),
+                ours.used
+            );
+            let few = if gpus > 1_000 { 1 } else { 10 };
+            let of_size = |at_1000: f64, at_10000: f64| match gpus {
+                ..1_000 => 0.0,
+                1_000..10_000 => at_1000,
+                _ => at_10000,
+            };
+            let half = |pool| Churn::new(pool, mix, count, 0.5, 100, 1);
+            let guillotiere = measure(half(Guillotiere::new(count, 100)), 10 * few, few);
+            let etagere =
+                measure(Churn::new(Etagere::new(count, 100), mix, count, 0.5, 100, 1), 10 * few, few);
+            let scan = measure(Churn::new(Scan::new(count, 100), mix, count, 0.5, 100, 1), 5 * few, few);
+            for (peer, it, bar) in [
+                ("guillotiere", guillotiere, of_size(8.0, 100.0)),
+                ("algorithm 2", scan, of_size(20.0, 200.0)),
+                ("etagere", etagere, 0.0),
+            ] {
+                println!(
+                    "{gpus:>6} {:<8} {peer:<12} {:>9} {:>9} {:>16} {:>16} {:>18} {:>7.3}",
+                    mix.name(),
+                    it.place_p50,
+                    it.place_mean,
+                    times(it.place_p50, ours.place_p50, bar),
+                    times(it.place_mean, ours.place_mean, bar),
+                    pair(&it),
+                    it.used
+                );
             }
         }
     }
     memory();
+    println!(
+        "heap allocations per call in steady state: 0, `cargo test -p gshare-sched --test pack_alloc` counts them\n"
+    );
 }
 
 /// Row: 100 000 GPUs with eight placements each.
@@ -109,7 +206,7 @@ fn memory() {
     for _ in 0..800_000 {
         pool.place(&eighth).expect("eight a GPU");
     }
-    println!("100000 GPUs with 8 placements each: {:.1} MB", megabytes(pool.memory_bytes()));
+    println!("\n100 000 GPUs with 8 placements each: {:.1} MB, bar 150", megabytes(pool.memory_bytes()));
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a report")]
@@ -181,7 +278,7 @@ fn dilu_demand(rng: &mut SplitMix64) -> Demand {
 }
 
 fn dilu(criterion: &mut Criterion) {
-    println!("dilu: ns per call under churn, least/median of 5 samples");
+    println!("dilu under churn, ns/bar (! = missed): least of 5 samples");
     let mut group = criterion.benchmark_group("dilu_place");
     group.sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1));
     for gpus in [300u32, 3_000, 30_000, 300_000] {
@@ -198,9 +295,10 @@ fn dilu(criterion: &mut Criterion) {
             .collect();
         samples.sort_unstable();
         let ([place, p99, release], middle) = (samples[0], samples[2]);
+        let bar = if gpus == 30_000 { at_most(place, 600) } else { place.to_string() };
         println!(
-            "{gpus:>7} GPUs: place p50 {place}/{} p99 {p99}/{} release p50 {release}/{}",
-            middle[0], middle[1], middle[2]
+            "dilu, {gpus:>7} GPUs: place p50 {bar} ns p99 {p99} release p50 {release} (median {})",
+            middle[0]
         );
         group.bench_function(BenchmarkId::from_parameter(gpus), |bencher| {
             bencher.iter_custom(|count| {

@@ -2,9 +2,9 @@
 //! wrong and prints it with a picture; `--first SEED --seeds 1` runs that one again.
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use gshare_core::TokenScheduler;
-use gshare_sched::token::{MultiToken, MultiTokenConfig};
+use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
 use gshare_sim::node::{self, NodeReport, ShareReport};
 use gshare_sim::token::Terms;
 use std::time::Instant;
@@ -12,6 +12,9 @@ use std::time::Instant;
 /// Runs whole-node simulations of the token engine.
 #[derive(Debug, Parser)]
 struct Options {
+    /// Whose decisions.
+    #[arg(long, value_enum, default_value_t = Policy::MultiToken)]
+    policy: Policy,
     /// How many seeds.
     #[arg(long, default_value_t = 100)]
     seeds: u64,
@@ -29,13 +32,27 @@ struct Options {
     verbose: bool,
 }
 
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Policy {
+    MultiToken,
+    Slots,
+}
+
 fn main() -> Result<()> {
     let options = Options::parse();
     let config = MultiTokenConfig::default();
     let overtime = config.slack.saturating_add(config.grace);
-    let terms = Terms::multi_token(config.window, config.max_token, overtime, config.max_debt);
+    // A slot is given in one piece.
+    let longest = match options.policy {
+        Policy::MultiToken => config.max_token,
+        Policy::Slots => config.window,
+    };
+    let terms = Terms::multi_token(config.window, longest, overtime, config.max_debt);
     let run = |seed| -> Result<NodeReport> {
-        let scheduler: Box<dyn TokenScheduler> = Box::new(MultiToken::new(config.clone())?);
+        let scheduler: Box<dyn TokenScheduler> = match options.policy {
+            Policy::MultiToken => Box::new(MultiToken::new(config.clone())?),
+            Policy::Slots => Box::new(SlotScheduler::new(config.clone())?),
+        };
         Ok(node::run_within(seed, scheduler, terms, options.error_max)?)
     };
 

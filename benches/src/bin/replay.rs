@@ -24,6 +24,8 @@ enum Scenario {
     DiluTable3(replay::dilu_table3::Args),
     /// FaST-GShare, section 5.4 and figure 11: eight pods, how many GPUs, in every order of arrival
     FastFig11(replay::fast_fig11::Args),
+    /// FaST-GShare, sections 3.3.3 and 3.4.2: quotas met on GPUs packed to the brim, by queue and by slots
+    FastSlots(replay::fast_slots::Args),
     /// GPU-enabled FaaS, figures 4 to 7: locality-aware request scheduling on 12 GPUs
     Lalb(replay::lalb::Args),
     /// The same policy on real processes and simulated GPUs, beside its simulation
@@ -43,6 +45,7 @@ fn main() -> Result<()> {
         Scenario::DiluTable2(args) => replay::dilu_table2::run(args)?,
         Scenario::DiluTable3(args) => replay::dilu_table3::run(args)?,
         Scenario::FastFig11(args) => replay::fast_fig11::run(args)?,
+        Scenario::FastSlots(args) => replay::fast_slots::run(args)?,
         Scenario::Lalb(args) => replay::lalb::run(args)?,
         Scenario::LalbReal(args) => replay::lalb_real::run(args)?,
         Scenario::DiluFig20(args) => replay::dilu_fig20::run(args)?,

@@ -10,6 +10,7 @@ pub mod dilu_table2;
 pub mod dilu_table3;
 pub mod fast_fig11;
 pub mod fast_fig12;
+pub mod fast_slots;
 pub mod lalb;
 pub mod lalb_real;
 pub mod packing;

@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// How many seeds
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 5)]
     seeds: u64,
     /// GPUs of the pool that is churned
     #[arg(long, default_value_t = 1_000)]
@@ -292,9 +292,10 @@ fn churned(args: &Args, seeds: &[u64], mix: Mix, report: &mut Report) {
     };
     let guillotiere =
         mean(&|seed| used(args, Churn::new(Guillotiere::new(gpus, 100), mix, gpus, 0.5, 100, seed)));
+    let plain = ours(contact);
     for (policy, used) in [
         ("best_area_fit", ours(baf)),
-        ("contact", ours(contact)),
+        ("contact", plain),
         ("contact_rearranging_4", ours(contact.with_rearrange_gpus(4))),
         ("contact_rearranging_64", ours(contact.with_rearrange_gpus(64))),
         ("paper_keep_16", ours(MaxRectsConfig::paper(16))),
@@ -305,6 +306,7 @@ fn churned(args: &Args, seeds: &[u64], mix: Mix, report: &mut Report) {
             ("input", format!("churn_{}_50%", mix.name()).into()),
             ("used_gpus_over_used_area", used.into()),
             ("over_guillotiere", (used / guillotiere).into()),
+            ("over_contact", (used / plain).into()),
         ]));
     }
 }

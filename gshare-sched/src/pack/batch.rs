@@ -113,7 +113,7 @@ impl<'a> Search<'a> {
         for order in ORDERS {
             let sorted = self.sorted(order);
             for rule in RULES {
-                if self.attempt(&sorted, rule) {
+                if self.attempt(&sorted, rule, true) {
                     best_order = (sorted.clone(), rule);
                 }
                 if self.best_bins <= bound {
@@ -123,6 +123,7 @@ impl<'a> Search<'a> {
         }
         // What ended in the emptiest bin goes first; the rules take turns.
         let (mut order, _) = best_order;
+        self.places.clone_from(&self.best_places);
         for repair in 0..REPAIRS {
             let mut area = vec![0u64; self.best_bins + 1];
             for (bin, rect) in &self.places {
@@ -134,7 +135,7 @@ impl<'a> Search<'a> {
             let emptiest = (0..used.min(area.len())).min_by_key(|bin| area[*bin]).unwrap_or(0);
             let places = &self.places;
             order.sort_by_key(|item| places[*item].0 != emptiest);
-            if self.attempt(&order, RULES[repair % RULES.len()]) && self.best_bins <= bound {
+            if self.attempt(&order, RULES[repair % RULES.len()], false) && self.best_bins <= bound {
                 return;
             }
         }
@@ -155,8 +156,9 @@ impl<'a> Search<'a> {
         indices
     }
 
-    /// Packs in this order; true (and remembered) when it takes fewer bins than the best so far.
-    fn attempt(&mut self, order: &[usize], rule: Rule) -> bool {
+    /// Packs in this order; true (and remembered) when it takes fewer bins than the best so far. One that will not is
+    /// given up at once, or finished: then its last bin says what to try next.
+    fn attempt(&mut self, order: &[usize], rule: Rule, give_up: bool) -> bool {
         self.open = 0;
         let mut complete = true;
         for index in order {
@@ -165,8 +167,10 @@ impl<'a> Search<'a> {
                 Some(choice) => choice,
                 None => (self.open_bin(), self.bin),
             };
-            // A lost attempt is still finished: its last bin says what to try next.
             complete &= self.open < self.best_bins;
+            if give_up && !complete {
+                return false;
+            }
             let at = match rule {
                 Rule::Contact => best_corner(self.bin, self.used[bin].iter().copied(), hole, w, h).1,
                 Rule::AreaFit | Rule::ShortSideFit => Rect::new(hole.x(), hole.y(), w, h),

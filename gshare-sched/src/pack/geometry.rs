@@ -148,6 +148,10 @@ impl Rect {
 
 /// The corner of `hole` in which a w x h rectangle touches most of the outlines of `bin` and of `used`; ties go to the
 /// lowest, then leftmost. Answers with the length touched.
+///
+/// What is in the hole can only be touched across the hole's own sides, so the lengths are summed side by side: for the
+/// left and right side along the lower and along the upper h of it, for the lower and upper side along the left and along
+/// the right w of it.
 pub(crate) fn best_corner(
     bin: Rect,
     used: impl Iterator<Item = Rect>,
@@ -155,29 +159,38 @@ pub(crate) fn best_corner(
     w: u16,
     h: u16,
 ) -> (u32, Rect) {
-    let (right, top) = (hole.right() - w, hole.top() - h);
-    let corners = [
-        Rect::new(hole.x(), hole.y(), w, h),
-        Rect::new(right, hole.y(), w, h),
-        Rect::new(hole.x(), top, w, h),
-        Rect::new(right, top, w, h),
+    let (x, y, right, top) = (hole.x(), hole.y(), hole.right(), hole.top());
+    let yes = |condition: bool, length: u16| u32::from(condition) * u32::from(length);
+    // Along the lower h or left w, and along the upper h or right w.
+    let mut sides = [
+        [yes(x == bin.x(), h); 2],
+        [yes(right == bin.right(), h); 2],
+        [yes(y == bin.y(), w); 2],
+        [yes(top == bin.top(), w); 2],
     ];
-    let mut touched = corners.map(|at| {
-        u32::from(at.x() == bin.x()) * u32::from(h)
-            + u32::from(at.right() == bin.right()) * u32::from(h)
-            + u32::from(at.y() == bin.y()) * u32::from(w)
-            + u32::from(at.top() == bin.top()) * u32::from(w)
-    });
     // Only what touches the hole can touch a rectangle in it.
     for other in used.filter(|other| other.touches(hole)) {
-        for (length, at) in touched.iter_mut().zip(corners) {
-            let beside = other.right() == at.x() || at.right() == other.x();
-            let above = other.top() == at.y() || at.top() == other.y();
-            let along_y = at.top().min(other.top()).saturating_sub(at.y().max(other.y()));
-            let along_x = at.right().min(other.right()).saturating_sub(at.x().max(other.x()));
-            *length += u32::from(beside) * u32::from(along_y) + u32::from(above) * u32::from(along_x);
+        let overlap = |low: u16, high: u16, from: u16, to: u16| high.min(to).saturating_sub(low.max(from));
+        let (low, high) = (other.y(), other.top());
+        let along_y = [overlap(low, high, y, y + h), overlap(low, high, top - h, top)];
+        let (low, high) = (other.x(), other.right());
+        let along_x = [overlap(low, high, x, x + w), overlap(low, high, right - w, right)];
+        let at = [other.right() == x, other.x() == right, other.top() == y, other.y() == top];
+        for (side, at) in at.into_iter().enumerate() {
+            let along = if side < 2 { along_y } else { along_x };
+            sides[side][0] += yes(at, along[0]);
+            sides[side][1] += yes(at, along[1]);
         }
     }
+    let [left_of, right_of, below, above] = sides;
+    // A rectangle as wide or high as the hole touches the opposite side too.
+    let (wide, high) = (u32::from(right - x == w), u32::from(top - y == h));
+    let touched = [
+        left_of[0] + below[0] + wide * right_of[0] + high * above[0],
+        right_of[0] + below[1] + wide * left_of[0] + high * above[1],
+        left_of[1] + above[0] + wide * right_of[1] + high * below[0],
+        right_of[1] + above[1] + wide * left_of[1] + high * below[1],
+    ];
     let mut best = 0;
     for corner in 1..4 {
         // The corners come lowest first, then leftmost.
@@ -185,7 +198,9 @@ pub(crate) fn best_corner(
             best = corner;
         }
     }
-    (touched[best], corners[best])
+    let corner_x = if best % 2 == 0 { x } else { right - w };
+    let corner_y = if best < 2 { y } else { top - h };
+    (touched[best], Rect::new(corner_x, corner_y, w, h))
 }
 
 /// The work space in which the free set of one GPU is recomputed, and what the last change did to it.

@@ -1,6 +1,6 @@
 //! The maximal-rectangles packer. See the [module documentation](super) for the algorithm.
 
-use core::cmp::Reverse;
+use core::cmp::{Ordering, Reverse};
 
 use gshare_core::pack::{
     Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement, Rectangle, RepackChange, RepackPlan,
@@ -27,6 +27,22 @@ pub enum Heuristic {
     /// fewer GPUs than [`Heuristic::BestAreaFit`] when demands come and go, so it is the default.
     #[default]
     ContactCorner,
+    /// The lowest GPU id with a free rectangle that fits, in it the smallest. For comparison: it looks at GPU after GPU.
+    FirstFit,
+}
+
+/// How free space is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Cut {
+    /// All maximal free rectangles: whatever fits is found.
+    #[default]
+    Maximal,
+    /// Pieces of guillotine cuts, which never overlap and are merged on release. For comparison.
+    Guillotine,
 }
 
 /// What happens to the rectangle of a placement that is released.
@@ -62,8 +78,10 @@ pub struct MaxRectsConfig {
     pub rearrange_gpus: u32,
     /// Most GPUs in use at once. Default: no limit.
     pub max_open_gpus: u32,
-    /// What happens to a released rectangle. Default: exact.
+    /// What happens to a released rectangle, with maximal rectangles. Default: exact.
     pub reclaim: Reclaim,
+    /// How free space is kept. Default: all maximal rectangles.
+    pub cut: Cut,
 }
 
 impl Default for MaxRectsConfig {
@@ -73,6 +91,7 @@ impl Default for MaxRectsConfig {
             rearrange_gpus: 4,
             max_open_gpus: u32::MAX,
             reclaim: Reclaim::default(),
+            cut: Cut::default(),
         }
     }
 }
@@ -86,7 +105,31 @@ impl MaxRectsConfig {
             rearrange_gpus: 0,
             max_open_gpus: u32::MAX,
             reclaim: Reclaim::KeepRestructure { threshold },
+            cut: Cut::Maximal,
         }
+    }
+
+    /// First fit over the GPUs, with maximal rectangles in each: what a pool of single-bin packers does.
+    pub const fn first_fit() -> Self {
+        let (heuristic, reclaim) = (Heuristic::FirstFit, Reclaim::Exact);
+        Self { heuristic, rearrange_gpus: 0, max_open_gpus: u32::MAX, reclaim, cut: Cut::Maximal }
+    }
+
+    /// Best area fit over the pieces of guillotine cuts.
+    pub const fn guillotine() -> Self {
+        let (heuristic, reclaim) = (Heuristic::BestAreaFit, Reclaim::Exact);
+        Self { heuristic, rearrange_gpus: 0, max_open_gpus: u32::MAX, reclaim, cut: Cut::Guillotine }
+    }
+
+    /// Whether the free rectangles follow from the placements alone.
+    fn is_exact(&self) -> bool {
+        (self.reclaim, self.cut) == (Reclaim::Exact, Cut::Maximal)
+    }
+
+    /// The same with free space kept another way.
+    #[must_use]
+    pub const fn with_cut(self, cut: Cut) -> Self {
+        Self { cut, ..self }
     }
 
     /// The same with another fate of released rectangles.
@@ -115,7 +158,8 @@ impl MaxRectsConfig {
 }
 
 /// Everything a [`MaxRects`] holds, in a form to keep and to bring back. Later answers are the same as those of the
-/// packer it was taken from (under [`Reclaim::KeepRestructure`]: as if it had just restructured).
+/// packer it was taken from (under [`Reclaim::KeepRestructure`]: as if it had just restructured; under
+/// [`Cut::Guillotine`]: as if its placements had been made anew).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -207,6 +251,8 @@ struct Undo {
     fresh: bool,
     /// Rectangles of the other placements before a re-arrangement.
     before: Option<Vec<Rect>>,
+    /// The free rectangles before, where they do not follow from the placements.
+    free: Option<Vec<Rect>>,
 }
 
 /// A pool of GPUs packed by maximal free rectangles. See the [module documentation](super).
@@ -426,6 +472,14 @@ impl MaxRects {
         let best = match self.config.heuristic {
             Heuristic::BestAreaFit | Heuristic::ContactCorner => self.index.best_area_fit(w, h, &accept),
             Heuristic::BestShortSideFit => self.index.best_short_side_fit(w, h, &accept),
+            Heuristic::FirstFit => {
+                let fits = |(id, gpu): &(GpuId, &Gpu)| {
+                    let mut holes = self.free.get(gpu.free).iter();
+                    let open = gpu.is_open() && !gpu.cordoned;
+                    open && holes.any(|hole| hole.w() >= w && hole.h() >= h) && accept(id.0)
+                };
+                return self.present().find(fits).map(|(id, _)| id.0);
+            }
         };
         best.map(|best| best.gpu)
     }
@@ -481,7 +535,7 @@ impl MaxRects {
         let state = &self.gpus[gpu as usize];
         let fitting = || self.free.get(state.free).iter().filter(|hole| hole.w() >= w && hole.h() >= h);
         match self.config.heuristic {
-            Heuristic::BestAreaFit => {
+            Heuristic::BestAreaFit | Heuristic::FirstFit => {
                 let key = |hole: &&Rect| (hole.area(), hole.short_side(), hole.y(), hole.x());
                 let hole = fitting().min_by_key(key)?;
                 Some(Rect::new(hole.x(), hole.y(), w, h))
@@ -494,12 +548,32 @@ impl MaxRects {
                 Some(Rect::new(hole.x(), hole.y(), w, h))
             }
             Heuristic::ContactCorner => {
+                // Most often there is one smallest hole, and often it is as wide and high as the demand.
                 let key = |hole: &Rect| (hole.area(), hole.short_side());
-                let least = fitting().map(key).min()?;
-                let pods = self.pods.get(state.pods);
+                let mut least: Option<((u32, u16), Rect)> = None;
+                let mut several = false;
+                for hole in fitting() {
+                    let key = key(hole);
+                    let order = least.map_or(Ordering::Less, |(least, _)| key.cmp(&least));
+                    several = (several && order == Ordering::Greater) || order == Ordering::Equal;
+                    if order == Ordering::Less {
+                        least = Some((key, *hole));
+                    }
+                }
+                let (least, hole) = least?;
+                if !several && (hole.w(), hole.h()) == (w, h) {
+                    return Some(hole);
+                }
+                let corner = |hole: Rect| {
+                    let pods = self.pods.get(state.pods).iter().map(|pod| pod.rect);
+                    best_corner(state.bin(), pods, hole, w, h)
+                };
+                if !several {
+                    return Some(corner(hole).1);
+                }
                 fitting()
                     .filter(|hole| key(hole) == least)
-                    .map(|hole| best_corner(state.bin(), pods.iter().map(|pod| pod.rect), *hole, w, h))
+                    .map(|hole| corner(*hole))
                     .min_by_key(|(touched, at)| (Reverse(*touched), at.y(), at.x()))
                     .map(|(_, at)| at)
             }
@@ -535,6 +609,8 @@ impl MaxRects {
         let (w, h) = (demand.quota.get(), demand.sm.get());
         let gpu = choice.gpu;
         let mut before = None;
+        let keeps_free = undo.is_some() && !self.config.is_exact();
+        let free = keeps_free.then(|| self.free.get(self.gpus[gpu as usize].free).to_vec());
         let rect = if choice.rearrange {
             if undo.is_some() {
                 before =
@@ -557,7 +633,7 @@ impl MaxRects {
         self.invariants(gpu);
         let id = PlacementId::new(slot, self.slots[slot as usize].generation);
         if let Some(undo) = undo {
-            undo.push(Undo { slot, fresh, before });
+            undo.push(Undo { slot, fresh, before, free });
         }
         let mut placed = Placed::new(Placement::new(id, GpuId(gpu), rect.public(), *demand));
         placed.rearranged = choice.rearrange;
@@ -628,6 +704,13 @@ impl MaxRects {
             self.rebuild_free(gpu);
             self.link(gpu);
         }
+        if let Some(free) = step.free {
+            self.unlink(gpu);
+            let state = &mut self.gpus[gpu as usize];
+            state.whole = !state.is_open() && free == [state.bin()];
+            self.free.set(&mut state.free, &free);
+            self.link(gpu);
+        }
         self.invariants(gpu);
     }
 
@@ -654,7 +737,10 @@ impl MaxRects {
                 self.index.remove_free_area(state.area_free(), gpu);
             }
         }
-        self.set.occupy(self.free.get(state.free), rect);
+        match self.config.cut {
+            Cut::Maximal => self.set.occupy(self.free.get(state.free), rect),
+            Cut::Guillotine => self.set.cut_out(self.free.get(state.free), rect),
+        }
         self.pods.push(&mut state.pods, Pod { rect, slot });
         state.area_used += rect.area();
         state.memory_used += memory;
@@ -677,6 +763,10 @@ impl MaxRects {
         let used = self.pods.get(state.pods).iter().map(|pod| pod.rect);
         let free = self.free.get(state.free);
         match self.config.reclaim {
+            _ if self.config.cut == Cut::Guillotine => match state.is_open() {
+                true => self.set.merge_in(free, freed),
+                false => self.set.become_one(free, state.bin()),
+            },
             Reclaim::KeepRestructure { threshold } if free.len() < threshold as usize => {
                 self.set.append(free, freed);
             }
@@ -729,8 +819,11 @@ impl MaxRects {
         self.pods.push(&mut state.pods, newcomer);
         state.area_used += newcomer.rect.area();
         state.memory_used += self.slots[newcomer.slot as usize].demand.memory.get();
-        self.free.set(&mut state.free, &self.arranger.free);
-        state.whole = false;
+        match self.config.cut {
+            Cut::Maximal => self.free.set(&mut state.free, &self.arranger.free),
+            Cut::Guillotine => self.rebuild_free(gpu),
+        }
+        self.gpus[gpu as usize].whole = false;
         self.link(gpu);
     }
 
@@ -741,7 +834,10 @@ impl MaxRects {
         state.whole = !state.is_open();
         for index in 0..state.pods.len() {
             let rect = self.pods.get(state.pods)[index].rect;
-            self.set.occupy(self.free.get(state.free), rect);
+            match self.config.cut {
+                Cut::Maximal => self.set.occupy(self.free.get(state.free), rect),
+                Cut::Guillotine => self.set.cut_out(self.free.get(state.free), rect),
+            }
             self.set.kept.extend_from_slice(&self.set.new);
             self.free.set(&mut state.free, &self.set.kept);
         }

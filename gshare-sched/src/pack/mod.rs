@@ -46,13 +46,15 @@
 pub mod admission;
 mod batch;
 mod geometry;
+mod guillotine;
 mod index;
 mod max_rects;
+pub mod picture;
 mod rearrange;
 pub(crate) mod runs;
 pub(crate) mod sets;
 pub mod slot_table;
 
 pub use batch::{BatchPacking, lower_bound, pack_batch};
-pub use max_rects::{Heuristic, MaxRects, MaxRectsConfig, Reclaim, Snapshot, SnapshotGpu};
+pub use max_rects::{Cut, Heuristic, MaxRects, MaxRectsConfig, Reclaim, Snapshot, SnapshotGpu};
 pub use slot_table::{Slot, SlotTable, Waiting};

@@ -143,13 +143,13 @@ impl<K: Copy + Ord> SlotTable<K> {
             let slots = wants.iter().zip(&arranger.placed).map(|(want, rect)| slot(want, rect.x()));
             return Self::of(slots);
         }
-        let by_area = |want: &(K, Quota, SmShare)| (u32::from(want.1.get()) * u32::from(want.2.get()), 0);
-        let by_sm = |want: &(K, Quota, SmShare)| (u32::from(want.2.get()), u32::from(want.1.get()));
-        let by_quota = |want: &(K, Quota, SmShare)| (u32::from(want.1.get()), u32::from(want.2.get()));
-        let mut order = wants.to_vec();
-        let keys: [fn(&(K, Quota, SmShare)) -> (u32, u32); 3] = [by_area, by_sm, by_quota];
-        keys.into_iter().find_map(|key| {
-            order.sort_by_key(|want| core::cmp::Reverse(key(want)));
+        // The largest first: by area, by SMs, by quota.
+        (0..3).find_map(|rule| {
+            let mut order = wants.to_vec();
+            order.sort_by_key(|(_, quota, sm)| {
+                let (quota, sm) = (u32::from(quota.get()), u32::from(sm.get()));
+                core::cmp::Reverse([(quota * sm, 0), (sm, quota), (quota, sm)][rule])
+            });
             let mut table = Self::default();
             order.iter().all(|(owner, length, sm)| table.add_anywhere(*owner, *length, *sm)).then_some(table)
         })

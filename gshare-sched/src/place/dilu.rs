@@ -198,23 +198,18 @@ impl DiluPacker {
             return Ok(());
         }
         let part = Need { request: need.request, limit: need.request, memory: 0 };
+        let fits =
+            |gpu: u32, free: &Free| free.memory > 0 && free.holds(part) && self.keeps_apart(gpu, demand);
+        let mut candidates = Vec::new();
+        self.grid.most_memory(need.request, need.memory, |gpu| self.free(gpu), &fits, &mut candidates);
         let mut parts: Vec<(u32, u64)> = Vec::new();
         let mut left = need.memory;
-        let mut cursor = self.orders.last(BY_MEMORY);
-        while let Some(at) = cursor
-            && left > 0
-        {
-            let gpu = gpu_by_memory(self.orders.key(at));
-            let free = self.free(gpu);
-            if free.memory == 0 {
-                break;
-            }
-            if free.holds(part) && self.keeps_apart(gpu, demand) {
-                let memory = free.memory.min(left);
+        for (_, gpu) in candidates {
+            let memory = self.free(gpu).memory.min(left);
+            if memory > 0 {
                 parts.push((gpu, memory));
                 left -= memory;
             }
-            cursor = self.orders.previous(at);
         }
         if left > 0 {
             out.push(self.place_where(demand, &|_| true)?);
@@ -460,7 +455,7 @@ impl DiluPacker {
         allowed: impl Fn(&[Placed], GpuId) -> bool,
     ) -> Result<(), PackError> {
         let (start, version) = (out.len(), self.version);
-        let (slots, free_slots) = (self.slots.len(), self.free_slots.clone());
+        let slots = self.slots.len();
         for index in order {
             let chosen = {
                 let taken = &out[start..];
@@ -476,9 +471,13 @@ impl DiluPacker {
                         let slot = placed.placement.id.slot();
                         self.detach(placed.placement.gpu.0, slot);
                         self.slots[slot as usize].gpu = NOWHERE;
+                        // Youngest first, so the free slots come back in their order.
+                        if (slot as usize) < slots {
+                            self.free_slots.push(slot);
+                        }
                     }
                     self.slots.truncate(slots);
-                    (self.free_slots, self.version) = (free_slots, version);
+                    self.version = version;
                     return Err(PackError::Batch { index: *index, reason: Box::new(reason) });
                 }
             }

@@ -57,9 +57,9 @@ impl Weights {
     }
 
     fn shares(self, request: u64, sm: u64, memory: u64, capacity: u64) -> u64 {
-        let part = |free: u64, whole: u64| {
-            let whole = u128::from(whole.max(1));
-            ((u128::from(free) << FRACTION) / whole) as u64
+        let part = |free: u64, whole: u64| match free >> (u64::BITS - FRACTION) {
+            0 => (free << FRACTION) / whole.max(1),
+            _ => ((u128::from(free) << FRACTION) / u128::from(whole.max(1))) as u64,
         };
         u64::from(self.alpha) * part(request, sm) + u64::from(self.beta) * part(memory, capacity)
     }
@@ -71,22 +71,26 @@ pub(super) struct Grid {
     sets: Sets,
     rows: [u128; ROWS],
     weights: Weights,
-    /// Largest GPU of the pool: what a column and the bounds of the cells are measured by.
-    largest_sm: u64,
-    largest_memory: u64,
     /// Bytes a column is wide.
     unit: u64,
+    /// The least that a row and a column contribute to a score.
+    least_of_row: [u64; ROWS + 1],
+    least_of_column: [u64; COLUMNS],
 }
 
 impl Grid {
     pub(super) fn new(weights: Weights, largest_sm: u32, largest_memory: u64) -> Self {
+        let unit = largest_memory / (COLUMNS as u64 - 1) + 1;
+        let largest_sm = u64::from(largest_sm);
         Self {
             sets: Sets::new(ROWS * COLUMNS * 2),
             rows: [0; ROWS],
             weights,
-            largest_sm: u64::from(largest_sm),
-            largest_memory,
-            unit: largest_memory / (COLUMNS as u64 - 1) + 1,
+            unit,
+            least_of_row: core::array::from_fn(|row| weights.shares(row as u64 * 100, largest_sm, 0, 1)),
+            least_of_column: core::array::from_fn(|column| {
+                weights.shares(0, 1, column as u64 * unit, largest_memory)
+            }),
         }
     }
 
@@ -162,7 +166,41 @@ impl Grid {
 
     /// No GPU of the cell has a lower score.
     fn least_score(&self, row: usize, column: usize) -> u64 {
-        self.weights.shares(row as u64 * 100, self.largest_sm, column as u64 * self.unit, self.largest_memory)
+        self.least_of_row[row] + self.least_of_column[column]
+    }
+
+    /// Appends (free memory in whole MiB, GPU) of the open GPUs with at least `request` free, column after column, those
+    /// with the most free memory first and those of equal memory by id, until they have `memory` together.
+    pub(super) fn most_memory(
+        &self,
+        request: u32,
+        mut memory: u64,
+        free_of: impl Fn(u32) -> Free,
+        accept: &impl Fn(u32, &Free) -> bool,
+        out: &mut Vec<(u64, u32)>,
+    ) {
+        for column in (0..COLUMNS).rev() {
+            let start = out.len();
+            for row in (request / 100) as usize..ROWS {
+                if self.rows[row] >> column & 1 == 0 {
+                    continue;
+                }
+                let mut cursor = self.sets.first((row * COLUMNS + column) * 2);
+                while let Some(at) = cursor {
+                    let gpu = (self.sets.key(at) as u32) % MAX_GPUS;
+                    let free = free_of(gpu);
+                    if accept(gpu, &free) {
+                        memory = memory.saturating_sub(free.memory);
+                        out.push((free.memory >> 20, gpu));
+                    }
+                    cursor = self.sets.next(at);
+                }
+            }
+            out[start..].sort_unstable_by_key(|(memory, gpu)| (core::cmp::Reverse(*memory), *gpu));
+            if memory == 0 {
+                return;
+            }
+        }
     }
 
     pub(super) fn bytes(&self) -> usize {

@@ -346,7 +346,8 @@ impl TokenScheduler for MultiToken {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gshare_core::QuotaRange;
+    use gshare_core::token::RevokeReason;
+    use gshare_core::{GpuId, LeaseId, QuotaRange, Share, SmShare};
 
     fn ms(n: u64) -> Duration {
         Duration::from_millis(n)

@@ -12,7 +12,7 @@
 //!   round the window's end, and is then two **stretches** of each window;
 //! - **table**: the slots of a GPU ([`SlotTable`]): at no instant do their SMs add up to more than the whole;
 //! - **claim**: a stretch, from now on, of a client that is unmet and holds a token or waits for one; at most as long as
-//!   what it misses. Who is idle, or has had its request earlier in the window, claims nothing;
+//!   what it misses and what is left of its token (which is used before or after the stretch begins: nobody knows yet). Who is idle, or has had its request earlier in the window, claims nothing;
 //! - **horizon** of a client: the first instant from now on at which its SMs, the tokens that others hold then and the
 //!   claims of others would together be more than the whole; the end of the window where there is none. A holder counts
 //!   once, with what it holds.
@@ -28,7 +28,8 @@
 //!    requests, in nine tenths of the window.
 //! 2. **Slots.** Whoever waits, is unmet and in its slot gets a token for what it misses, to the end of the stretch.
 //! 3. **Spare time.** The others that wait follow in the order of the multi-token scheduler (unmet before met, the least
-//!    served first), skipping whoever does not fit. A token is as long as there, but ends `slack` before the horizon
+//!    served first), skipping whoever does not fit; but who holds a token already gets no more of it while one before it
+//!    is skipped. A token is as long as there, but ends `slack` before the horizon
 //!    (its last kernels may complete), and is not given below `min_token`. If thereby nobody would hold a token, the
 //!    first that has a horizon ahead gets one up to it.
 //!
@@ -168,7 +169,7 @@ impl SlotScheduler {
         match event {
             TokenEvent::SlotAssigned { offset, .. } => self.offsets[client.index()] = Some(offset),
             TokenEvent::ClientJoined { .. } | TokenEvent::ClientLeft { .. } => {
-                self.offsets[client.index()] = None
+                self.offsets[client.index()] = None;
             }
             _ => {}
         }
@@ -274,8 +275,14 @@ impl SlotScheduler {
         let mut queue = core::mem::take(&mut self.queue);
         queue.clear();
         queue.extend(gpu.ready.iter().copied());
-        let mut again = false;
+        let (mut again, mut passed_over) = (false, false);
         for rank in &queue {
+            // Whoever holds a token and asks for more does not go before one that waits for its SMs.
+            let needed = self.needed(index, rank.slot);
+            if needed > self.ledger.gpus[index].free || (needed == 0 && passed_over) {
+                passed_over = true;
+                continue;
+            }
             let mut budget = most;
             if ready > 1 {
                 let fair = Duration::from_nanos(window_end.saturating_since(now).as_nanos() / ready);
@@ -318,15 +325,22 @@ impl SlotScheduler {
         let gpu = &self.ledger.gpus[index];
         let (window, free) = (gpu.window, gpu.free);
         let Some((Some(client), _)) = self.ledger.slots.get(slot as usize) else { return Served::Not };
-        let (sm, held) = (client.token_sm(window), client.holds.map_or(0, |lease| lease.sm));
+        let sm = client.token_sm(window);
         let time = end.saturating_since(self.runs_until(index, slot));
         let budget = budget.min(client.remain(window)).min(time);
-        if !matches!(client.filed, Filed::Ready(_)) || sm.saturating_sub(held) > free || budget.is_zero() {
+        if !matches!(client.filed, Filed::Ready(_)) || self.needed(index, slot) > free || budget.is_zero() {
             return Served::Not;
         }
         self.ledger.grant(slot, budget, sm, until, actions);
         self.claim(index);
         if self.ledger.gpus[index].free > free { Served::AndMadeRoom } else { Served::Yes }
+    }
+
+    /// The SMs that a token would take beyond those that it replaces.
+    fn needed(&self, index: usize, slot: u32) -> u16 {
+        let Some((Some(client), _)) = self.ledger.slots.get(slot as usize) else { return 0 };
+        let held = client.holds.map_or(0, |lease| lease.sm);
+        client.token_sm(self.ledger.gpus[index].window).saturating_sub(held)
     }
 
     /// Until when a client runs on what it has of this window's lease; now, without one.
@@ -375,14 +389,17 @@ impl SlotScheduler {
             if !waits && client.holds.is_none() {
                 continue;
             }
-            let mut miss = client.miss(gpu.window);
+            // A holder's usage is known late: it may be about to use all of what it has, or to ask for what it misses.
+            let has = client.holds.map_or(Duration::ZERO, |lease| lease.outstanding(gpu.window));
+            let miss = client.miss(gpu.window);
+            let mut needs = if miss.is_zero() { miss } else { miss.saturating_add(has) };
             for stretch in &self.schedules[index].stretches {
-                if stretch.client != slot || stretch.end <= since || miss.is_zero() {
+                if stretch.client != slot || stretch.end <= since || needs.is_zero() {
                     continue;
                 }
                 let begin = stretch.begin.max(since);
-                let length = miss.min(stretch.end - begin);
-                miss = miss - length;
+                let length = needs.min(stretch.end - begin);
+                needs -= length;
                 let from = now.saturating_add(begin - since);
                 claims.push(Claim { client: slot, sm, from, until: from.saturating_add(length) });
             }

@@ -14,16 +14,16 @@
 //!
 //! A claim that was never put to the test counts as a failure of the suite.
 
-use crate::event_queue::EventQueue;
 use crate::rng::Rng;
 use crate::token::check::{self, Checker, bounded_wait::BoundedWait, request_met::RequestMet};
 use crate::token::drive::Driver;
+use crate::token::keen::Keen;
 use crate::token::ops::{TokenOp, World};
 use crate::token::{Terms, Violation};
 use core::fmt;
 use gshare_core::{
-    ClientId, Duration, GpuId, LeaseId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenAction,
-    TokenEvent, TokenScheduler,
+    ClientId, Duration, GpuId, LeaseId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenEvent,
+    TokenScheduler,
 };
 use std::collections::BTreeMap;
 
@@ -188,96 +188,6 @@ fn random_world(
         }
     }
     Ok(())
-}
-
-/// Clients that always want more and answer at once.
-struct Keen<'a> {
-    driver: &'a mut Driver,
-    queue: EventQueue<Done>,
-    /// Ask for more when this much of the budget is left.
-    ahead: Duration,
-    /// What each is working on.
-    work: BTreeMap<ClientId, (LeaseId, Timestamp)>,
-}
-
-/// A client has used its budget up to a point; void when it was given more since.
-#[derive(Debug, Clone, Copy)]
-struct Done {
-    client: ClientId,
-    lease: LeaseId,
-    budget: Duration,
-    /// Only ask for more, ahead of the end.
-    ask: bool,
-}
-
-impl<'a> Keen<'a> {
-    fn new(driver: &'a mut Driver, ahead: Duration) -> Self {
-        Self { driver, queue: EventQueue::new(), ahead, work: BTreeMap::new() }
-    }
-
-    fn call(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), Violation> {
-        self.driver.must(now, event)?;
-        let orders = self.driver.actions().to_vec();
-        for order in orders {
-            if let TokenAction::Grant { client, lease, budget, expires } = order {
-                let replaced = self.work.get(&client).filter(|(held, _)| *held != lease).copied();
-                let (_, since) = *self
-                    .work
-                    .entry(client)
-                    .and_modify(|work| {
-                        if work.0 != lease {
-                            *work = (lease, now);
-                        }
-                    })
-                    .or_insert((lease, now));
-                let end = since.saturating_add(budget).min(expires);
-                self.queue.schedule(end, Done { client, lease, budget, ask: false });
-                if !self.ahead.is_zero() {
-                    let early = end.saturating_sub(self.ahead).max(now);
-                    self.queue.schedule(early, Done { client, lease, budget, ask: true });
-                }
-                if let Some((lease, since)) = replaced {
-                    self.call(
-                        now,
-                        TokenEvent::TokenReturned { client, lease, used: now.saturating_since(since) },
-                    )?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn run(&mut self, until: Timestamp) -> Result<(), Violation> {
-        loop {
-            let deadline = self.driver.scheduler().next_deadline();
-            let next = self.queue.next_at().into_iter().chain(deadline).min();
-            let Some(now) = next.filter(|&next| next <= until) else { return Ok(()) };
-            if self.queue.next_at() == Some(now) {
-                if let Some((_, done)) = self.queue.pop() {
-                    self.done(now, done)?;
-                }
-            } else {
-                self.call(now, TokenEvent::DeadlineReached)?;
-            }
-        }
-    }
-
-    fn done(&mut self, now: Timestamp, done: Done) -> Result<(), Violation> {
-        let Done { client, lease, budget, ask } = done;
-        let held = self.driver.book().client(client).and_then(|entry| entry.held);
-        // Void when it was extended or replaced since.
-        if held.is_none_or(|held| held.lease != lease || held.budget != budget) {
-            return Ok(());
-        }
-        if ask {
-            return self.call(now, TokenEvent::TokenRequested { client });
-        }
-        if let Some((_, since)) = self.work.remove(&client) {
-            let used = now.saturating_since(since).min(budget);
-            self.call(now, TokenEvent::TokenReturned { client, lease, used })?;
-        }
-        self.call(now, TokenEvent::TokenRequested { client })
-    }
 }
 
 /// Run 4.

@@ -18,6 +18,7 @@
 pub mod account;
 pub mod check;
 pub mod drive;
+pub mod keen;
 pub mod model;
 pub mod ops;
 pub mod timeline;

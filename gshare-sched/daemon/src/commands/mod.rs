@@ -11,6 +11,7 @@ mod engine;
 mod libraries;
 mod log;
 mod model;
+mod pack;
 mod partition;
 mod private;
 mod profile;
@@ -41,6 +42,7 @@ enum Command {
     Top(top::Options),
     Engine(engine::Options),
     Replay(replay::Options),
+    Pack(pack::Options),
     Partition(partition::Options),
     Profile(profile::Options),
     Doctor(doctor::Options),
@@ -62,6 +64,7 @@ pub(crate) fn execute(gshare: Gshare) -> ExitCode {
         Command::Engine(options) => log::exit(engine::run(&options)),
         Command::Replay(options) => log::exit(replay::run(&options)),
         Command::Profile(options) => log::exit(profile::run(&options)),
+        Command::Pack(options) => log::exit(pack::run(&options)),
         Command::Partition(options) => log::exit(partition::run(&options)),
         Command::Doctor(options) => log::exit(doctor::run(&options)),
         Command::Serve(options) => log::exit(serve::run(&options)),

@@ -85,6 +85,29 @@ where
     filter(options.config()?, new, &mut std::io::stdin().lock(), &mut std::io::stdout().lock())
 }
 
+/// Runs what `new` makes of a configuration, which is called and answers and has no time, between standard input and
+/// output.
+pub(super) fn serve<T, C, I, O>(
+    options: &Options,
+    new: impl Fn(C) -> anyhow::Result<T>,
+    mut answer: impl FnMut(&mut T, I) -> anyhow::Result<Option<O>>,
+) -> anyhow::Result<()>
+where
+    C: DeserializeOwned + Default + JsonSchema,
+    I: DeserializeOwned + JsonSchema,
+    O: Serialize + JsonSchema,
+{
+    if options.schema {
+        return print_json(&serde_json::json!({
+            "input": schema_for!(I),
+            "output": schema_for!(Output<O>),
+            "config": schema_for!(C),
+        }));
+    }
+    let mut called = new(options.config()?)?;
+    lines(&mut std::io::stdin().lock(), &mut std::io::stdout().lock(), |call| answer(&mut called, call))
+}
+
 /// Gives each event of `input` to an engine.
 pub(super) fn filter<E, C>(
     config: C,

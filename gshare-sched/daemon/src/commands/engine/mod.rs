@@ -5,6 +5,7 @@ mod fast_scale;
 mod filter;
 mod horizontal;
 mod request;
+mod pack;
 mod token;
 
 /// Feed an engine events as JSON lines; read its actions as JSON lines.
@@ -32,6 +33,10 @@ enum Kind {
     Token(filter::Options),
     /// The request scheduler: which GPU serves which request, and which models stay in its memory.
     Request(filter::Options),
+    /// The token scheduler that keeps a packing as a schedule: who may launch kernels now.
+    SlotToken(filter::Options),
+    /// The packers: which GPU a demand goes to. A line in is a call, `{"call": "place", …}`, a line out its answer.
+    Pack(filter::Options),
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
@@ -41,5 +46,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         Kind::Horizontal(options) => horizontal::run(options),
         Kind::Token(options) => token::run(options),
         Kind::Request(options) => request::run(options),
+        Kind::SlotToken(options) => token::run_slots(options),
+        Kind::Pack(options) => pack::run(options),
     }
 }

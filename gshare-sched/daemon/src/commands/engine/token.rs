@@ -1,10 +1,14 @@
-//! `gshare engine token`.
+//! `gshare engine token` and `gshare engine slot-token`.
 
 use super::filter;
-use gshare_sched::token::{MultiToken, MultiTokenConfig};
+use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
 
 pub(super) fn run(options: &filter::Options) -> anyhow::Result<()> {
     filter::run(options, |config: MultiTokenConfig| Ok(MultiToken::new(config)?))
+}
+
+pub(super) fn run_slots(options: &filter::Options) -> anyhow::Result<()> {
+    filter::run(options, |config: MultiTokenConfig| Ok(SlotScheduler::new(config)?))
 }
 
 #[cfg(test)]
