@@ -103,21 +103,23 @@ fn the_counterexample_gets_all_its_quotas_by_slots() {
 #[test]
 fn slots_keep_every_quota_of_gpus_packed_to_the_brim() {
     let mut random = 0x5EED_u64;
-    let mut next = move |bound: u64| {
+    let mut below = move |bound: usize| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from((random >> 33) % bound).unwrap()
+        usize::try_from((random >> 33) % bound as u64).unwrap()
     };
+    let fine: Vec<u16> = (1..=100).collect();
+    let mut one_of = |of: &[u16]| of[below(of.len())];
     for mix in ["profile", "light", "fine", "half"] {
         let (mut by_queue, mut by_own_table) = (0, 0);
         for _ in 0..100 {
             let clients = pack((0..60).map(|_| match mix {
-                "profile" => percent([20, 40, 60, 80, 100][next(5)], [6, 12, 24, 50, 60, 80, 100][next(7)]),
+                "profile" => percent(one_of(&[20, 40, 60, 80, 100]), one_of(&[6, 12, 24, 50, 60, 80, 100])),
                 "light" => {
-                    percent([20, 40, 60][next(3)], [6, 6, 6, 6, 12, 12, 12, 12, 24, 24, 24, 50][next(12)])
+                    percent(one_of(&[20, 40, 60]), one_of(&[6, 6, 6, 6, 12, 12, 12, 12, 24, 24, 24, 50]))
                 }
                 _ => {
                     let most = if mix == "fine" { 100 } else { 50 };
-                    percent(next(most) as u16 + 1, next(most) as u16 + 1)
+                    percent(one_of(&fine[..most]), one_of(&fine[..most]))
                 }
             }));
             let used = serve(slots(), &clients, true);

@@ -113,7 +113,9 @@ impl<'a> Search<'a> {
         for order in ORDERS {
             let sorted = self.sorted(order);
             for rule in RULES {
-                if self.attempt(&sorted, rule, true) {
+                // The last one is finished: it says where the repairs begin.
+                let last = matches!((order, rule), (Order::Height, Rule::ShortSideFit));
+                if self.attempt(&sorted, rule, !last) {
                     best_order = (sorted.clone(), rule);
                 }
                 if self.best_bins <= bound {
@@ -123,7 +125,6 @@ impl<'a> Search<'a> {
         }
         // What ended in the emptiest bin goes first; the rules take turns.
         let (mut order, _) = best_order;
-        self.places.clone_from(&self.best_places);
         for repair in 0..REPAIRS {
             let mut area = vec![0u64; self.best_bins + 1];
             for (bin, rect) in &self.places {

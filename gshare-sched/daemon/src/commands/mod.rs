@@ -22,6 +22,7 @@ mod spin;
 mod status;
 mod top;
 
+use anyhow::Context as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -109,6 +110,18 @@ fn snapshot(socket: &Path) -> anyhow::Result<gshared::Snapshot> {
             admin.display()
         )
     })
+}
+
+/// Reads a file of at most `max` bytes: TOML where its name ends so, else JSON.
+fn read_file<T: serde::de::DeserializeOwned>(path: &Path, max: u64) -> anyhow::Result<T> {
+    let name = || path.display().to_string();
+    let size = std::fs::metadata(path).with_context(name)?.len();
+    anyhow::ensure!(size <= max, "{}: {size} bytes, at most {max}", name());
+    let text = std::fs::read_to_string(path).with_context(name)?;
+    if path.extension().is_some_and(|extension| extension == "toml") {
+        return toml::from_str(&text).with_context(name);
+    }
+    serde_json::from_str(&text).with_context(name)
 }
 
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {

@@ -1,6 +1,6 @@
 //! `gshare pack`: which GPU each pod goes to, and how full the GPUs are then.
 
-use super::print_json;
+use super::{print_json, read_file};
 use anyhow::Context as _;
 use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, Placed, Placement, Rectangle};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
@@ -9,7 +9,7 @@ use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The largest file that is read: far above a million pods.
@@ -21,7 +21,7 @@ const PICTURES: usize = 8;
 
 /// Pack pods onto GPUs, by share of GPU time, of SMs, and memory.
 ///
-/// FILE is TOML or JSON: a list `gpu` of `count`, `memory`, `quota` and `sm`, and a list `pod` of `name`, `count`, `quota`,
+/// FILE is TOML (`.toml`) or JSON: a list `gpu` of `count`, `memory`, `quota` and `sm`, and a list `pod` of `name`, `count`, `quota`,
 /// `sm`, `sm_limit`, `memory` and `apart`. `quota` is a share of the time ("0.4" or "40%"), `sm` per cent of the SMs ("12"
 /// or "12%"), `memory` a number of bytes ("1.5GiB"); `count` is 1 and the rest of a GPU is whole unless given. Pods with
 /// the same number `apart` never share a GPU.
@@ -179,7 +179,7 @@ struct Gpu {
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    let input = read(&options.file)?;
+    let input: Input = read_file(&options.file, MAX_FILE)?;
     let (gpus, pods) = expand(&input).with_context(|| options.file.display().to_string())?;
     let mut packer = options.policy.packer()?;
     for (number, spec) in (0..).zip(gpus) {
@@ -205,17 +205,6 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         pods.len()
     );
     Ok(())
-}
-
-fn read(path: &Path) -> anyhow::Result<Input> {
-    let name = || path.display().to_string();
-    let size = std::fs::metadata(path).with_context(name)?.len();
-    anyhow::ensure!(size <= MAX_FILE, "{}: {size} bytes, at most {MAX_FILE}", name());
-    let text = std::fs::read_to_string(path).with_context(name)?;
-    if path.extension().is_some_and(|extension| extension == "json") {
-        return serde_json::from_str(&text).with_context(name);
-    }
-    toml::from_str(&text).with_context(name)
 }
 
 fn expand(input: &Input) -> anyhow::Result<(Vec<GpuSpec>, Vec<Pod>)> {

@@ -1,6 +1,6 @@
 //! `gshare partition`: cuts a DAG into a pipeline for the slices that are free.
 
-use super::print_json;
+use super::{print_json, read_file};
 use anyhow::Context as _;
 use gshare_core::dag::Dag;
 use gshare_core::mig::GpuModel;
@@ -11,7 +11,7 @@ use gshare_core::pipeline::{
 use gshare_core::{Bytes, Duration};
 use gshare_sched::pipeline::{LeastFragmentation, NoPlan, PartitionConfig, Partitioner, plan};
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// The largest file that is read: far above 128 components with all their profiles.
 const MAX_FILE: u64 = 64 << 20;
@@ -126,7 +126,7 @@ struct Runs {
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    let dag = read(&options.dag)?;
+    let dag: Dag = read_file(&options.dag, MAX_FILE)?;
     let free: Vec<&str> = options.free.iter().map(String::as_str).collect();
     let node = Node::with_free(GpuModel::find(&options.gpu)?, &free).context("--free")?;
     let mut goal = Goal::default()
@@ -154,17 +154,6 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     }
     anyhow::ensure!(report.chosen.is_some(), "no pipeline fits the free slices");
     Ok(())
-}
-
-fn read(path: &Path) -> anyhow::Result<Dag> {
-    let name = || path.display().to_string();
-    let size = std::fs::metadata(path).with_context(name)?.len();
-    anyhow::ensure!(size <= MAX_FILE, "{}: {size} bytes, at most {MAX_FILE}", name());
-    let text = std::fs::read_to_string(path).with_context(name)?;
-    if path.extension().is_some_and(|extension| extension == "toml") {
-        return toml::from_str(&text).with_context(name);
-    }
-    serde_json::from_str(&text).with_context(name)
 }
 
 fn report(

@@ -6,6 +6,7 @@ mod filter;
 mod horizontal;
 mod request;
 mod pack;
+mod request;
 mod token;
 
 /// Feed an engine events as JSON lines; read its actions as JSON lines.
