@@ -4,7 +4,6 @@ mod coscale;
 mod fast_scale;
 mod filter;
 mod horizontal;
-mod request;
 mod pack;
 mod request;
 mod token;
