@@ -13,6 +13,7 @@ ARROWS = {
     "gshare-etcd": {"gshare-core"},
     "gshare-profile": {"gshare-core"},
     "gshare-modelstore": {"gshare-core", "gshare-cuda-abi"},
+    "gshare-store-c": {"gshare-core", "gshare-modelstore"},
     "gshared": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore"},
     "gshare-cuda-abi": set(),
     "gshare-fake-cuda": {"gshare-cuda-abi"},

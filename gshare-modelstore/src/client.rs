@@ -129,7 +129,7 @@ impl Client {
         let reference = Reference { connection: self.0.clone(), arena };
         let mut descriptors = descriptors.into_iter();
         let manifest = SealedMap::new(&descriptors.next().ok_or(ClientError::Unexpected)?, manifest_bytes)?;
-        let read = Manifest::parse(&manifest)?;
+        let read = Manifest::open(&manifest)?;
         if read.arena_bytes() != bytes || read.content() != content {
             return Err(ClientError::Unexpected);
         }
@@ -366,9 +366,9 @@ impl Model {
     /// Names, types, shapes and places of its tensors.
     ///
     /// # Panics
-    /// Never: it was parsed when the model was taken, and cannot have changed.
+    /// Never: it was opened when the model was taken, and cannot have changed.
     pub fn manifest(&self) -> Manifest<'_> {
-        Manifest::parse(&self.manifest).expect("parsed before, and sealed")
+        Manifest::open(&self.manifest).expect("opened before, and sealed")
     }
 
     /// What it consists of.

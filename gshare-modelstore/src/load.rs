@@ -68,6 +68,20 @@ impl Origin {
         }
     }
 
+    /// The file that the bytes are in, and where each tensor begins in it; `None` where they are in no file.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn descriptor(&self) -> Option<(Arc<rustix::fd::OwnedFd>, Vec<u64>)> {
+        let file = match self {
+            Self::File(source) => Arc::new(source.file.try_clone().ok()?.into()),
+            Self::Arena { memory, .. } => memory.export()?.1?,
+        };
+        let begin = |place: &crate::manifest::Place| match self {
+            Self::File(source) => source.data_begin + place.source,
+            Self::Arena { .. } => place.offset,
+        };
+        Some((file, self.layout().places.iter().map(begin).collect()))
+    }
+
     /// Reads bytes of a tensor, the `place`-th by name.
     ///
     /// # Errors
@@ -145,6 +159,10 @@ pub fn fill(
     progress: &(dyn Fn(u64) + Sync),
 ) -> io::Result<Vec<[u8; 32]>> {
     let layout = origin.layout();
+    if let Origin::File(source) = origin {
+        // Only advice: what it says is no reason not to load.
+        let _ = rustix::fs::fadvise(&source.file, 0, None, rustix::fs::Advice::Sequential);
+    }
     let read = |place: usize, offset: u64, out: &mut [u8]| {
         origin.read(place, offset, out)?;
         arena.write_at(layout.places[place].offset + offset, out)
@@ -169,9 +187,9 @@ pub fn hash(
 
 /// Position of the tensor, first byte of the piece, its hash.
 type Hashed = (usize, u64, [u8; 32]);
-type Read<'a> = dyn Fn(usize, u64, &mut [u8]) -> io::Result<()> + Sync + 'a;
+pub(crate) type Read<'a> = dyn Fn(usize, u64, &mut [u8]) -> io::Result<()> + Sync + 'a;
 
-fn pieces(
+pub(crate) fn pieces(
     layout: &Layout,
     threads: usize,
     progress: &(dyn Fn(u64) + Sync),

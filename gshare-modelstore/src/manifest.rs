@@ -20,7 +20,7 @@
 //! was parsed gives the same bytes.
 //!
 //! # Cost
-//! Parsing checks each entry once, a look-up is a binary search; neither copies.
+//! `open` looks at the head alone, a look-up is a binary search that checks what it looks at; neither copies.
 
 use crate::content::Root;
 use crate::safetensors::{Dtype, Header, MAX_NAME, MAX_RANK, MAX_TENSORS};
@@ -134,7 +134,7 @@ pub struct ManifestError {
 pub struct Manifest<'a> {
     entries: &'a [u8],
     shapes: &'a [u8],
-    names: &'a str,
+    names: &'a [u8],
     arena_bytes: u64,
     content: ContentHash,
 }
@@ -175,11 +175,11 @@ fn hash(bytes: &[u8], at: usize) -> [u8; 32] {
 }
 
 impl<'a> Manifest<'a> {
-    /// Checks all of it.
+    /// Checks the head; a tensor is checked when it is looked at, and one that cannot be is not there.
     ///
     /// # Errors
     /// The first field that cannot be.
-    pub fn parse(bytes: &'a [u8]) -> Result<Self, ManifestError> {
+    pub fn open(bytes: &'a [u8]) -> Result<Self, ManifestError> {
         let bad = |field, value, bound| Err(ManifestError { field, value, bound });
         if bytes.len() < HEAD || &bytes[..4] != b"GSMF" {
             return bad("head", bytes.len() as u64, "need 64 bytes that begin with GSMF");
@@ -201,39 +201,32 @@ impl<'a> Manifest<'a> {
         else {
             return bad("length", bytes.len() as u64, "need room for what the head says");
         };
-        let Ok(names) = core::str::from_utf8(names) else {
-            return bad("names", names.len() as u64, "need UTF-8");
-        };
-        let manifest = Self { entries, shapes, names, arena_bytes, content: ContentHash(hash(bytes, 32)) };
+        Ok(Self { entries, shapes, names, arena_bytes, content: ContentHash(hash(bytes, 32)) })
+    }
+
+    /// Checks all of it: nothing but what [`Layout::manifest`] gives is accepted.
+    ///
+    /// # Errors
+    /// The first field that cannot be.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, ManifestError> {
+        let bad = |field, value, bound| Err(ManifestError { field, value, bound });
+        let manifest = Self::open(bytes)?;
         let mut before: Option<&str> = None;
         let (mut name_end, mut first) = (0, 0);
-        for entry in entries.chunks_exact(ENTRY) {
+        for entry in manifest.entries.chunks_exact(ENTRY) {
             let offset = le64(entry, 0);
-            if offset.checked_add(le64(entry, 8)).is_none_or(|end| end > arena_bytes) {
-                return bad("offset", offset, "a tensor must end within the arena");
-            }
-            if !offset.is_multiple_of(TENSOR_ALIGNMENT) {
-                return bad("offset", offset, "need a multiple of 256");
-            }
-            if le64(entry, 24) != name_end || le32(entry, 32) as usize > MAX_NAME {
-                return bad(
-                    "name",
-                    le64(entry, 24),
-                    "names must follow one another, at most 4096 bytes each",
-                );
-            }
-            if u64::from(le32(entry, 16)) != first || usize::from(entry[20]) > MAX_RANK {
-                return bad("first dimension", le32(entry, 16).into(), "shapes must follow one another");
-            }
             let Some(found) = manifest.read(entry) else {
-                return bad("entry", offset, "need a known dtype, a name and a shape within bounds");
+                return bad(
+                    "entry",
+                    offset,
+                    "need a place in the arena, a known dtype, a shape of its size and a name",
+                );
             };
+            if le64(entry, 24) != name_end || u64::from(le32(entry, 16)) != first {
+                return bad("entry", offset, "names and shapes must follow one another");
+            }
             if le32(entry, 36) != 0 || le64(entry, 72) != 0 || entry[22] != 0 || entry[23] != 0 {
                 return bad("padding", offset, "need zeros");
-            }
-            let elements = found.shape().try_fold(found.dtype.bytes(), u64::checked_mul);
-            if elements != Some(found.bytes) {
-                return bad("bytes", found.bytes, "need what the shape asks for");
             }
             if before.is_some_and(|before| before >= found.name) {
                 return bad("name", le64(entry, 24), "names must be sorted and differ");
@@ -242,26 +235,26 @@ impl<'a> Manifest<'a> {
             name_end += found.name.len() as u64;
             first += found.shape().len() as u64;
         }
-        if name_end != names.len() as u64 || first != dimensions {
+        if name_end != manifest.names.len() as u64 || first * 8 != manifest.shapes.len() as u64 {
             return bad("length", bytes.len() as u64, "nothing may follow the names");
         }
         Ok(manifest)
     }
 
+    /// One entry, if it can be.
     fn read(&self, entry: &'a [u8]) -> Option<Entry<'a>> {
+        let (offset, bytes) = (le64(entry, 0), le64(entry, 8));
         let begins = usize::try_from(le64(entry, 24)).ok()?;
         let name = self.names.get(begins..begins.checked_add(le32(entry, 32) as usize)?)?;
+        let name = core::str::from_utf8(name).ok().filter(|name| name.len() <= MAX_NAME)?;
         let first = le32(entry, 16) as usize * 8;
-        let shape = self.shapes.get(first..first + usize::from(entry[20]) * 8)?;
-        let dtype = Dtype::from_code(entry[21])?;
-        Some(Entry {
-            name,
-            dtype,
-            offset: le64(entry, 0),
-            bytes: le64(entry, 8),
-            hash: hash(entry, 40),
-            shape,
-        })
+        let rank = usize::from(entry[20]);
+        let shape = self.shapes.get(first..first + rank * 8)?;
+        let found =
+            Entry { name, dtype: Dtype::from_code(entry[21])?, offset, bytes, hash: hash(entry, 40), shape };
+        let fits = offset.checked_add(bytes)? <= self.arena_bytes && offset.is_multiple_of(TENSOR_ALIGNMENT);
+        let size = found.shape().try_fold(found.dtype.bytes(), u64::checked_mul);
+        (fits && rank <= MAX_RANK && size == Some(bytes)).then_some(found)
     }
 
     /// Number of tensors.
@@ -295,9 +288,9 @@ impl<'a> Manifest<'a> {
     }
 
     /// All tensors, by name.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = Entry<'a>> + use<'a> {
+    pub fn iter(&self) -> impl Iterator<Item = Entry<'a>> + use<'a> {
         let this = *self;
-        (0..self.len()).map(move |at| this.get(at).expect("checked by `parse`"))
+        (0..self.len()).filter_map(move |at| this.get(at))
     }
 
     /// Bytes of the arena.

@@ -51,6 +51,20 @@ proptest! {
 }
 
 #[test]
+fn what_was_found_once_stays_found() {
+    let found = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/regressions/store");
+    let mut played = 0;
+    for entry in std::fs::read_dir(found).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let (shape, ops): (u8, Vec<StoreOp>) = serde_json::from_str(&text).unwrap();
+        ops::play(shape, ops).unwrap_or_else(|wrong| panic!("{}: {wrong}", path.display()));
+        played += 1;
+    }
+    assert!(played > 0);
+}
+
+#[test]
 fn random_histories_see_every_order_and_every_refusal() {
     use proptest::strategy::ValueTree as _;
     let mut seen = std::collections::BTreeMap::new();

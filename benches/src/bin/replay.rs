@@ -34,6 +34,8 @@ enum Scenario {
     DiluFig20(replay::dilu_fig20::Args),
     /// Quality of the packers: the 500 standard instances, static sets and churn, beside peers and bounds
     Packing(replay::packing::Args),
+    /// FaST-GShare, section 5.5 and figure 13: memory of 1, 3 and 7 pods that share a model, and how many fit
+    StoreMemory(replay::store_memory::Args),
     /// FaST-GShare, figure 12: load that climbs and falls under the heuristic scaler
     FastFig12(replay::fast_fig12::Args),
 }
@@ -50,6 +52,7 @@ fn main() -> Result<()> {
         Scenario::LalbReal(args) => replay::lalb_real::run(args)?,
         Scenario::DiluFig20(args) => replay::dilu_fig20::run(args)?,
         Scenario::Packing(args) => replay::packing::run(args)?,
+        Scenario::StoreMemory(args) => replay::store_memory::run(args)?,
         Scenario::FastFig12(args) => replay::fast_fig12::run(args)?,
     };
     if cli.json {

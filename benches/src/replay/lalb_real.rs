@@ -474,7 +474,7 @@ fn duration(seconds: f64) -> Duration {
 }
 
 /// The directory of the `gshare` command, the hook and the simulated driver: this program's own, where cargo puts them.
-fn build(built: bool) -> Result<PathBuf> {
+pub(super) fn build(built: bool) -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     let dir = program.parent().context("no directory")?;
     if built {

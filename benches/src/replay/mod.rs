@@ -14,6 +14,7 @@ pub mod fast_slots;
 pub mod lalb;
 pub mod lalb_real;
 pub mod packing;
+pub mod store_memory;
 
 use serde::Serialize;
 use serde_json::{Map, Value};

@@ -61,23 +61,32 @@ use gshare_core::{ArenaId, BasisPoints, Bytes, ClientId, Duration, Engine, Model
 use state::{Arena, Due, Model, Origin, State, Ticket, Wants};
 
 /// What a store may take, and when it makes room.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct StoreConfig {
     /// Memory for models on the GPU. Default 0: no such tier.
+    #[serde(rename = "gpu_bytes")]
     pub gpu: Bytes,
     /// Memory for models in host memory. Default 4 GiB.
+    #[serde(rename = "host_bytes")]
     pub host: Bytes,
     /// Make room when more than this share of a tier would be promised. Default 95 %: room for one more small model
     /// without waiting for an eviction.
+    #[serde(rename = "high_bp")]
     pub high: BasisPoints,
     /// Make room until at most this share is. Default 85 %: one eviction serves several loads.
+    #[serde(rename = "low_bp")]
     pub low: BasisPoints,
     /// A request counts half after this. Default 10 min, in the order of a platform's keep-alive times.
+    #[serde(rename = "half_life_ns")]
     pub half_life: Duration,
     /// Bytes per second from host memory to the GPU, to compare reload times. Default 10 GB: half of PCIe 4.0 x16.
+    #[serde(rename = "host_to_gpu_bytes_per_s")]
     pub host_to_gpu: Bytes,
     /// A writer has this long, waiting for room included. Default 10 min.
+    #[serde(rename = "write_timeout_ns")]
     pub write_timeout: Duration,
     /// Most clients at once. Default 4,096.
     pub max_clients: u32,

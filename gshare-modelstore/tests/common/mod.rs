@@ -70,6 +70,16 @@ impl TestStore {
     }
 }
 
+impl TestStore {
+    pub fn until_clients(&self, value: u64) {
+        let begun = Instant::now();
+        while self.running().stat()["clients"] != value {
+            assert!(begun.elapsed() < Duration::from_secs(20), "clients: {}", self.running().stat());
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
 /// The bytes that a tensor of this name has in all tests.
 pub fn data_of(name: &str, bytes: u64) -> Vec<u8> {
     let seed = name.bytes().fold(7u64, |seed, byte| seed * 31 + u64::from(byte));

@@ -20,6 +20,7 @@ mod run;
 mod serve;
 mod spin;
 mod status;
+mod store;
 mod top;
 
 use anyhow::Context as _;
@@ -50,6 +51,7 @@ enum Command {
     Serve(serve::Options),
     #[command(name = model::NAME)]
     Model(model::Options),
+    Store(store::Options),
     #[command(name = spin::NAME, hide = true)]
     Spin(spin::Options),
 }
@@ -70,6 +72,7 @@ pub(crate) fn execute(gshare: Gshare) -> ExitCode {
         Command::Doctor(options) => log::exit(doctor::run(&options)),
         Command::Serve(options) => log::exit(serve::run(&options)),
         Command::Model(options) => log::exit(model::run(&options)),
+        Command::Store(options) => log::exit(store::run(&options)),
         Command::Spin(options) => log::exit(spin::run(&options)),
     }
 }

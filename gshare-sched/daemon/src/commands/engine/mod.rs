@@ -6,6 +6,7 @@ mod filter;
 mod horizontal;
 mod pack;
 mod request;
+mod store;
 mod token;
 
 /// Feed an engine events as JSON lines; read its actions as JSON lines.
@@ -37,6 +38,8 @@ enum Kind {
     SlotToken(filter::Options),
     /// The packers: which GPU a demand goes to. A line in is a call, `{"call": "place", …}`, a line out its answer.
     Pack(filter::Options),
+    /// The model store: what stands in memory, and for whom.
+    Store(filter::Options),
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
@@ -48,5 +51,6 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         Kind::Request(options) => request::run(options),
         Kind::SlotToken(options) => token::run_slots(options),
         Kind::Pack(options) => pack::run(options),
+        Kind::Store(options) => store::run(options),
     }
 }

@@ -1,0 +1,180 @@
+//! Loading a safetensors file into the store, beside `dd` to memory, a bare parallel copy, and the loader in Python.
+//!
+//! The bench makes the file (`--gib N`, 4 by default), and loads it with a warm and with a cold page cache. A load of the store is
+//! a PUT by a client: the header is checked, each byte hashed, the arena sealed. `dd` copies the same file to a file in memory;
+//! the bare copy does what the store does (as many threads, pieces of 1 MiB, into a memory file), without hashing. The best of
+//! `--runs` counts. The Python loader runs where `python3` (or `GSHARE_BENCH_PYTHON`) has the packages safetensors and numpy. `--test`
+//! loads 16 MiB once and measures nothing.
+
+use gshare_core::Bytes;
+use gshare_core::store::{Access, MemoryTier};
+use gshare_modelstore::backend::{HostBackend, ModelBackend as _};
+use gshare_modelstore::client::Client;
+use gshare_modelstore::safetensors::{Dtype, Header};
+use gshare_modelstore::server::{Server, ServerConfig};
+use rustix::fs::{Advice, fadvise};
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+const MIB: u64 = 1 << 20;
+
+fn argument(name: &str) -> Option<u64> {
+    let mut arguments = std::env::args().skip_while(|argument| argument != name);
+    arguments.nth(1)?.parse().ok()
+}
+
+/// A model of tensors of 1 to 64 MiB, as in a transformer.
+fn make(path: &Path, bytes: u64) {
+    let mut sizes = Vec::new();
+    let mut left = bytes;
+    for size in [64, 16, 16, 4, 1].into_iter().cycle() {
+        let size = (size * MIB).min(left);
+        if size == 0 {
+            break;
+        }
+        sizes.push([size]);
+        left -= size;
+    }
+    let names: Vec<String> = (0..sizes.len()).map(|n| format!("layers.{n}.weight")).collect();
+    let list: Vec<(&str, Dtype, &[u64])> =
+        names.iter().zip(&sizes).map(|(name, size)| (&name[..], Dtype::U8, &size[..])).collect();
+    let mut file = File::create(path).expect("room for the file");
+    file.write_all(&Header::encode(&list)).expect("room for the file");
+    let mut block = vec![0u8; 1 << 20];
+    let mut state = 1u64;
+    for _ in 0..bytes / MIB {
+        for chunk in block.chunks_exact_mut(8) {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            chunk.copy_from_slice(&state.to_le_bytes());
+        }
+        file.write_all(&block).expect("room for the file");
+    }
+    file.sync_all().expect("the file is written");
+}
+
+/// The page cache, with the file in it or not.
+fn prepare(file: &File, cold: bool) {
+    if cold {
+        fadvise(file, 0, None, Advice::DontNeed).expect("a file");
+    } else {
+        let mut buffer = vec![0; 4 << 20];
+        let mut at = 0;
+        while let Ok(read @ 1..) = file.read_at(&mut buffer, at) {
+            at += read as u64;
+        }
+    }
+}
+
+/// The same copy without looking at what is copied.
+fn bare_copy(file: &File, bytes: u64, threads: usize) {
+    let arena = HostBackend.create(bytes.next_multiple_of(2 * MIB)).expect("memory");
+    let next = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let mut buffer = vec![0; 1 << 20];
+                loop {
+                    let at = next.fetch_add(MIB, Ordering::Relaxed);
+                    if at >= bytes {
+                        return;
+                    }
+                    let part = usize::try_from((bytes - at).min(MIB)).unwrap_or(0);
+                    file.read_exact_at(&mut buffer[..part], at).expect("the file");
+                    arena.write_at(at, &buffer[..part]).expect("memory");
+                }
+            });
+        }
+    });
+}
+
+fn dd(path: &Path) -> bool {
+    let target = Path::new("/dev/shm").join(format!("gshare-bench-{}", std::process::id()));
+    let status = Command::new("dd")
+        .arg(format!("if={}", path.display()))
+        .arg(format!("of={}", target.display()))
+        .args(["bs=1M", "status=none"])
+        .status();
+    let _ = std::fs::remove_file(target);
+    status.is_ok_and(|status| status.success())
+}
+
+/// Seconds of one load in Python, measured inside, so that its start does not count.
+fn python(path: &Path) -> Option<f64> {
+    let program = std::env::var_os("GSHARE_BENCH_PYTHON").unwrap_or_else(|| "python3".into());
+    let script = "import sys, time, numpy\nfrom safetensors.numpy import load_file\nstart = time.perf_counter()\n\
+        tensors = load_file(sys.argv[1])\nprint(time.perf_counter() - start)";
+    let output = Command::new(program).args(["-c", script]).arg(path).output().ok()?;
+    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+}
+
+fn seconds(work: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    work();
+    start.elapsed().as_secs_f64()
+}
+
+fn main() {
+    let test = std::env::args().any(|argument| argument == "--test");
+    let bytes = if test { 16 * MIB } else { argument("--gib").unwrap_or(4) << 30 };
+    let runs = if test { 1 } else { argument("--runs").unwrap_or(5) };
+    let dir =
+        tempfile::tempdir_in(PathBuf::from(env!("CARGO_TARGET_TMPDIR"))).expect("a directory on a disk");
+    let path = dir.path().join("model.safetensors");
+    make(&path, bytes);
+    let file = File::open(&path).expect("the file");
+    let mut config = ServerConfig::at(dir.path().join("store.sock"));
+    config.store.host = Bytes(bytes + (1 << 30));
+    let threads = config.threads;
+    let socket = config.socket.clone();
+    let store = Server::new(config).expect("a store").spawn().expect("threads");
+    let client = Client::connect(socket).expect("the store");
+    let load = || {
+        let stored = client.put_file("model", Access::Public, MemoryTier::Host, &file, |_, _| {});
+        stored.expect("the model is loaded");
+    };
+    if test {
+        load();
+        bare_copy(&file, bytes, threads);
+        println!("store_load: ok");
+        return;
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a report")]
+    let gigabytes = bytes as f64 / 1e9;
+    println!("{gigabytes:.2} GB, {threads} threads, best of {runs}");
+    for cold in [false, true] {
+        let [mut ours, mut copy, mut plain, mut loader] = [f64::INFINITY; 4];
+        for _ in 0..runs {
+            prepare(&file, cold);
+            copy = copy.min(seconds(|| bare_copy(&file, bytes, threads)));
+            prepare(&file, cold);
+            plain = plain.min(seconds(|| assert!(dd(&path), "dd")));
+            prepare(&file, cold);
+            ours = ours.min(seconds(load));
+            client.evict("model", true).expect("nobody holds it");
+            prepare(&file, cold);
+            loader = loader.min(python(&path).unwrap_or(f64::INFINITY));
+        }
+        let line = |what: &str, took: f64| {
+            println!(
+                "  {what:<34} {took:7.3} s  {:6.2} GB/s  store is {:.2} x",
+                gigabytes / took,
+                took / ours
+            );
+        };
+        println!("{}", if cold { "cold" } else { "in the page cache" });
+        line("store (checked, hashed, sealed)", ours);
+        line("bare copy, same threads", copy);
+        line("dd to a file in memory", plain);
+        if loader.is_finite() {
+            line("safetensors.numpy.load_file", loader);
+        } else {
+            println!("  safetensors.numpy.load_file: this python3 has no safetensors and numpy");
+        }
+    }
+    store.stop();
+}

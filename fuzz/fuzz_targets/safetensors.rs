@@ -1,0 +1,31 @@
+//! Any bytes: a safetensors header and a manifest are refused, or hold what they promise.
+#![no_main]
+
+use gshare_modelstore::manifest::{Layout, Manifest};
+use gshare_modelstore::safetensors::{Header, header_length};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(manifest) = Manifest::parse(bytes) {
+        for entry in manifest.iter() {
+            assert!(entry.offset + entry.bytes <= manifest.arena_bytes());
+            assert_eq!(manifest.tensor(entry.name).map(|found| found.offset), Some(entry.offset));
+        }
+    }
+    if let Some(first) = bytes.first_chunk::<8>() {
+        let _ = header_length(*first, bytes.len() as u64);
+    }
+    let Ok(header) = Header::parse_unsized(bytes) else { return };
+    let mut end = 0;
+    for tensor in &header.tensors {
+        assert_eq!(tensor.begin, end, "no hole, no overlap");
+        assert_eq!(tensor.shape.iter().product::<u64>() * tensor.dtype.bytes(), tensor.bytes);
+        end += tensor.bytes;
+    }
+    assert_eq!(end, header.data_bytes);
+    if let Some(layout) = Layout::new(&header) {
+        let (bytes, content) = layout.manifest(&vec![[7; 32]; layout.places.len()]);
+        let manifest = Manifest::parse(&bytes).unwrap();
+        assert_eq!((manifest.len(), manifest.content()), (header.tensors.len(), content));
+    }
+});

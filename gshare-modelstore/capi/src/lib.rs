@@ -1,0 +1,377 @@
+//! The C interface of the model store's client; `include/gshare_store.h` is its documentation.
+//!
+//! Pointers come from C: each function says what it believes of them. Objects are boxes that C holds and gives back once.
+#![allow(unsafe_code, reason = "pointers from C")]
+
+use core::ffi::{CStr, c_char};
+use gshare_core::store::{Access, MemoryTier};
+use gshare_modelstore::client::{Client, ClientError, GetOptions, Model};
+use gshare_modelstore::safetensors::{Dtype, MAX_RANK};
+use std::fs::File;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::time::Duration;
+
+/// A connection.
+#[derive(Debug)]
+#[allow(non_camel_case_types, reason = "its name in C")]
+pub struct gshare_store(Client);
+
+/// A model, and the dimensions of its tensors in the form that C reads.
+#[derive(Debug)]
+#[allow(non_camel_case_types, reason = "its name in C")]
+pub struct gshare_model {
+    model: Model,
+    shapes: Vec<Vec<u64>>,
+}
+
+/// A tensor, as in the header.
+#[derive(Debug)]
+#[repr(C)]
+#[allow(
+    non_camel_case_types,
+    missing_docs,
+    reason = "its name in C, and the header says what its fields are"
+)]
+pub struct gshare_tensor {
+    pub name: *const c_char,
+    pub name_bytes: u64,
+    pub shape: *const u64,
+    pub rank: u64,
+    pub data: *const u8,
+    pub offset: u64,
+    pub bytes: u64,
+    pub hash: [u8; 32],
+    pub dtype: u8,
+}
+
+/// The store is gone.
+pub const GSHARE_ERROR_GONE: i32 = 100;
+/// An argument that cannot be.
+pub const GSHARE_ERROR_ARGUMENT: i32 = 101;
+/// The system refuses something, or the store speaks another language.
+pub const GSHARE_ERROR_SYSTEM: i32 = 102;
+
+/// Where an error text goes.
+struct ErrorText(*mut c_char, usize);
+
+impl ErrorText {
+    fn say(&self, text: &str) {
+        if self.0.is_null() || self.1 == 0 {
+            return;
+        }
+        let mut end = text.len().min(self.1 - 1);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        // SAFETY: the caller says that the buffer has so many bytes; `end` and the 0 after it are within them.
+        unsafe {
+            core::ptr::copy_nonoverlapping(text.as_ptr(), self.0.cast(), end);
+            *self.0.add(end) = 0;
+        }
+    }
+
+    fn code(&self, error: &ClientError) -> i32 {
+        self.say(&error.to_string());
+        match error {
+            ClientError::Refused { code, .. } => i32::from(code.number()),
+            ClientError::Gone => GSHARE_ERROR_GONE,
+            _ => GSHARE_ERROR_SYSTEM,
+        }
+    }
+
+    fn argument(&self, text: &str) -> i32 {
+        self.say(text);
+        GSHARE_ERROR_ARGUMENT
+    }
+}
+
+/// # Safety
+/// `text` is null or ends with a 0, and lives as long as the result is used.
+unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
+    // SAFETY: as the caller promises.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })?.to_str().ok()
+}
+
+fn access(number: u32) -> Option<Access> {
+    [Access::Private, Access::Group, Access::Public].get(number as usize).copied()
+}
+
+fn done(result: Result<impl Sized, ClientError>, error: &ErrorText) -> i32 {
+    result.map_or_else(|refused| error.code(&refused), |_| 0)
+}
+
+/// Connects to the store at a path.
+///
+/// # Safety
+/// `path` ends with a 0; `error` is null or has `error_bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshare_store_connect(
+    path: *const c_char,
+    error: *mut c_char,
+    error_bytes: usize,
+) -> *mut gshare_store {
+    let error = ErrorText(error, error_bytes);
+    // SAFETY: as the caller promises.
+    let Some(path) = (unsafe { text(path) }) else {
+        error.argument("path is not a text");
+        return core::ptr::null_mut();
+    };
+    match Client::connect(path) {
+        Ok(client) => Box::into_raw(Box::new(gshare_store(client))),
+        Err(refused) => {
+            error.say(&format!("{path}: {refused}"));
+            core::ptr::null_mut()
+        }
+    }
+}
+
+/// Ends a connection; models that came over it stay.
+///
+/// # Safety
+/// `store` is null or came from `gshare_store_connect`, and is not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshare_store_close(store: *mut gshare_store) {
+    if !store.is_null() {
+        // SAFETY: as the caller promises.
+        drop(unsafe { Box::from_raw(store) });
+    }
+}
+
+/// Takes a reference to a model.
+///
+/// # Safety
+/// `store` came from `gshare_store_connect`; `name` ends with a 0; `error` is null or has `error_bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshare_store_get(
+    store: *mut gshare_store,
+    name: *const c_char,
+    tier: u32,
+    timeout_ms: u32,
+    error: *mut c_char,
+    error_bytes: usize,
+) -> *mut gshare_model {
+    let error = ErrorText(error, error_bytes);
+    // SAFETY: as the caller promises.
+    let (store, name) = unsafe { (store.as_ref(), text(name)) };
+    let (Some(store), Some(name), Some(&tier)) = (store, name, MemoryTier::ALL.get(tier as usize)) else {
+        error.argument("store, name or tier cannot be what it is");
+        return core::ptr::null_mut();
+    };
+    let timeout = Duration::from_millis(timeout_ms.into());
+    match store.0.get(name, &GetOptions { tier, timeout }) {
+        Ok(model) => {
+            let manifest = model.manifest();
+            let shape = |at| manifest.get(at).map(|tensor| tensor.shape().collect()).unwrap_or_default();
+            let shapes = (0..manifest.len()).map(shape).collect();
+            Box::into_raw(Box::new(gshare_model { model, shapes }))
+        }
+        Err(refused) => {
+            error.code(&refused);
+            core::ptr::null_mut()
+        }
+    }
+}
+
+/// Gives a model's reference back.
+///
+/// # Safety
+/// `model` is null or came from `gshare_store_get`; neither it nor what it pointed to is used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshare_model_release(model: *mut gshare_model) {
+    if !model.is_null() {
+        // SAFETY: as the caller promises.
+        drop(unsafe { Box::from_raw(model) });
+    }
+}
+
+/// Loads a safetensors file.
+///
+/// # Safety
+/// As `gshare_store_get`; `descriptor` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshare_store_put_file(
+    store: *mut gshare_store,
+    name: *const c_char,
+    descriptor: i32,
+    access_number: u32,
+    error: *mut c_char,
+    error_bytes: usize,
+) -> i32 {
+    let error = ErrorText(error, error_bytes);
+    // SAFETY: as the caller promises.
+    let (store, name) = unsafe { (store.as_ref(), text(name)) };
+    let (Some(store), Some(name), Some(access), 0..) = (store, name, access(access_number), descriptor)
+    else {
+        return error.argument("store, name, descriptor or access cannot be what it is");
+    };
+    // SAFETY: as the caller promises, and only until it is duplicated.
+    match unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned() {
+        Ok(file) => {
+            done(store.0.put_file(name, access, MemoryTier::Host, &File::from(file), |_, _| {}), &error)
+        }
+        Err(refused) => error.code(&refused.into()),
+    }
+}
+
+/// Stores tensors from memory.
+///
+/// # Safety
+/// As `gshare_store_get`; `tensors` are `count`, each with a name, a shape and data of the lengths it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshare_store_put(
+    store: *mut gshare_store,
+    name: *const c_char,
+    access_number: u32,
+    tensors: *const gshare_tensor,
+    count: usize,
+    error: *mut c_char,
+    error_bytes: usize,
+) -> i32 {
+    let error = ErrorText(error, error_bytes);
+    // SAFETY: as the caller promises.
+    let (store, name) = unsafe { (store.as_ref(), text(name)) };
+    let (Some(store), Some(name), Some(access), false) =
+        (store, name, access(access_number), tensors.is_null())
+    else {
+        return error.argument("store, name, access or tensors cannot be what it is");
+    };
+    // SAFETY: as the caller promises.
+    let tensors = unsafe { core::slice::from_raw_parts(tensors, count) };
+    let mut list: Vec<(&str, Dtype, &[u64], &[u8])> = Vec::with_capacity(count);
+    for tensor in tensors {
+        let pointers = !tensor.name.is_null() && (tensor.rank == 0 || !tensor.shape.is_null());
+        let sizes = [tensor.name_bytes, tensor.rank, tensor.bytes].map(usize::try_from);
+        let ([Ok(name_bytes), Ok(rank), Ok(bytes)], true) =
+            (sizes, pointers && (tensor.bytes == 0 || !tensor.data.is_null()))
+        else {
+            return error.argument("a tensor without a name, a shape or data");
+        };
+        if rank > MAX_RANK {
+            return error.argument("a tensor of too many dimensions");
+        }
+        // SAFETY: not null where there is something to read, and of these lengths, as the caller promises.
+        let (name, shape, data) = unsafe {
+            (
+                core::slice::from_raw_parts(tensor.name.cast::<u8>(), name_bytes),
+                if rank == 0 { &[] } else { core::slice::from_raw_parts(tensor.shape, rank) },
+                if bytes == 0 { &[] } else { core::slice::from_raw_parts(tensor.data, bytes) },
+            )
+        };
+        let (Ok(name), Some(dtype)) = (core::str::from_utf8(name), Dtype::from_code(tensor.dtype)) else {
+            return error.argument("a tensor whose name is not UTF-8, or of no known type");
+        };
+        let need = shape.iter().try_fold(dtype.bytes(), |need, &size| need.checked_mul(size));
+        if need != Some(tensor.bytes) {
+            return error.argument(&format!("tensor `{name}`: its bytes are not those of its shape"));
+        }
+        list.push((name, dtype, shape, data));
+    }
+    let heads: Vec<(&str, Dtype, &[u64])> =
+        list.iter().map(|&(name, dtype, shape, _)| (name, dtype, shape)).collect();
+    let stored = store.0.put(name, access, MemoryTier::Host, &heads).and_then(|mut put| {
+        list.iter().try_for_each(|(name, _, _, data)| put.write(name, 0, data))?;
+        put.commit()
+    });
+    done(stored, &error)
+}
+
+/// Takes a model out of memory.
+///
+/// # Safety
+/// As `gshare_store_get`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshare_store_evict(
+    store: *mut gshare_store,
+    name: *const c_char,
+    forget: i32,
+    error: *mut c_char,
+    error_bytes: usize,
+) -> i32 {
+    let error = ErrorText(error, error_bytes);
+    // SAFETY: as the caller promises.
+    let (Some(store), Some(name)) = (unsafe { (store.as_ref(), text(name)) }) else {
+        return error.argument("store or name cannot be what it is");
+    };
+    done(store.0.evict(name, forget != 0), &error)
+}
+
+/// Number of tensors.
+///
+/// # Safety
+/// `model` is null or came from `gshare_store_get`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshare_model_tensors(model: *const gshare_model) -> u64 {
+    // SAFETY: as the caller promises.
+    unsafe { model.as_ref() }.map_or(0, |model| model.shapes.len() as u64)
+}
+
+/// A tensor by its position.
+///
+/// # Safety
+/// `model` is null or came from `gshare_store_get`; `tensor` has room for one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshare_model_tensor(
+    model: *const gshare_model,
+    at: u64,
+    tensor: *mut gshare_tensor,
+) -> i32 {
+    // SAFETY: as the caller promises.
+    let Some(model) = (unsafe { model.as_ref() }) else { return GSHARE_ERROR_ARGUMENT };
+    let Ok(at) = usize::try_from(at) else { return GSHARE_ERROR_ARGUMENT };
+    let (Some(entry), Some(shape), false) =
+        (model.model.manifest().get(at), model.shapes.get(at), tensor.is_null())
+    else {
+        return GSHARE_ERROR_ARGUMENT;
+    };
+    let data = model.model.bytes_of(entry.name).map_or(core::ptr::null(), <[u8]>::as_ptr);
+    let filled = gshare_tensor {
+        name: entry.name.as_ptr().cast(),
+        name_bytes: entry.name.len() as u64,
+        shape: shape.as_ptr(),
+        rank: shape.len() as u64,
+        data,
+        offset: entry.offset,
+        bytes: entry.bytes,
+        hash: entry.hash,
+        dtype: entry.dtype.code(),
+    };
+    // SAFETY: as the caller promises.
+    unsafe { tensor.write(filled) };
+    0
+}
+
+/// Bytes of the arena.
+///
+/// # Safety
+/// `model` is null or came from `gshare_store_get`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshare_model_bytes(model: *const gshare_model) -> u64 {
+    // SAFETY: as the caller promises.
+    unsafe { model.as_ref() }.map_or(0, |model| model.model.arena_bytes())
+}
+
+/// The content hash.
+///
+/// # Safety
+/// `model` came from `gshare_store_get`; `content` has 32 bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshare_model_content(model: *const gshare_model, content: *mut u8) {
+    // SAFETY: as the caller promises.
+    if let Some(model) = unsafe { model.as_ref() }
+        && !content.is_null()
+    {
+        // SAFETY: 32 bytes to where there is room for them.
+        unsafe { core::ptr::copy_nonoverlapping(model.model.content().0.as_ptr(), content, 32) };
+    }
+}
+
+/// The arena's descriptor.
+///
+/// # Safety
+/// `model` is null or came from `gshare_store_get`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshare_model_descriptor(model: *const gshare_model) -> i32 {
+    // SAFETY: as the caller promises.
+    let descriptor = unsafe { model.as_ref() }.and_then(|model| model.model.handle().1);
+    descriptor.map_or(-1, |descriptor| descriptor.as_raw_fd())
+}

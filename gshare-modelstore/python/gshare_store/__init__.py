@@ -1,0 +1,293 @@
+"""Zero-copy tensors from the gshare model store.
+
+    import gshare_store, numpy
+    with gshare_store.connect("/run/gshare/store.sock") as store:
+        model = store.get("resnet50")
+        weights = {name: numpy.from_dlpack(tensor) for name, tensor in model.items()}
+
+A tensor speaks DLPack 1.0 with its read-only flag and NumPy's array interface; on a GPU also
+``__cuda_array_interface__``. ``model.state_dict()`` gives PyTorch tensors by name. All of them read memory that every
+client of the store shares and that no process can write: an in-place operation of a framework that ignores the
+read-only flag (PyTorch does) ends in a fault of this process and of no other. Whoever wants to write makes a copy.
+
+The memory stays mapped for as long as any tensor lives, also when the store is gone.
+
+Needs libgshare_store.so: named by GSHARE_STORE_LIBRARY, beside this file, or where the loader finds it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+
+from . import _dlpack
+
+__all__ = ["Access", "Model", "Store", "StoreError", "Tensor", "connect"]
+
+# Name, code and bits of DLPack, type string of NumPy (None where it has no such type); by the store's number.
+_DTYPES = [
+    ("BOOL", 6, 8, "|b1"),
+    ("U8", 1, 8, "|u1"),
+    ("I8", 0, 8, "|i1"),
+    ("F8_E5M2", 12, 8, None),
+    ("F8_E4M3", 10, 8, None),
+    ("F8_E8M0", 14, 8, None),
+    ("I16", 0, 16, "<i2"),
+    ("U16", 1, 16, "<u2"),
+    ("F16", 2, 16, "<f2"),
+    ("BF16", 4, 16, None),
+    ("I32", 0, 32, "<i4"),
+    ("U32", 1, 32, "<u4"),
+    ("F32", 2, 32, "<f4"),
+    ("C64", 5, 64, "<c8"),
+    ("F64", 2, 64, "<f8"),
+    ("I64", 0, 64, "<i8"),
+    ("U64", 1, 64, "<u8"),
+]
+_BY_TYPESTR = {typestr: number for number, (_, _, _, typestr) in enumerate(_DTYPES) if typestr}
+_TEXT = 512
+_HOST = 1
+
+
+class Access:
+    """Who may read a model."""
+
+    PRIVATE, GROUP, PUBLIC = 0, 1, 2
+
+
+class StoreError(RuntimeError):
+    """The store refuses, or is gone; ``code`` is a number of ``gshare_store.h``, or None."""
+
+    def __init__(self, text: str, code: int | None = None) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class _CTensor(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_void_p),
+        ("name_bytes", ctypes.c_uint64),
+        ("shape", ctypes.POINTER(ctypes.c_uint64)),
+        ("rank", ctypes.c_uint64),
+        ("data", ctypes.c_void_p),
+        ("offset", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("hash", ctypes.c_uint8 * 32),
+        ("dtype", ctypes.c_uint8),
+    ]
+
+
+def _load() -> ctypes.CDLL:
+    named = os.environ.get("GSHARE_STORE_LIBRARY")
+    beside = pathlib.Path(__file__).parent / "libgshare_store.so"
+    library = ctypes.CDLL(named or (str(beside) if beside.exists() else "libgshare_store.so"))
+    pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+    u32, u64, i32 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32
+    for name, result, arguments in [
+        ("gshare_store_connect", pointer, [text, text, size]),
+        ("gshare_store_close", None, [pointer]),
+        ("gshare_store_get", pointer, [pointer, text, u32, u32, text, size]),
+        ("gshare_model_release", None, [pointer]),
+        ("gshare_store_put_file", i32, [pointer, text, i32, u32, text, size]),
+        ("gshare_store_put", i32, [pointer, text, u32, ctypes.POINTER(_CTensor), size, text, size]),
+        ("gshare_store_evict", i32, [pointer, text, i32, text, size]),
+        ("gshare_model_tensors", u64, [pointer]),
+        ("gshare_model_tensor", i32, [pointer, u64, ctypes.POINTER(_CTensor)]),
+        ("gshare_model_bytes", u64, [pointer]),
+        ("gshare_model_content", None, [pointer, ctypes.POINTER(ctypes.c_uint8)]),
+        ("gshare_model_descriptor", i32, [pointer]),
+    ]:
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+_library: ctypes.CDLL | None = None
+
+
+def _lib() -> ctypes.CDLL:
+    global _library
+    if _library is None:
+        _library = _load()
+    return _library
+
+
+def connect(path: str | os.PathLike[str] | None = None) -> "Store":
+    """Connects to the store at ``path`` (else GSHARE_STORE_SOCKET, else /run/gshare/store.sock)."""
+    return Store(os.fspath(path or os.environ.get("GSHARE_STORE_SOCKET") or "/run/gshare/store.sock"))
+
+
+class Store:
+    """A connection. Models that came over it outlive it."""
+
+    def __init__(self, path: str) -> None:
+        self._handle: int | None = None
+        error = ctypes.create_string_buffer(_TEXT)
+        handle = _lib().gshare_store_connect(path.encode(), error, _TEXT)
+        if not handle:
+            raise StoreError(error.value.decode(errors="replace"))
+        self._handle = handle
+
+    def close(self) -> None:
+        """Ends the connection."""
+        if self._handle:
+            _lib().gshare_store_close(self._handle)
+        self._handle = None
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _open(self) -> int:
+        if not self._handle:
+            raise StoreError("the connection is closed")
+        return self._handle
+
+    def _call(self, function: str, *arguments: object) -> None:
+        error = ctypes.create_string_buffer(_TEXT)
+        code = getattr(_lib(), function)(self._open(), *arguments, error, _TEXT)
+        if code:
+            raise StoreError(error.value.decode(errors="replace"), code)
+
+    def get(self, name: str, *, timeout: float = 60.0) -> "Model":
+        """Takes a reference to a model, which the last of its tensors gives back. Waits ``timeout`` seconds for a load."""
+        error = ctypes.create_string_buffer(_TEXT)
+        wait = min(int(timeout * 1000), 2**32 - 1)
+        handle = _lib().gshare_store_get(self._open(), name.encode(), _HOST, wait, error, _TEXT)
+        if not handle:
+            raise StoreError(error.value.decode(errors="replace"))
+        return Model(handle)
+
+    def put_file(self, name: str, path: str | os.PathLike[str], *, access: int = Access.PRIVATE) -> None:
+        """Loads a safetensors file into the store, which keeps it as the model's source."""
+        with open(path, "rb") as file:
+            self._call("gshare_store_put_file", name.encode(), file.fileno(), access)
+
+    def put(self, name: str, arrays: Mapping[str, object], *, access: int = Access.PRIVATE) -> None:
+        """Stores arrays (NumPy's, or anything with ``__array_interface__``, C-contiguous) under one name."""
+        tensors = (_CTensor * len(arrays))()
+        keep: list[object] = []
+        for tensor, (key, array) in zip(tensors, arrays.items()):
+            about = array.__array_interface__
+            number = _BY_TYPESTR.get(about["typestr"])
+            if number is None:
+                raise TypeError(f"{key}: no tensor of the store is of type {about['typestr']}")
+            size = _DTYPES[number][2] // 8
+            shape = tuple(about["shape"])
+            if about.get("strides") not in (None, _contiguous(shape, size)):
+                raise ValueError(f"{key}: not C-contiguous")
+            text = key.encode()
+            name_buffer, dims = ctypes.create_string_buffer(text), (ctypes.c_uint64 * len(shape))(*shape)
+            keep += [name_buffer, dims, array]
+            count = 1
+            for dimension in shape:
+                count *= dimension
+            tensor.name, tensor.name_bytes = ctypes.addressof(name_buffer), len(text)
+            tensor.shape, tensor.rank = dims, len(shape)
+            tensor.data, tensor.bytes, tensor.dtype = about["data"][0], count * size, number
+        self._call("gshare_store_put", name.encode(), access, tensors, len(arrays))
+
+    def evict(self, name: str, *, forget: bool = False) -> None:
+        """Takes a model out of memory; with ``forget`` its name is free after that."""
+        self._call("gshare_store_evict", name.encode(), int(forget))
+
+
+def _contiguous(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    strides: list[int] = []
+    for dimension in reversed(shape):
+        strides.insert(0, size)
+        size *= max(dimension, 1)
+    return tuple(strides)
+
+
+class _Reference:
+    """A model's reference; its tensors hold it, and so do arrays made of them."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self._release = _lib().gshare_model_release
+
+    def __del__(self) -> None:
+        self._release(self.handle)
+
+
+class Tensor:
+    """A read-only tensor in shared memory."""
+
+    def __init__(self, reference: _Reference, about: _CTensor) -> None:
+        self._reference = reference
+        self.name = ctypes.string_at(about.name, about.name_bytes).decode()
+        self.shape = tuple(about.shape[: about.rank])
+        self.dtype, self._code, self._bits, self._typestr = _DTYPES[about.dtype]
+        self.nbytes = about.bytes
+        self.hash = bytes(about.hash).hex()
+        self._data = about.data or 0
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, {self.dtype}, {self.shape}, read-only)"
+
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        if self._typestr is None:
+            raise AttributeError(f"NumPy has no type for {self.dtype}; use DLPack")
+        return {"version": 3, "shape": self.shape, "typestr": self._typestr, "data": (self._data, True), "strides": None}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (_dlpack.CPU, 0)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """A capsule that says "read-only". Before DLPack 1.0 it could not say so: such a consumer is refused."""
+        if stream is not None:
+            raise BufferError("memory of the host has no stream")
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError("the store does not copy to other devices")
+        if copy:
+            raise BufferError("the store does not copy; copy what you get")
+        if max_version is None or max_version[0] < 1:
+            raise BufferError("the memory is read-only, which DLPack before 1.0 cannot say")
+        return _dlpack.capsule(self, self._data, self.shape, self._code, self._bits)
+
+
+class Model(Mapping[str, Tensor]):
+    """The tensors of a model by name."""
+
+    def __init__(self, handle: int) -> None:
+        reference = _Reference(handle)
+        about = _CTensor()
+        self._tensors: dict[str, Tensor] = {}
+        for at in range(_lib().gshare_model_tensors(handle)):
+            if _lib().gshare_model_tensor(handle, at, ctypes.byref(about)):
+                raise StoreError("the model cannot be read")
+            tensor = Tensor(reference, about)
+            self._tensors[tensor.name] = tensor
+        content = (ctypes.c_uint8 * 32)()
+        _lib().gshare_model_content(handle, content)
+        self.content = bytes(content).hex()
+        self.arena_bytes = _lib().gshare_model_bytes(handle)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def state_dict(self) -> dict[str, object]:
+        """PyTorch tensors by name, without a copy: for ``module.load_state_dict(model.state_dict(), assign=True)``."""
+        return {name: _dlpack.to_torch(tensor) for name, tensor in self.items()}

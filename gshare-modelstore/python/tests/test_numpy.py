@@ -1,0 +1,109 @@
+"""NumPy arrays from the store, without a copy. Needs GSHARE_STORE_LIBRARY and a `gshare` on GSHARE_COMMAND."""
+
+import gc
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import numpy
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+import gshare_store  # noqa: E402
+
+
+class NumpyTest(unittest.TestCase):
+    def setUp(self) -> None:
+        self.dir = tempfile.TemporaryDirectory()
+        self.socket = os.path.join(self.dir.name, "store.sock")
+        self.server = subprocess.Popen(
+            [os.environ.get("GSHARE_COMMAND", "gshare"), "store", "serve", "--socket", self.socket, "--host", "256MiB"],
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 20
+        while not os.path.exists(self.socket):
+            self.assertLess(time.monotonic(), deadline, "the store does not start")
+            time.sleep(0.01)
+        self.store = gshare_store.connect(self.socket)
+
+    def tearDown(self) -> None:
+        self.store.close()
+        self.server.kill()
+        self.server.wait()
+        self.dir.cleanup()
+
+    def references(self) -> int:
+        import json
+
+        command = [os.environ.get("GSHARE_COMMAND", "gshare"), "store", "stat", "--json", "--socket", self.socket]
+        return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["host"]["references"]
+
+    def test_what_was_put_is_read_by_dlpack_and_by_the_array_interface(self) -> None:
+        arrays = {
+            str(dtype): (numpy.arange(24) % 2).astype(dtype).reshape(2, 3, 4)
+            for dtype in ["bool", "uint8", "int8", "int16", "uint16", "float16", "int32", "uint32", "float32",
+                          "complex64", "float64", "int64", "uint64"]
+        }
+        arrays["scalar"] = numpy.array(3.5)
+        arrays["empty"] = numpy.zeros((0, 7), dtype="float32")
+        self.store.put("m", arrays, access=gshare_store.Access.PUBLIC)
+        model = self.store.get("m")
+        self.assertEqual(set(model), set(arrays))
+        for name, array in arrays.items():
+            for got in (numpy.from_dlpack(model[name]), numpy.asarray(model[name])):
+                numpy.testing.assert_array_equal(got, array)
+                self.assertEqual(got.dtype, array.dtype)
+                self.assertFalse(got.flags.writeable, name)
+                with self.assertRaises(ValueError):
+                    got[...] = 0
+
+    def test_an_array_is_no_copy_and_keeps_the_model_until_it_goes(self) -> None:
+        self.store.put("m", {"w": numpy.ones(1 << 20, dtype="float32")})
+        model, again = self.store.get("m"), self.store.get("m")
+        one, two = numpy.from_dlpack(model["w"]), numpy.asarray(again["w"])
+        self.assertEqual(one.ctypes.data, numpy.from_dlpack(model["w"]).ctypes.data)
+        self.assertEqual(self.references(), 2)
+        del model, again
+        gc.collect()
+        self.assertEqual(self.references(), 2, "the arrays hold it")
+        self.assertEqual(float(one.sum() + two.sum()), float(2 << 20))
+        del one, two
+        gc.collect()
+        self.assertEqual(self.references(), 0)
+        capsule = self.store.get("m")["w"].__dlpack__(max_version=(1, 0))
+        self.assertEqual(self.references(), 1)
+        del capsule
+        gc.collect()
+        self.assertEqual(self.references(), 0, "a capsule that nobody took")
+
+    def test_arrays_outlive_the_store(self) -> None:
+        self.store.put("m", {"w": numpy.arange(1000)})
+        array = numpy.from_dlpack(self.store.get("m")["w"])
+        self.server.kill()
+        self.server.wait()
+        numpy.testing.assert_array_equal(array, numpy.arange(1000))
+        with self.assertRaises(gshare_store.StoreError):
+            self.store.get("m")
+
+    def test_an_old_consumer_is_refused_rather_than_given_memory_it_may_write(self) -> None:
+        self.store.put("m", {"w": numpy.arange(10)})
+        with self.assertRaises(BufferError):
+            self.store.get("m")["w"].__dlpack__()
+
+    def test_errors_say_what_is_wrong(self) -> None:
+        with self.assertRaisesRegex(gshare_store.StoreError, "no model"):
+            self.store.get("nothing")
+        with self.assertRaisesRegex(TypeError, "type"):
+            self.store.put("m", {"w": numpy.array(["a"])})
+        with self.assertRaisesRegex(ValueError, "contiguous"):
+            self.store.put("m", {"w": numpy.ones((4, 4)).T[1:]})
+        with self.assertRaises(gshare_store.StoreError) as raised:
+            self.store.put("big", {"w": numpy.zeros(300 << 20, dtype="uint8")})
+        self.assertEqual(raised.exception.code, 4)
+
+
+if __name__ == "__main__":
+    unittest.main()

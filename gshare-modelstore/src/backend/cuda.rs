@@ -1,0 +1,565 @@
+//! GPU memory, by virtual memory management: the store has handles, clients have maps, and only who fills it copies.
+//!
+//! The store makes physical memory (`cuMemCreate`) and exports descriptors of it. It maps nothing and has no context, so it takes no
+//! memory of the GPU but the models (FaST-GShare's server takes 300 MB for each, section 5.5). A loader process, which lives as
+//! long as one load, has a context, fills the memory and ends. The driver keeps memory until the last handle and map of any
+//! process is gone, so readers live on when the store dies.
+//!
+//! # What read-only means here
+//! [`CudaMap`] maps for reading, and a kernel of its process that writes there faults. But it is the importer who chooses: a
+//! client that calls the driver itself may map the same descriptor for writing. So this protects against mistakes, not against
+//! a hostile client, and models should be shared on a GPU only among clients that trust one another. Under MPS the fault of
+//! one client may end others of the same server. Legacy IPC ([`IpcBackend`]) has no read-only map at all.
+//!
+//! `verify` cannot look into GPU memory without a context; it says so.
+#![allow(unsafe_code, reason = "calls to the CUDA driver")]
+
+use super::{ArenaMemory, ModelBackend};
+use crate::client::Model;
+use crate::frame::{Handle, MAX_FRAME};
+use crate::load::{self, Origin};
+use crate::manifest::{Layout, Place};
+use crate::packet;
+use crate::safetensors::Dtype;
+use gshare_cuda_abi::types::sys;
+use rustix::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const POSIX_DESCRIPTOR: u32 = 1;
+const DEVICE: u32 = 1;
+const READ: u32 = 1;
+const READ_WRITE: u32 = 3;
+
+/// Calls a function of the driver.
+macro_rules! cuda {
+    ($name:ident($($argument:expr),* $(,)?)) => {{
+        // SAFETY: arguments as cuda.h asks for them; pointers are to values that outlive the call.
+        let result = unsafe { sys::$name($($argument),*) };
+        result.result().map_err(|error| io::Error::other(format!("{}: {error:?}", stringify!($name))))
+    }};
+}
+
+fn start() -> io::Result<()> {
+    // SAFETY: loads the driver, whose initialisers every CUDA program runs.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "there is no CUDA driver (libcuda.so)"));
+    }
+    cuda!(cuInit(0))
+}
+
+fn ordinal(device: u32) -> io::Result<i32> {
+    i32::try_from(device).map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "no such device"))
+}
+
+/// A device's primary context, as long as this lives.
+#[derive(Debug)]
+struct Context {
+    device: i32,
+    context: usize,
+}
+
+impl Context {
+    fn new(device: u32) -> io::Result<Self> {
+        start()?;
+        let device = ordinal(device)?;
+        let mut context = std::ptr::null_mut();
+        cuda!(cuDevicePrimaryCtxRetain(&raw mut context, device))?;
+        Ok(Self { device, context: context as usize })
+    }
+
+    /// Makes it the calling thread's.
+    fn enter(&self) -> io::Result<()> {
+        cuda!(cuCtxSetCurrent(self.context as sys::CUcontext))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        let _ = cuda!(cuDevicePrimaryCtxRelease_v2(self.device));
+    }
+}
+
+/// Physical memory by a handle.
+#[derive(Debug)]
+struct Physical(sys::CUmemGenericAllocationHandle);
+
+impl Physical {
+    fn new(device: u32, bytes: usize) -> io::Result<Self> {
+        let mut prop = std::mem::MaybeUninit::<sys::CUmemAllocationProp>::zeroed();
+        // The head of the structure: pinned, exported as descriptors, on the device. By integers, since the bindings name
+        // the fields differently from release to release.
+        let head = [1, POSIX_DESCRIPTOR, DEVICE, device];
+        // SAFETY: the structure begins with these four 32-bit fields in all releases.
+        unsafe { prop.as_mut_ptr().cast::<[u32; 4]>().write_unaligned(head) };
+        let mut handle = 0;
+        cuda!(cuMemCreate(&raw mut handle, bytes, prop.as_ptr(), 0))?;
+        Ok(Self(handle))
+    }
+
+    fn import(descriptor: BorrowedFd<'_>) -> io::Result<Self> {
+        let mut handle = 0;
+        let number = usize::try_from(descriptor.as_raw_fd()).unwrap_or(usize::MAX);
+        let kind = sys::CUmemAllocationHandleType_enum(POSIX_DESCRIPTOR);
+        cuda!(cuMemImportFromShareableHandle(&raw mut handle, number as *mut core::ffi::c_void, kind))?;
+        Ok(Self(handle))
+    }
+
+    fn export(&self) -> io::Result<OwnedFd> {
+        let mut descriptor: core::ffi::c_int = -1;
+        let kind = sys::CUmemAllocationHandleType_enum(POSIX_DESCRIPTOR);
+        cuda!(cuMemExportToShareableHandle((&raw mut descriptor).cast(), self.0, kind, 0))?;
+        // SAFETY: the driver made it for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        let _ = cuda!(cuMemRelease(self.0));
+    }
+}
+
+/// A map of physical memory into this process's addresses on a device.
+#[derive(Debug)]
+struct Mapped {
+    address: sys::CUdeviceptr,
+    bytes: usize,
+    context: Context,
+}
+
+impl Mapped {
+    fn new(physical: &Physical, bytes: usize, device: u32, access: u32) -> io::Result<Self> {
+        let context = Context::new(device)?;
+        context.enter()?;
+        let mut address = 0;
+        cuda!(cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0))?;
+        if let Err(error) = cuda!(cuMemMap(address, bytes, 0, physical.0, 0)) {
+            let _ = cuda!(cuMemAddressFree(address, bytes));
+            return Err(error);
+        }
+        let mapped = Self { address, bytes, context };
+        let mut about = std::mem::MaybeUninit::<sys::CUmemAccessDesc>::zeroed();
+        // SAFETY: the structure is these three 32-bit fields in all releases.
+        unsafe { about.as_mut_ptr().cast::<[u32; 3]>().write_unaligned([DEVICE, device, access]) };
+        cuda!(cuMemSetAccess(address, bytes, about.as_ptr(), 1))?;
+        Ok(mapped)
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        let _ = self.context.enter();
+        let _ = cuda!(cuMemUnmap(self.address, self.bytes));
+        let _ = cuda!(cuMemAddressFree(self.address, self.bytes));
+    }
+}
+
+fn size(bytes: u64) -> io::Result<usize> {
+    usize::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))
+}
+
+// --- The store's side ------------------------------------------------------------------------------
+
+/// Arenas in memory of one GPU, filled by short-lived loader processes.
+#[derive(Debug)]
+pub struct VmmBackend {
+    device: u32,
+    loader: Vec<OsString>,
+}
+
+impl VmmBackend {
+    /// On a device; `loader` is a program with its arguments that calls [`run_loader`].
+    ///
+    /// # Errors
+    /// When there is no driver.
+    pub fn new(device: u32, loader: Vec<OsString>) -> io::Result<Self> {
+        start()?;
+        Ok(Self { device, loader })
+    }
+}
+
+#[derive(Debug)]
+struct VmmArena {
+    /// Keeps the memory; the descriptor would, too.
+    _physical: Physical,
+    descriptor: Arc<OwnedFd>,
+    sealed: AtomicBool,
+}
+
+fn no_context() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::Unsupported,
+        "the store has no context on the GPU, so it cannot look into its memory",
+    )
+}
+
+impl ArenaMemory for VmmArena {
+    fn write_at(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        Err(no_context())
+    }
+
+    fn read_at(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
+        Err(no_context())
+    }
+
+    fn writable(&self) -> Arc<OwnedFd> {
+        self.descriptor.clone()
+    }
+
+    /// The driver knows no seals: whoever was given the descriptor may map it for writing. A loader is trusted, a client that
+    /// wrote is not, and its put fails when its content is to be hashed.
+    fn seal(&self) -> io::Result<()> {
+        self.sealed.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn export(&self) -> Option<(Handle, Option<Arc<OwnedFd>>)> {
+        self.sealed.load(Ordering::Acquire).then(|| (Handle::CudaVmm, Some(self.descriptor.clone())))
+    }
+}
+
+/// What a loader is told, in one packet; the list of tensors is in a memory file that comes with it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Job {
+    device: u32,
+    bytes: u64,
+    threads: usize,
+    list_bytes: usize,
+}
+
+impl ModelBackend for VmmBackend {
+    fn create(&self, bytes: u64) -> io::Result<Arc<dyn ArenaMemory>> {
+        let physical = Physical::new(self.device, size(bytes)?)?;
+        let descriptor = Arc::new(physical.export()?);
+        Ok(Arc::new(VmmArena { _physical: physical, descriptor, sealed: AtomicBool::new(false) }))
+    }
+
+    fn fill(
+        &self,
+        memory: &dyn ArenaMemory,
+        origin: &Origin,
+        threads: usize,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> io::Result<Vec<[u8; 32]>> {
+        let layout = origin.layout();
+        let (source, begins) = origin.descriptor().ok_or_else(no_context)?;
+        // Where from, where to, how much, by name.
+        let list: Vec<[u64; 3]> =
+            layout.places.iter().zip(begins).map(|(place, from)| [from, place.offset, place.bytes]).collect();
+        let list = serde_json::to_vec(&list)?;
+        let job = Job { device: self.device, bytes: layout.arena_bytes, threads, list_bytes: list.len() };
+        let list = super::sealed("gshare-job", &list)?;
+        let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let [program, arguments @ ..] = &self.loader[..] else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no loader program"));
+        };
+        let mut child =
+            Command::new(program).args(arguments).stdin(Stdio::from(far)).stdout(Stdio::null()).spawn()?;
+        let told = (|| {
+            packet::send(&near, &serde_json::to_vec(&job)?, &[list.as_fd(), source.as_fd()], true)?;
+            packet::send(&near, b"arena", &[memory.writable().as_fd()], true)?;
+            let (mut bytes, mut descriptors) = ([0; MAX_FRAME + 1], Vec::new());
+            let length = packet::receive(&near, &mut bytes, &mut descriptors)?;
+            match (descriptors.pop(), length) {
+                (Some(hashes), _) => {
+                    let mut read = vec![[0; 32]; layout.places.len()];
+                    File::from(hashes).read_exact_at(read.as_flattened_mut(), 0)?;
+                    Ok(read)
+                }
+                (None, 0) => Err(io::Error::other("the loader died")),
+                (None, length) => {
+                    Err(io::Error::other(String::from_utf8_lossy(&bytes[..length]).into_owned()))
+                }
+            }
+        })();
+        if told.is_err() {
+            let _ = child.kill();
+        }
+        child.wait()?;
+        progress(layout.tensor_bytes);
+        told
+    }
+}
+
+/// The loader: called by a program that [`VmmBackend`] starts, with a socket as its standard input. Fills one arena.
+///
+/// # Errors
+/// When it was not started by a store. What goes wrong with the load is told to the store.
+pub fn run_loader() -> io::Result<()> {
+    let socket = io::stdin();
+    let (mut bytes, mut given, mut arena) = ([0; MAX_FRAME + 1], Vec::new(), Vec::new());
+    let length = packet::receive(&socket, &mut bytes, &mut given)?;
+    let job: Job = serde_json::from_slice(&bytes[..length])?;
+    packet::receive(&socket, &mut bytes, &mut arena)?;
+    let (Ok([list, source]), Some(arena)) = (<[OwnedFd; 2]>::try_from(given), arena.pop()) else {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not started by a store"));
+    };
+    match fill_here(&job, &File::from(list), &File::from(source), &arena) {
+        Ok(hashes) => {
+            let file = super::sealed("gshare-hashes", hashes.as_flattened())?;
+            packet::send(&socket, b"ok", &[file.as_fd()], true)
+        }
+        Err(error) => packet::send(
+            &socket,
+            &error.to_string().as_bytes()[..error.to_string().len().min(MAX_FRAME)],
+            &[],
+            true,
+        ),
+    }
+}
+
+fn fill_here(job: &Job, list: &File, source: &File, arena: &OwnedFd) -> io::Result<Vec<[u8; 32]>> {
+    let mut text = vec![0; job.list_bytes];
+    list.read_exact_at(&mut text, 0)?;
+    let list: Vec<[u64; 3]> = serde_json::from_slice(&text)?;
+    start()?;
+    let physical = Physical::import(arena.as_fd())?;
+    let mapped = Mapped::new(&physical, size(job.bytes)?, job.device, READ_WRITE)?;
+    let place = |[from, offset, bytes]: [u64; 3]| {
+        let (name, dtype, shape) = (String::new(), Dtype::U8, vec![bytes]);
+        Place { name, dtype, shape, offset, bytes, source: from }
+    };
+    let tensor_bytes = list.iter().map(|[_, _, bytes]| bytes).sum();
+    let layout =
+        Layout { places: list.into_iter().map(place).collect(), arena_bytes: job.bytes, tensor_bytes };
+    let read = |place: usize, offset: u64, out: &mut [u8]| {
+        let place = &layout.places[place];
+        source.read_exact_at(out, place.source + offset)?;
+        let to = place.offset + offset;
+        if to.checked_add(out.len() as u64).is_none_or(|end| end > job.bytes) {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        mapped.context.enter()?;
+        cuda!(cuMemcpyHtoD_v2(mapped.address + to, out.as_ptr().cast(), out.len()))
+    };
+    let hashes = load::pieces(&layout, job.threads, &|_| {}, &read)?;
+    cuda!(cuCtxSynchronize())?;
+    Ok(hashes)
+}
+
+// --- The client's side -----------------------------------------------------------------------------
+
+/// A model's arena, mapped for reading on a device of this process.
+#[derive(Debug)]
+pub struct CudaMap {
+    mapped: Mapped,
+    _physical: Physical,
+}
+
+impl CudaMap {
+    /// Maps a model that was got from the GPU tier.
+    ///
+    /// # Errors
+    /// When it is in no GPU memory of this kind, or the driver refuses.
+    pub fn new(model: &Model, device: u32) -> io::Result<Self> {
+        let (Handle::CudaVmm, Some(descriptor)) = model.handle() else {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the model is not in exported GPU memory",
+            ));
+        };
+        start()?;
+        let physical = Physical::import(descriptor)?;
+        let mapped = Mapped::new(&physical, size(model.arena_bytes())?, device, READ)?;
+        Ok(Self { mapped, _physical: physical })
+    }
+
+    /// Address of the arena on the device; a tensor is at this plus its offset.
+    pub const fn address(&self) -> u64 {
+        self.mapped.address
+    }
+
+    /// Copies bytes of the arena to the host.
+    ///
+    /// # Errors
+    /// Beyond its end, or when the driver refuses.
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(out.len() as u64);
+        if end.is_none_or(|end| end > self.mapped.bytes as u64) {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        self.mapped.context.enter()?;
+        cuda!(cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), self.mapped.address + offset, out.len()))
+    }
+}
+
+/// Memory of a device that is free, and all of it, in bytes. Needs and makes a context.
+///
+/// # Errors
+/// When the driver refuses.
+pub fn memory_info(device: u32) -> io::Result<(u64, u64)> {
+    let context = Context::new(device)?;
+    context.enter()?;
+    let (mut free, mut total) = (0, 0);
+    cuda!(cuMemGetInfo_v2(&raw mut free, &raw mut total))?;
+    Ok((free as u64, total as u64))
+}
+
+/// Device memory of a process of its own: what a model needs beside its weights.
+#[derive(Debug)]
+pub struct Scratch {
+    address: sys::CUdeviceptr,
+    context: Context,
+}
+
+impl Scratch {
+    /// Allocates `bytes`, in a context that lives as long.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn new(device: u32, bytes: u64) -> io::Result<Self> {
+        let context = Context::new(device)?;
+        context.enter()?;
+        let mut address = 0;
+        cuda!(cuMemAlloc_v2(&raw mut address, size(bytes)?))?;
+        Ok(Self { address, context })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = self.context.enter();
+        let _ = cuda!(cuMemFree_v2(self.address));
+    }
+}
+
+// --- Legacy IPC ------------------------------------------------------------------------------------
+
+/// Arenas in memory of one GPU that clients open by `cuIpcOpenMemHandle`, as FaST-GShare's store does (section 3.5): the store
+/// has a context, maps are read-write, and the memory goes when the store does.
+#[derive(Debug)]
+pub struct IpcBackend(u32);
+
+impl IpcBackend {
+    /// On a device.
+    ///
+    /// # Errors
+    /// When there is no driver.
+    pub fn new(device: u32) -> io::Result<Self> {
+        start()?;
+        Ok(Self(device))
+    }
+}
+
+#[derive(Debug)]
+struct IpcArena {
+    memory: Scratch,
+    bytes: u64,
+    handle: [u8; 64],
+    nothing: Arc<OwnedFd>,
+    sealed: AtomicBool,
+}
+
+impl ModelBackend for IpcBackend {
+    fn create(&self, bytes: u64) -> io::Result<Arc<dyn ArenaMemory>> {
+        let memory = Scratch::new(self.0, bytes)?;
+        let mut handle = std::mem::MaybeUninit::<sys::CUipcMemHandle>::zeroed();
+        cuda!(cuIpcGetMemHandle(handle.as_mut_ptr(), memory.address))?;
+        // SAFETY: 64 bytes, all of them initialised.
+        let handle = unsafe { handle.as_ptr().cast::<[u8; 64]>().read() };
+        let nothing = Arc::new(super::sealed("gshare-ipc", b"written by the store alone")?);
+        Ok(Arc::new(IpcArena { memory, bytes, handle, nothing, sealed: AtomicBool::new(false) }))
+    }
+}
+
+impl IpcArena {
+    fn place(&self, offset: u64, bytes: usize) -> io::Result<sys::CUdeviceptr> {
+        let end = offset.checked_add(bytes as u64);
+        if end.is_none_or(|end| end > self.bytes) {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        self.memory.context.enter()?;
+        Ok(self.memory.address + offset)
+    }
+}
+
+impl ArenaMemory for IpcArena {
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        if self.sealed.load(Ordering::Acquire) {
+            return Err(io::Error::from(io::ErrorKind::PermissionDenied));
+        }
+        let to = self.place(offset, bytes.len())?;
+        cuda!(cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len()))
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let from = self.place(offset, out.len())?;
+        cuda!(cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), from, out.len()))
+    }
+
+    fn writable(&self) -> Arc<OwnedFd> {
+        self.nothing.clone()
+    }
+
+    fn seal(&self) -> io::Result<()> {
+        self.sealed.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn export(&self) -> Option<(Handle, Option<Arc<OwnedFd>>)> {
+        self.sealed.load(Ordering::Acquire).then(|| (Handle::CudaIpc(self.handle), None))
+    }
+}
+
+/// A model's arena, opened by its IPC handle. The map can be written; nothing should.
+#[derive(Debug)]
+pub struct IpcMap {
+    address: sys::CUdeviceptr,
+    bytes: u64,
+    context: Context,
+}
+
+impl IpcMap {
+    /// Opens a model that was got from a store with an [`IpcBackend`].
+    ///
+    /// # Errors
+    /// When it is in no such memory, or the driver refuses.
+    pub fn new(model: &Model, device: u32) -> io::Result<Self> {
+        let (Handle::CudaIpc(bytes), _) = model.handle() else {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the model is not in memory with an IPC handle",
+            ));
+        };
+        let context = Context::new(device)?;
+        context.enter()?;
+        // SAFETY: 64 bytes on both sides; any bits are a handle.
+        let handle = unsafe { std::mem::transmute::<[u8; 64], sys::CUipcMemHandle>(bytes) };
+        let mut address = 0;
+        cuda!(cuIpcOpenMemHandle_v2(&raw mut address, handle, 1))?;
+        Ok(Self { address, bytes: model.arena_bytes(), context })
+    }
+
+    /// Address of the arena on the device.
+    pub const fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Copies bytes of the arena to the host.
+    ///
+    /// # Errors
+    /// Beyond its end, or when the driver refuses.
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(out.len() as u64);
+        if end.is_none_or(|end| end > self.bytes) {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        self.context.enter()?;
+        cuda!(cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), self.address + offset, out.len()))
+    }
+}
+
+impl Drop for IpcMap {
+    fn drop(&mut self) {
+        let _ = self.context.enter();
+        let _ = cuda!(cuIpcCloseMemHandle(self.address));
+    }
+}

@@ -1,0 +1,198 @@
+//! Models in memory of a simulated GPU: the store without a context, a loader that comes and goes, clients in other processes.
+
+#![allow(clippy::cast_possible_truncation, reason = "small models")]
+
+mod common;
+
+use common::{data_of, model_file};
+use gshare_core::Bytes;
+use gshare_core::store::{Access, MemoryTier};
+use gshare_modelstore::backend::cuda::{CudaMap, IpcBackend, IpcMap, VmmBackend, run_loader};
+use gshare_modelstore::backend::{HostBackend, ModelBackend};
+use gshare_modelstore::client::{Client, ClientError, GetOptions};
+use gshare_modelstore::server::{Server, ServerConfig};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+const ROLE: &str = "CUDA_TEST_ROLE";
+const DIR: &str = "CUDA_TEST_DIR";
+const GPU: GetOptions = GetOptions { tier: MemoryTier::Gpu, timeout: std::time::Duration::from_secs(20) };
+
+/// This executable in another role, on the simulated device in `dir`.
+fn role(role: &str, dir: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "roles", "--nocapture", "--test-threads=1"]);
+    command.env(ROLE, role).env(DIR, dir);
+    command.env("LD_LIBRARY_PATH", dir.join("lib")).env("GSHARE_SIM_DEVICE", dir.join("device"));
+    command.env("GSHARE_SIM_PROFILE", "v100").env_remove("CUDA_VISIBLE_DEVICES");
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+}
+
+fn start(name: &str, dir: &Path) -> Child {
+    let mut child = role(name, dir).spawn().unwrap();
+    let mut out = child.stdout.take().unwrap();
+    let (mut seen, mut byte) = (Vec::new(), [0]);
+    while !seen.ends_with(b"READY") {
+        assert_eq!(out.read(&mut byte).unwrap(), 1, "{name} ended: {}", String::from_utf8_lossy(&seen));
+        seen.push(byte[0]);
+    }
+    child.stdout = Some(out);
+    child
+}
+
+/// Memory that processes have on the simulated GPU: of this process, and of all.
+fn used(dir: &Path, pid: u32) -> (u64, u64) {
+    let truth = fake_cuda::sim::SimDevice::open(&dir.join("device"), None, None).unwrap().truth();
+    let of = |process: &fake_cuda::sim::ProcessTruth| process.gpus[0].memory_bytes.values().sum::<u64>();
+    let live = || truth.processes.iter().filter(|process| process.live);
+    (live().filter(|process| process.pid == pid).map(of).sum(), live().map(of).sum())
+}
+
+fn device() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fake_cuda::install_into(&dir.path().join("lib")).unwrap();
+    dir
+}
+
+fn serve(dir: &Path, gpu: Box<dyn ModelBackend>) {
+    let mut config = ServerConfig::at(dir.join("store.sock"));
+    config.store.gpu = Bytes::from_gib(1);
+    let running = Server::with_backends(config, Box::new(HostBackend), Some(gpu)).unwrap().spawn().unwrap();
+    println!("READY");
+    running.join();
+}
+
+/// What the other processes do. Without a role, nothing.
+#[test]
+fn roles() {
+    let (Ok(role), Some(dir)) = (std::env::var(ROLE), std::env::var_os(DIR).map(PathBuf::from)) else {
+        return;
+    };
+    let program = std::env::current_exe().unwrap();
+    match role.as_str() {
+        "vmm-store" => {
+            let loader = [
+                "env",
+                &format!("{ROLE}=loader"),
+                program.to_str().unwrap(),
+                "--exact",
+                "roles",
+                "--nocapture",
+            ];
+            serve(&dir, Box::new(VmmBackend::new(0, loader.map(Into::into).to_vec()).unwrap()));
+        }
+        "ipc-store" => serve(&dir, Box::new(IpcBackend::new(0).unwrap())),
+        "loader" => run_loader().unwrap(),
+        "vmm-reader" => {
+            let model = Client::connect(dir.join("store.sock")).unwrap().get("m", &GPU).unwrap();
+            let map = CudaMap::new(&model, 0).unwrap();
+            let read = |name: &str| {
+                let entry = model.manifest().tensor(name).unwrap();
+                let mut out = vec![0; entry.bytes as usize];
+                map.read(entry.offset, &mut out).unwrap();
+                assert_eq!(out, data_of(name, entry.bytes), "{name}");
+                assert_eq!(entry.hash, *blake3::hash(&out).as_bytes());
+            };
+            ["w", "b"].into_iter().for_each(read);
+            println!("READY");
+            // Until the store is gone, and once more.
+            std::io::stdin().read_exact(&mut [0]).unwrap();
+            ["w", "b"].into_iter().for_each(read);
+            println!("STILL");
+        }
+        "ipc-reader" => {
+            let model = Client::connect(dir.join("store.sock")).unwrap().get("m", &GPU).unwrap();
+            let map = IpcMap::new(&model, 0).unwrap();
+            let entry = model.manifest().tensor("w").unwrap();
+            let mut out = vec![0; entry.bytes as usize];
+            map.read(entry.offset, &mut out).unwrap();
+            assert_eq!(out, data_of("w", entry.bytes));
+            println!("READY");
+        }
+        other => panic!("{other}"),
+    }
+}
+
+fn put(dir: &Path) -> Client {
+    let client = Client::connect(dir.join("store.sock")).unwrap();
+    let file = model_file(&[("w", 5_000_000), ("b", 77)]);
+    client.put_file("m", Access::Public, MemoryTier::Gpu, &file, |_, _| {}).unwrap();
+    client
+}
+
+#[test]
+fn a_store_without_a_context_shares_gpu_memory_and_readers_live_on() {
+    let dir = device();
+    let mut store = start("vmm-store", dir.path());
+    let client = put(dir.path());
+    let arena = 6 << 20;
+    assert_eq!(used(dir.path(), store.id()), (arena, arena), "the model and no context; the loader is gone");
+    let mut reader = role("vmm-reader", dir.path());
+    reader.stdin(Stdio::piped());
+    let mut readers: Vec<Child> = (0..2).map(|_| reader.spawn().unwrap()).collect();
+    for reader in &mut readers {
+        let (mut seen, mut byte) = (Vec::new(), [0]);
+        while !seen.ends_with(b"READY") {
+            assert_eq!(
+                reader.stdout.as_mut().unwrap().read(&mut byte).unwrap(),
+                1,
+                "{}",
+                String::from_utf8_lossy(&seen)
+            );
+            seen.push(byte[0]);
+        }
+    }
+    let (mine, all) = used(dir.path(), store.id());
+    let contexts = all - mine;
+    assert_eq!(mine, arena, "one copy, charged to its maker");
+    assert!(contexts > 0 && contexts < 2 * (400 << 20), "two contexts and nothing else: {contexts}");
+    assert!(matches!(client.verify("m"), Err(ClientError::Refused { .. })), "says that it cannot look");
+    store.kill().unwrap();
+    store.wait().unwrap();
+    for mut reader in readers {
+        use std::io::Write as _;
+        reader.stdin.take().unwrap().write_all(b"!").unwrap();
+        let output = reader.wait_with_output().unwrap();
+        assert!(
+            String::from_utf8_lossy(&output.stdout).contains("STILL"),
+            "a reader lives on without its store"
+        );
+    }
+    assert_eq!(used(dir.path(), 0).1, 0, "and then the memory is free");
+}
+
+#[test]
+fn legacy_ipc_shares_memory_with_a_context_in_the_store() {
+    let dir = device();
+    let mut store = start("ipc-store", dir.path());
+    let client = put(dir.path());
+    assert!(used(dir.path(), store.id()).0 > 300 << 20, "a context, as in the paper");
+    let mut reader = start("ipc-reader", dir.path());
+    assert!(reader.wait().unwrap().success());
+    client.verify("m").unwrap();
+    client.evict("m", true).unwrap();
+    store.kill().unwrap();
+    store.wait().unwrap();
+}
+
+#[test]
+fn a_model_goes_from_host_memory_to_the_gpu() {
+    let dir = device();
+    let mut store = start("vmm-store", dir.path());
+    let client = Client::connect(dir.path().join("store.sock")).unwrap();
+    let mut put = client
+        .put(
+            "m",
+            Access::Public,
+            MemoryTier::Host,
+            &[("w", gshare_modelstore::safetensors::Dtype::U8, &[3_000_000])],
+        )
+        .unwrap();
+    put.write("w", 0, &data_of("w", 3_000_000)).unwrap();
+    let stored = put.commit().unwrap();
+    assert_eq!(client.get("m", &GPU).unwrap().content(), stored.content, "hashed again on the way");
+    store.kill().unwrap();
+    store.wait().unwrap();
+}

@@ -1,0 +1,97 @@
+//! `gshare store` as a user or a script meets it.
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+struct Store {
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Store {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = gshare(dir.path());
+        let child = command.args(["serve", "--host", "64MiB"]).stderr(Stdio::null()).spawn().unwrap();
+        let begun = Instant::now();
+        while !dir.path().join("store.sock").exists() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "no socket");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Self { child, dir }
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        gshare(self.dir.path()).args(args).output().unwrap()
+    }
+
+    fn json(&self, args: &[&str]) -> serde_json::Value {
+        let output = self.run(&[args, &["--json"]].concat());
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        serde_json::from_slice(&output.stdout).expect("exactly one JSON object")
+    }
+
+    fn error(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn gshare(dir: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gshare"));
+    command.args(["store", "--socket"]).arg(dir.join("store.sock"));
+    command
+}
+
+#[test]
+fn a_model_is_put_listed_got_verified_and_evicted() {
+    let store = Store::start();
+    let file = store.dir.path().join("tiny.safetensors");
+    let header = r#"{"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}"#;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend([7; 24]);
+    std::fs::write(&file, &bytes).unwrap();
+    let path = file.to_str().unwrap();
+
+    let put = store.json(&["put", "tiny", path, "--access", "public"]);
+    assert_eq!(put["bytes"], 2 << 20);
+    assert!(store.error(&["put", "tiny", path]).contains("taken"));
+    let listed = store.json(&["ls"]);
+    assert_eq!(listed["models"][0]["name"], "tiny");
+    assert_eq!(listed["models"][0]["tiers"]["host"]["state"], "committed");
+    let got = store.json(&["get", "tiny"]);
+    assert_eq!(got["content"], put["content"]);
+    assert_eq!(got["tensors"][0]["shape"], serde_json::json!([2, 3]));
+    assert_eq!(store.json(&["get", put["content"].as_str().unwrap()])["bytes"], 2 << 20);
+    let text = String::from_utf8(store.run(&["ls"]).stdout).unwrap();
+    assert!(text.contains("tiny") && text.contains("host committed"), "{text}");
+    store.json(&["verify", "tiny"]);
+    store.json(&["pin", "tiny"]);
+    assert!(store.error(&["evict", "tiny"]).contains("in use"));
+    store.json(&["pin", "tiny", "--off"]);
+    store.json(&["evict", "tiny", "--forget"]);
+    assert!(store.error(&["get", "tiny"]).contains("no model"));
+    let stat = store.json(&["stat"]);
+    assert_eq!((stat["host"]["promised_bytes"].as_u64(), stat["loads"].as_u64()), (Some(0), Some(1)));
+
+    std::fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
+    assert!(store.error(&["put", "tiny", path]).contains("data of 24 bytes, but the file has 23"));
+}
+
+#[test]
+fn without_a_store_the_error_says_how_to_start_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = gshare(dir.path()).arg("ls").output().unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8(output.stderr).unwrap().contains("gshare store serve"));
+}
