@@ -24,6 +24,9 @@
 //! so [`Balance`] compares `k*S / T²`, in integers, and the order is the same on every machine. Equal CVs go by fewer
 //! stages, then less hand-off, then the cuts.
 
+pub mod instances;
+pub mod routing;
+
 use crate::dag::{ComponentSet, Dag};
 use crate::ids::GpuId;
 use crate::mig::{GpuModel, MigError, ProfileId, SliceAt};

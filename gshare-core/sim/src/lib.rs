@@ -17,6 +17,7 @@
 //! | [`node`] | a whole node in virtual time around any scheduler of tokens |
 //! | [`store`] | random histories of any store of models, kept book of and checked |
 //! | [`scale`] | a device whose SMs are shared in proportion, so that neighbours slow each other down |
+//! | [`fluid`] | nodes with MIG slices around any router and keeper of instances |
 //! | [`request`] | a cluster in virtual time around any scheduler of requests, with faults |
 //!
 //! # Rules
@@ -26,6 +27,7 @@
 
 pub mod arrivals;
 pub mod conformance;
+pub mod fluid;
 pub mod gpu;
 pub mod node;
 pub mod request;

@@ -168,8 +168,9 @@ fn place(assignment: &mut Assignment, node: &Node, offers: &[Offer], chosen: &[u
         .filter(|gpu| gpu.free.iter().any(|slice| wants(offers, &wanted, slice.profile)))
         .collect();
     let mut best: Option<(i64, Taken)> = None;
+    let mut lost = Lost::new();
     if gpus.len() <= EXACT_GPUS {
-        let mut sets: Vec<u32> = (1..1u32 << gpus.len()).collect();
+        let mut sets = distinct_sets(node, offers, &wanted, &gpus);
         sets.sort_by_key(|set| (set.count_ones(), *set));
         let mut size = 0;
         for set in sets {
@@ -178,7 +179,7 @@ fn place(assignment: &mut Assignment, node: &Node, offers: &[Offer], chosen: &[u
             }
             let some: Vec<&NodeGpu> =
                 gpus.iter().enumerate().filter(|(bit, _)| set >> bit & 1 == 1).map(|(_, gpu)| *gpu).collect();
-            if let Some(taken) = take(node, offers, &wanted, &some)
+            if let Some(taken) = take(node, offers, &wanted, &some, &mut lost)
                 && best.as_ref().is_none_or(|(growth, _)| taken.0 < *growth)
             {
                 size = set.count_ones();
@@ -186,7 +187,7 @@ fn place(assignment: &mut Assignment, node: &Node, offers: &[Offer], chosen: &[u
             }
         }
     } else {
-        best = take(node, offers, &wanted, &most_useful(&gpus, offers, &wanted));
+        best = take(node, offers, &wanted, &most_useful(&gpus, offers, &wanted), &mut lost);
     }
     let Some((growth, mut taken)) = best else { return };
     assignment.fragmentation = growth;
@@ -207,6 +208,30 @@ type Taken = Vec<Vec<(GpuId, SliceAt)>>;
 
 fn wants(offers: &[Offer], wanted: &[u32], profile: gshare_core::mig::ProfileId) -> bool {
     offers.iter().zip(wanted).any(|(offer, &wanted)| wanted > 0 && offer.profile == profile)
+}
+
+/// Sets of GPUs that have the slices wanted, as bit masks. Of GPUs with the same idle and the same free slices a set has
+/// the first ones only: the others would come out the same, and later.
+fn distinct_sets(node: &Node, offers: &[Offer], wanted: &[u32], gpus: &[&NodeGpu]) -> Vec<u32> {
+    let mut before = vec![0u32; gpus.len()];
+    let mut has = Vec::with_capacity(gpus.len());
+    for (place, gpu) in gpus.iter().enumerate() {
+        let alike = |other: &&&NodeGpu| other.free == gpu.free && node.idle(other) == node.idle(gpu);
+        if let Some(last) = gpus[..place].iter().rposition(|other| alike(&other)) {
+            before[place] = 1 << last;
+        }
+        let count = |offer: &Offer| gpu.free.iter().filter(|slice| slice.profile == offer.profile).count();
+        has.push(offers.iter().map(count).collect::<Vec<usize>>());
+    }
+    let members = |set: u32| (0..gpus.len()).filter(move |place| set >> place & 1 == 1);
+    let suffices = |set: u32| {
+        let enough = |(offer, &wanted): (usize, &u32)| {
+            members(set).map(|place| has[place][offer]).sum::<usize>() >= wanted as usize
+        };
+        wanted.iter().enumerate().all(enough)
+    };
+    let first = |set: u32| members(set).all(|place| before[place] & !set == 0);
+    (1..1u32 << gpus.len()).filter(|&set| first(set) && suffices(set)).collect()
 }
 
 /// GPUs, each the one that covers most of what is still wanted, until all is covered.
@@ -232,7 +257,13 @@ fn most_useful<'a>(gpus: &[&'a NodeGpu], offers: &[Offer], wanted: &[u32]) -> Ve
 
 /// Slices of each offer from these GPUs, large profiles first, each where fragmentation grows least; `None` when they
 /// have not enough. Answers the growth too.
-fn take(node: &Node, offers: &[Offer], wanted: &[u32], gpus: &[&NodeGpu]) -> Option<(i64, Taken)> {
+fn take(
+    node: &Node,
+    offers: &[Offer],
+    wanted: &[u32],
+    gpus: &[&NodeGpu],
+    lost: &mut Lost,
+) -> Option<(i64, Taken)> {
     let model = node.model();
     let mut idle: Vec<u8> = gpus.iter().map(|gpu| node.idle(gpu)).collect();
     let mut order: Vec<usize> = (0..offers.len()).filter(|&offer| wanted[offer] > 0).collect();
@@ -250,7 +281,7 @@ fn take(node: &Node, offers: &[Offer], wanted: &[u32], gpus: &[&NodeGpu]) -> Opt
                         continue;
                     }
                     let after = idle[place] & !mask;
-                    let grows = fragmentation(model, after) - fragmentation(model, idle[place]);
+                    let grows = lost.of(model, after) - lost.of(model, idle[place]);
                     if best.is_none_or(|(least, ..)| grows < least) {
                         best = Some((grows, place, slice, after));
                     }
@@ -263,6 +294,19 @@ fn take(node: &Node, offers: &[Offer], wanted: &[u32], gpus: &[&NodeGpu]) -> Opt
         }
     }
     Some((growth, taken))
+}
+
+/// The fragmentation of each mask of idle memory slices, computed when it is first asked for.
+struct Lost([Option<i64>; 256]);
+
+impl Lost {
+    const fn new() -> Self {
+        Self([None; 256])
+    }
+
+    fn of(&mut self, model: &GpuModel, idle: u8) -> i64 {
+        *self.0[usize::from(idle)].get_or_insert_with(|| fragmentation(model, idle))
+    }
 }
 
 /// Over all profiles: idle memory slices that could be whole slices of it by their number, but are not by their place.

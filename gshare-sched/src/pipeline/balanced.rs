@@ -5,6 +5,7 @@ use core::cmp::{Ordering, Reverse};
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::pipeline::{Balance, Part, Pipeline};
 use std::collections::BinaryHeap;
+use std::collections::binary_heap::PeekMut;
 
 /// The most forks that are tried both ways; there is a graph for every set of them.
 const MAX_FORKS: usize = 6;
@@ -104,7 +105,7 @@ impl Balanced {
         if !found.ensure(stages, 0, rank) {
             return;
         }
-        let cost = found.found(stages, 0, rank).cost;
+        let cost = found.found(stages, 0, rank).cost();
         let cuts = if alone { Vec::new() } else { found.cuts(stages, rank) };
         let total = found.graph.before[found.graph.end()];
         let balance = Balance::new(index(stages), total, cost.squares);
@@ -235,11 +236,23 @@ impl Cost {
 /// A way to the end: its cost, its first step, and which of the ways from there it goes on with.
 ///
 /// The derived order is by cost and then by cuts: `to` is the first cut, and `rank` orders the rest.
+/// Flat, so that it takes 32 bytes: the search spends its time on heaps of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Way {
-    cost: Cost,
+    squares: u128,
+    hand: u64,
     to: u32,
     rank: u32,
+}
+
+impl Way {
+    const fn new(cost: Cost, to: u32, rank: u32) -> Self {
+        Self { squares: cost.squares, hand: cost.hand, to, rank }
+    }
+
+    const fn cost(self) -> Cost {
+        Cost { squares: self.squares, hand: self.hand }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -311,14 +324,13 @@ impl Search {
             let mut node = Node::default();
             if k == 0 {
                 // The end of every way: one way of no steps.
-                node.found.push(Way { cost: Cost::ZERO, to: index(from), rank: 0 });
+                node.found.push(Way::new(Cost::ZERO, index(from), 0));
             } else {
                 let rest = &self.best[(k - 1) * self.size()..k * self.size()];
                 let way = |step: &Step| {
                     let rest = rest[step.to as usize];
-                    (rest.squares != u128::MAX).then(|| {
-                        Reverse(Way { cost: self.graph.cost(from, step).plus(rest), to: step.to, rank: 0 })
-                    })
+                    (rest.squares != u128::MAX)
+                        .then(|| Reverse(Way::new(self.graph.cost(from, step).plus(rest), step.to, 0)))
                 };
                 let ways: Vec<Reverse<Way>> =
                     self.graph.lattice.steps_from(from).iter().filter_map(way).collect();
@@ -335,19 +347,29 @@ impl Search {
         self.prepare(k);
         let node = self.open(k, from);
         while self.nodes[node].found.len() <= rank {
+            // The successor of the last way: it goes on with the next best from where it leads to.
+            let mut next = None;
             if let Some(last) = self.nodes[node].last.take() {
-                let (to, next) = (last.to as usize, last.rank as usize + 1);
-                if self.ensure(k - 1, to, next) {
-                    let rest = self.found(k - 1, to, next).cost;
-                    let before = self.found(k - 1, to, next - 1).cost;
-                    let cost = Cost {
-                        squares: last.cost.squares - before.squares + rest.squares,
-                        hand: last.cost.hand - before.hand + rest.hand,
-                    };
-                    self.nodes[node].candidates.push(Reverse(Way { cost, to: last.to, rank: last.rank + 1 }));
+                let (to, rank) = (last.to as usize, last.rank as usize + 1);
+                if self.ensure(k - 1, to, rank) {
+                    let ways = &self.nodes[self.number(k - 1, to)].found;
+                    let (before, rest) = (ways[rank - 1], ways[rank]);
+                    next = Some(Way {
+                        squares: last.squares - before.squares + rest.squares,
+                        hand: last.hand - before.hand + rest.hand,
+                        to: last.to,
+                        rank: last.rank + 1,
+                    });
                 }
             }
-            let Some(Reverse(way)) = self.nodes[node].candidates.pop() else { return false };
+            // The smallest of it and the candidates; it takes the other's place among them.
+            let candidates = &mut self.nodes[node].candidates;
+            let way = match (next, candidates.peek_mut()) {
+                (Some(next), Some(mut top)) if top.0 < next => core::mem::replace(&mut *top, Reverse(next)).0,
+                (Some(next), _) => next,
+                (None, Some(top)) => PeekMut::pop(top).0,
+                (None, None) => return false,
+            };
             // The first way from there has been counted on by its cost alone.
             if k > 0 && way.rank == 0 && !self.ensure(k - 1, way.to as usize, 0) {
                 continue;

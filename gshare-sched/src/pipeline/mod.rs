@@ -73,13 +73,17 @@ mod assign;
 mod balanced;
 mod bottleneck;
 mod costs;
+mod instances;
 mod lattice;
 mod partitioner;
 mod plan;
+mod routing;
 
 pub use assign::LeastFragmentation;
+pub use instances::*;
 pub use partitioner::{PartitionConfig, Partitioner};
 pub use plan::{NoPlan, PassedOver, Plan, plan};
+pub use routing::{Late, RouterConfig, SlackRouter};
 
 #[cfg(doc)]
 use gshare_core::pipeline::{Mode, RankMode};

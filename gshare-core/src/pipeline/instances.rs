@@ -1,0 +1,338 @@
+//! Instances on MIG slices: their states, and the events and orders of whoever keeps them.
+//!
+//! # Problem
+//! A function that holds a slice while nobody calls it wastes the slice; one that is loaded for every call is slow. A
+//! keeper of instances decides which instances there are on a node, which own slices and which take turns on a shared one,
+//! who is evicted, and when a pipeline moves to better slices (FluidFaaS, section 5.3 and Figure 8).
+//!
+//! # States
+//! ```text
+//!              first request                    busy, or short
+//!   cold ───────────────────────▶ shared ───────────────────────▶ exclusive (hot)
+//!    ▲                            │    ▲ ◀───────────────────────  │  whole, or a pipeline
+//!    │ keep-alive over     evicted│    │needed      no longer busy │ idle pipeline
+//!    └──────────────── warm ◀─────┘────┘                           ▼
+//!                       ▲ (weights in host memory) ◀───────────────┘
+//! ```
+//! - **exclusive**: owns its slices and is never evicted ("exclusive hot");
+//! - **shared**: takes turns on a slice ("time sharing"); resident or evicted;
+//! - **warm**: its weights are in host memory; **cold**: nowhere on the node.
+
+use super::routing::SharedSlice;
+use super::{AssignedSlice, Goal};
+use crate::dag::{ComponentSet, Dag};
+use crate::ids::FunctionId;
+use crate::request::Tier;
+use crate::scale::InstanceId;
+use crate::units::{Bytes, Duration, Timestamp};
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(tag = "event", rename_all = "snake_case", deny_unknown_fields))]
+#[non_exhaustive]
+pub enum InstanceEvent {
+    /// A function that may be called.
+    FunctionAdded {
+        /// Its name; never used twice.
+        function: FunctionId,
+        /// Its components.
+        dag: Box<Dag>,
+        /// What its pipelines are wanted for.
+        goal: Box<Goal>,
+    },
+    /// A request for it came.
+    Requested {
+        /// Which function.
+        function: FunctionId,
+    },
+    /// The router cannot serve its requests in time.
+    Short {
+        /// Which function.
+        function: FunctionId,
+        /// Requests that wait.
+        waiting: u32,
+    },
+    /// A shared instance that is not resident is to serve a request. Its slice is idle until that is answered.
+    Needed {
+        /// Which.
+        instance: InstanceId,
+    },
+    /// An instance served a request.
+    Served {
+        /// Which.
+        instance: InstanceId,
+        /// How long its busiest slice worked for it.
+        #[cfg_attr(feature = "serde", serde(rename = "busy_ns"))]
+        busy: Duration,
+    },
+    /// [`InstanceAction::Start`] was carried out. A shared instance is not resident yet.
+    Started {
+        /// Which.
+        instance: InstanceId,
+    },
+    /// [`InstanceAction::Load`] was carried out.
+    Loaded {
+        /// Which.
+        instance: InstanceId,
+    },
+    /// [`InstanceAction::Stop`] was carried out, or the instance died by itself: its slices are free.
+    Gone {
+        /// Which.
+        instance: InstanceId,
+    },
+    /// [`InstanceAction::Drain`]: it has no request left.
+    Drained {
+        /// Which.
+        instance: InstanceId,
+    },
+    /// [`Engine::next_deadline`](crate::Engine::next_deadline) has come.
+    DeadlineReached,
+}
+
+/// One part of an exclusive instance, where it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct PlacedPart {
+    /// Its stage, from 0.
+    pub stage: u32,
+    /// Its components, by index in the DAG.
+    pub components: ComponentSet,
+    /// Where.
+    #[cfg_attr(feature = "serde", serde(flatten))]
+    pub slice: AssignedSlice,
+}
+
+/// Where an instance lives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(tag = "kind", rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Home {
+    /// On slices of its own.
+    Exclusive {
+        /// Its parts by stage; one for an instance that is no pipeline.
+        parts: Vec<PlacedPart>,
+        /// Time of one batch.
+        #[cfg_attr(feature = "serde", serde(rename = "latency_ns"))]
+        latency: Duration,
+        /// The bottleneck: time between two batches.
+        #[cfg_attr(feature = "serde", serde(rename = "interval_ns"))]
+        interval: Duration,
+    },
+    /// On a slice that it shares.
+    Shared {
+        /// The slice's number.
+        number: SharedSlice,
+        /// Where that is.
+        #[cfg_attr(feature = "serde", serde(flatten))]
+        slice: AssignedSlice,
+        /// Time of one batch.
+        #[cfg_attr(feature = "serde", serde(rename = "latency_ns"))]
+        latency: Duration,
+        /// Time to load it from host memory.
+        #[cfg_attr(feature = "serde", serde(rename = "load_ns"))]
+        load: Duration,
+        /// Memory on the slice while it is resident.
+        #[cfg_attr(feature = "serde", serde(rename = "memory_bytes"))]
+        memory: Bytes,
+    },
+}
+
+impl Home {
+    /// Slices it owns, or the one it shares.
+    pub fn slices(&self) -> impl Iterator<Item = AssignedSlice> + '_ {
+        let (parts, shared) = match self {
+            Self::Exclusive { parts, .. } => (parts.as_slice(), None),
+            Self::Shared { slice, .. } => (&[][..], Some(*slice)),
+        };
+        parts.iter().map(|part| part.slice).chain(shared)
+    }
+
+    /// Whether it owns more than one slice.
+    pub fn is_pipeline(&self) -> bool {
+        matches!(self, Self::Exclusive { parts, .. } if parts.len() > 1)
+    }
+}
+
+/// Why the keeper orders something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(tag = "why", rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum InstanceReason {
+    /// A request came and there was no instance.
+    FirstRequest,
+    /// Its requests cannot be served in time.
+    Short,
+    /// It is busy enough for slices of its own.
+    Busy,
+    /// It has not been busy.
+    NotBusy,
+    /// Its keep-alive is over.
+    KeepAlive,
+    /// Another instance needs the memory.
+    RoomFor {
+        /// Which.
+        instance: InstanceId,
+    },
+    /// A request for it is to be served.
+    Needed,
+    /// Better slices are free.
+    Migrated {
+        /// The instance it takes the place of.
+        from: InstanceId,
+    },
+    /// The instance that takes its place is up.
+    Replaced {
+        /// Which.
+        by: InstanceId,
+    },
+    /// A slice it is not using is wanted for another function.
+    Reclaimed {
+        /// Which function.
+        function: FunctionId,
+    },
+}
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum InstanceAction {
+    /// Start an instance; an exclusive one is loaded, a shared one is not. Answer with `Started`, or with `Gone`.
+    Start {
+        /// Its name from now on.
+        instance: InstanceId,
+        /// Of which function.
+        function: FunctionId,
+        /// Where.
+        home: Home,
+        /// Where the weights are.
+        from: Tier,
+        /// How long that should take, as configured.
+        #[cfg_attr(feature = "serde", serde(rename = "takes_ns"))]
+        takes: Duration,
+        /// Why.
+        reason: InstanceReason,
+    },
+    /// Move a shared instance's weights from host memory to its slice; answer with `Loaded`.
+    Load {
+        /// Which.
+        instance: InstanceId,
+        /// How long that should take.
+        #[cfg_attr(feature = "serde", serde(rename = "takes_ns"))]
+        takes: Duration,
+    },
+    /// Drop a shared instance's weights from its slice, before what follows. Needs no answer.
+    Evict {
+        /// Which.
+        instance: InstanceId,
+        /// Why.
+        reason: InstanceReason,
+    },
+    /// The instance stays where it is and changes its state.
+    Moved {
+        /// Which.
+        instance: InstanceId,
+        /// Its home from now on.
+        home: Home,
+        /// Why.
+        reason: InstanceReason,
+    },
+    /// Give the instance no more requests; answer with `Drained`.
+    Drain {
+        /// Which.
+        instance: InstanceId,
+        /// Why.
+        reason: InstanceReason,
+    },
+    /// End the instance's processes; answer with `Gone`.
+    Stop {
+        /// Which.
+        instance: InstanceId,
+        /// Why.
+        reason: InstanceReason,
+    },
+    /// Bring a function's weights to host memory: a request is expected. Needs no answer.
+    Prewarm {
+        /// Which.
+        function: FunctionId,
+    },
+    /// Drop a function's weights from host memory: it is cold.
+    Forget {
+        /// Which.
+        function: FunctionId,
+    },
+    /// No slices suit the function now. Told again only after something changed.
+    Unmet {
+        /// Which.
+        function: FunctionId,
+    },
+}
+
+/// Why an event was refused. Nothing changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InstanceError {
+    /// `now` is earlier than before.
+    #[error("time went back: now {now}, last event at {last}")]
+    TimeWentBack {
+        /// The time given.
+        now: Timestamp,
+        /// The latest time seen.
+        last: Timestamp,
+    },
+    /// The function is here already.
+    #[error("{function} is already here")]
+    DuplicateFunction {
+        /// Which.
+        function: FunctionId,
+    },
+    /// No such function.
+    #[error("unknown {function}")]
+    UnknownFunction {
+        /// Which.
+        function: FunctionId,
+    },
+    /// No pipeline of the function fits the node even when all of it is free.
+    #[error("{function} does not fit this node: {why}")]
+    NeverFits {
+        /// Which.
+        function: FunctionId,
+        /// The best-ranked pipeline's reason.
+        why: String,
+    },
+    /// No such instance (any more).
+    #[error("unknown {instance}")]
+    UnknownInstance {
+        /// Which.
+        instance: InstanceId,
+    },
+    /// The instance is not in a state in which this can happen.
+    #[error("{instance} is {state}: {event} does not apply")]
+    WrongState {
+        /// Which.
+        instance: InstanceId,
+        /// Its state.
+        state: &'static str,
+        /// The event.
+        event: &'static str,
+    },
+    /// A setting that cannot be.
+    #[error("{field} is {value}: {bound}")]
+    BadConfig {
+        /// Which.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+        /// What would do.
+        bound: &'static str,
+    },
+}

@@ -1,0 +1,263 @@
+//! Routing: which instance of a function serves a request, and when.
+//!
+//! # Problem
+//! The instances of one function differ: some own their slices, as a whole or as pipelines, others share a slice and may
+//! have to be loaded first. A router gets requests with deadlines and instances with latencies, and says which request
+//! runs where (FluidFaaS, section 5.3, "Request Routing").
+//!
+//! # Terms
+//! - **exclusive** instance: owns its slices, holds up to `capacity` requests. **Shared** instance: one of several on a
+//!   [`SharedSlice`], which runs one request at a time;
+//! - **load**: time until a shared instance could begin, 0 while it is resident;
+//! - **slack** of a request on an instance: deadline - latency - load: the latest time to begin;
+//! - **late**: now is past the slack on the function's fastest instance.
+
+use crate::ids::FunctionId;
+use crate::request::RequestId;
+use crate::scale::InstanceId;
+use crate::units::{Duration, Timestamp};
+use core::fmt;
+
+/// A slice on which instances take turns. Numbered by whoever decides residency.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(transparent))]
+pub struct SharedSlice(pub u32);
+
+impl fmt::Display for SharedSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "slice{}", self.0)
+    }
+}
+
+/// How an instance serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields))]
+#[non_exhaustive]
+pub enum Service {
+    /// On slices of its own.
+    Exclusive {
+        /// Time of one request that finds it empty; more than 0.
+        #[cfg_attr(feature = "serde", serde(rename = "latency_ns"))]
+        latency: Duration,
+        /// Time between two requests that follow each other: the bottleneck. More than 0.
+        #[cfg_attr(feature = "serde", serde(rename = "interval_ns"))]
+        interval: Duration,
+        /// Most requests it holds; more than 0.
+        capacity: u32,
+    },
+    /// On a slice that it shares.
+    Shared {
+        /// Which.
+        slice: SharedSlice,
+        /// Time of one request; more than 0.
+        #[cfg_attr(feature = "serde", serde(rename = "latency_ns"))]
+        latency: Duration,
+        /// Time until it could begin; 0 when it is resident.
+        #[cfg_attr(feature = "serde", serde(rename = "load_ns"))]
+        load: Duration,
+    },
+}
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(tag = "event", rename_all = "snake_case", deny_unknown_fields))]
+#[non_exhaustive]
+pub enum RouteEvent {
+    /// An instance serves from now on.
+    InstanceUp {
+        /// Its name; free again when it is down.
+        instance: InstanceId,
+        /// Of which function.
+        function: FunctionId,
+        /// How it serves.
+        service: Service,
+    },
+    /// A shared instance was loaded or evicted: slacks on it change.
+    LoadChanged {
+        /// Which.
+        instance: InstanceId,
+        /// Time until it could begin.
+        #[cfg_attr(feature = "serde", serde(rename = "load_ns"))]
+        load: Duration,
+    },
+    /// The instance serves in another way from now on. Requests it has stay there.
+    ServiceChanged {
+        /// Which; not one that is draining.
+        instance: InstanceId,
+        /// How it serves.
+        service: Service,
+    },
+    /// The instance gets no more requests; [`RouteAction::Drained`] follows when it has none left.
+    InstanceDraining {
+        /// Which.
+        instance: InstanceId,
+    },
+    /// The instance is gone. Requests it had are routed again.
+    InstanceDown {
+        /// Which.
+        instance: InstanceId,
+    },
+    /// A new request.
+    Arrived {
+        /// Its name; free again when it was completed or rejected.
+        request: RequestId,
+        /// Which function.
+        function: FunctionId,
+        /// When it must be answered. Requests without come after all that have one.
+        #[cfg_attr(feature = "serde", serde(rename = "deadline_ns", default))]
+        deadline: Option<Timestamp>,
+    },
+    /// A dispatched request was answered.
+    Completed {
+        /// Which.
+        request: RequestId,
+        /// By whom.
+        instance: InstanceId,
+    },
+    /// The client of a request that was not dispatched gave up. It is forgotten without an answer.
+    Cancelled {
+        /// Which.
+        request: RequestId,
+    },
+    /// [`Engine::next_deadline`](crate::Engine::next_deadline) has come.
+    DeadlineReached,
+}
+
+/// What to do about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum RouteAction {
+    /// Run the request there (a shared instance that is not resident is loaded first); answer with `Completed`.
+    Dispatch {
+        /// Which.
+        request: RequestId,
+        /// Where.
+        instance: InstanceId,
+    },
+    /// The request will not be served.
+    Reject {
+        /// Which.
+        request: RequestId,
+        /// Why.
+        reason: RouteReject,
+    },
+    /// The function's instances cannot serve what waits in time. Told at most once in
+    /// `short_every`.
+    Short {
+        /// Which function.
+        function: FunctionId,
+        /// Requests that wait.
+        waiting: u32,
+    },
+    /// A draining instance has no request left.
+    Drained {
+        /// Which.
+        instance: InstanceId,
+    },
+}
+
+/// Why a request is not served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum RouteReject {
+    /// Too many wait.
+    QueueFull,
+    /// What waits already would make it late (admission control).
+    WouldBeLate,
+    /// It can no longer be answered in time (admission control).
+    DeadlineMissed,
+    /// It was dispatched as often as is allowed, and its instances went down.
+    AttemptsExhausted,
+}
+
+/// Why an event was refused. Nothing changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RouteError {
+    /// `now` is earlier than before.
+    #[error("time went back: now {now}, last event at {last}")]
+    TimeWentBack {
+        /// The time given.
+        now: Timestamp,
+        /// The latest time seen.
+        last: Timestamp,
+    },
+    /// The name is in use.
+    #[error("{request} is already here")]
+    DuplicateRequest {
+        /// The name given.
+        request: RequestId,
+    },
+    /// No such request (any more).
+    #[error("unknown {request}")]
+    UnknownRequest {
+        /// The name given.
+        request: RequestId,
+    },
+    /// The request was not dispatched there, or (on `Cancelled`) has been dispatched.
+    #[error("{request} does not {}", instance.map_or_else(|| "wait any more".to_owned(), |one| format!("run on {one}")))]
+    NotThere {
+        /// Which.
+        request: RequestId,
+        /// The instance named.
+        instance: Option<InstanceId>,
+    },
+    /// The name is in use.
+    #[error("{instance} is already up")]
+    DuplicateInstance {
+        /// The name given.
+        instance: InstanceId,
+    },
+    /// No such instance (any more).
+    #[error("unknown {instance}")]
+    UnknownInstance {
+        /// The name given.
+        instance: InstanceId,
+    },
+    /// It gets no more requests.
+    #[error("{instance} is draining")]
+    Draining {
+        /// Which.
+        instance: InstanceId,
+    },
+    /// An exclusive instance has no load that could change.
+    #[error("{instance} is exclusive and has no load")]
+    NotShared {
+        /// Which.
+        instance: InstanceId,
+    },
+    /// A number that cannot be.
+    #[error("{field} of {instance} is {value}: {bound}")]
+    BadInstance {
+        /// Which.
+        instance: InstanceId,
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+        /// What would do.
+        bound: &'static str,
+    },
+    /// A setting that cannot be.
+    #[error("{field} is {value}: {bound}")]
+    BadConfig {
+        /// Which.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+        /// What would do.
+        bound: &'static str,
+    },
+}

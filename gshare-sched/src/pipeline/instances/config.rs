@@ -1,0 +1,194 @@
+//! Settings of the keeper.
+
+use super::{EvictionPolicy, KeepAlive};
+use gshare_core::pipeline::instances::InstanceError;
+use gshare_core::{BasisPoints, Bytes, Duration};
+
+/// Which of the plans that fit is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Choice {
+    /// The whole on the smallest free slice that will do, else the first of the ranked pipelines that fits (the paper).
+    Ranked,
+    /// Most requests per second for each compute slice that is held: least `bottleneck * compute slices`. The default.
+    #[default]
+    PerSlice,
+}
+
+/// What it takes to bring weights to a slice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+pub struct LoadCosts {
+    /// To start a process with its context and libraries. 4 s: as measured for torch (`StreamBox`).
+    #[cfg_attr(feature = "serde", serde(rename = "start_ns"))]
+    pub start: Duration,
+    /// Bytes per second from host memory. 12 GB/s: pinned memory.
+    pub host_bytes_per_second: u64,
+    /// Bytes per second from storage. 1 GB/s.
+    pub storage_bytes_per_second: u64,
+}
+
+impl Default for LoadCosts {
+    fn default() -> Self {
+        Self {
+            start: Duration::from_secs(4),
+            host_bytes_per_second: 12_000_000_000,
+            storage_bytes_per_second: 1_000_000_000,
+        }
+    }
+}
+
+impl LoadCosts {
+    fn moved(bytes: Bytes, rate: u64) -> Duration {
+        let nanos = u128::from(bytes.get()) * 1_000_000_000 / u128::from(rate.max(1));
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).min(gshare_core::dag::MAX_TIME)
+    }
+
+    /// From host memory to a slice.
+    pub fn reload(&self, bytes: Bytes) -> Duration {
+        Self::moved(bytes, self.host_bytes_per_second)
+    }
+
+    /// From storage to host memory.
+    pub fn fetch(&self, bytes: Bytes) -> Duration {
+        Self::moved(bytes, self.storage_bytes_per_second)
+    }
+}
+
+/// Settings of a [`Keeper`](super::Keeper). The defaults are ours; [`KeeperConfig::paper`] has the paper's, and
+/// [`KeeperConfig::monolithic`] those of platforms without pipelines and time sharing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct KeeperConfig {
+    /// Whether functions may be cut.
+    pub pipelines: bool,
+    /// Whether instances that are not busy take turns on shared slices.
+    pub time_sharing: bool,
+    /// Whether pipelines move to one slice when one is free.
+    pub migration: bool,
+    /// Whether pipelines that are not used are given up; in the paper they stay.
+    pub demote_pipelines: bool,
+    /// Whether slices of others that are not busy may be taken when none is free.
+    pub reclaim: bool,
+    /// Whether a shared instance that cannot serve in time gets company at once, before it is busy by `hot_above`.
+    pub hot_on_shortage: bool,
+    /// Which plan is taken.
+    pub choice: Choice,
+    /// Who is evicted.
+    pub eviction: EvictionPolicy,
+    /// How long functions stay warm.
+    pub keep_alive: KeepAlive,
+    /// Length of the windows in which use is measured. 10 s: far above a request, far below a keep-alive.
+    #[cfg_attr(feature = "serde", serde(rename = "window_ns"))]
+    pub window: Duration,
+    /// Use of a window from which an instance is busy. 30 % (section 5.3).
+    #[cfg_attr(feature = "serde", serde(rename = "hot_above_basis_points"))]
+    pub hot_above: BasisPoints,
+    /// Use of a window below which it no longer is. 15 %: what makes an instance hot does not cool it again.
+    #[cfg_attr(feature = "serde", serde(rename = "hot_below_basis_points"))]
+    pub hot_below: BasisPoints,
+    /// Windows in a row for that. 6: a minute.
+    pub cool_windows: u32,
+    /// Shared instances that a function may have. 2; the paper's 1 is a cap under a burst that stays below `hot_above`.
+    pub max_shared: u32,
+    /// Instances of a function that may be starting at a time.
+    pub max_starting: u32,
+    /// What loading takes.
+    pub load: LoadCosts,
+}
+
+impl Default for KeeperConfig {
+    fn default() -> Self {
+        Self {
+            pipelines: true,
+            time_sharing: true,
+            migration: true,
+            demote_pipelines: true,
+            reclaim: true,
+            hot_on_shortage: true,
+            choice: Choice::PerSlice,
+            eviction: EvictionPolicy::default(),
+            keep_alive: KeepAlive::default(),
+            window: Duration::from_secs(10),
+            hot_above: points(30),
+            hot_below: points(15),
+            cool_windows: 6,
+            max_shared: 2,
+            max_starting: 4,
+            load: LoadCosts::default(),
+        }
+    }
+}
+
+fn points(percent: u16) -> BasisPoints {
+    BasisPoints::from_percent(percent).unwrap_or(BasisPoints::WHOLE)
+}
+
+impl KeeperConfig {
+    /// As the paper describes it: one threshold, one window, LRU, ten minutes, pipelines that stay.
+    #[must_use]
+    pub fn paper() -> Self {
+        Self {
+            demote_pipelines: false,
+            reclaim: false,
+            hot_on_shortage: false,
+            choice: Choice::Ranked,
+            eviction: EvictionPolicy::Lru,
+            keep_alive: KeepAlive::PAPER,
+            hot_below: points(30),
+            cool_windows: 1,
+            max_shared: 1,
+            ..Self::default()
+        }
+    }
+
+    /// A function is one unit on one slice that it keeps for its keep-alive, as in ESG (FluidFaaS, section 4).
+    #[must_use]
+    pub fn monolithic() -> Self {
+        Self { pipelines: false, time_sharing: false, migration: false, ..Self::paper() }
+    }
+
+    pub(super) fn check(&self) -> Result<(), InstanceError> {
+        let bad = |field, value: u64, bound| Err(InstanceError::BadConfig { field, value, bound });
+        if self.window.is_zero() {
+            return bad("window", 0, "need more than 0");
+        }
+        if self.hot_below > self.hot_above {
+            return bad("hot_below", self.hot_below.get().into(), "need at most hot_above");
+        }
+        for (field, value) in [
+            ("cool_windows", self.cool_windows),
+            ("max_shared", self.max_shared),
+            ("max_starting", self.max_starting),
+        ] {
+            if value == 0 {
+                return bad(field, 0, "need more than 0");
+            }
+        }
+        for (field, rate) in [
+            ("host_bytes_per_second", self.load.host_bytes_per_second),
+            ("storage_bytes_per_second", self.load.storage_bytes_per_second),
+        ] {
+            if rate == 0 {
+                return bad(field, 0, "need more than 0");
+            }
+        }
+        match (self.eviction, self.keep_alive) {
+            (EvictionPolicy::CostAware { half_life }, _) if half_life.is_zero() => {
+                bad("half_life", 0, "need more than 0")
+            }
+            (_, KeepAlive::Adaptive { break_even, .. }) if break_even.is_zero() => {
+                bad("break_even", 0, "need more than 0")
+            }
+            _ => Ok(()),
+        }
+    }
+}

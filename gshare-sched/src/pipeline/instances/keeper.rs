@@ -1,0 +1,596 @@
+//! The keeper's state, and what each event does to it.
+
+use super::slices::{Owner, Slices};
+use super::{Gaps, KeeperConfig, Stay};
+use gshare_core::dag::Dag;
+use gshare_core::mig::ProfileId;
+use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceError, InstanceEvent, InstanceReason};
+use gshare_core::pipeline::{Goal, Node, PipelinePartitioner, SliceAssigner};
+use gshare_core::request::Tier;
+use gshare_core::scale::InstanceId;
+use gshare_core::{Bytes, Duration, Engine, FunctionId, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Starting,
+    /// Exclusive, or shared and resident or not.
+    Up,
+    /// Shared: its weights are on the way.
+    Loading,
+    Draining,
+    Stopping,
+}
+
+impl State {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Up => "up",
+            Self::Loading => "loading",
+            Self::Draining => "draining",
+            Self::Stopping => "stopping",
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Instance {
+    pub(super) function: FunctionId,
+    pub(super) home: Home,
+    pub(super) state: State,
+    /// Places of its slices.
+    pub(super) places: Vec<usize>,
+    /// Time it worked in this window.
+    pub(super) busy: u64,
+    /// Windows in a row in which it was not busy, and in which it was not used at all.
+    pub(super) cool: u32,
+    pub(super) idle: u32,
+    /// Drained once this one has started.
+    pub(super) replaces: Option<InstanceId>,
+    pub(super) replaced: bool,
+}
+
+impl Instance {
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self.home, Home::Shared { .. })
+    }
+
+    pub(super) fn is_serving(&self) -> bool {
+        matches!(self.state, State::Up | State::Loading)
+    }
+}
+
+/// The whole function on one profile.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Whole {
+    pub(super) profile: ProfileId,
+    pub(super) latency: Duration,
+    /// With the run-time's own.
+    pub(super) memory: Bytes,
+    pub(super) compute: u32,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Function {
+    pub(super) dag: Dag,
+    pub(super) goal: Goal,
+    /// By compute slices, then memory.
+    pub(super) wholes: Vec<Whole>,
+    pub(super) instances: BTreeSet<InstanceId>,
+    pub(super) gaps: Gaps,
+    pub(super) last: Option<Timestamp>,
+    /// When it is to be warm after that.
+    stays: Vec<Stay>,
+    pub(super) warm: bool,
+    /// The version of the slices at which nothing suited it.
+    pub(super) unmet: Option<u64>,
+}
+
+/// Keeps the instances of one node: the engine of this module.
+pub struct Keeper {
+    pub(super) config: KeeperConfig,
+    pub(super) partitioner: Box<dyn PipelinePartitioner>,
+    pub(super) assigner: Box<dyn SliceAssigner>,
+    pub(super) slices: Slices,
+    pub(super) functions: BTreeMap<FunctionId, Function>,
+    pub(super) instances: BTreeMap<InstanceId, Instance>,
+    pub(super) next: u64,
+    last: Timestamp,
+    /// End of the window; none while there is no instance.
+    window_ends: Option<Timestamp>,
+    expiries: BTreeSet<(Timestamp, FunctionId)>,
+    expiry_of: BTreeMap<FunctionId, Timestamp>,
+    all_gaps: Gaps,
+    /// Whether somebody found no slices since the window began, and whether so before.
+    pub(super) wanting: bool,
+    pub(super) was_wanting: bool,
+}
+
+impl core::fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Keeper")
+            .field("last", &self.last)
+            .field("instances", &self.instances)
+            .field("slices", &self.slices)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Keeper {
+    /// A keeper of the slices of `node` that are free.
+    ///
+    /// # Errors
+    /// [`InstanceError::BadConfig`].
+    pub fn new(
+        config: KeeperConfig,
+        node: &Node,
+        partitioner: Box<dyn PipelinePartitioner>,
+        assigner: Box<dyn SliceAssigner>,
+    ) -> Result<Self, InstanceError> {
+        config.check()?;
+        let slices = Slices::new(node, config.eviction);
+        Ok(Self {
+            config,
+            partitioner,
+            assigner,
+            slices,
+            functions: BTreeMap::new(),
+            instances: BTreeMap::new(),
+            next: 0,
+            last: Timestamp::ZERO,
+            window_ends: None,
+            expiries: BTreeSet::new(),
+            expiry_of: BTreeMap::new(),
+            all_gaps: Gaps::default(),
+            wanting: false,
+            was_wanting: false,
+        })
+    }
+
+    /// Functions whose weights are on the node, hot or warm.
+    pub fn warm_functions(&self) -> usize {
+        self.functions.values().filter(|function| function.warm).count()
+    }
+
+    /// Where an instance lives.
+    pub fn home(&self, instance: InstanceId) -> Option<&Home> {
+        self.instances.get(&instance).map(|instance| &instance.home)
+    }
+
+    /// Whether an instance has its weights where it runs.
+    pub fn is_resident(&self, id: InstanceId) -> bool {
+        self.instances.get(&id).is_some_and(|instance| match instance.state {
+            State::Starting | State::Loading => false,
+            _ => !instance.is_shared() || self.slices.all[instance.places[0]].order.is_resident(id),
+        })
+    }
+
+    pub(super) const fn now(&self) -> Timestamp {
+        self.last
+    }
+
+    fn check(&self, now: Timestamp, event: &InstanceEvent) -> Result<(), InstanceError> {
+        if now < self.last {
+            return Err(InstanceError::TimeWentBack { now, last: self.last });
+        }
+        let known = |function: FunctionId| match self.functions.contains_key(&function) {
+            true => Ok(()),
+            false => Err(InstanceError::UnknownFunction { function }),
+        };
+        let is = |instance: InstanceId, event, fits: &dyn Fn(&Instance) -> bool| {
+            let found = self.instances.get(&instance).ok_or(InstanceError::UnknownInstance { instance })?;
+            let state = found.state.name();
+            if fits(found) { Ok(()) } else { Err(InstanceError::WrongState { instance, state, event }) }
+        };
+        match event {
+            InstanceEvent::FunctionAdded { function, .. } if self.functions.contains_key(function) => {
+                Err(InstanceError::DuplicateFunction { function: *function })
+            }
+            InstanceEvent::Requested { function } | InstanceEvent::Short { function, .. } => known(*function),
+            InstanceEvent::Needed { instance } => is(*instance, "needed", &|one| {
+                let resident = self.is_resident(*instance);
+                let draining = one.state == State::Draining;
+                let loading = one.places.first().is_some_and(|&place| {
+                    let on = &self.slices.all[place].instances;
+                    on.iter().any(|other| self.instances[other].state == State::Loading)
+                });
+                one.is_shared() && (one.state == State::Up || draining) && !resident && !loading
+            }),
+            InstanceEvent::Served { instance, .. } => {
+                is(*instance, "served", &|one| one.is_serving() || one.state == State::Draining)
+            }
+            InstanceEvent::Started { instance } => {
+                is(*instance, "started", &|one| one.state == State::Starting)
+            }
+            InstanceEvent::Loaded { instance } => is(*instance, "loaded", &|one| {
+                one.state == State::Loading || (one.is_shared() && one.state == State::Draining)
+            }),
+            InstanceEvent::Drained { instance } => {
+                is(*instance, "drained", &|one| one.state == State::Draining)
+            }
+            InstanceEvent::Gone { instance } => is(*instance, "gone", &|_| true),
+            _ => Ok(()),
+        }
+    }
+
+    /// Names an instance and gives it its slices.
+    pub(super) fn start(
+        &mut self,
+        function: FunctionId,
+        home: Home,
+        reason: InstanceReason,
+        actions: &mut Vec<InstanceAction>,
+    ) -> InstanceId {
+        let instance = InstanceId(self.next);
+        self.next += 1;
+        let places: Vec<usize> = home.slices().filter_map(|slice| self.slices.find(slice)).collect();
+        for &place in &places {
+            self.slices.all[place].owner = match home {
+                Home::Exclusive { .. } => Owner::Exclusive(instance),
+                _ => Owner::Shared,
+            };
+        }
+        let costs = self.config.load;
+        let weights = self.weights(function, &home);
+        let mut takes = costs.start;
+        if let Home::Shared { load, memory, .. } = home {
+            let slice = &mut self.slices.all[places[0]];
+            slice.instances.insert(instance);
+            slice.order.know(self.last, instance, load, memory);
+        } else {
+            takes = takes.saturating_add(costs.reload(weights));
+        }
+        let mut from = Tier::Host;
+        if let Some(of) = self.functions.get_mut(&function) {
+            of.instances.insert(instance);
+            of.unmet = None;
+            if !of.warm {
+                of.warm = true;
+                from = Tier::Disk;
+                takes = takes.saturating_add(costs.fetch(weights));
+            }
+        }
+        let replaces = match reason {
+            InstanceReason::Migrated { from } => Some(from),
+            _ => None,
+        };
+        if let Some(old) = replaces.and_then(|old| self.instances.get_mut(&old)) {
+            old.replaced = true;
+        }
+        let state = State::Starting;
+        self.instances.insert(
+            instance,
+            Instance {
+                function,
+                home: home.clone(),
+                state,
+                places,
+                busy: 0,
+                cool: 0,
+                idle: 0,
+                replaces,
+                replaced: false,
+            },
+        );
+        self.window_ends.get_or_insert(self.last.saturating_add(self.config.window));
+        actions.push(InstanceAction::Start { instance, function, home, from, takes, reason });
+        instance
+    }
+
+    /// Bytes of the models of an instance.
+    fn weights(&self, function: FunctionId, home: &Home) -> Bytes {
+        let Some(of) = self.functions.get(&function) else { return Bytes::ZERO };
+        match home {
+            Home::Shared { memory, .. } => memory.saturating_sub(of.goal.runtime_memory),
+            Home::Exclusive { parts, .. } => {
+                let part = |part: &gshare_core::pipeline::instances::PlacedPart| {
+                    let name = &self.slices.model.get(part.slice.slice.profile)?.name;
+                    let memory = |one: usize| {
+                        of.dag.components()[one].profile(name, of.goal.batch).map(|on| on.memory.get())
+                    };
+                    Some(part.components.iter().filter_map(memory).sum::<u64>())
+                };
+                Bytes(parts.iter().filter_map(part).sum())
+            }
+            _ => Bytes::ZERO,
+        }
+    }
+
+    pub(super) fn drain(
+        &mut self,
+        instance: InstanceId,
+        reason: InstanceReason,
+        actions: &mut Vec<InstanceAction>,
+    ) {
+        if let Some(found) = self.instances.get_mut(&instance)
+            && found.is_serving()
+        {
+            // One that is being loaded is needed by a request: it drains when that is done.
+            found.state = State::Draining;
+            actions.push(InstanceAction::Drain { instance, reason });
+        }
+    }
+
+    /// Evicts until the instance fits its slice, then loads it.
+    fn needed(&mut self, now: Timestamp, id: InstanceId, actions: &mut Vec<InstanceAction>) {
+        let Some(instance) = self.instances.get_mut(&id) else { return };
+        let Home::Shared { memory, load, .. } = instance.home else { return };
+        let place = instance.places[0];
+        if instance.state == State::Up {
+            instance.state = State::Loading;
+        }
+        let room = self.slices.memory(self.slices.all[place].at.profile);
+        while self.slices.all[place].used.get().saturating_add(memory.get()) > room.get() {
+            let Some(victim) = self.slices.all[place].order.victim() else { break };
+            self.evict(victim);
+            actions.push(InstanceAction::Evict {
+                instance: victim,
+                reason: InstanceReason::RoomFor { instance: id },
+            });
+        }
+        let slice = &mut self.slices.all[place];
+        slice.order.know(now, id, load, memory);
+        slice.order.enter(id);
+        slice.used = Bytes(slice.used.get() + memory.get());
+        // A slice that is being loaded does nothing else.
+        slice.busy = slice.busy.saturating_add(load.as_nanos());
+        actions.push(InstanceAction::Load { instance: id, takes: load });
+    }
+
+    fn evict(&mut self, id: InstanceId) {
+        let Some(instance) = self.instances.get(&id) else { return };
+        let Home::Shared { memory, .. } = instance.home else { return };
+        let slice = &mut self.slices.all[instance.places[0]];
+        if slice.order.is_resident(id) {
+            slice.order.leave(id);
+            slice.used = slice.used.saturating_sub(memory);
+        }
+    }
+
+    fn gone(&mut self, id: InstanceId) {
+        self.evict(id);
+        let Some(instance) = self.instances.remove(&id) else { return };
+        for &place in &instance.places {
+            let slice = &mut self.slices.all[place];
+            if instance.is_shared() {
+                slice.order.forget(id);
+                slice.instances.remove(&id);
+            }
+            if !instance.is_shared() || slice.instances.is_empty() {
+                self.slices.release(place);
+            }
+        }
+        if let Some(of) = self.functions.get_mut(&instance.function) {
+            of.instances.remove(&id);
+        }
+        // What it was to replace stays, and may be replaced by another.
+        if let Some(old) = instance.replaces.and_then(|old| self.instances.get_mut(&old)) {
+            old.replaced = false;
+        }
+        if self.instances.is_empty() {
+            self.window_ends = None;
+        }
+    }
+
+    fn requested(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<InstanceAction>) {
+        let policy = self.config.keep_alive;
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        if let Some(last) = of.last {
+            let gap = now.saturating_since(last);
+            of.gaps.add(gap);
+            self.all_gaps.add(gap);
+        }
+        of.last = Some(now);
+        of.stays = of.gaps.stays(&self.all_gaps, &policy);
+        // At least as long as it takes to be answered.
+        let first = of.stays.first().filter(|stay| stay.from.is_zero()).map(|stay| stay.to);
+        let keep = first.unwrap_or_default().max(self.config.window);
+        self.expire_at(function, now.saturating_add(keep));
+        let none = self.functions[&function].instances.iter().all(|one| {
+            let one = &self.instances[one];
+            !one.is_serving() && one.state != State::Starting
+        });
+        if none {
+            self.first(function, actions);
+        }
+    }
+
+    fn expire_at(&mut self, function: FunctionId, at: Timestamp) {
+        if let Some(before) = self.expiry_of.insert(function, at) {
+            self.expiries.remove(&(before, function));
+        }
+        self.expiries.insert((at, function));
+    }
+
+    /// Ends keep-alives that are over.
+    fn expire(&mut self, now: Timestamp, actions: &mut Vec<InstanceAction>) {
+        while let Some(&(at, function)) = self.expiries.first() {
+            if at > now {
+                break;
+            }
+            self.expiries.remove(&(at, function));
+            self.expiry_of.remove(&function);
+            let instances = self.functions[&function].instances.clone();
+            let used = instances.iter().any(|one| {
+                let one = &self.instances[one];
+                matches!(one.state, State::Starting | State::Loading)
+            });
+            if used {
+                // A request waits for it: not now.
+                self.expire_at(function, now.saturating_add(self.config.window));
+                continue;
+            }
+            let since = now.saturating_since(self.functions[&function].last.unwrap_or(now));
+            let stays = &self.functions[&function].stays;
+            if !stays.iter().any(|stay| stay.from <= since && since < stay.to) {
+                for instance in instances {
+                    self.drain(instance, InstanceReason::KeepAlive, actions);
+                }
+            }
+            let Some(of) = self.functions.get_mut(&function) else { continue };
+            let since = now.saturating_since(of.last.unwrap_or(now));
+            let stay = of.stays.iter().find(|stay| since < stay.to).copied();
+            let warm = stay.is_some_and(|stay| stay.from <= since);
+            if of.warm != warm {
+                of.warm = warm;
+                actions.push(match warm {
+                    true => InstanceAction::Prewarm { function },
+                    false => InstanceAction::Forget { function },
+                });
+            }
+            if let Some(stay) = stay {
+                let next = if warm { stay.to } else { stay.from };
+                self.expire_at(function, now.saturating_add(next.saturating_sub(since)));
+            }
+        }
+    }
+
+    fn served(&mut self, now: Timestamp, id: InstanceId, busy: Duration) {
+        let Some(instance) = self.instances.get_mut(&id) else { return };
+        instance.busy = instance.busy.saturating_add(busy.as_nanos());
+        if instance.is_shared() {
+            let slice = &mut self.slices.all[instance.places[0]];
+            slice.busy = slice.busy.saturating_add(busy.as_nanos());
+            slice.order.used(now, id);
+        }
+    }
+
+    fn add(&mut self, function: FunctionId, dag: Dag, goal: Goal) -> Result<(), InstanceError> {
+        let wholes = self.wholes(&dag, &goal);
+        let new = Function {
+            dag,
+            goal,
+            wholes,
+            instances: BTreeSet::new(),
+            gaps: Gaps::default(),
+            last: None,
+            stays: Vec::new(),
+            warm: false,
+            unmet: None,
+        };
+        self.fits_empty(&new).map_err(|why| InstanceError::NeverFits { function, why })?;
+        self.functions.insert(function, new);
+        Ok(())
+    }
+
+    /// Ends windows and keep-alives that are over at `now`.
+    fn advance(&mut self, now: Timestamp, actions: &mut Vec<InstanceAction>) {
+        while let Some(end) = self.window_ends
+            && end <= now
+        {
+            // After a long silence one window is enough to see that nothing happened, but each counts for cooling.
+            self.last = self.last.max(end);
+            self.window_ends = Some(end.saturating_add(self.config.window));
+            self.end_window(actions);
+            if self.instances.is_empty() {
+                self.window_ends = None;
+            }
+        }
+        self.last = now;
+        self.expire(now, actions);
+    }
+
+    /// What must hold between events; a violation is a mistake of this module.
+    ///
+    /// # Panics
+    /// When it does not hold.
+    pub fn invariants(&self) {
+        for (place, slice) in self.slices.all.iter().enumerate() {
+            match slice.owner {
+                Owner::Exclusive(id) => {
+                    let instance = &self.instances[&id];
+                    assert!(!instance.is_shared() && instance.places.contains(&place), "{id} at {place}");
+                    assert!(slice.instances.is_empty() && slice.order.residents() == 0, "{place}: alone");
+                }
+                Owner::Shared => assert!(!slice.instances.is_empty(), "{place} is shared by nobody"),
+                _ => assert!(slice.instances.is_empty() && slice.used == Bytes::ZERO, "{place} is free"),
+            }
+            let mut used = 0;
+            for id in &slice.instances {
+                let instance = &self.instances[id];
+                let Home::Shared { memory, .. } = instance.home else { panic!("{id} is exclusive") };
+                assert_eq!(instance.places, [place], "{id}");
+                used += if slice.order.is_resident(*id) { memory.get() } else { 0 };
+            }
+            assert_eq!(used, slice.used.get(), "memory of {place}");
+            assert!(used <= self.slices.memory(slice.at.profile).get(), "{place} is too full");
+        }
+        for (id, instance) in &self.instances {
+            assert!(self.functions[&instance.function].instances.contains(id), "{id} of nobody");
+            assert_eq!(instance.places.len(), instance.home.slices().count(), "{id}: slices");
+            if !instance.is_shared() {
+                let owned = |&place: &usize| self.slices.all[place].owner == Owner::Exclusive(*id);
+                assert!(instance.places.iter().all(owned), "{id}: owner");
+            }
+        }
+        for (id, of) in &self.functions {
+            let shared = of.instances.iter().map(|one| &self.instances[one]);
+            let shared = shared.filter(|one| one.is_shared() && one.is_serving()).count();
+            assert!(shared <= self.config.max_shared as usize, "{id}: {shared} shared instances");
+        }
+        let expiries = self.expiries.iter().map(|&(at, function)| (function, at)).collect::<BTreeMap<_, _>>();
+        assert_eq!(expiries, self.expiry_of, "expiries");
+    }
+}
+
+impl Engine for Keeper {
+    type Event = InstanceEvent;
+    type Action = InstanceAction;
+    type Error = InstanceError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: InstanceEvent,
+        actions: &mut Vec<InstanceAction>,
+    ) -> Result<(), InstanceError> {
+        self.check(now, &event)?;
+        if let InstanceEvent::FunctionAdded { function, dag, goal } = event {
+            self.add(function, *dag, *goal)?;
+            self.advance(now, actions);
+            return Ok(());
+        }
+        self.advance(now, actions);
+        match event {
+            InstanceEvent::Requested { function } => self.requested(now, function, actions),
+            InstanceEvent::Short { function, .. } => self.short(function, actions),
+            // Windows that ended may have changed what was checked; then there is nothing left to do.
+            InstanceEvent::Needed { instance } if !self.is_resident(instance) => {
+                self.needed(now, instance, actions);
+            }
+            InstanceEvent::Served { instance, busy } => self.served(now, instance, busy),
+            InstanceEvent::Started { instance } => {
+                let Some(found) = self.instances.get_mut(&instance) else { return Ok(()) };
+                found.state = State::Up;
+                if let Some(old) = found.replaces.take() {
+                    self.drain(old, InstanceReason::Replaced { by: instance }, actions);
+                }
+            }
+            InstanceEvent::Loaded { instance } => {
+                if let Some(found) = self.instances.get_mut(&instance)
+                    && found.state == State::Loading
+                {
+                    found.state = State::Up;
+                }
+            }
+            InstanceEvent::Drained { instance } => {
+                if let Some(found) = self.instances.get_mut(&instance) {
+                    found.state = State::Stopping;
+                    let reason = InstanceReason::NotBusy;
+                    actions.push(InstanceAction::Stop { instance, reason });
+                }
+            }
+            InstanceEvent::Gone { instance } => self.gone(instance),
+            _ => {}
+        }
+        #[cfg(debug_assertions)]
+        self.invariants();
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        let expiry = self.expiries.first().map(|&(at, _)| at);
+        [expiry, self.window_ends].into_iter().flatten().min()
+    }
+}

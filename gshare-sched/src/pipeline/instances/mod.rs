@@ -1,0 +1,53 @@
+//! Keeping instances: which there are on a node, in which state, on which slices.
+//!
+//! # Problem
+//! See [`gshare_core::pipeline::instances`], which also has the states.
+//!
+//! # Algorithm
+//! 1. **First request** of a function: a shared instance on a slice that is shared already and not full of work, else on
+//!    the smallest free slice that will do. A function that fits no slice as a whole gets an exclusive pipeline.
+//! 2. **Busy** (30 % of a window, section 5.3), or **short** (its requests cannot be served in time): an exclusive
+//!    instance. A busy one that is alone on its slice just keeps it; else free slices are found by the partitioner and the
+//!    assigner; of the plans the one with the least `bottleneck * compute slices` is taken ([`Choice`]).
+//! 3. **Not busy** for some windows in a row, below a second, lower threshold: of several exclusive instances the
+//!    slowest is drained if the others can do its work; the last one shares its slice from now on, or, a pipeline, makes
+//!    place for a shared instance, or is given up when it is not used at all.
+//! 4. **Eviction**: a shared instance that must serve is loaded, and others leave its slice until it fits
+//!    ([`EvictionOrder`]). Weights stay in host memory (warm) as long as that pays, and are fetched when it pays again
+//!    ([`KeepAlive`]).
+//! 5. **Migration**: at the end of a window in which nobody lacked slices, a pipeline moves to one slice that suits the
+//!    whole. The new instance is started first; when it is up the old one drains.
+//! 6. **Reclaim**: a function that finds no slices takes those of an instance that was idle for a window, or of the least
+//!    used of several shared slices.
+//!
+//! ## Example
+//! On slices of 1g, 2g and 4g a function that needs 2g as a whole is called for the first time: it shares the 2g. At 35 %
+//! use it keeps the 2g for itself. Requests wait too long: a plan on the free 1g and 4g is started. When use of both falls
+//! below 15 % for a minute the larger instance is drained, and a minute later the other shares the 2g again.
+//!
+//! # Invariants
+//! Every slice has one owner; residents of a shared slice fit its memory; nobody is evicted from an exclusive slice; a
+//! function has at most `max_shared` shared instances; instances and slices agree on who is where.
+//!
+//! # Cost
+//! O(log n) for a request, a use and the choice of a victim; a plan (see [`super`]) for each instance that is started, and
+//! at most one per function and change of the free slices when there is none; O(n) at the end of a window.
+//!
+//! # Differences from the paper
+//! - Two thresholds and windows in a row where it has one threshold: see the simulation without flapping.
+//! - Pipelines that are not used are given up; in the paper they stay hot. Idle slices can be reclaimed.
+//! - Eviction by cost and keep-alive by gaps, beside LRU and ten minutes. A function may have two shared instances.
+//! - Several instances may be resident on a shared slice while its memory lasts; still only one runs at a time.
+//! - All of it can be switched off: [`KeeperConfig::paper`].
+
+mod config;
+mod eviction;
+mod keep_alive;
+mod keeper;
+mod scale;
+mod slices;
+
+pub use config::{Choice, KeeperConfig, LoadCosts};
+pub use eviction::{EvictionOrder, EvictionPolicy};
+pub use keep_alive::{Gaps, KeepAlive, Stay};
+pub use keeper::Keeper;

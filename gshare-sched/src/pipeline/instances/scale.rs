@@ -1,0 +1,465 @@
+//! What the keeper starts, moves and gives up, and when.
+
+use super::Choice;
+use super::keeper::{Function, Keeper, State, Whole};
+use super::slices::{Owner, Slices};
+use crate::pipeline::plan::plan;
+use gshare_core::dag::Dag;
+use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceReason, PlacedPart};
+use gshare_core::pipeline::{Assignment, Balance, Goal, Node, Part, Pipeline};
+use gshare_core::scale::InstanceId;
+use gshare_core::{Duration, FunctionId};
+use std::collections::BTreeSet;
+
+/// Plans that are compared under [`Choice::PerSlice`].
+const PLANS: usize = 16;
+/// A shared slice that works less than this share of the time may be given up for others, in percent.
+const SHARED_IDLE: u64 = 10;
+/// A shared slice that works more gets no further instance while another slice will do, in percent.
+const SHARED_FULL: u64 = 70;
+/// What the instances that stay may be used after one of a function's is drained, in percent.
+const DRAIN_BELOW: u64 = 60;
+/// A new cut must need less than this of the old one's `bottleneck * compute slices`, in percent.
+const RECUT_BELOW: u128 = 75;
+
+impl Keeper {
+    /// The whole function on each profile on which it runs, by compute slices.
+    pub(super) fn wholes(&self, dag: &Dag, goal: &Goal) -> Vec<Whole> {
+        let mut wholes = Vec::new();
+        for id in self.slices.model.ids() {
+            let Some(profile) = self.slices.model.get(id).filter(|profile| !profile.media) else { continue };
+            let Ok(node) = Node::with_free(self.slices.model.clone(), &[&profile.name]) else { continue };
+            let goal = goal.clone().with_carve(false);
+            let pipeline = whole(dag, id);
+            let Ok(assignment) = self.assigner.assign(dag, &goal, &pipeline, &node) else { continue };
+            let weights = |one: &gshare_core::dag::Component| {
+                one.profile(&profile.name, goal.batch).map_or(0, |on| on.memory.get())
+            };
+            let weights = dag.components().iter().map(weights).sum::<u64>();
+            wholes.push(Whole {
+                profile: id,
+                latency: assignment.latency,
+                memory: gshare_core::Bytes(weights.saturating_add(goal.runtime_memory.get())),
+                compute: profile.compute_slices.into(),
+            });
+        }
+        wholes.sort_by_key(|whole| (whole.compute, self.slices.memory(whole.profile), whole.profile));
+        wholes
+    }
+
+    /// Whether the function could run if the node were empty; else why not.
+    pub(super) fn fits_empty(&self, function: &Function) -> Result<(), String> {
+        let mut empty = self.slices.clone();
+        for slice in &mut empty.all {
+            if slice.owner != Owner::Others {
+                slice.owner = Owner::Nobody;
+            }
+        }
+        let node = empty.node().map_err(|error| error.to_string())?;
+        if empty
+            .free()
+            .any(|place| function.wholes.iter().any(|one| one.profile == empty.all[place].at.profile))
+        {
+            return Ok(());
+        }
+        if !self.config.pipelines {
+            return Err("no slice has room for the whole, and pipelines are off".to_owned());
+        }
+        plan(&*self.partitioner, &*self.assigner, &function.dag, &function.goal, &node)
+            .map(|_| ())
+            .map_err(|error| error.to_string())
+    }
+
+    /// The best exclusive home on free slices, of the whole or of a pipeline too.
+    fn exclusive(&self, function: &Function, pipelines: bool) -> Option<Home> {
+        let node = self.slices.node().ok()?;
+        let counts = node.free_counts();
+        let (dag, goal) = (&function.dag, &function.goal);
+        let mut best: Option<((u128, Duration), Home)> = None;
+        let mut consider = |pipeline: &Pipeline, assignment: &Assignment| {
+            let slices = u128::from(assignment.compute_slices);
+            let key = (u128::from(assignment.bottleneck.as_nanos()) * slices, assignment.latency);
+            if best.as_ref().is_none_or(|(least, _)| key < *least) {
+                best = Some((key, home(pipeline, assignment)));
+            }
+        };
+        for one in function.wholes.iter().filter(|one| counts[one.profile.index()] > 0) {
+            let pipeline = whole(dag, one.profile);
+            if let Ok(assignment) = self.assigner.assign(dag, goal, &pipeline, &node) {
+                consider(&pipeline, &assignment);
+                if self.config.choice == Choice::Ranked {
+                    return best.map(|(_, home)| home);
+                }
+            }
+        }
+        if pipelines && self.config.choice == Choice::Ranked {
+            let plan = plan(&*self.partitioner, &*self.assigner, dag, goal, &node).ok()?;
+            return Some(home(&plan.pipeline, &plan.assignment));
+        }
+        if pipelines && let Ok(ranked) = self.partitioner.ranked(dag, goal, &node) {
+            for pipeline in ranked.pipelines.take(PLANS) {
+                if let Ok(assignment) = self.assigner.assign(dag, goal, &pipeline, &node) {
+                    consider(&pipeline, &assignment);
+                }
+            }
+        }
+        best.map(|(_, home)| home)
+    }
+
+    /// A home on a slice that is shared, or on a free one that will be: where it needs no eviction, then where the fewest
+    /// live. A free slice is taken only when those there are have too much to do.
+    fn shared(&self, id: FunctionId) -> Option<Home> {
+        let function = &self.functions[&id];
+        let window = self.config.window.as_nanos();
+        let of_it: BTreeSet<usize> =
+            function.instances.iter().flat_map(|one| self.instances[one].places.clone()).collect();
+        let whole = |place: &usize| {
+            function.wholes.iter().find(|one| one.profile == self.slices.all[*place].at.profile)
+        };
+        let fits = |place: &usize| whole(place).is_some() && !of_it.contains(place);
+        let evicts = |place: usize| {
+            let memory = |one: &InstanceId| match self.instances[one].home {
+                Home::Shared { memory, .. } => memory.get(),
+                _ => 0,
+            };
+            let slice = &self.slices.all[place];
+            let all = slice.instances.iter().map(memory).sum::<u64>();
+            let needs = whole(&place).map_or(0, |one| one.memory.get());
+            all.saturating_add(needs) > self.slices.memory(slice.at.profile).get()
+        };
+        let roomy = |place: &usize| self.slices.all[*place].was_busy * 100 < window * SHARED_FULL;
+        let key = |&place: &usize| (evicts(place), self.slices.all[place].instances.len(), place);
+        let least = self.slices.shared().filter(fits).filter(roomy).min_by_key(key);
+        let free = || {
+            let cost = |place: &usize| (whole(place).map_or(0, |one| one.compute), *place);
+            self.slices.free().filter(fits).min_by_key(cost)
+        };
+        let place = least.or_else(free).or_else(|| self.slices.shared().filter(fits).min_by_key(key))?;
+        let one = whole(&place)?;
+        Some(self.shared_home(function, one, place))
+    }
+
+    fn shared_home(&self, function: &Function, whole: &Whole, place: usize) -> Home {
+        let weights = whole.memory.saturating_sub(function.goal.runtime_memory);
+        Home::Shared {
+            number: Slices::number(place),
+            slice: self.slices.assigned(place),
+            latency: whole.latency,
+            load: self.config.load.reload(weights),
+            memory: whole.memory,
+        }
+    }
+
+    /// The first instance of a function: shared where that can be.
+    pub(super) fn first(&mut self, id: FunctionId, actions: &mut Vec<InstanceAction>) {
+        if self.functions[&id].unmet == Some(self.slices.version) {
+            return;
+        }
+        let shared = if self.config.time_sharing { self.shared(id) } else { None };
+        let home = shared.or_else(|| self.exclusive(&self.functions[&id], self.config.pipelines));
+        match home {
+            Some(home) => {
+                self.start(id, home, InstanceReason::FirstRequest, actions);
+            }
+            None => self.unmet(id, actions),
+        }
+    }
+
+    fn unmet(&mut self, id: FunctionId, actions: &mut Vec<InstanceAction>) {
+        self.wanting = true;
+        let version = self.slices.version;
+        if let Some(function) = self.functions.get_mut(&id) {
+            function.unmet = Some(version);
+        }
+        actions.push(InstanceAction::Unmet { function: id });
+        if self.config.reclaim {
+            self.reclaim(id, actions);
+        }
+    }
+
+    /// The router cannot serve in time: one more instance.
+    pub(super) fn short(&mut self, id: FunctionId, actions: &mut Vec<InstanceAction>) {
+        let function = &self.functions[&id];
+        if function.unmet == Some(self.slices.version) {
+            self.wanting = true;
+            if self.config.reclaim {
+                self.reclaim(id, actions);
+            }
+            return;
+        }
+        let mine = || {
+            let all = function.instances.iter().map(|one| &self.instances[one]);
+            all.filter(|one| one.is_serving() || one.state == State::Starting)
+        };
+        let starting = mine().filter(|one| one.state == State::Starting).count();
+        if starting >= self.config.max_starting as usize {
+            return;
+        }
+        if mine().next().is_none() {
+            return self.first(id, actions);
+        }
+        let hot = mine().any(|one| !one.is_shared());
+        let limit = u64::from(self.config.hot_above.get());
+        let busy = mine().any(|one| one.busy * 10_000 >= self.config.window.as_nanos() * limit);
+        if self.config.time_sharing && !self.config.hot_on_shortage && !hot && !busy {
+            // Not busy enough to be hot: more slices for time sharing (section 5.3).
+            return self.spread(id, actions);
+        }
+        let serving_shared = mine().filter(|one| one.is_shared()).count();
+        let home = self.exclusive(function, self.config.pipelines);
+        let home = home.or_else(|| {
+            let more = self.config.time_sharing && serving_shared < self.config.max_shared as usize;
+            if more { self.shared(id) } else { None }
+        });
+        match home {
+            Some(home) => {
+                self.start(id, home, InstanceReason::Short, actions);
+            }
+            None => self.unmet(id, actions),
+        }
+    }
+
+    /// A shared instance with neighbours gets a free slice to share, in place of the one it has.
+    fn spread(&mut self, id: FunctionId, actions: &mut Vec<InstanceAction>) {
+        let function = &self.functions[&id];
+        let crowded = function.instances.iter().find(|one| {
+            let instance = &self.instances[one];
+            let neighbours = || self.slices.all[instance.places[0]].instances.len();
+            instance.is_shared() && instance.is_serving() && !instance.replaced && neighbours() > 1
+        });
+        let Some(&old) = crowded else { return };
+        let whole = |place: usize| {
+            function.wholes.iter().find(|one| one.profile == self.slices.all[place].at.profile)
+        };
+        let cost = |place: &usize| (whole(*place).map_or(0, |one| one.compute), *place);
+        let free = self.slices.free().filter(|&place| whole(place).is_some()).min_by_key(cost);
+        match free.and_then(|place| Some(self.shared_home(function, whole(place)?, place))) {
+            Some(home) => {
+                self.start(id, home, InstanceReason::Migrated { from: old }, actions);
+            }
+            None => self.unmet(id, actions),
+        }
+    }
+
+    /// Gives up something that is not used, for a function that found no slices.
+    fn reclaim(&mut self, id: FunctionId, actions: &mut Vec<InstanceAction>) {
+        let reason = InstanceReason::Reclaimed { function: id };
+        let idle = |instance: &super::keeper::Instance| {
+            instance.state == State::Up && instance.busy == 0 && instance.idle > 0 && !instance.replaced
+        };
+        // The one that has been idle longest, then the largest.
+        let exclusive = self
+            .instances
+            .iter()
+            .filter(|(_, one)| one.function != id && !one.is_shared() && idle(one))
+            .max_by_key(|(name, one)| (one.idle, one.places.len(), core::cmp::Reverse(**name)))
+            .map(|(name, _)| *name);
+        if let Some(instance) = exclusive {
+            return self.drain(instance, reason, actions);
+        }
+        let window = self.config.window.as_nanos();
+        let pools = self.slices.shared().count();
+        let quiet = |place: &usize| {
+            let slice = &self.slices.all[*place];
+            let alone = slice.instances.iter().all(|one| self.instances[one].state == State::Up);
+            (slice.was_busy + slice.busy) * 100 < window * SHARED_IDLE && alone
+        };
+        let quietest = self.slices.shared().filter(quiet).min_by_key(|&place| {
+            let slice = &self.slices.all[place];
+            (slice.was_busy + slice.busy, slice.instances.len(), place)
+        });
+        if let Some(place) = quietest.filter(|_| pools > 1) {
+            for instance in self.slices.all[place].instances.clone() {
+                self.drain(instance, reason, actions);
+            }
+        }
+    }
+
+    /// The window is over: who is busy goes up, who no longer is comes down, pipelines move.
+    pub(super) fn end_window(&mut self, actions: &mut Vec<InstanceAction>) {
+        let window = self.config.window.as_nanos();
+        for slice in &mut self.slices.all {
+            slice.was_busy = core::mem::take(&mut slice.busy);
+        }
+        self.was_wanting = core::mem::take(&mut self.wanting);
+        let all: Vec<InstanceId> = self.instances.keys().copied().collect();
+        let (mut hot, mut cool) = (Vec::new(), Vec::new());
+        for id in all {
+            let below = u64::from(self.config.hot_below.get());
+            let above = u64::from(self.config.hot_above.get());
+            let Some(instance) = self.instances.get_mut(&id).filter(|one| one.state != State::Starting)
+            else {
+                continue;
+            };
+            let used = instance.busy.saturating_mul(10_000);
+            instance.cool = if used < window * below { instance.cool + 1 } else { 0 };
+            instance.idle = if used == 0 { instance.idle + 1 } else { 0 };
+            if instance.is_shared() && used >= window * above {
+                hot.push(id);
+            } else if !instance.is_shared() && instance.cool >= self.config.cool_windows {
+                cool.push(id);
+            }
+        }
+        for id in hot {
+            self.promote(id, actions);
+        }
+        for id in cool {
+            self.demote(id, window, actions);
+        }
+        if self.config.migration && !self.was_wanting {
+            self.migrate(actions);
+        }
+        for instance in self.instances.values_mut() {
+            instance.busy = 0;
+        }
+    }
+
+    /// A shared instance is busy: it keeps its slice if it is alone there, else the function gets slices of its own.
+    fn promote(&mut self, id: InstanceId, actions: &mut Vec<InstanceAction>) {
+        let reason = InstanceReason::Busy;
+        let resident = self.is_resident(id);
+        let Some(instance) = self.instances.get(&id).filter(|one| one.state == State::Up) else { return };
+        let (function, place) = (instance.function, instance.places[0]);
+        if resident && self.slices.all[place].instances.len() == 1 {
+            let Home::Shared { latency, slice, memory, .. } = instance.home else { return };
+            let components = self.functions[&function].dag.all();
+            let parts = vec![PlacedPart { stage: 0, components, slice }];
+            let home = Home::Exclusive { parts, latency, interval: latency };
+            let on = &mut self.slices.all[place];
+            on.order.forget(id);
+            on.instances.clear();
+            on.used = on.used.saturating_sub(memory);
+            on.owner = Owner::Exclusive(id);
+            self.rehome(id, home, reason, actions);
+            return;
+        }
+        let function_of = &self.functions[&function];
+        let starting = function_of.instances.iter().any(|one| self.instances[one].state == State::Starting);
+        if starting || function_of.unmet == Some(self.slices.version) {
+            return;
+        }
+        match self.exclusive(function_of, self.config.pipelines) {
+            Some(home) => {
+                self.start(function, home, reason, actions);
+            }
+            None => self.unmet(function, actions),
+        }
+    }
+
+    fn rehome(
+        &mut self,
+        id: InstanceId,
+        home: Home,
+        reason: InstanceReason,
+        actions: &mut Vec<InstanceAction>,
+    ) {
+        if let Some(instance) = self.instances.get_mut(&id) {
+            instance.home = home.clone();
+            instance.cool = 0;
+            instance.idle = 0;
+            actions.push(InstanceAction::Moved { instance: id, home, reason });
+        }
+    }
+
+    /// An exclusive instance is not busy any more.
+    fn demote(&mut self, id: InstanceId, window: u64, actions: &mut Vec<InstanceAction>) {
+        let reason = InstanceReason::NotBusy;
+        let Some(instance) = self.instances.get(&id) else { return };
+        if instance.state != State::Up || instance.replaced || !self.config.time_sharing {
+            return;
+        }
+        let function = &self.functions[&instance.function];
+        let mine = || function.instances.iter().map(|one| (one, &self.instances[one]));
+        if mine().any(|(_, one)| one.state == State::Draining) {
+            return;
+        }
+        let exclusive = || mine().filter(|(_, one)| !one.is_shared() && one.state == State::Up);
+        let (count, busy) = exclusive().fold((0u64, 0u64), |sum, (_, one)| (sum.0 + 1, sum.1 + one.busy));
+        if count > 1 {
+            // Others stay: the slowest goes, if they can do its work.
+            let slow = exclusive().max_by_key(|(name, one)| (one.places.len(), **name));
+            let spare = busy * 100 < window * (count - 1) * DRAIN_BELOW;
+            if slow.is_some_and(|(name, _)| *name == id) && spare {
+                self.drain(id, reason, actions);
+            }
+            return;
+        }
+        let has_shared = mine().any(|(_, one)| one.is_shared());
+        if !instance.home.is_pipeline() {
+            if has_shared {
+                return self.drain(id, reason, actions);
+            }
+            let place = instance.places[0];
+            let profile = self.slices.all[place].at.profile;
+            let Some(whole) = function.wholes.iter().find(|one| one.profile == profile) else { return };
+            let home = self.shared_home(function, whole, place);
+            let Home::Shared { load, memory, .. } = home else { return };
+            let (now, on) = (self.now(), &mut self.slices.all[place]);
+            on.owner = Owner::Shared;
+            on.instances.insert(id);
+            on.order.know(now, id, load, memory);
+            on.order.enter(id);
+            on.used = memory;
+            self.slices.version += 1;
+            return self.rehome(id, home, reason, actions);
+        }
+        if !self.config.demote_pipelines {
+            return;
+        }
+        if has_shared || instance.idle >= self.config.cool_windows {
+            self.drain(id, reason, actions);
+        } else if let Some(home) = self.shared(instance.function) {
+            let function = instance.function;
+            self.start(function, home, InstanceReason::Migrated { from: id }, actions);
+        }
+    }
+
+    /// Pipelines move to one slice where one is free (section 5.3), the slowest first; with [`Choice::PerSlice`] also to a
+    /// cut that does clearly more with its slices.
+    fn migrate(&mut self, actions: &mut Vec<InstanceAction>) {
+        let mut pipelines: Vec<(Duration, InstanceId)> = Vec::new();
+        for (&id, instance) in &self.instances {
+            if let Home::Exclusive { latency, .. } = instance.home
+                && instance.home.is_pipeline()
+                && instance.state == State::Up
+                && !instance.replaced
+            {
+                pipelines.push((latency, id));
+            }
+        }
+        pipelines.sort_by_key(|&(latency, id)| (core::cmp::Reverse(latency), id));
+        for (_, id) in pipelines {
+            let instance = &self.instances[&id];
+            let recut = self.config.choice == Choice::PerSlice && self.config.pipelines;
+            let Some(home) = self.exclusive(&self.functions[&instance.function], recut) else { continue };
+            let worth = |home: &Home| match home {
+                Home::Exclusive { parts, interval, .. } => {
+                    let slices = parts.iter().map(|part| self.slices.compute(part.slice.slice.profile));
+                    u128::from(interval.as_nanos()) * u128::from(slices.sum::<u32>())
+                }
+                _ => u128::MAX,
+            };
+            let better = worth(&home) * 100 < worth(&instance.home) * RECUT_BELOW;
+            if !home.is_pipeline() || better {
+                let function = instance.function;
+                self.start(function, home, InstanceReason::Migrated { from: id }, actions);
+            }
+        }
+    }
+}
+
+/// The whole DAG as one stage on a profile.
+fn whole(dag: &Dag, profile: gshare_core::mig::ProfileId) -> Pipeline {
+    let part = Part { stage: 0, components: dag.all(), slice: Some(profile) };
+    Pipeline::new(vec![part], Balance::of([]), false)
+}
+
+fn home(pipeline: &Pipeline, assignment: &Assignment) -> Home {
+    let part =
+        |(part, slice): (&Part, _)| PlacedPart { stage: part.stage, components: part.components, slice };
+    Home::Exclusive {
+        parts: pipeline.parts.iter().zip(assignment.slices.iter().copied()).map(part).collect(),
+        latency: assignment.latency,
+        interval: assignment.bottleneck,
+    }
+}

@@ -1,0 +1,848 @@
+//! Routing by slack: which instance serves a request, and when.
+//!
+//! # Problem
+//! See [`gshare_core::pipeline::routing`], which also has the words.
+//!
+//! # Algorithm
+//! 1. A function's requests wait in one queue by (deadline, arrival); nothing is bound to an instance before it starts, so a
+//!    request never waits behind a slow instance while a fast one is free.
+//! 2. Exclusive instances come first: the one with the least latency that has room, then the next (section 5.3). A
+//!    request that finds one with room starts at once.
+//! 3. What is left waits for the function's shared instances. An idle shared slice takes, of the instances on it whose
+//!    function has requests waiting, the one whose first request has the least **slack**, deadline - latency - load. When
+//!    an instance is loaded or evicted only its own entry moves.
+//! 4. **Late** requests ([`Late`]): under overload an order by deadline serves just those that are lost already. By
+//!    default a request that cannot be in time any more waits behind all that can, in order of arrival.
+//! 5. **Shortage**: when a request has to wait and the function's instances would need longer for the queue than its
+//!    slack, the host is told ([`RouteAction::Short`]), at most once in `short_every`, and again while that is so.
+//! 6. **Fairness** (option): shared instances are first ordered by the slice time they have used, in steps of the quantum;
+//!    who was idle does not save up.
+//!
+//! ## Example
+//! At 0 function 1 has requests due at 100 and 40 ms, function 2 one due at 70 ms; on a shared slice 1 takes 10 ms and is
+//! resident, 2 takes 10 ms and loads for 50 ms. Slacks: 30 for the first of function 1, 70 - 10 - 50 = 10 for function 2.
+//! So 2 is loaded and served; had it been resident its slack would be 60 and function 1 would have gone first.
+//!
+//! # Invariants
+//! - an exclusive instance is given no request beyond its capacity, a shared slice none while it runs one;
+//! - no request waits while an exclusive instance of its function has room, or an idle slice has an instance of it;
+//! - the sets of free instances and of ready shared instances are exactly what the rest of the state says.
+//!
+//! # Cost
+//! O(log n) per event in instances and waiting requests, times the number of shared instances of the function (the
+//! paper's is 1); `InstanceDown` in the requests it had. Memory: requests that wait or run.
+//!
+//! # Differences from the paper
+//! - It routes each request on arrival to the queue of an instance; here the queue is the function's until one is free.
+//! - Its slack has one load; ours is re-computed when residency changes, for then it is another.
+//! - Late requests and admission control are not in it ([`Late::InOrder`] is the paper's), nor is fairness.
+
+use gshare_core::pipeline::routing::{
+    RouteAction, RouteError, RouteEvent, RouteReject, Service, SharedSlice,
+};
+use gshare_core::request::RequestId;
+use gshare_core::scale::InstanceId;
+use gshare_core::{Duration, Engine, FunctionId, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What becomes of requests that cannot be answered in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Late {
+    /// They keep their place (the paper).
+    InOrder,
+    /// They are served after those that can be in time. The default: nobody is refused, and few are late for others' sake.
+    #[default]
+    Last,
+    /// They are refused, on arrival when what waits already would make them late.
+    Reject,
+}
+
+/// Settings of a [`SlackRouter`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct RouterConfig {
+    /// What becomes of requests that cannot be in time.
+    pub late: Late,
+    /// Slice time by which a shared instance may run ahead of its neighbours. None: slack alone decides, as in the paper.
+    #[cfg_attr(feature = "serde", serde(rename = "fair_quantum_ns"))]
+    pub fair_quantum: Option<Duration>,
+    /// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer than that to start.
+    #[cfg_attr(feature = "serde", serde(rename = "short_every_ns"))]
+    pub short_every: Duration,
+    /// Most requests of a function that wait. 100,000: some 10 MB.
+    pub max_waiting: u32,
+    /// How often a request is dispatched before it is given up. 3: a request that kills its instance must end.
+    pub max_attempts: u8,
+}
+
+impl Default for RouterConfig {
+    fn default() -> Self {
+        Self {
+            late: Late::Last,
+            fair_quantum: None,
+            short_every: Duration::from_millis(100),
+            max_waiting: 100_000,
+            max_attempts: 3,
+        }
+    }
+}
+
+impl RouterConfig {
+    /// As the paper describes it.
+    #[must_use]
+    pub fn paper() -> Self {
+        Self { late: Late::InOrder, ..Self::default() }
+    }
+
+    /// The same with another treatment of late requests.
+    #[must_use]
+    pub fn with_late(self, late: Late) -> Self {
+        Self { late, ..self }
+    }
+
+    /// The same with fairness between shared instances.
+    #[must_use]
+    pub fn with_fair_quantum(self, quantum: Duration) -> Self {
+        Self { fair_quantum: Some(quantum), ..self }
+    }
+}
+
+/// A request that waits: by deadline (none is last), then arrival.
+type Turn = (Timestamp, u64);
+
+#[derive(Debug, Clone)]
+struct Request {
+    function: FunctionId,
+    turn: Turn,
+    attempts: u8,
+    at: At,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum At {
+    OnTime,
+    Late,
+    Instance(InstanceId),
+}
+
+#[derive(Debug, Clone)]
+struct Instance {
+    function: FunctionId,
+    service: Service,
+    /// Requests dispatched to it, by arrival.
+    has: BTreeMap<u64, RequestId>,
+    draining: bool,
+    /// Slice time used, on the slice's clock; for fairness.
+    used: u64,
+    /// Its entry in the slice's `ready`, while its function has requests waiting.
+    entry: Option<Entry>,
+}
+
+impl Instance {
+    const fn latency(&self) -> Duration {
+        match self.service {
+            Service::Exclusive { latency, .. } | Service::Shared { latency, .. } => latency,
+            _ => Duration::ZERO,
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        match self.service {
+            Service::Exclusive { capacity, .. } => !self.draining && self.has.len() < capacity as usize,
+            _ => false,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+struct Function {
+    /// Exclusive instances with room, fastest first.
+    free: BTreeSet<(Duration, InstanceId)>,
+    /// Shared instances that are not draining, fastest first.
+    shared: BTreeSet<(Duration, InstanceId)>,
+    /// Latencies of all that are not draining.
+    latencies: BTreeSet<(Duration, InstanceId)>,
+    /// Requests per 10^15 ns of those.
+    rate: u64,
+    on_time: BTreeMap<Turn, RequestId>,
+    /// By arrival.
+    late: BTreeMap<u64, RequestId>,
+    told_short: Option<Timestamp>,
+}
+
+impl Function {
+    fn waiting(&self) -> usize {
+        self.on_time.len() + self.late.len()
+    }
+
+    fn fastest(&self) -> Option<Duration> {
+        self.latencies.first().map(|&(latency, _)| latency)
+    }
+
+    /// Nothing is known of it that a new entry would not know.
+    fn is_blank(&self) -> bool {
+        self.latencies.is_empty() && self.waiting() == 0
+    }
+}
+
+/// Order of the shared instances of a slice: fairness step, late requests last, slack, name.
+type Entry = (u64, bool, i128, InstanceId);
+
+#[derive(Debug, Clone, Default)]
+struct Slice {
+    ready: BTreeSet<Entry>,
+    /// Requests on it: one, but for an instance that was exclusive a moment ago.
+    running: usize,
+    instances: u32,
+    clock: u64,
+}
+
+/// Routes by slack: the engine of this module.
+#[derive(Debug, Clone)]
+pub struct SlackRouter {
+    config: RouterConfig,
+    last: Timestamp,
+    arrivals: u64,
+    requests: BTreeMap<RequestId, Request>,
+    instances: BTreeMap<InstanceId, Instance>,
+    functions: BTreeMap<FunctionId, Function>,
+    slices: BTreeMap<SharedSlice, Slice>,
+    /// Deadlines of requests that wait; kept with [`Late::Reject`] only.
+    expiring: BTreeSet<(Timestamp, u64, RequestId)>,
+    /// When to look again at functions that were short.
+    again: BTreeSet<(Timestamp, FunctionId)>,
+}
+
+impl SlackRouter {
+    /// A router without instances.
+    ///
+    /// # Errors
+    /// [`RouteError::BadConfig`].
+    pub fn new(config: RouterConfig) -> Result<Self, RouteError> {
+        let bad = |field, value, bound| Err(RouteError::BadConfig { field, value, bound });
+        if config.max_waiting == 0 {
+            return bad("max_waiting", 0, "need more than 0");
+        }
+        if config.max_attempts == 0 {
+            return bad("max_attempts", 0, "need more than 0");
+        }
+        if config.fair_quantum == Some(Duration::ZERO) {
+            return bad("fair_quantum", 0, "need more than 0, or none");
+        }
+        Ok(Self {
+            config,
+            last: Timestamp::ZERO,
+            arrivals: 0,
+            requests: BTreeMap::new(),
+            instances: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            slices: BTreeMap::new(),
+            expiring: BTreeSet::new(),
+            again: BTreeSet::new(),
+        })
+    }
+
+    /// Requests of a function that wait.
+    pub fn waiting(&self, function: FunctionId) -> usize {
+        self.functions.get(&function).map_or(0, Function::waiting)
+    }
+
+    /// Requests that an instance has.
+    pub fn outstanding(&self, instance: InstanceId) -> usize {
+        self.instances.get(&instance).map_or(0, |instance| instance.has.len())
+    }
+
+    fn check(&self, now: Timestamp, event: &RouteEvent) -> Result<(), RouteError> {
+        if now < self.last {
+            return Err(RouteError::TimeWentBack { now, last: self.last });
+        }
+        let known = |instance: InstanceId| {
+            self.instances.get(&instance).ok_or(RouteError::UnknownInstance { instance })
+        };
+        match *event {
+            RouteEvent::InstanceUp { instance, service, .. } => {
+                if self.instances.contains_key(&instance) {
+                    return Err(RouteError::DuplicateInstance { instance });
+                }
+                check_service(instance, &service)
+            }
+            RouteEvent::ServiceChanged { instance, service } => {
+                if known(instance)?.draining {
+                    return Err(RouteError::Draining { instance });
+                }
+                check_service(instance, &service)
+            }
+            RouteEvent::LoadChanged { instance, load } => match known(instance)?.service {
+                Service::Shared { .. } => check_time(instance, "load", load, true),
+                _ => Err(RouteError::NotShared { instance }),
+            },
+            RouteEvent::InstanceDraining { instance } | RouteEvent::InstanceDown { instance } => {
+                known(instance).map(|_| ())
+            }
+            RouteEvent::Arrived { request, .. } if self.requests.contains_key(&request) => {
+                Err(RouteError::DuplicateRequest { request })
+            }
+            RouteEvent::Completed { request, instance } => {
+                known(instance)?;
+                match self.requests.get(&request) {
+                    None => Err(RouteError::UnknownRequest { request }),
+                    Some(found) if found.at == At::Instance(instance) => Ok(()),
+                    Some(_) => Err(RouteError::NotThere { request, instance: Some(instance) }),
+                }
+            }
+            RouteEvent::Cancelled { request } => match self.requests.get(&request).map(|found| found.at) {
+                None => Err(RouteError::UnknownRequest { request }),
+                Some(At::Instance(_)) => Err(RouteError::NotThere { request, instance: None }),
+                Some(_) => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    fn up(&mut self, id: InstanceId, function: FunctionId, service: Service, has: BTreeMap<u64, RequestId>) {
+        let of = self.functions.entry(function).or_default();
+        let instance = Instance { function, service, has, draining: false, used: 0, entry: None };
+        let latency = instance.latency();
+        of.latencies.insert((latency, id));
+        of.rate = of.rate.saturating_add(rate(&service));
+        match service {
+            Service::Shared { slice, .. } => {
+                of.shared.insert((latency, id));
+                let slice = self.slices.entry(slice).or_default();
+                slice.instances += 1;
+                slice.running += instance.has.len();
+            }
+            _ if instance.has_room() => {
+                of.free.insert((latency, id));
+            }
+            _ => {}
+        }
+        self.instances.insert(id, instance);
+    }
+
+    /// Takes the instance off its slice, if it shares one; answers which, when that is idle now.
+    fn leave_slice(&mut self, instance: &Instance) -> Option<SharedSlice> {
+        let Service::Shared { slice: at, .. } = instance.service else { return None };
+        let slice = self.slices.get_mut(&at)?;
+        slice.running -= instance.has.len();
+        slice.instances -= 1;
+        if slice.instances == 0 {
+            self.slices.remove(&at);
+            return None;
+        }
+        (!instance.has.is_empty()).then_some(at)
+    }
+
+    fn changed(&mut self, now: Timestamp, id: InstanceId, service: Service, actions: &mut Vec<RouteAction>) {
+        self.withdraw(id);
+        let Some(instance) = self.instances.remove(&id) else { return };
+        let idle = self.leave_slice(&instance);
+        self.up(id, instance.function, service, instance.has);
+        self.serve(now, instance.function, actions);
+        if let Some(slice) = idle {
+            self.serve_slice(now, slice, actions);
+        }
+    }
+
+    /// Takes the instance from what is offered. Its requests stay.
+    fn withdraw(&mut self, id: InstanceId) {
+        let Some(instance) = self.instances.get_mut(&id) else { return };
+        if instance.draining {
+            return;
+        }
+        instance.draining = true;
+        let (latency, service, entry) = (instance.latency(), instance.service, instance.entry.take());
+        if let Some(of) = self.functions.get_mut(&instance.function) {
+            of.latencies.remove(&(latency, id));
+            of.free.remove(&(latency, id));
+            of.shared.remove(&(latency, id));
+            of.rate = of.rate.saturating_sub(rate(&service));
+        }
+        if let (Service::Shared { slice, .. }, Some(entry)) = (service, entry)
+            && let Some(slice) = self.slices.get_mut(&slice)
+        {
+            slice.ready.remove(&entry);
+        }
+    }
+
+    fn down(&mut self, now: Timestamp, id: InstanceId, actions: &mut Vec<RouteAction>) {
+        self.withdraw(id);
+        let Some(instance) = self.instances.remove(&id) else { return };
+        let function = instance.function;
+        let idle = self.leave_slice(&instance);
+        for (_, request) in instance.has {
+            let Some(found) = self.requests.get(&request) else { continue };
+            if found.attempts >= self.config.max_attempts {
+                self.requests.remove(&request);
+                actions.push(RouteAction::Reject { request, reason: RouteReject::AttemptsExhausted });
+            } else {
+                self.enqueue(request);
+            }
+        }
+        self.serve(now, function, actions);
+        if let Some(slice) = idle {
+            self.serve_slice(now, slice, actions);
+        }
+        self.shortage(now, function, actions);
+    }
+
+    /// Puts a request into its function's queue.
+    fn enqueue(&mut self, id: RequestId) {
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        request.at = At::OnTime;
+        let of = self.functions.entry(request.function).or_default();
+        of.on_time.insert(request.turn, id);
+        if self.config.late == Late::Reject && request.turn.0 != Timestamp::MAX {
+            self.expiring.insert((request.turn.0, request.turn.1, id));
+        }
+    }
+
+    /// Takes a waiting request out of its queue.
+    fn dequeue(&mut self, id: RequestId) {
+        let Some(request) = self.requests.get(&id) else { return };
+        if let Some(of) = self.functions.get_mut(&request.function) {
+            match request.at {
+                At::Late => of.late.remove(&request.turn.1),
+                _ => of.on_time.remove(&request.turn),
+            };
+        }
+        self.expiring.remove(&(request.turn.0, request.turn.1, id));
+    }
+
+    fn reject(&mut self, id: RequestId, reason: RouteReject, actions: &mut Vec<RouteAction>) {
+        self.requests.remove(&id);
+        actions.push(RouteAction::Reject { request: id, reason });
+    }
+
+    /// Sorts out requests at the head of the queue that have become late.
+    fn sift(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<RouteAction>) {
+        if self.config.late == Late::InOrder {
+            return;
+        }
+        loop {
+            let Some(of) = self.functions.get_mut(&function) else { return };
+            let (Some((&turn, &id)), Some(fastest)) = (of.on_time.first_key_value(), of.fastest()) else {
+                return;
+            };
+            if now.saturating_add(fastest) <= turn.0 {
+                return;
+            }
+            of.on_time.remove(&turn);
+            if self.config.late == Late::Reject {
+                self.expiring.remove(&(turn.0, turn.1, id));
+                self.reject(id, RouteReject::DeadlineMissed, actions);
+            } else {
+                of.late.insert(turn.1, id);
+                if let Some(request) = self.requests.get_mut(&id) {
+                    request.at = At::Late;
+                }
+            }
+        }
+    }
+
+    /// The request of the function that is next, whether it is late, and its deadline.
+    fn head(&self, function: FunctionId) -> Option<(RequestId, bool, Timestamp)> {
+        let of = self.functions.get(&function)?;
+        if let Some((turn, &id)) = of.on_time.first_key_value() {
+            return Some((id, false, turn.0));
+        }
+        let (_, &id) = of.late.first_key_value()?;
+        Some((id, true, self.requests.get(&id)?.turn.0))
+    }
+
+    fn dispatch(&mut self, request: RequestId, instance: InstanceId, actions: &mut Vec<RouteAction>) {
+        self.dequeue(request);
+        self.start(request, instance);
+        actions.push(RouteAction::Dispatch { request, instance });
+    }
+
+    fn start(&mut self, id: RequestId, at: InstanceId) {
+        let (Some(request), Some(instance)) = (self.requests.get_mut(&id), self.instances.get_mut(&at))
+        else {
+            return;
+        };
+        request.at = At::Instance(at);
+        request.attempts += 1;
+        instance.has.insert(request.turn.1, id);
+        let latency = instance.latency();
+        if let Service::Shared { slice, load, .. } = instance.service {
+            if let Some(slice) = self.slices.get_mut(&slice) {
+                slice.running += 1;
+                // The time of who begins is the slice's; nobody falls behind it while idle.
+                slice.clock = slice.clock.max(instance.used);
+                instance.used = slice.clock.saturating_add(latency.saturating_add(load).as_nanos());
+            }
+        } else if !instance.has_room()
+            && let Some(of) = self.functions.get_mut(&request.function)
+        {
+            of.free.remove(&(latency, at));
+        }
+    }
+
+    /// Gives waiting requests of the function to whoever is free for them, then brings the shared slices' order up to date.
+    fn serve(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<RouteAction>) {
+        self.sift(now, function, actions);
+        loop {
+            let free = self.functions.get(&function).and_then(|of| of.free.first().copied());
+            let (Some((_, instance)), Some((request, ..))) = (free, self.head(function)) else { break };
+            self.dispatch(request, instance, actions);
+        }
+        self.reorder(function);
+        let Some(of) = self.functions.get(&function) else { return };
+        let slices: Vec<SharedSlice> = of.shared.iter().filter_map(|(_, id)| self.slice_of(*id)).collect();
+        for slice in slices {
+            self.serve_slice(now, slice, actions);
+        }
+        self.tidy(function);
+    }
+
+    /// Forgets a function of which nothing is left.
+    fn tidy(&mut self, function: FunctionId) {
+        if self.functions.get(&function).is_some_and(Function::is_blank) {
+            self.functions.remove(&function);
+        }
+    }
+
+    fn slice_of(&self, instance: InstanceId) -> Option<SharedSlice> {
+        match self.instances.get(&instance)?.service {
+            Service::Shared { slice, .. } => Some(slice),
+            _ => None,
+        }
+    }
+
+    /// Puts the function's shared instances where its first request says.
+    fn reorder(&mut self, function: FunctionId) {
+        let head = self.head(function);
+        let Some(of) = self.functions.get(&function) else { return };
+        for &(_, id) in &of.shared {
+            let Some(instance) = self.instances.get_mut(&id) else { continue };
+            let Service::Shared { slice, latency, load } = instance.service else { continue };
+            let Some(slice) = self.slices.get_mut(&slice) else { continue };
+            let entry = head.map(|(_, late, deadline)| {
+                let step = match self.config.fair_quantum {
+                    None => 0,
+                    Some(quantum) => {
+                        // Who comes back starts at the slice's clock.
+                        if instance.entry.is_none() {
+                            instance.used = instance.used.max(slice.clock);
+                        }
+                        instance.used / quantum.as_nanos()
+                    }
+                };
+                let slack = i128::from(deadline.as_nanos())
+                    - i128::from(latency.as_nanos())
+                    - i128::from(load.as_nanos());
+                (step, late, slack, id)
+            });
+            if entry != instance.entry {
+                if let Some(old) = instance.entry {
+                    slice.ready.remove(&old);
+                }
+                slice.ready.extend(entry);
+                instance.entry = entry;
+            }
+        }
+    }
+
+    fn serve_slice(&mut self, now: Timestamp, at: SharedSlice, actions: &mut Vec<RouteAction>) {
+        while let Some(slice) = self.slices.get(&at) {
+            let (0, Some(&(_, late, _, instance))) = (slice.running, slice.ready.first()) else { return };
+            let Some(function) = self.instances.get(&instance).map(|found| found.function) else { return };
+            // Its head may have become late meanwhile: then the order changes and is looked at again.
+            self.sift(now, function, actions);
+            let head = self.head(function);
+            if head.is_none_or(|(_, now_late, _)| now_late != late) {
+                self.reorder(function);
+                continue;
+            }
+            if let Some((request, ..)) = head {
+                self.dispatch(request, instance, actions);
+                self.reorder(function);
+            }
+        }
+    }
+
+    /// Whether what waits is more than the function's instances do before `deadline`.
+    fn too_slow(of: &Function, now: Timestamp, deadline: Timestamp) -> bool {
+        let Some(fastest) = of.fastest() else { return true };
+        if deadline == Timestamp::MAX {
+            return false;
+        }
+        let queue = of.waiting() as u128 * 1_000_000_000_000_000 / u128::from(of.rate.max(1));
+        let wait = Duration::from_nanos(u64::try_from(queue).unwrap_or(u64::MAX));
+        now.saturating_add(wait).saturating_add(fastest) > deadline
+    }
+
+    fn tell_short(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<RouteAction>) {
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        let recently = of.told_short.is_some_and(|told| now.saturating_since(told) < self.config.short_every);
+        if !recently {
+            of.told_short = Some(now);
+            let waiting = u32::try_from(of.waiting()).unwrap_or(u32::MAX);
+            actions.push(RouteAction::Short { function, waiting });
+            self.again.insert((now.saturating_add(self.config.short_every), function));
+        }
+    }
+
+    /// Tells the host when the last request in the queue will be late.
+    fn shortage(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<RouteAction>) {
+        let Some(of) = self.functions.get(&function) else { return };
+        let last = of.on_time.last_key_value().map(|(turn, _)| turn.0);
+        let short = !of.late.is_empty() || last.is_some_and(|last| Self::too_slow(of, now, last));
+        if of.waiting() > 0 && short {
+            self.tell_short(now, function, actions);
+        }
+    }
+
+    /// Looks again at functions that were short and still have requests waiting.
+    fn look_again(&mut self, now: Timestamp, actions: &mut Vec<RouteAction>) {
+        while let Some(&(at, function)) = self.again.first() {
+            if at > now {
+                break;
+            }
+            self.again.remove(&(at, function));
+            self.shortage(now, function, actions);
+        }
+    }
+
+    fn arrived(
+        &mut self,
+        now: Timestamp,
+        id: RequestId,
+        function: FunctionId,
+        deadline: Option<Timestamp>,
+        actions: &mut Vec<RouteAction>,
+    ) {
+        let of = self.functions.entry(function).or_default();
+        let deadline = deadline.unwrap_or(Timestamp::MAX);
+        let turn = (deadline, self.arrivals);
+        self.arrivals += 1;
+        let late = self.config.late;
+        let request = Request { function, turn, attempts: 0, at: At::OnTime };
+        let in_time = |of: &Function| of.fastest().is_some_and(|fast| now.saturating_add(fast) <= deadline);
+        // The usual case: an exclusive instance has room, so nobody waits.
+        if of.waiting() == 0
+            && let Some(&(_, instance)) = of.free.first()
+            && (late != Late::Reject || in_time(of))
+        {
+            self.requests.insert(id, request);
+            self.start(id, instance);
+            actions.push(RouteAction::Dispatch { request: id, instance });
+            return;
+        }
+        let full = of.waiting() >= self.config.max_waiting as usize;
+        let hopeless = late == Late::Reject && of.fastest().is_some() && Self::too_slow(of, now, deadline);
+        if full || hopeless {
+            let reason = if full { RouteReject::QueueFull } else { RouteReject::WouldBeLate };
+            actions.push(RouteAction::Reject { request: id, reason });
+            self.tell_short(now, function, actions);
+            return;
+        }
+        self.requests.insert(id, request);
+        self.enqueue(id);
+        self.serve(now, function, actions);
+        self.shortage(now, function, actions);
+    }
+
+    fn completed(&mut self, now: Timestamp, id: RequestId, at: InstanceId, actions: &mut Vec<RouteAction>) {
+        let Some(request) = self.requests.remove(&id) else { return };
+        let Some(instance) = self.instances.get_mut(&at) else { return };
+        instance.has.remove(&request.turn.1);
+        if instance.draining && instance.has.is_empty() {
+            actions.push(RouteAction::Drained { instance: at });
+        }
+        match instance.service {
+            Service::Shared { slice: on, .. } => {
+                if let Some(slice) = self.slices.get_mut(&on) {
+                    slice.running -= 1;
+                }
+                self.serve_slice(now, on, actions);
+            }
+            _ => {
+                if instance.has_room() {
+                    let key = (instance.latency(), at);
+                    self.functions.entry(request.function).or_default().free.insert(key);
+                }
+                if self.functions.get(&request.function).is_some_and(|of| of.waiting() > 0) {
+                    self.serve(now, request.function, actions);
+                }
+            }
+        }
+    }
+
+    fn expire(&mut self, now: Timestamp, actions: &mut Vec<RouteAction>) {
+        while let Some(&(deadline, _, id)) = self.expiring.first() {
+            if deadline > now {
+                break;
+            }
+            let function = self.requests.get(&id).map(|request| request.function);
+            self.dequeue(id);
+            self.reject(id, RouteReject::DeadlineMissed, actions);
+            if let Some(function) = function {
+                self.reorder(function);
+                self.tidy(function);
+            }
+        }
+    }
+
+    /// What must hold between events; a violation is a mistake of this module.
+    ///
+    /// # Panics
+    /// When it does not hold.
+    pub fn invariants(&self) {
+        for (id, instance) in &self.instances {
+            let of = self.functions.get(&instance.function);
+            let key = (instance.latency(), *id);
+            assert_eq!(of.is_some_and(|of| of.free.contains(&key)), instance.has_room(), "{id}: free");
+            for (arrival, request) in &instance.has {
+                let found = &self.requests[request];
+                assert!(found.at == At::Instance(*id) && found.turn.1 == *arrival, "{request} on {id}");
+            }
+        }
+        for (id, of) in &self.functions {
+            if of.waiting() > 0 {
+                assert!(of.free.is_empty(), "{id} has requests waiting and an instance with room");
+            }
+            for (_, instance) in &of.shared {
+                let instance = &self.instances[instance];
+                let Service::Shared { slice, .. } = instance.service else { panic!("not shared") };
+                let slice = &self.slices[&slice];
+                assert_eq!(instance.entry.is_some(), of.waiting() > 0, "{id}: ready");
+                assert!(instance.entry.is_none_or(|entry| slice.ready.contains(&entry)), "{id}: entry");
+                assert!(of.waiting() == 0 || slice.running > 0, "{id} waits beside an idle slice");
+            }
+        }
+        for (id, slice) in &self.slices {
+            let on = self
+                .instances
+                .values()
+                .filter(|one| matches!(one.service, Service::Shared { slice, .. } if slice == *id));
+            let (mut count, mut running) = (0, 0);
+            for instance in on {
+                count += 1;
+                running += instance.has.len();
+            }
+            assert!(slice.instances == count && running == slice.running, "{id}");
+        }
+        let waiting = self.functions.values().map(Function::waiting).sum::<usize>();
+        let running = self.instances.values().map(|instance| instance.has.len()).sum::<usize>();
+        assert_eq!(self.requests.len(), waiting + running, "a request is nowhere");
+    }
+}
+
+fn rate(service: &Service) -> u64 {
+    let interval = match service {
+        Service::Exclusive { interval, .. } => interval.as_nanos(),
+        Service::Shared { latency, .. } => latency.as_nanos(),
+        _ => 0,
+    };
+    1_000_000_000_000_000 / interval.max(1)
+}
+
+fn check_time(
+    instance: InstanceId,
+    field: &'static str,
+    time: Duration,
+    zero: bool,
+) -> Result<(), RouteError> {
+    let bound = if zero { "need at most an hour" } else { "need more than 0 and at most an hour" };
+    if (time.is_zero() && !zero) || time > gshare_core::dag::MAX_TIME {
+        return Err(RouteError::BadInstance { instance, field, value: time.as_nanos(), bound });
+    }
+    Ok(())
+}
+
+fn check_service(instance: InstanceId, service: &Service) -> Result<(), RouteError> {
+    match *service {
+        Service::Exclusive { latency, interval, capacity } => {
+            check_time(instance, "latency", latency, false)?;
+            check_time(instance, "interval", interval, false)?;
+            if capacity == 0 {
+                let bound = "need more than 0";
+                return Err(RouteError::BadInstance { instance, field: "capacity", value: 0, bound });
+            }
+            Ok(())
+        }
+        Service::Shared { latency, load, .. } => {
+            check_time(instance, "latency", latency, false)?;
+            check_time(instance, "load", load, true)
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Engine for SlackRouter {
+    type Event = RouteEvent;
+    type Action = RouteAction;
+    type Error = RouteError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: RouteEvent,
+        actions: &mut Vec<RouteAction>,
+    ) -> Result<(), RouteError> {
+        self.check(now, &event)?;
+        self.last = now;
+        self.expire(now, actions);
+        self.look_again(now, actions);
+        match event {
+            RouteEvent::InstanceUp { instance, function, service } => {
+                self.up(instance, function, service, BTreeMap::new());
+                self.serve(now, function, actions);
+            }
+            RouteEvent::ServiceChanged { instance, service } => {
+                self.changed(now, instance, service, actions);
+            }
+            RouteEvent::LoadChanged { instance: id, load: new } => {
+                if let Some(instance) = self.instances.get_mut(&id) {
+                    if let Service::Shared { load, .. } = &mut instance.service {
+                        *load = new;
+                    }
+                    let function = instance.function;
+                    self.reorder(function);
+                }
+            }
+            RouteEvent::InstanceDraining { instance } => {
+                self.withdraw(instance);
+                let function = self.instances[&instance].function;
+                self.shortage(now, function, actions);
+                self.tidy(function);
+                if self.instances[&instance].has.is_empty() {
+                    actions.push(RouteAction::Drained { instance });
+                }
+            }
+            RouteEvent::InstanceDown { instance } => self.down(now, instance, actions),
+            RouteEvent::Arrived { request, function, deadline } => {
+                self.arrived(now, request, function, deadline, actions);
+            }
+            // The expiry above may have been what the client gave up.
+            RouteEvent::Cancelled { request } if self.requests.contains_key(&request) => {
+                let function = self.requests[&request].function;
+                self.dequeue(request);
+                self.requests.remove(&request);
+                self.reorder(function);
+                self.tidy(function);
+            }
+            RouteEvent::Completed { request, instance } => self.completed(now, request, instance, actions),
+            _ => {}
+        }
+        #[cfg(debug_assertions)]
+        if self.instances.len() + self.requests.len() < 64 {
+            self.invariants();
+        }
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        let expiring = self.expiring.first().map(|&(deadline, ..)| deadline);
+        [expiring, self.again.first().map(|&(at, _)| at)].into_iter().flatten().min()
+    }
+}

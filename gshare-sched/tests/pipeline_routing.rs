@@ -1,0 +1,620 @@
+//! The router: against a literal one that searches everything each time, and the claims of FluidFaaS, section 5.3.
+
+use gshare_core::pipeline::routing::{
+    RouteAction, RouteError, RouteEvent, RouteReject, Service, SharedSlice,
+};
+use gshare_core::request::RequestId;
+use gshare_core::scale::InstanceId;
+use gshare_core::{Duration, Engine, FunctionId, Timestamp};
+use gshare_sched::pipeline::{Late, RouterConfig, SlackRouter};
+use proptest::prelude::*;
+
+#[derive(Debug, Clone)]
+struct Waiting {
+    id: RequestId,
+    function: FunctionId,
+    deadline: Timestamp,
+    arrival: u64,
+    attempts: u8,
+    late: bool,
+    on: Option<InstanceId>,
+}
+
+#[derive(Debug, Clone)]
+struct Up {
+    id: InstanceId,
+    function: FunctionId,
+    service: Service,
+    draining: bool,
+}
+
+impl Up {
+    fn latency(&self) -> Duration {
+        match self.service {
+            Service::Exclusive { latency, .. } | Service::Shared { latency, .. } => latency,
+            _ => unreachable!(),
+        }
+    }
+
+    fn slice(&self) -> Option<SharedSlice> {
+        match self.service {
+            Service::Shared { slice, .. } => Some(slice),
+            _ => None,
+        }
+    }
+}
+
+/// The rules of the module, read aloud.
+#[derive(Debug)]
+struct Literal {
+    config: RouterConfig,
+    requests: Vec<Waiting>,
+    instances: Vec<Up>,
+    arrivals: u64,
+    /// Who was told to be short when, and whether that is still to be looked at again.
+    told: Vec<(FunctionId, Timestamp, bool)>,
+    forgotten: Vec<(FunctionId, Timestamp)>,
+    actions: Vec<RouteAction>,
+}
+
+impl Literal {
+    fn new(config: RouterConfig) -> Self {
+        let (requests, instances, told, forgotten, actions) = (vec![], vec![], vec![], vec![], vec![]);
+        Self { config, requests, instances, arrivals: 0, told, forgotten, actions }
+    }
+
+    fn has(&self, instance: InstanceId) -> usize {
+        self.requests.iter().filter(|request| request.on == Some(instance)).count()
+    }
+
+    fn fastest(&self, function: FunctionId) -> Option<Duration> {
+        let up = self.instances.iter().filter(|up| up.function == function && !up.draining);
+        up.map(Up::latency).min()
+    }
+
+    fn waiting(&self, function: FunctionId) -> impl Iterator<Item = &Waiting> {
+        self.requests.iter().filter(move |one| one.function == function && one.on.is_none())
+    }
+
+    fn head(&self, function: FunctionId) -> Option<Waiting> {
+        let turn = |one: &&Waiting| match one.late {
+            false => (false, one.deadline, one.arrival),
+            true => (true, Timestamp::ZERO, one.arrival),
+        };
+        self.waiting(function).min_by_key(turn).cloned()
+    }
+
+    fn sift(&mut self, now: Timestamp, function: FunctionId) {
+        while self.config.late != Late::InOrder {
+            let (Some(fastest), Some(head)) = (self.fastest(function), self.head(function)) else { return };
+            if head.late || now.saturating_add(fastest) <= head.deadline {
+                return;
+            }
+            if self.config.late == Late::Reject {
+                self.reject(head.id, RouteReject::DeadlineMissed);
+            } else if let Some(found) = self.requests.iter_mut().find(|one| one.id == head.id) {
+                found.late = true;
+            }
+        }
+    }
+
+    fn reject(&mut self, request: RequestId, reason: RouteReject) {
+        self.requests.retain(|one| one.id != request);
+        self.actions.push(RouteAction::Reject { request, reason });
+    }
+
+    fn dispatch(&mut self, request: RequestId, instance: InstanceId) {
+        let found = self.requests.iter_mut().find(|one| one.id == request).unwrap();
+        (found.on, found.attempts) = (Some(instance), found.attempts + 1);
+        self.actions.push(RouteAction::Dispatch { request, instance });
+    }
+
+    fn free(&self, function: FunctionId) -> Option<InstanceId> {
+        let room = |up: &&Up| match up.service {
+            Service::Exclusive { capacity, .. } => {
+                up.function == function && !up.draining && self.has(up.id) < capacity as usize
+            }
+            _ => false,
+        };
+        self.instances.iter().filter(room).map(|up| (up.latency(), up.id)).min().map(|(_, id)| id)
+    }
+
+    fn serve(&mut self, now: Timestamp, function: FunctionId) {
+        self.sift(now, function);
+        while let (Some(instance), Some(head)) = (self.free(function), self.head(function)) {
+            self.dispatch(head.id, instance);
+        }
+        let shared = self.instances.iter().filter(|up| up.function == function && !up.draining);
+        let mut slices: Vec<_> = shared.filter_map(|up| Some((up.latency(), up.id, up.slice()?))).collect();
+        slices.sort();
+        for (_, _, slice) in slices {
+            self.serve_slice(now, slice);
+        }
+    }
+
+    fn serve_slice(&mut self, now: Timestamp, slice: SharedSlice) {
+        loop {
+            let on = || self.instances.iter().filter(|up| up.slice() == Some(slice));
+            if on().map(|up| self.has(up.id)).sum::<usize>() > 0 {
+                return;
+            }
+            let key = |up: &Up| {
+                let head = self.head(up.function)?;
+                let Service::Shared { latency, load, .. } = up.service else { return None };
+                let slack = i128::from(head.deadline.as_nanos())
+                    - i128::from(latency.as_nanos())
+                    - i128::from(load.as_nanos());
+                Some((head.late, slack, up.id, up.function))
+            };
+            let least = on().filter(|up| !up.draining).filter_map(key).min();
+            let Some((late, _, instance, function)) = least else { return };
+            self.sift(now, function);
+            if let Some(head) = self.head(function).filter(|head| head.late == late) {
+                self.dispatch(head.id, instance);
+            }
+        }
+    }
+
+    fn too_slow(&self, now: Timestamp, function: FunctionId, deadline: Timestamp) -> bool {
+        let Some(fastest) = self.fastest(function) else { return true };
+        if deadline == Timestamp::MAX {
+            return false;
+        }
+        let up = self.instances.iter().filter(|up| up.function == function && !up.draining);
+        let rate = up.map(|up| match up.service {
+            Service::Exclusive { interval, .. } => 1_000_000_000_000_000 / interval.as_nanos(),
+            _ => 1_000_000_000_000_000 / up.latency().as_nanos(),
+        });
+        let waiting = self.waiting(function).count() as u128;
+        let wait = waiting * 1_000_000_000_000_000 / u128::from(rate.sum::<u64>().max(1));
+        now.as_nanos() as u128 + wait + fastest.as_nanos() as u128 > deadline.as_nanos() as u128
+    }
+
+    fn tell(&mut self, now: Timestamp, function: FunctionId) {
+        let remembered = |told: &&(FunctionId, Timestamp, bool)| {
+            told.0 == function && !self.forgotten.contains(&(told.0, told.1))
+        };
+        let told = self.told.iter().rfind(remembered);
+        if told.is_some_and(|told| now.saturating_since(told.1) < self.config.short_every) {
+            return;
+        }
+        self.told.push((function, now, true));
+        self.forgotten.retain(|told| *told != (function, now));
+        let waiting = self.waiting(function).count() as u32;
+        self.actions.push(RouteAction::Short { function, waiting });
+    }
+
+    /// What a function was told is forgotten with the function.
+    fn blank(&mut self) {
+        let known = |function: FunctionId| {
+            self.requests.iter().any(|one| one.function == function && one.on.is_none())
+                || self.instances.iter().any(|up| up.function == function && !up.draining)
+        };
+        let gone: Vec<_> = self.told.iter().map(|told| known(told.0)).collect();
+        for (told, known) in self.told.iter_mut().zip(gone) {
+            // Looked at again all the same, but nothing is known of when it was told.
+            if !known && !self.forgotten.contains(&(told.0, told.1)) {
+                self.forgotten.push((told.0, told.1));
+            }
+        }
+    }
+
+    fn shortage(&mut self, now: Timestamp, function: FunctionId) {
+        let last = self.waiting(function).filter(|one| !one.late).map(|one| one.deadline).max();
+        let late = self.waiting(function).any(|one| one.late);
+        if self.waiting(function).count() > 0
+            && (late || last.is_some_and(|last| self.too_slow(now, function, last)))
+        {
+            self.tell(now, function);
+        }
+    }
+
+    fn handle(&mut self, now: Timestamp, event: RouteEvent) {
+        if self.config.late == Late::Reject {
+            let mut over: Vec<_> =
+                self.requests.iter().filter(|one| one.on.is_none() && one.deadline <= now).cloned().collect();
+            over.sort_by_key(|one| (one.deadline, one.arrival));
+            for one in over {
+                self.reject(one.id, RouteReject::DeadlineMissed);
+            }
+        }
+        let mut again: Vec<_> = self
+            .told
+            .iter_mut()
+            .filter(|told| told.2 && told.1 + self.config.short_every <= now)
+            .map(|told| {
+                told.2 = false;
+                (told.1, told.0)
+            })
+            .collect();
+        again.sort();
+        again.dedup();
+        for (_, function) in again {
+            self.shortage(now, function);
+        }
+        match event {
+            RouteEvent::InstanceUp { instance, function, service } => {
+                self.instances.push(Up { id: instance, function, service, draining: false });
+                self.serve(now, function);
+            }
+            RouteEvent::LoadChanged { instance, load: new } => {
+                let up = self.instances.iter_mut().find(|up| up.id == instance).unwrap();
+                if let Service::Shared { load, .. } = &mut up.service {
+                    *load = new;
+                }
+            }
+            RouteEvent::ServiceChanged { instance, service } => {
+                let up = self.instances.iter_mut().find(|up| up.id == instance).unwrap();
+                let (before, function) = (up.slice(), up.function);
+                up.service = service;
+                self.serve(now, function);
+                if let Some(slice) = before.filter(|_| self.has(instance) > 0) {
+                    self.serve_slice(now, slice);
+                }
+            }
+            RouteEvent::InstanceDraining { instance } => {
+                let up = self.instances.iter_mut().find(|up| up.id == instance).unwrap();
+                up.draining = true;
+                let function = up.function;
+                self.shortage(now, function);
+                if self.has(instance) == 0 {
+                    self.actions.push(RouteAction::Drained { instance });
+                }
+            }
+            RouteEvent::InstanceDown { instance } => {
+                let up = self.instances.iter().find(|up| up.id == instance).cloned().unwrap();
+                self.instances.retain(|up| up.id != instance);
+                let mut had: Vec<_> =
+                    self.requests.iter().filter(|one| one.on == Some(instance)).cloned().collect();
+                had.sort_by_key(|one| one.arrival);
+                for one in &had {
+                    if one.attempts >= self.config.max_attempts {
+                        self.reject(one.id, RouteReject::AttemptsExhausted);
+                    } else {
+                        let found = self.requests.iter_mut().find(|other| other.id == one.id).unwrap();
+                        (found.on, found.late) = (None, false);
+                    }
+                }
+                self.serve(now, up.function);
+                if let Some(slice) = up.slice().filter(|_| !had.is_empty()) {
+                    self.serve_slice(now, slice);
+                }
+                self.shortage(now, up.function);
+            }
+            RouteEvent::Arrived { request: id, function, deadline } => {
+                let deadline = deadline.unwrap_or(Timestamp::MAX);
+                let arrival = self.arrivals;
+                self.arrivals += 1;
+                let new = Waiting { id, function, deadline, arrival, attempts: 0, late: false, on: None };
+                let count = self.waiting(function).count();
+                let in_time = self.fastest(function).is_some_and(|fast| now + fast <= deadline);
+                if count == 0
+                    && let Some(instance) = self.free(function)
+                    && (self.config.late != Late::Reject || in_time)
+                {
+                    self.requests.push(new);
+                    return self.dispatch(id, instance);
+                }
+                let full = count >= self.config.max_waiting as usize;
+                let reject = self.config.late == Late::Reject && self.fastest(function).is_some();
+                if full || (reject && self.too_slow(now, function, deadline)) {
+                    let reason = if full { RouteReject::QueueFull } else { RouteReject::WouldBeLate };
+                    self.actions.push(RouteAction::Reject { request: id, reason });
+                    return self.tell(now, function);
+                }
+                self.requests.push(new);
+                self.serve(now, function);
+                self.shortage(now, function);
+            }
+            RouteEvent::Completed { request, instance } => {
+                let function = self.requests.iter().find(|one| one.id == request).unwrap().function;
+                self.requests.retain(|one| one.id != request);
+                let up = self.instances.iter().find(|up| up.id == instance).unwrap();
+                let slice = up.slice();
+                if up.draining && self.has(instance) == 0 {
+                    self.actions.push(RouteAction::Drained { instance });
+                }
+                match slice {
+                    Some(slice) => self.serve_slice(now, slice),
+                    None if self.waiting(function).count() > 0 => self.serve(now, function),
+                    None => {}
+                }
+            }
+            RouteEvent::Cancelled { request } => self.requests.retain(|one| one.id != request),
+            _ => {}
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Up { function: u32, shared: bool, slice: u32, millis: u64, load: u64, capacity: u32 },
+    Drain(prop::sample::Index),
+    Down(prop::sample::Index),
+    Change(prop::sample::Index, bool, u32),
+    Load(prop::sample::Index, u64),
+    Arrive { function: u32, slack: Option<u64> },
+    Complete(prop::sample::Index),
+    Cancel(prop::sample::Index),
+    Wait(u64),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let index = any::<prop::sample::Index>;
+    prop_oneof![
+        3 => (0u32..3, any::<bool>(), 0u32..2, 1u64..60, 0u64..80, 1u32..3).prop_map(
+            |(function, shared, slice, millis, load, capacity)| Op::Up {
+                function, shared, slice, millis, load, capacity
+            }
+        ),
+        1 => index().prop_map(Op::Drain),
+        1 => index().prop_map(Op::Down),
+        1 => (index(), any::<bool>(), 0u32..2).prop_map(|(one, shared, slice)| Op::Change(one, shared, slice)),
+        2 => (index(), 0u64..80).prop_map(|(one, load)| Op::Load(one, load)),
+        12 => (0u32..3, prop::option::weighted(0.9, 0u64..200))
+            .prop_map(|(function, slack)| Op::Arrive { function, slack }),
+        8 => index().prop_map(Op::Complete),
+        1 => index().prop_map(Op::Cancel),
+        5 => (0u64..40).prop_map(Op::Wait),
+    ]
+}
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn service(shared: bool, slice: u32, millis: u64, load: u64, capacity: u32) -> Service {
+    if shared {
+        Service::Shared { slice: SharedSlice(slice), latency: ms(millis), load: ms(load) }
+    } else {
+        Service::Exclusive { latency: ms(millis), interval: ms(millis.div_ceil(2)), capacity }
+    }
+}
+
+/// The event of an operation, in the present state; none where it makes no sense.
+fn event(op: &Op, literal: &Literal, now: Timestamp, names: &mut u64) -> Option<RouteEvent> {
+    let pick = |index: &prop::sample::Index, active: bool| {
+        let all: Vec<_> = literal.instances.iter().filter(|up| !active || !up.draining).collect();
+        (!all.is_empty()).then(|| all[index.index(all.len())].clone())
+    };
+    let request = |index: &prop::sample::Index, running: bool| {
+        let all: Vec<_> = literal.requests.iter().filter(|one| one.on.is_some() == running).collect();
+        (!all.is_empty()).then(|| all[index.index(all.len())].clone())
+    };
+    *names += 1;
+    Some(match op {
+        Op::Up { function, shared, slice, millis, load, capacity } => RouteEvent::InstanceUp {
+            instance: InstanceId(*names),
+            function: FunctionId(*function),
+            service: service(*shared, *slice, *millis, *load, *capacity),
+        },
+        Op::Drain(index) => RouteEvent::InstanceDraining { instance: pick(index, true)?.id },
+        Op::Down(index) => RouteEvent::InstanceDown { instance: pick(index, false)?.id },
+        Op::Change(index, shared, slice) => {
+            let up = pick(index, true)?;
+            let service = service(*shared, *slice, up.latency().as_nanos() / 1_000_000, 5, 2);
+            RouteEvent::ServiceChanged { instance: up.id, service }
+        }
+        Op::Load(index, load) => {
+            let up = pick(index, false).filter(|up| up.slice().is_some())?;
+            RouteEvent::LoadChanged { instance: up.id, load: ms(*load) }
+        }
+        Op::Arrive { function, slack } => RouteEvent::Arrived {
+            request: RequestId(*names),
+            function: FunctionId(*function),
+            deadline: slack.map(|slack| now + ms(slack)),
+        },
+        Op::Complete(index) => {
+            let one = request(index, true)?;
+            RouteEvent::Completed { request: one.id, instance: one.on? }
+        }
+        Op::Cancel(index) => RouteEvent::Cancelled { request: request(index, false)?.id },
+        Op::Wait(_) => RouteEvent::DeadlineReached,
+    })
+}
+
+fn compare(late: Late, ops: &[Op]) -> Result<(), TestCaseError> {
+    let config = RouterConfig::default().with_late(late);
+    let mut router = SlackRouter::new(config.clone()).unwrap();
+    let mut literal = Literal::new(config);
+    let (mut now, mut names) = (Timestamp::ZERO, 0);
+    for op in ops {
+        if let Op::Wait(millis) = op {
+            now = now + ms(*millis);
+        }
+        let Some(event) = event(op, &literal, now, &mut names) else { continue };
+        let mut actions = Vec::new();
+        let refused = router.handle(now, event, &mut actions);
+        if let (Err(error), RouteEvent::Cancelled { .. }) = (&refused, event) {
+            return Err(TestCaseError::fail(error.to_string()));
+        }
+        prop_assert!(refused.is_ok(), "{event:?}: {refused:?}");
+        literal.handle(now, event);
+        prop_assert_eq!(&actions, &literal.actions, "{:?} at {}", event, now);
+        literal.actions.clear();
+        literal.blank();
+        router.invariants();
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn decisions_are_those_of_the_literal_router(
+        late in prop_oneof![Just(Late::InOrder), Just(Late::Last), Just(Late::Reject)],
+        ops in prop::collection::vec(op(), 1..120),
+    ) {
+        compare(late, &ops)?;
+    }
+}
+
+fn up(router: &mut SlackRouter, instance: u64, function: u32, service: Service) -> Vec<RouteAction> {
+    let event =
+        RouteEvent::InstanceUp { instance: InstanceId(instance), function: FunctionId(function), service };
+    tell(router, 0, event)
+}
+
+fn tell(router: &mut SlackRouter, millis: u64, event: RouteEvent) -> Vec<RouteAction> {
+    let mut actions = Vec::new();
+    router.handle(Timestamp::from_millis(millis), event, &mut actions).unwrap();
+    actions
+}
+
+fn arrive(router: &mut SlackRouter, at: u64, request: u64, function: u32, deadline: u64) -> Vec<RouteAction> {
+    let deadline = Some(Timestamp::from_millis(deadline));
+    let (request, function) = (RequestId(request), FunctionId(function));
+    tell(router, at, RouteEvent::Arrived { request, function, deadline })
+}
+
+fn dispatched(actions: &[RouteAction]) -> Vec<(u64, u64)> {
+    let one = |action: &RouteAction| match action {
+        RouteAction::Dispatch { request, instance } => Some((request.0, instance.0)),
+        _ => None,
+    };
+    actions.iter().filter_map(one).collect()
+}
+
+/// FluidFaaS, section 5.3: the lowest latency to its capacity, then the next, then time sharing.
+#[test]
+fn requests_go_to_the_fastest_instance_to_its_capacity_then_the_next_then_time_sharing() {
+    let mut router = SlackRouter::new(RouterConfig::paper()).unwrap();
+    up(&mut router, 1, 0, service(true, 0, 10, 0, 0));
+    up(&mut router, 2, 0, service(false, 0, 30, 0, 1));
+    up(&mut router, 3, 0, service(false, 0, 20, 0, 2));
+    let mut order = Vec::new();
+    for request in 0..5 {
+        order.extend(dispatched(&arrive(&mut router, 0, request, 0, 500)));
+    }
+    assert_eq!(order, [(0, 3), (1, 3), (2, 2), (3, 1)], "the fifth waits");
+}
+
+/// The example of the module: deadline - execution - load, re-computed when residency changes.
+#[test]
+fn a_load_counts_against_the_slack_while_the_instance_is_not_resident() {
+    for (load, first) in [(50, 2), (0, 1)] {
+        let mut router = SlackRouter::new(RouterConfig::paper()).unwrap();
+        up(&mut router, 9, 9, service(true, 0, 10, 0, 0));
+        up(&mut router, 1, 1, service(true, 0, 10, 0, 0));
+        up(&mut router, 2, 2, service(true, 0, 10, 50, 0));
+        assert_eq!(dispatched(&arrive(&mut router, 0, 0, 9, 500)), [(0, 9)]);
+        for (request, function, deadline) in [(1, 1, 100), (2, 1, 40), (3, 2, 70)] {
+            assert!(dispatched(&arrive(&mut router, 0, request, function, deadline)).is_empty());
+        }
+        tell(&mut router, 1, RouteEvent::LoadChanged { instance: InstanceId(2), load: ms(load) });
+        let done = RouteEvent::Completed { request: RequestId(0), instance: InstanceId(9) };
+        assert_eq!(dispatched(&tell(&mut router, 2, done))[0].1, first, "load {load}");
+    }
+}
+
+/// EDF serves the lost when there is too much; ours keeps those that can be in time.
+#[test]
+fn under_overload_late_requests_do_not_make_others_late() {
+    let run = |late| {
+        let mut router = SlackRouter::new(RouterConfig::default().with_late(late)).unwrap();
+        up(&mut router, 1, 0, Service::Exclusive { latency: ms(10), interval: ms(10), capacity: 1 });
+        let (mut running, mut in_time, mut sent) = (None, 0, 0u64);
+        for at in (0..2_000).step_by(5) {
+            if let Some(request) = running.take_if(|(_, end)| *end <= at) {
+                let done = RouteEvent::Completed { request: RequestId(request.0), instance: InstanceId(1) };
+                for (next, _) in dispatched(&tell(&mut router, at, done)) {
+                    running = Some((next, at + 10));
+                    in_time += u64::from(at + 10 <= next * 5 + 60);
+                }
+            }
+            for (next, _) in dispatched(&arrive(&mut router, at, sent, 0, sent * 5 + 60)) {
+                running = Some((next, at + 10));
+                in_time += 1;
+            }
+            sent += 1;
+        }
+        in_time
+    };
+    let (paper, ours) = (run(Late::InOrder), run(Late::Last));
+    assert!(paper < 30 && ours > 190, "twice the load: {paper} in order, {ours} of 400 with late ones last");
+}
+
+#[test]
+fn a_function_that_used_more_waits_for_its_neighbour_under_fairness() {
+    let run = |config: RouterConfig| {
+        let mut router = SlackRouter::new(config).unwrap();
+        up(&mut router, 1, 1, service(true, 0, 10, 0, 0));
+        up(&mut router, 2, 2, service(true, 0, 10, 0, 0));
+        let mut running = dispatched(&arrive(&mut router, 0, 0, 1, 100));
+        // Function 1 floods with tight deadlines, function 2 has one with none to speak of.
+        for request in 1..50 {
+            arrive(&mut router, 0, request, 1, 100 + request);
+        }
+        arrive(&mut router, 0, 99, 2, 9_000);
+        for turn in 0..60 {
+            let (request, instance) = running[0];
+            let done = RouteEvent::Completed { request: RequestId(request), instance: InstanceId(instance) };
+            running = dispatched(&tell(&mut router, 10 * turn, done));
+            if running.first().is_some_and(|&(request, _)| request == 99) {
+                return turn;
+            }
+        }
+        60
+    };
+    let fair = RouterConfig::paper().with_fair_quantum(ms(50));
+    assert!(run(fair) <= 5);
+    assert_eq!(run(RouterConfig::paper()), 49, "by slack alone it is last");
+}
+
+#[test]
+fn what_is_refused_changes_nothing() {
+    let mut router = SlackRouter::new(RouterConfig::default()).unwrap();
+    up(&mut router, 1, 0, service(false, 0, 10, 0, 1));
+    up(&mut router, 2, 0, service(true, 0, 10, 0, 1));
+    arrive(&mut router, 5, 1, 0, 100);
+    let (request, instance, function) = (RequestId(1), InstanceId(1), FunctionId(0));
+    let zero = Service::Exclusive { latency: ms(1), interval: ms(1), capacity: 0 };
+    let long = Service::Shared { slice: SharedSlice(0), latency: ms(1), load: Duration::MAX };
+    let refused: [(RouteEvent, u64, &str); 11] = [
+        (RouteEvent::DeadlineReached, 4, "time went back: now 0.004000000s, last event at 0.005000000s"),
+        (RouteEvent::Arrived { request, function, deadline: None }, 5, "request1 is already here"),
+        (RouteEvent::InstanceUp { instance, function, service: zero }, 5, "instance1 is already up"),
+        (
+            RouteEvent::InstanceUp { instance: InstanceId(7), function, service: zero },
+            5,
+            "capacity of instance7 is 0: need more than 0",
+        ),
+        (
+            RouteEvent::InstanceUp { instance: InstanceId(7), function, service: long },
+            5,
+            "load of instance7 is 18446744073709551615: need at most an hour",
+        ),
+        (RouteEvent::InstanceDown { instance: InstanceId(7) }, 5, "unknown instance7"),
+        (RouteEvent::LoadChanged { instance, load: ms(1) }, 5, "instance1 is exclusive and has no load"),
+        (RouteEvent::Completed { request, instance: InstanceId(2) }, 5, "request1 does not run on instance2"),
+        (RouteEvent::Completed { request: RequestId(9), instance }, 5, "unknown request9"),
+        (RouteEvent::Cancelled { request }, 5, "request1 does not wait any more"),
+        (RouteEvent::Cancelled { request: RequestId(9) }, 5, "unknown request9"),
+    ];
+    for (event, at, text) in refused {
+        let (before, mut actions) = (format!("{router:?}"), Vec::new());
+        let error = router.handle(Timestamp::from_millis(at), event, &mut actions).unwrap_err();
+        assert_eq!((error.to_string().as_str(), format!("{router:?}") == before), (text, true));
+        assert!(actions.is_empty());
+    }
+    tell(&mut router, 5, RouteEvent::InstanceDraining { instance: InstanceId(2) });
+    let change = RouteEvent::ServiceChanged { instance: InstanceId(2), service: zero };
+    let error = router.handle(Timestamp::from_millis(5), change, &mut Vec::new()).unwrap_err();
+    assert_eq!(error, RouteError::Draining { instance: InstanceId(2) });
+    let mut config = RouterConfig::default();
+    config.max_attempts = 0;
+    assert_eq!(SlackRouter::new(config).unwrap_err().to_string(), "max_attempts is 0: need more than 0");
+}
+
+#[test]
+fn a_request_whose_instances_keep_dying_is_given_up() {
+    let mut router = SlackRouter::new(RouterConfig::default()).unwrap();
+    let mut last = Vec::new();
+    arrive(&mut router, 0, 1, 0, 100);
+    for instance in 0..3 {
+        assert_eq!(dispatched(&up(&mut router, instance, 0, service(false, 0, 10, 0, 1))), [(1, instance)]);
+        last = tell(&mut router, 0, RouteEvent::InstanceDown { instance: InstanceId(instance) });
+    }
+    let given_up = RouteAction::Reject { request: RequestId(1), reason: RouteReject::AttemptsExhausted };
+    assert_eq!(last, [given_up]);
+}
