@@ -1,4 +1,5 @@
 //! DAGs from outside: what the fuzz target `dag` found once or began with, and input made to hurt.
+#![allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "small numbers of a test")]
 
 #[path = "support/dag_bytes.rs"]
 mod dag_bytes;

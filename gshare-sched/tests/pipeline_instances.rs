@@ -1,5 +1,6 @@
 //! The keeper of instances with the router in the simulated host, which keeps a book of its own and stops at the first order
 //! that breaks it; and the claims of FluidFaaS, section 5.3.
+#![allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "small numbers of a test")]
 
 use gshare_core::dag::{Component, Dag};
 use gshare_core::mig::GpuModel;

@@ -1,4 +1,5 @@
 //! The router: against a literal one that searches everything each time, and the claims of FluidFaaS, section 5.3.
+#![allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "small numbers of a test")]
 
 use gshare_core::pipeline::routing::{
     RouteAction, RouteError, RouteEvent, RouteReject, Service, SharedSlice,

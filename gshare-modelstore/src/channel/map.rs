@@ -1,0 +1,212 @@
+//! The shared memory of a channel. `unsafe` is here because memory that another process maps cannot be checked by the
+//! compiler: references into it are made in this file only, from offsets that were checked against its sealed size.
+#![allow(unsafe_code)]
+
+use super::ChannelError;
+use super::ring::{Futex, Turn};
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, SealFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+const MAGIC: u64 = 0x6773_6861_7265_6368;
+const VERSION: u32 = 1;
+pub(super) const PAGE: u64 = 4096;
+/// Bytes of a descriptor: a cache line.
+const DESCRIPTOR: u64 = 64;
+/// The most slots of a channel.
+pub(super) const MAX_SLOTS: u32 = 1024;
+/// The most bytes of all slots: 1 TiB.
+const MAX_BYTES: u64 = 1 << 40;
+
+// Places in the first page. Words that different sides write are a cache line apart.
+const AT_MAGIC: u64 = 0;
+const AT_VERSION: u64 = 8;
+const AT_SLOTS: u64 = 12;
+const AT_SLOT_BYTES: u64 = 16;
+const AT_HEAD: u64 = 128;
+const AT_HEAD_ASLEEP: u64 = 192;
+const AT_TAIL: u64 = 256;
+const AT_TAIL_ASLEEP: u64 = 320;
+const AT_SENDER_CLOSED: u64 = 384;
+const AT_RECEIVER_CLOSED: u64 = 448;
+
+/// A mapped, sealed memory file. See the module above it for its meaning.
+#[derive(Debug)]
+pub(super) struct Map {
+    fd: OwnedFd,
+    raw: MmapRaw,
+    pub(super) slots: u32,
+    pub(super) slot_bytes: u64,
+    data: u64,
+}
+
+/// Bytes of the file, and where the slots begin.
+fn layout(slots: u32, slot_bytes: u64) -> Result<(u64, u64), ChannelError> {
+    if !(2..=MAX_SLOTS).contains(&slots) || !slots.is_power_of_two() {
+        let bound = "need a power of two from 2 to 1024";
+        return Err(ChannelError::BadSize { field: "slots", value: slots.into(), bound });
+    }
+    if slot_bytes == 0 || slot_bytes > MAX_BYTES / u64::from(slots) {
+        let bound = "need more than 0, and at most 1 TiB for all slots";
+        return Err(ChannelError::BadSize { field: "slot_bytes", value: slot_bytes, bound });
+    }
+    let data = PAGE + (u64::from(slots) * DESCRIPTOR).next_multiple_of(PAGE);
+    Ok((data + u64::from(slots) * slot_bytes.next_multiple_of(PAGE), data))
+}
+
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+impl Map {
+    pub(super) fn create(slots: u32, slot_bytes: u64) -> Result<Self, ChannelError> {
+        let (bytes, data) = layout(slots, slot_bytes)?;
+        let fd = rustix::fs::memfd_create("gshare-channel", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(|errno| ChannelError::os("memfd_create", errno))?;
+        rustix::fs::ftruncate(&fd, bytes).map_err(|errno| ChannelError::os("ftruncate", errno))?;
+        rustix::fs::fcntl_add_seals(&fd, SEALS | SealFlags::SEAL)
+            .map_err(|errno| ChannelError::os("seal", errno))?;
+        let map = Self::over(fd, bytes, slots, slot_bytes, data)?;
+        for slot in 0..slots {
+            map.u64_at(map.descriptor(slot) + 8).store(u64::MAX, Ordering::Relaxed);
+        }
+        map.u32_at(AT_SLOTS).store(slots, Ordering::Relaxed);
+        map.u64_at(AT_SLOT_BYTES).store(slot_bytes, Ordering::Relaxed);
+        map.u32_at(AT_VERSION).store(VERSION, Ordering::Relaxed);
+        map.u64_at(AT_MAGIC).store(MAGIC, Ordering::Release);
+        Ok(map)
+    }
+
+    /// Maps a file that somebody else made, after checking that it is what it says.
+    pub(super) fn open(fd: OwnedFd) -> Result<Self, ChannelError> {
+        let foreign = |what| ChannelError::Foreign { what };
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| foreign("it is no memory file"))?;
+        if !seals.contains(SEALS) {
+            return Err(foreign("its size is not sealed"));
+        }
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| ChannelError::os("fstat", errno))?;
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        if size < PAGE {
+            return Err(foreign("it is smaller than a page"));
+        }
+        let head =
+            Self::over(fd.try_clone().map_err(|_| foreign("it cannot be duplicated"))?, PAGE, 0, 0, PAGE)?;
+        if head.u64_at(AT_MAGIC).load(Ordering::Acquire) != MAGIC
+            || head.u32_at(AT_VERSION).load(Ordering::Relaxed) != VERSION
+        {
+            return Err(foreign("it has another mark or version"));
+        }
+        let slots = head.u32_at(AT_SLOTS).load(Ordering::Relaxed);
+        let slot_bytes = head.u64_at(AT_SLOT_BYTES).load(Ordering::Relaxed);
+        let (bytes, data) = layout(slots, slot_bytes)?;
+        if bytes != size {
+            return Err(foreign("its size is not that of its slots"));
+        }
+        Self::over(fd, bytes, slots, slot_bytes, data)
+    }
+
+    fn over(fd: OwnedFd, bytes: u64, slots: u32, slot_bytes: u64, data: u64) -> Result<Self, ChannelError> {
+        let length = usize::try_from(bytes).map_err(|_| ChannelError::Foreign { what: "it is too large" })?;
+        // Page faults are most of what a fresh buffer costs: all pages are there before the first message.
+        let raw = MmapOptions::new()
+            .len(length)
+            .populate()
+            .map_raw(&fd)
+            .map_err(|error| ChannelError::Os { call: "mmap", reason: error.to_string() })?;
+        Ok(Self { fd, raw, slots, slot_bytes, data })
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn u32_at(&self, at: u64) -> &AtomicU32 {
+        debug_assert!(at.is_multiple_of(4) && at + 4 <= self.raw.len() as u64);
+        // SAFETY: the callers' places are below the size that was mapped (constants in the first page, descriptors of
+        // slots below `slots`), aligned, and the mapping lives as long as `self`. An atomic may be shared with others.
+        unsafe { &*self.raw.as_mut_ptr().add(usize::try_from(at).unwrap_or(0)).cast::<AtomicU32>() }
+    }
+
+    fn u64_at(&self, at: u64) -> &AtomicU64 {
+        debug_assert!(at.is_multiple_of(8) && at + 8 <= self.raw.len() as u64);
+        // SAFETY: as for `u32_at`.
+        unsafe { &*self.raw.as_mut_ptr().add(usize::try_from(at).unwrap_or(0)).cast::<AtomicU64>() }
+    }
+
+    fn descriptor(&self, slot: u32) -> u64 {
+        PAGE + u64::from(slot) * DESCRIPTOR
+    }
+
+    /// Messages that were published; the receiver sleeps on it.
+    pub(super) fn published(&self) -> Turn<'_> {
+        Turn { count: self.u32_at(AT_HEAD), asleep: self.u32_at(AT_HEAD_ASLEEP) }
+    }
+
+    /// Messages that were released; the sender sleeps on it.
+    pub(super) fn released(&self) -> Turn<'_> {
+        Turn { count: self.u32_at(AT_TAIL), asleep: self.u32_at(AT_TAIL_ASLEEP) }
+    }
+
+    pub(super) fn sender_closed(&self) -> &AtomicU32 {
+        self.u32_at(AT_SENDER_CLOSED)
+    }
+
+    pub(super) fn receiver_closed(&self) -> &AtomicU32 {
+        self.u32_at(AT_RECEIVER_CLOSED)
+    }
+
+    /// Bytes of the message in a slot.
+    pub(super) fn length(&self, message: u32) -> &AtomicU64 {
+        self.u64_at(self.descriptor(message % self.slots))
+    }
+
+    /// Its tag.
+    pub(super) fn tag(&self, message: u32) -> &AtomicU64 {
+        self.u64_at(self.descriptor(message % self.slots) + 8)
+    }
+
+    fn slot(&self, message: u32) -> *mut u8 {
+        let slot = u64::from(message % self.slots) * self.slot_bytes.next_multiple_of(PAGE);
+        let at = usize::try_from(self.data + slot).unwrap_or(0);
+        // SAFETY: slots below `slots` are within the mapping, see `layout`.
+        unsafe { self.raw.as_mut_ptr().add(at) }
+    }
+
+    /// The slot of a message that is not published yet.
+    #[expect(clippy::mut_from_ref, reason = "the memory is the mapping's, not this struct's")]
+    pub(super) fn slot_mut(&self, message: u32) -> &mut [u8] {
+        let bytes = usize::try_from(self.slot_bytes).unwrap_or(0);
+        // SAFETY: within the mapping; the one sender has one loan at a time (it borrows the sender mutably), and the
+        // receiver looks at a slot only between its publication and its release. A peer that breaks that is one of
+        // our own processes gone wrong: both ends belong to one function.
+        unsafe { std::slice::from_raw_parts_mut(self.slot(message), bytes) }
+    }
+
+    /// The first `length` bytes of the slot of a message that is published and not released.
+    pub(super) fn slot_ref(&self, message: u32, length: u64) -> &[u8] {
+        let bytes = usize::try_from(length.min(self.slot_bytes)).unwrap_or(0);
+        // SAFETY: within the mapping; the sender does not touch a slot between its publication and its release.
+        unsafe { std::slice::from_raw_parts(self.slot(message), bytes) }
+    }
+}
+
+/// The kernel's futex on a word that processes share.
+pub(super) struct Kernel {
+    pub(super) at_most: Duration,
+}
+
+impl Futex for Kernel {
+    fn wait(&self, word: &AtomicU32, value: u32) {
+        let timeout = rustix::thread::futex::Timespec {
+            tv_sec: i64::try_from(self.at_most.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: self.at_most.subsec_nanos().into(),
+        };
+        // EAGAIN, EINTR and a timeout all mean: look again.
+        let _ =
+            rustix::thread::futex::wait(word, rustix::thread::futex::Flags::empty(), value, Some(&timeout));
+    }
+
+    fn wake(&self, word: &AtomicU32) {
+        let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), u32::MAX >> 1);
+    }
+}

@@ -1,0 +1,137 @@
+use super::*;
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::thread;
+
+const SHORT: Option<Duration> = Some(Duration::from_millis(60));
+const LONG: Option<Duration> = Some(Duration::from_secs(20));
+
+fn pair(slots: u32, bytes: u64) -> (Sender, Receiver) {
+    let channel = Channel::create(slots, bytes).unwrap();
+    let other = Channel::open(channel.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    (channel.into_sender(ChannelOptions::default()), other.into_receiver(ChannelOptions::default()))
+}
+
+#[test]
+fn messages_come_in_order_and_whole_through_sleep_and_back_pressure() {
+    let (mut sender, mut receiver) = pair(2, 10_000);
+    let producer = thread::spawn(move || {
+        for number in 0..3_000u64 {
+            let mut loan = sender.loan(LONG).unwrap();
+            let length = number * 7 % 10_001;
+            loan.bytes()[..length as usize].fill(number as u8);
+            loan.publish(number, length).unwrap();
+            if number % 500 == 0 {
+                thread::sleep(Duration::from_millis(2));
+            }
+        }
+        sender.close();
+    });
+    for number in 0..3_000u64 {
+        let message = receiver.receive(LONG).unwrap();
+        assert_eq!((message.tag(), message.bytes().len() as u64), (number, number * 7 % 10_001));
+        assert!(message.bytes().iter().all(|&byte| byte == number as u8), "torn at {number}");
+        if number % 700 == 0 {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+    assert_eq!(receiver.receive(LONG).unwrap_err(), ChannelError::Closed);
+    producer.join().unwrap();
+}
+
+#[test]
+fn a_full_channel_makes_the_sender_wait_and_a_slow_reader_keeps_its_message() {
+    let (mut sender, mut receiver) = pair(2, 64);
+    sender.send(1, b"one", SHORT).unwrap();
+    sender.send(2, b"two", SHORT).unwrap();
+    assert_eq!(sender.send(3, b"three", SHORT), Err(ChannelError::TimedOut));
+    let message = receiver.receive(SHORT).unwrap();
+    assert_eq!(sender.send(3, b"three", SHORT), Err(ChannelError::TimedOut), "not released yet");
+    assert_eq!(message.bytes(), b"one");
+    drop(message);
+    sender.send(3, b"three", SHORT).unwrap();
+    receiver.close();
+    assert_eq!(sender.send(4, b"four", SHORT), Err(ChannelError::Closed));
+}
+
+/// A receiver that dies over a message leaves it to its successor; a sender's successor knows what was published.
+#[test]
+fn successors_go_on_where_their_predecessors_died() {
+    let (mut sender, mut receiver) = pair(4, 64);
+    assert_eq!(sender.last_tag(), None);
+    sender.send(7, b"seven", SHORT).unwrap();
+    sender.send(8, b"eight", SHORT).unwrap();
+    let reopen = |side: BorrowedFd<'_>| Channel::open(side.try_clone_to_owned().unwrap()).unwrap();
+    let channel = reopen(sender.as_fd());
+    drop(sender);
+    let mut sender = channel.into_sender(ChannelOptions::default());
+    assert_eq!(sender.last_tag(), Some(8));
+    sender.send(9, b"nine", SHORT).unwrap();
+    receiver.receive(SHORT).unwrap().keep();
+    let channel = reopen(receiver.as_fd());
+    drop(receiver);
+    let mut receiver = channel.into_receiver(ChannelOptions::default());
+    for tag in 7..10 {
+        assert_eq!(receiver.receive(SHORT).unwrap().tag(), tag);
+    }
+}
+
+#[test]
+fn a_dead_peer_is_noticed_after_what_it_sent() {
+    let (mut sender, receiver) = pair(2, 64);
+    let mut child = std::process::Command::new("/bin/sleep");
+    child.arg("100").process_group(0);
+    let mut child = child.spawn().unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+    let mut receiver = receiver.with_peer(pidfd);
+    assert_eq!(receiver.receive(SHORT).unwrap_err(), ChannelError::TimedOut, "it lives");
+    sender.send(1, b"last words", SHORT).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(receiver.receive(LONG).unwrap().bytes(), b"last words");
+    assert_eq!(receiver.receive(LONG).unwrap_err(), ChannelError::PeerGone);
+}
+
+#[test]
+fn what_is_no_channel_is_refused_before_it_is_mapped() {
+    let refused = |fd: OwnedFd| Channel::open(fd).unwrap_err().to_string();
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(1 << 16).unwrap();
+    assert_eq!(refused(file.into()), "not a channel: it is no memory file");
+    let memory = |bytes: u64, sealed: bool| {
+        let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("other", flags).unwrap();
+        rustix::fs::ftruncate(&fd, bytes).unwrap();
+        if sealed {
+            let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
+            rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+        }
+        fd
+    };
+    assert_eq!(refused(memory(1 << 16, false)), "not a channel: its size is not sealed");
+    assert_eq!(refused(memory(100, true)), "not a channel: it is smaller than a page");
+    assert_eq!(refused(memory(1 << 16, true)), "not a channel: it has another mark or version");
+    let sized = |slots, bytes| Channel::create(slots, bytes).unwrap_err().to_string();
+    assert_eq!(sized(3, 8), "slots is 3: need a power of two from 2 to 1024");
+    assert_eq!(sized(1, 8), "slots is 1: need a power of two from 2 to 1024");
+    assert_eq!(sized(2, 0), "slot_bytes is 0: need more than 0, and at most 1 TiB for all slots");
+    assert!(sized(2, u64::MAX).starts_with("slot_bytes is 18446744073709551615"));
+}
+
+#[test]
+fn a_corrupt_length_or_counter_is_an_error_and_nothing_is_read() {
+    let (mut sender, mut receiver) = pair(2, 64);
+    sender.send(1, b"fine", SHORT).unwrap();
+    let file = std::fs::File::from(sender.as_fd().try_clone_to_owned().unwrap());
+    file.write_all_at(&65u64.to_ne_bytes(), 4096).unwrap();
+    let error = receiver.receive(SHORT).unwrap_err();
+    assert_eq!(error, ChannelError::Corrupt { field: "length", value: 65, limit: 64 });
+    file.write_all_at(&99u32.to_ne_bytes(), 128).unwrap();
+    let error = receiver.receive(SHORT).unwrap_err();
+    assert_eq!(error, ChannelError::Corrupt { field: "published - released", value: 99, limit: 2 });
+    assert!(matches!(sender.send(2, b"x", SHORT), Err(ChannelError::Corrupt { .. })));
+    assert_eq!(sender.send(2, &[0; 65], SHORT), Err(ChannelError::TooLong { length: 65, slot_bytes: 64 }));
+    // What could make it larger or smaller than its mapping is sealed off.
+    assert!(file.set_len(4096).is_err() && file.set_len(1 << 20).is_err());
+}
