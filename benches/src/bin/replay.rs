@@ -38,6 +38,10 @@ enum Scenario {
     StoreMemory(replay::store_memory::Args),
     /// FaST-GShare, figure 12: load that climbs and falls under the heuristic scaler
     FastFig12(replay::fast_fig12::Args),
+    /// FluidFaaS, section 7: pipelines over MIG slices, three workloads on three cuts of 16 A100-80
+    Fluidfaas(replay::fluidfaas::Args),
+    /// FluidFaaS, section 5.3: who is evicted from shared slices, and how long functions stay warm
+    FluidfaasEvict(replay::fluidfaas_evict::Args),
 }
 
 fn main() -> Result<()> {
@@ -54,6 +58,8 @@ fn main() -> Result<()> {
         Scenario::Packing(args) => replay::packing::run(args)?,
         Scenario::StoreMemory(args) => replay::store_memory::run(args)?,
         Scenario::FastFig12(args) => replay::fast_fig12::run(args)?,
+        Scenario::Fluidfaas(args) => replay::fluidfaas::run(args)?,
+        Scenario::FluidfaasEvict(args) => replay::fluidfaas_evict::run(args)?,
     };
     if cli.json {
         println!("{}", serde_json::to_string(&report)?);

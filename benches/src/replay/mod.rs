@@ -11,6 +11,8 @@ pub mod dilu_table3;
 pub mod fast_fig11;
 pub mod fast_fig12;
 pub mod fast_slots;
+pub mod fluidfaas;
+pub mod fluidfaas_evict;
 pub mod lalb;
 pub mod lalb_real;
 pub mod packing;

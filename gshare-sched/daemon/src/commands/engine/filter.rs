@@ -21,6 +21,11 @@ pub(super) struct Options {
 }
 
 impl Options {
+    /// Whether the schema is asked for.
+    pub(super) const fn wants_schema(&self) -> bool {
+        self.schema
+    }
+
     /// The configuration in the file, or the default one.
     pub(super) fn config<C: DeserializeOwned + Default>(&self) -> anyhow::Result<C> {
         let Some(file) = &self.config else { return Ok(C::default()) };

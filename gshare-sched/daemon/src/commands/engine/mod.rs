@@ -4,8 +4,11 @@ mod coscale;
 mod fast_scale;
 mod filter;
 mod horizontal;
+mod instances;
 mod pack;
+mod partition;
 mod request;
+mod route;
 mod store;
 mod token;
 
@@ -40,6 +43,12 @@ enum Kind {
     Pack(filter::Options),
     /// The model store: what stands in memory, and for whom.
     Store(filter::Options),
+    /// Pipelines over MIG slices: each line a DAG and a node, each answer a cut and its slices.
+    Partition(filter::Options),
+    /// The keeper of instances on MIG slices: which there are, in which state, who is evicted.
+    Instances(filter::Options),
+    /// The router of requests to instances on MIG slices, by slack.
+    Route(filter::Options),
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
@@ -52,5 +61,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         Kind::SlotToken(options) => token::run_slots(options),
         Kind::Pack(options) => pack::run(options),
         Kind::Store(options) => store::run(options),
+        Kind::Partition(options) => partition::run(options),
+        Kind::Instances(options) => instances::run(options),
+        Kind::Route(options) => route::run(options),
     }
 }

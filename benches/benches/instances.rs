@@ -1,0 +1,158 @@
+//! Routing and eviction at 10, 100, 1,000 and 10,000 instances.
+//!
+//! Targets: one routed request in at most 1 us at 1,000 instances; the choice of a victim in O(log n). "route" is a request's
+//! arrival with its dispatch; "serve" is the completion of one request and the arrival of the next, when all instances are
+//! full and requests wait. "literal" looks at every instance, as a floor for what an index must beat.
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use gshare_core::pipeline::routing::{RouteAction, RouteEvent, Service, SharedSlice};
+use gshare_core::request::RequestId;
+use gshare_core::scale::InstanceId;
+use gshare_core::{Bytes, Duration, Engine, FunctionId, Timestamp};
+use gshare_sched::pipeline::{EvictionOrder, EvictionPolicy, RouterConfig, SlackRouter};
+use std::hint::black_box;
+use std::time::Instant;
+
+const SIZES: [u64; 4] = [10, 100, 1_000, 10_000];
+const DEADLINE: Duration = Duration::from_secs(3_600);
+
+struct Driver {
+    router: SlackRouter,
+    actions: Vec<RouteAction>,
+    now: u64,
+    next: u64,
+    running: std::collections::VecDeque<(RequestId, InstanceId)>,
+}
+
+impl Driver {
+    /// `functions` with as many exclusive instances each, or with `shared` all on shared slices of four.
+    fn new(instances: u64, functions: u64, shared: bool) -> Self {
+        let mut router = SlackRouter::new(RouterConfig::default()).expect("defaults");
+        let mut actions = Vec::new();
+        for instance in 0..instances {
+            let latency = Duration::from_millis(10 + instance % 17);
+            let service = if shared {
+                let slice = SharedSlice(u32::try_from(instance / 4).expect("few"));
+                Service::Shared { slice, latency, load: Duration::from_millis(instance % 3 * 40) }
+            } else {
+                Service::Exclusive { latency, interval: latency, capacity: 2 }
+            };
+            let function = FunctionId(u32::try_from(instance % functions).expect("few"));
+            let up = RouteEvent::InstanceUp { instance: InstanceId(instance), function, service };
+            router.handle(Timestamp::ZERO, up, &mut actions).expect("up");
+        }
+        Self { router, actions, now: 0, next: 0, running: std::collections::VecDeque::new() }
+    }
+
+    fn tell(&mut self, event: RouteEvent) {
+        self.now += 1_000;
+        let now = Timestamp::from_nanos(self.now);
+        self.router.handle(now, event, &mut self.actions).expect("in order");
+        for action in self.actions.drain(..) {
+            if let RouteAction::Dispatch { request, instance } = action {
+                self.running.push_back((request, instance));
+            }
+        }
+    }
+
+    fn arrive(&mut self, functions: u64) {
+        let function = FunctionId(u32::try_from(self.next % functions).expect("few"));
+        let (request, deadline) = (RequestId(self.next), Timestamp::from_nanos(self.now) + DEADLINE);
+        self.next += 1;
+        self.tell(RouteEvent::Arrived { request, function, deadline: Some(deadline) });
+    }
+
+    fn complete(&mut self) {
+        if let Some((request, instance)) = self.running.pop_front() {
+            self.tell(RouteEvent::Completed { request, instance });
+        }
+    }
+}
+
+fn route(c: &mut Criterion) {
+    let mut group = c.benchmark_group("route");
+    for size in SIZES {
+        for functions in [1, 20] {
+            let name = format!("route, {functions} functions");
+            group.bench_function(BenchmarkId::new(name, size), |b| {
+                let mut driver = Driver::new(size, functions, false);
+                for _ in 0..size {
+                    driver.arrive(functions);
+                }
+                // One completes, untimed, and one arrives.
+                b.iter_custom(|rounds| {
+                    let mut took = std::time::Duration::ZERO;
+                    for _ in 0..rounds {
+                        driver.complete();
+                        let start = Instant::now();
+                        driver.arrive(functions);
+                        took += start.elapsed();
+                    }
+                    took
+                });
+            });
+        }
+        for (name, shared) in [("serve, all full", false), ("serve, all on shared slices", true)] {
+            group.bench_function(BenchmarkId::new(name, size), |b| {
+                let mut driver = Driver::new(size, 20, shared);
+                for _ in 0..3 * size {
+                    driver.arrive(20);
+                }
+                b.iter(|| {
+                    driver.complete();
+                    driver.arrive(20);
+                });
+            });
+        }
+        group.bench_function(BenchmarkId::new("literal scan for the fastest with room", size), |b| {
+            let instances: Vec<(u64, u32, u32)> =
+                (0..size).map(|one| (10 + one % 17, u32::from(one % 7 == 0), 2)).collect();
+            b.iter(|| {
+                black_box(&instances).iter().filter(|one| one.1 < one.2).min_by_key(|one| one.0).copied()
+            });
+        });
+    }
+    group.finish();
+}
+
+fn evict(c: &mut Criterion) {
+    let mut group = c.benchmark_group("evict");
+    for (name, policy) in [("LRU", EvictionPolicy::Lru), ("cost-aware", EvictionPolicy::default())] {
+        for size in SIZES {
+            group.bench_function(BenchmarkId::new(format!("{name}: use, victim, replace"), size), |b| {
+                let mut order = EvictionOrder::new(policy);
+                let mut now = Timestamp::ZERO;
+                for key in 0..size {
+                    order.know(
+                        now,
+                        key,
+                        Duration::from_millis(100 + key % 900),
+                        Bytes::from_mib(500 + key % 4_000),
+                    );
+                    order.enter(key);
+                }
+                let mut key = 0;
+                b.iter(|| {
+                    now = now + Duration::from_millis(7);
+                    key = (key * 5 + 3) % size;
+                    order.used(now, key);
+                    let victim = order.victim().expect("somebody");
+                    order.leave(victim);
+                    order.enter(victim);
+                    victim
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .warm_up_time(std::time::Duration::from_millis(300))
+        .measurement_time(std::time::Duration::from_secs(1))
+        .sample_size(20);
+    targets = route, evict
+}
+criterion_main!(benches);

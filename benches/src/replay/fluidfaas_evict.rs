@@ -1,0 +1,271 @@
+//! Eviction and keep-alive apart from everything else: who leaves a slice pool, and how long functions stay warm.
+//!
+//! **Eviction**: the functions of a trace share a pool of slice memory. A call whose model is not there loads it at 12 GB/s and
+//! stalls for that long; whoever the policy says leaves first. Figures: stall, and stall over that of LRU. `clairvoyant`
+//! evicts the model whose next use is farthest (Belady's rule, which ignores sizes).
+//!
+//! **Keep-alive**: a call is cold when the function is not warm at the time since its last call. Figures: share of cold calls,
+//! and minutes that functions were resident without being called. The adaptive rule is run at several break-evens; the row
+//! to compare with ten minutes fixed is the one with the same share of cold calls.
+
+use super::{Report, row};
+use anyhow::{Context, Result, bail};
+use gshare_core::{Bytes, Duration, Timestamp};
+use gshare_sched::pipeline::{EvictionOrder, EvictionPolicy, Gaps, KeepAlive, Stay};
+use gshare_sim::Rng;
+use gshare_sim::arrivals::Arrivals;
+use gshare_sim::trace::read_azure_counts;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Flags.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Seeds of sizes, of the times within a minute, and of generated calls
+    #[arg(long, value_delimiter = ',', default_value = "1,2,3,4,5")]
+    seeds: Vec<u64>,
+    /// Calls per minute as a CSV shaped like the Azure Functions 2019 trace [default: generated]
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Functions that share the pool
+    #[arg(long, default_value_t = 60)]
+    functions: usize,
+    /// Memory of the pool
+    #[arg(long, default_value = "40GiB")]
+    pool: Bytes,
+    /// Half-lives of the use counts
+    #[arg(long, value_delimiter = ',', default_value = "600s,3600s,14400s")]
+    half_life: Vec<String>,
+    /// What a cold start is worth, in minutes of residency
+    #[arg(long, value_delimiter = ',', default_value = "5,10,15,20,30,60")]
+    break_even: Vec<u64>,
+}
+
+/// Calls: when, by whom; in order.
+type Calls = Vec<(Timestamp, usize)>;
+
+/// A day of calls. Generated: rates from a call in hours to several a minute, as in the trace half of them below one an
+/// hour, some in bursts.
+fn calls(args: &Args, functions: Option<usize>, rng: &mut Rng) -> Result<(Calls, usize)> {
+    let minute = Duration::from_secs(60);
+    let mut counts: Vec<Vec<u32>> = Vec::new();
+    if let Some(path) = &args.trace {
+        let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
+        counts.extend(read_azure_counts(std::io::BufReader::new(file))?.into_iter().map(|one| one.counts));
+    } else {
+        for _ in 0..functions.unwrap_or(300) {
+            // Calls a day, log-uniform from 2 to 20,000: median 200.
+            let octaves = rng.below(13_290) as f64 / 1_000.0;
+            let (mut rate, mut last) = (2.0 * octaves.exp2() / 86_400.0, Timestamp::ZERO);
+            let cv = [0.3, 1.0, 1.0, 3.0][usize::try_from(rng.below(4))?];
+            rate = rate.max(1e-6);
+            let mut process = Arrivals::gamma(rate, cv)?;
+            let mut minutes = vec![0u32; 1_440];
+            while let Some(next) = process.next_after(last, rng) {
+                let Some(bin) = minutes.get_mut(usize::try_from(next.as_nanos() / minute.as_nanos())?) else {
+                    break;
+                };
+                *bin += 1;
+                last = next;
+            }
+            counts.push(minutes);
+        }
+    }
+    counts.retain(|counts| counts.iter().any(|&count| count > 0));
+    if let Some(most) = functions {
+        // Any of them, drawn.
+        for place in 0..counts.len().saturating_sub(1) {
+            let other = place + usize::try_from(rng.below((counts.len() - place) as u64))?;
+            counts.swap(place, other);
+        }
+        counts.truncate(most);
+    }
+    let mut calls = Vec::new();
+    for (function, counts) in counts.iter().enumerate() {
+        let mut process = Arrivals::counts(minute, counts, rng);
+        let mut last = Timestamp::ZERO;
+        while let Some(next) = process.next_after(last, rng) {
+            calls.push((next, function));
+            last = next;
+        }
+    }
+    calls.sort_unstable();
+    if calls.is_empty() {
+        bail!("no calls at all");
+    }
+    Ok((calls, counts.len()))
+}
+
+/// Seconds of stall with a policy.
+fn stall(calls: &Calls, sizes: &[Bytes], pool: Bytes, policy: EvictionPolicy) -> f64 {
+    let reload = |function: usize| Duration::from_nanos(sizes[function].get() / 12);
+    let mut order = EvictionOrder::new(policy);
+    let (mut used, mut stall) = (0u64, Duration::ZERO);
+    for &(at, function) in calls {
+        order.know(at, function, reload(function), sizes[function]);
+        if !order.is_resident(function) {
+            stall = stall.saturating_add(reload(function));
+            while used + sizes[function].get() > pool.get() {
+                let Some(victim) = order.victim() else { break };
+                order.leave(victim);
+                used -= sizes[victim].get();
+            }
+            order.enter(function);
+            used += sizes[function].get();
+        }
+        order.used(at, function);
+    }
+    stall.as_secs_f64()
+}
+
+/// The same by the farthest next use.
+fn clairvoyant(calls: &Calls, sizes: &[Bytes], pool: Bytes) -> f64 {
+    let mut next_use = vec![usize::MAX; calls.len()];
+    let mut seen: BTreeMap<usize, usize> = BTreeMap::new();
+    for (place, &(_, function)) in calls.iter().enumerate().rev() {
+        next_use[place] = seen.insert(function, place).unwrap_or(usize::MAX);
+    }
+    let (mut resident, mut used, mut stall) = (BTreeMap::new(), 0u64, 0.0);
+    for (place, &(_, function)) in calls.iter().enumerate() {
+        if !resident.contains_key(&function) {
+            stall += sizes[function].get() as f64 / 12e9;
+            while used + sizes[function].get() > pool.get() {
+                let victim = resident
+                    .iter()
+                    .max_by_key(|(_, next)| **next)
+                    .map(|(victim, _): (&usize, &usize)| *victim);
+                let Some(victim) = victim else { break };
+                resident.remove(&victim);
+                used -= sizes[victim].get();
+            }
+            used += sizes[function].get();
+        }
+        resident.insert(function, next_use[place]);
+    }
+    stall
+}
+
+/// Cold calls and minutes resident without a call.
+fn keep(calls: &Calls, functions: usize, policy: KeepAlive) -> (u64, f64) {
+    let mut all = Gaps::default();
+    let mut each = vec![(Gaps::default(), None::<Timestamp>, Vec::<Stay>::new()); functions];
+    let (mut cold, mut resident) = (0, 0.0);
+    let waited = |stays: &[Stay], gap: Duration| {
+        let warm = |stay: &Stay| gap.min(stay.to).saturating_sub(stay.from).as_secs_f64();
+        stays.iter().map(warm).sum::<f64>() / 60.0
+    };
+    for &(at, function) in calls {
+        let (gaps, last, stays) = &mut each[function];
+        match *last {
+            None => cold += 1,
+            Some(last) => {
+                let gap = at.saturating_since(last);
+                cold += u64::from(!stays.iter().any(|stay| stay.from <= gap && gap <= stay.to));
+                resident += waited(stays, gap);
+                gaps.add(gap);
+                all.add(gap);
+            }
+        }
+        *last = Some(at);
+        *stays = gaps.stays(&all, &policy);
+    }
+    let end = Timestamp::ZERO + Duration::from_secs(86_400);
+    for (_, last, stays) in &each {
+        resident += last.map_or(0.0, |last| waited(stays, end.saturating_since(last)));
+    }
+    (cold, resident)
+}
+
+/// Runs both halves.
+///
+/// # Errors
+/// A trace or a flag that cannot be.
+pub fn run(args: &Args) -> Result<Report> {
+    let mut report = Report::new("fluidfaas-evict", args.seeds.clone());
+    let half_lives: Vec<Duration> =
+        args.half_life.iter().map(|text| Ok(text.parse()?)).collect::<Result<_>>()?;
+    let mut evictions: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+    let mut keeps: BTreeMap<(u64, String), (u64, u64, f64)> = BTreeMap::new();
+    for &seed in &args.seeds {
+        let mut rng = Rng::new(seed);
+        let (day, functions) = calls(args, Some(args.functions), &mut rng)?;
+        // 0.5 to 16 GiB, by equal chances for each octave.
+        let size = |rng: &mut Rng| {
+            let octave = 512 << rng.below(5);
+            Bytes::from_mib(octave + rng.below(octave))
+        };
+        let sizes: Vec<Bytes> = (0..functions).map(|_| size(&mut rng)).collect();
+        let lru = stall(&day, &sizes, args.pool, EvictionPolicy::Lru);
+        let mut note = |policy: String, stall: f64| {
+            let sum = evictions.entry(policy).or_default();
+            *sum = (sum.0 + stall, sum.1 + stall / lru);
+        };
+        note("LRU (paper)".to_owned(), lru);
+        note("clairvoyant".to_owned(), clairvoyant(&day, &sizes, args.pool));
+        for (&half_life, text) in half_lives.iter().zip(&args.half_life) {
+            let policy = EvictionPolicy::CostAware { half_life };
+            note(format!("cost-aware, half-life {text}"), stall(&day, &sizes, args.pool, policy));
+        }
+        let (day, functions) = calls(args, None, &mut Rng::new(seed))?;
+        let longest = Duration::from_secs(24 * 3_600);
+        let fixed = |minutes: u64| {
+            (0, format!("{minutes} min fixed"), KeepAlive::Fixed { keep: Duration::from_secs(60 * minutes) })
+        };
+        let adaptive = args.break_even.iter().map(|&minutes| {
+            let break_even = Duration::from_secs(60 * minutes);
+            (minutes, format!("adaptive, {minutes} min"), KeepAlive::Adaptive { break_even, longest })
+        });
+        for (order, name, policy) in [5, 10, 20].map(fixed).into_iter().chain(adaptive) {
+            let (cold, resident) = keep(&day, functions, policy);
+            let sum = keeps.entry((order, name)).or_default();
+            *sum = (sum.0 + cold, sum.1 + day.len() as u64, sum.2 + resident);
+        }
+    }
+    let n = args.seeds.len().max(1) as f64;
+    for (policy, (stall, over)) in evictions {
+        report.rows.push(row(&[
+            ("policy", policy.into()),
+            ("stall_s", (stall / n).into()),
+            ("stall_over_lru", (over / n).into()),
+        ]));
+    }
+    let ten = keeps.get(&(0, "10 min fixed".to_owned())).map_or(1.0, |sum| sum.2);
+    for ((_, policy), (cold, all, resident)) in keeps {
+        report.rows.push(row(&[
+            ("policy", policy.into()),
+            ("cold_percent", (100.0 * cold as f64 / all as f64).into()),
+            ("resident_minutes", (resident / n).into()),
+            ("resident_over_10_min", (resident / ten).into()),
+        ]));
+    }
+    report.paper.push(row(&[("policy", "LRU, 10 min fixed".into()), ("stall_over_lru", 1.0.into())]));
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args() -> Args {
+        Args {
+            seeds: vec![1, 2],
+            trace: None,
+            functions: 40,
+            pool: Bytes::from_gib(40),
+            half_life: vec!["3600s".to_owned()],
+            break_even: vec![15],
+        }
+    }
+
+    /// What the policies are for: less stall than LRU, and warm where it pays.
+    #[test]
+    fn cost_aware_eviction_stalls_less_than_lru_and_no_rule_beats_the_future() {
+        let report = run(&args()).unwrap();
+        let over = |policy: &str| {
+            let row =
+                report.rows.iter().find(|row| row["policy"].as_str().unwrap().starts_with(policy)).unwrap();
+            row["stall_over_lru"].as_f64().unwrap()
+        };
+        assert!(over("cost-aware") < 1.0 && over("clairvoyant") < over("LRU"), "{:?}", report.rows);
+    }
+}
