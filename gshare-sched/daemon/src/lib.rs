@@ -48,6 +48,7 @@
 pub mod admin;
 pub mod clock;
 pub mod config;
+pub mod ffs;
 pub mod journal;
 pub mod manager;
 pub mod mps;

@@ -19,6 +19,7 @@ mod replay;
 mod run;
 mod serve;
 mod spin;
+mod stage;
 mod status;
 mod store;
 mod top;
@@ -54,6 +55,10 @@ enum Command {
     Store(store::Options),
     #[command(name = spin::NAME, hide = true)]
     Spin(spin::Options),
+    #[command(name = stage::NAME, hide = true)]
+    Stage(stage::Options),
+    #[command(name = stage::HOST_NAME, hide = true)]
+    PipelineHost(stage::HostOptions),
 }
 
 pub(crate) fn execute(gshare: Gshare) -> ExitCode {
@@ -74,6 +79,8 @@ pub(crate) fn execute(gshare: Gshare) -> ExitCode {
         Command::Model(options) => log::exit(model::run(&options)),
         Command::Store(options) => log::exit(store::run(&options)),
         Command::Spin(options) => log::exit(spin::run(&options)),
+        Command::Stage(options) => log::exit(stage::run(&options)),
+        Command::PipelineHost(options) => log::exit(stage::host(&options)),
     }
 }
 

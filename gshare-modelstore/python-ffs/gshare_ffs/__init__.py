@@ -1,0 +1,176 @@
+"""FluidFaaS functions in Python: models as components, run as stages of a pipeline by gshare.
+
+    import gshare_ffs as FFS
+
+    class Deblur(FFS.Module):            # torch.nn.Module with another base class
+        def forward(self, x): ...
+
+    class Enhance(FFS.FFaaS):
+        def defDAG(self, x):
+            a = Deblur.reg(self, x)
+            return SuperResolution.reg(self, a)
+
+    def handler_run(event, context):     # what a stage's command calls
+        Enhance(event, context, FFS.RUN).run()
+
+    def handler_build(event, context):   # once, before it is deployed
+        return Enhance(event, context, FFS.BUILD_DAG).profile(example, slice="1g.10gb")
+
+The two entry points are those of FluidFaaS, Figure 7. In RUN mode the process is one stage: which, and with which
+components, it reads from the assignment (`GSHARE_FFS_ASSIGNMENT`). Requests and answers are pickles, of the tuple of
+inputs and of what `defDAG` returns; all stages of a function trust each other."""
+
+import ctypes
+import json
+import os
+import pickle
+import signal
+import time
+
+from .channel import Channel, ChannelError, Closed
+
+try:
+    import torch
+    from torch.nn import Module as _Base
+except ImportError:
+    torch, _Base = None, object
+
+RUN, BUILD_DAG = "RUN", "BUILDDAG"
+FAILED = 1 << 63
+_PR_SET_PDEATHSIG = 1
+
+__all__ = ["RUN", "BUILD_DAG", "Module", "FFaaS", "Channel", "ChannelError", "Closed"]
+
+
+class Value:
+    """What a component makes, or an input of the function: a name until the function runs."""
+
+    def __init__(self, name):
+        self.name = name
+
+
+class Module(_Base):
+    """A component. With torch it is a `torch.nn.Module`; without, whatever has `forward`."""
+
+    if torch is None:
+
+        def __call__(self, *inputs):
+            return self.forward(*inputs)
+
+    @classmethod
+    def reg(cls, function, *inputs, **settings):
+        """Adds the component to the function's DAG; answers with what it makes. `settings` go to its constructor."""
+        return function._register(cls, inputs, settings)
+
+
+class FFaaS:
+    """A function. Subclasses define `defDAG(self, *inputs)` by `reg` and return the answer's value."""
+
+    def __init__(self, event, context, mode):
+        if mode not in (RUN, BUILD_DAG):
+            raise ValueError(f"mode is {mode!r}: need RUN or BUILD_DAG")
+        self.event, self.context, self.mode = event, context, mode
+        self.components = {}
+        arguments = type(self).defDAG.__code__
+        names = arguments.co_varnames[1 : arguments.co_argcount]
+        self.inputs = [Value(name) for name in names]
+        self.answer = self.defDAG(*self.inputs)
+        if not isinstance(self.answer, Value):
+            raise TypeError("defDAG returns what `reg` of its last component gave")
+
+    def _register(self, cls, inputs, settings):
+        for value in inputs:
+            if not isinstance(value, Value):
+                raise TypeError(f"{cls.__name__}: inputs are inputs of the function or what `reg` gave")
+        name = cls.__name__ if cls.__name__ not in self.components else f"{cls.__name__}_{len(self.components)}"
+        self.components[name] = (cls, [value.name for value in inputs], settings)
+        return Value(name)
+
+    def _load(self, names):
+        device = "cuda" if torch is not None and torch.cuda.is_available() else "cpu"
+        loaded = {}
+        for name in names:
+            cls, inputs, settings = self.components[name]
+            model = cls(**settings)
+            loaded[name] = model.to(device).eval() if torch is not None else model
+        return loaded
+
+    def _compute(self, loaded, values):
+        # Components were registered after what they need.
+        for name in (name for name in self.components if name in loaded):
+            values[name] = loaded[name](*(values[need] for need in self.components[name][1]))
+
+    def run(self):
+        """Is the stage that the assignment says, until the host closes the function."""
+        host = int(os.environ["GSHARE_FFS_HOST"])
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != host:
+            raise ChannelError("the host is gone")
+        with open(os.environ["GSHARE_FFS_ASSIGNMENT"], encoding="utf-8") as file:
+            stages = json.load(file)["stages"]
+        index = int(os.environ["GSHARE_FFS_STAGE"])
+        mine = stages[index]["components"]
+        unknown = [name for name in mine if name not in self.components]
+        if unknown:
+            raise KeyError(f"stage {index}: no component {unknown[0]!r} in the DAG")
+        later = {name for stage in stages[index + 1 :] for name in stage["components"]}
+        needed = {need for name in later for need in self.components[name][1]}
+        loaded, last = self._load(mine), index + 1 == len(stages)
+        pidfd = os.pidfd_open(host)
+        source = Channel(os.environ["GSHARE_FFS_INPUT"], pidfd)
+        sink = Channel(os.environ["GSHARE_FFS_OUTPUT"], pidfd)
+        try:
+            while True:
+                tag, data = source.receive()
+                done = sink.last_tag()
+                # A predecessor may have died between publishing and releasing.
+                if done is None or done & ~FAILED < tag & ~FAILED:
+                    sink.send(*self._one(index, tag, data, loaded, needed, last))
+                data.release()
+                source.release()
+        except Closed:
+            sink.close_sender()
+
+    def _one(self, index, tag, data, loaded, needed, last):
+        if tag & FAILED:
+            return tag, bytes(data)
+        try:
+            values = pickle.loads(data)
+            if index == 0:
+                values = dict(zip((value.name for value in self.inputs), values))
+            self._compute(loaded, values)
+            if last:
+                return tag, pickle.dumps(values[self.answer.name], protocol=5)
+            return tag, pickle.dumps({name: values[name] for name in values if name in needed}, protocol=5)
+        except Exception as error:  # The function's own: it fails this request, not the stage.
+            reason = f"{type(error).__name__}: {error}"[:500]
+            return tag | FAILED, json.dumps({"stage": index, "reason": reason, "attempts": 1}).encode()
+
+    def profile(self, *example, slice, batch=1, repeat=5):
+        """Runs each component on an example and answers the DAG with its profile, as `gshare partition` reads it."""
+        values = dict(zip((value.name for value in self.inputs), example))
+        components, size = [], {}
+        for name, (cls, inputs, _) in self.components.items():
+            loaded = self._load([name])
+            cuda = torch is not None and torch.cuda.is_available()
+            if cuda:
+                torch.cuda.reset_peak_memory_stats()
+            times = []
+            for _ in range(repeat):
+                begun = time.perf_counter_ns()
+                self._compute(loaded, values)
+                if cuda:
+                    torch.cuda.synchronize()
+                times.append(time.perf_counter_ns() - begun)
+            memory = torch.cuda.max_memory_allocated() if cuda else 0
+            time_ns = max(sorted(times)[len(times) // 2], 1)
+            size[name] = len(pickle.dumps(values[name], protocol=5))
+            on = {"slice": slice, "batch": batch, "time_ns": time_ns, "memory_bytes": memory}
+            components.append({"name": name, "profiles": [on]})
+        edges = [
+            {"from": need, "to": name, "bytes": size[need]}
+            for name, (_, inputs, _) in self.components.items()
+            for need in dict.fromkeys(inputs)
+            if need in self.components
+        ]
+        return {"name": type(self).__name__, "components": components, "edges": edges}

@@ -1,0 +1,168 @@
+//! The program of a pipeline's stage for tests and demonstrations, and a host for one, both hidden.
+//!
+//! For each request the stage copies it to device memory, runs a kernel, copies it back, and appends its number.
+#![allow(unsafe_code, reason = "foreign functions of the driver")]
+
+use super::cuda::{Driver, call};
+use anyhow::Context as _;
+use gshared::ffs::{FfsFunction, Stage};
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::io::{BufRead as _, Write as _};
+use std::path::PathBuf;
+
+/// Be a stage of a pipeline.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Do without a device.
+    #[arg(long)]
+    no_device: bool,
+}
+
+/// Run a pipeline: each line in is a request, each line out an answer.
+#[derive(Debug, clap::Args)]
+pub(crate) struct HostOptions {
+    /// The assignment.
+    assignment: PathBuf,
+}
+
+/// Names of the hidden subcommands.
+pub(crate) const NAME: &str = "stage";
+pub(crate) const HOST_NAME: &str = "pipeline-host";
+
+/// A kernel that does nothing for a while; the simulated driver takes the time from the name.
+const PTX: &str = "
+.version 7.0
+.target sm_52
+.address_size 64
+.visible .entry spin_20us()
+{
+    ret;
+}
+\0";
+
+type Handle = *mut c_void;
+
+/// A context on the stage's slice, a kernel, and room for one request.
+struct Device {
+    driver: Driver,
+    function: Handle,
+    memory: u64,
+    room: usize,
+}
+
+impl Device {
+    fn open() -> anyhow::Result<Self> {
+        let driver = Driver::load()?;
+        driver.init()?;
+        let mut device = 0;
+        let (mut context, mut module, mut function): (Handle, Handle, Handle) =
+            (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+        call!(driver, b"cuDeviceGet\0", (*mut c_int, c_int), &raw mut device, 0);
+        call!(driver, b"cuDevicePrimaryCtxRetain\0", (*mut Handle, c_int), &raw mut context, device);
+        call!(driver, b"cuCtxSetCurrent\0", (Handle), context);
+        let text = PTX.as_ptr().cast();
+        call!(driver, b"cuModuleLoadData\0", (*mut Handle, *const c_void), &raw mut module, text);
+        let name = c"spin_20us";
+        call!(
+            driver,
+            b"cuModuleGetFunction\0",
+            (*mut Handle, Handle, *const c_char),
+            &raw mut function,
+            module,
+            name.as_ptr()
+        );
+        Ok(Self { driver, function, memory: 0, room: 0 })
+    }
+
+    /// There and back through device memory.
+    fn run(&mut self, input: &[u8], output: &mut [u8]) -> anyhow::Result<()> {
+        let (driver, bytes) = (&self.driver, input.len());
+        if self.room < bytes {
+            if self.memory != 0 {
+                call!(driver, b"cuMemFree_v2\0", (u64), self.memory);
+            }
+            (self.memory, self.room) = (0, 0);
+            call!(driver, b"cuMemAlloc_v2\0", (*mut u64, usize), &raw mut self.memory, bytes);
+            self.room = bytes;
+        }
+        let from = input.as_ptr().cast();
+        call!(driver, b"cuMemcpyHtoD_v2\0", (u64, *const c_void, usize), self.memory, from, bytes);
+        let none = std::ptr::null_mut::<Handle>();
+        call!(
+            driver,
+            b"cuLaunchKernel\0",
+            (
+                Handle,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                Handle,
+                *mut Handle,
+                *mut Handle
+            ),
+            self.function,
+            1,
+            1,
+            1,
+            64,
+            1,
+            1,
+            0,
+            std::ptr::null_mut(),
+            none,
+            none
+        );
+        call!(driver, b"cuCtxSynchronize\0", (),);
+        let to = output.as_mut_ptr().cast();
+        call!(driver, b"cuMemcpyDtoH_v2\0", (*mut c_void, u64, usize), to, self.memory, bytes);
+        Ok(())
+    }
+}
+
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    let stage = Stage::from_env()?;
+    let mut device = if options.no_device { None } else { Some(Device::open()?) };
+    let number = u8::try_from(stage.index())?;
+    stage.run(|input, output| {
+        let length = input.len() + 1;
+        let out = output.get_mut(..length).ok_or("the answer is larger than a slot")?;
+        match (number, input) {
+            (1, [b'd', b'i', b'e', ..]) => std::process::abort(),
+            (2, [b'f', b'a', b'i', b'l', ..]) => return Err("asked to".to_owned()),
+            _ => {}
+        }
+        match &mut device {
+            Some(device) if !input.is_empty() => {
+                device.run(input, &mut out[..input.len()]).map_err(|error| error.to_string())?;
+            }
+            _ => out[..input.len()].copy_from_slice(input),
+        }
+        out[length - 1] = b'0' + number;
+        Ok(length)
+    })?;
+    Ok(())
+}
+
+pub(crate) fn host(options: &HostOptions) -> anyhow::Result<()> {
+    let function = FfsFunction::start(&options.assignment)?;
+    while function.stages().iter().any(|stage| stage.pid.is_none()) {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let mut output = std::io::stdout().lock();
+    let pids: Vec<u32> = function.stages().iter().filter_map(|stage| stage.pid).collect();
+    writeln!(output, "{}", serde_json::to_string(&pids)?)?;
+    for line in std::io::stdin().lock().lines() {
+        let answer = function.submit(line.context("standard input")?.as_bytes(), None)?.wait();
+        match answer {
+            Ok(answer) => writeln!(output, "{}", String::from_utf8_lossy(&answer))?,
+            Err(error) => writeln!(output, "error: {error}")?,
+        }
+        output.flush()?;
+    }
+    function.stop();
+    Ok(())
+}
