@@ -218,6 +218,8 @@ impl Literal {
             for one in over {
                 self.reject(one.id, RouteReject::DeadlineMissed);
             }
+            // The last of a function without instances may have been among them.
+            self.blank();
         }
         let mut again: Vec<_> = self
             .told

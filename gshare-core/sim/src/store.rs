@@ -171,7 +171,6 @@ impl<S: ModelStore> StoreDriver<S> {
             StoreOp::Leave { slot: at } => {
                 let Some(client) = self.clients.remove(&slot(at)) else { return Ok(()) };
                 self.references.retain(|&(holder, _), _| holder != client);
-                self.tickets.retain(|_, &mut (whose, _)| whose != client);
                 StoreEvent::ClientLeft { client }
             }
             StoreOp::Limit { tenant: whose, units, models, interval_ms } => {
@@ -343,6 +342,10 @@ impl<S: ModelStore> StoreDriver<S> {
         for action in &actions {
             *self.seen.entry(kind(action)).or_insert(0) += 1;
             self.ordered(*action).map_err(|wrong| format!("after {event:?}, {action:?}: {wrong}"))?;
+        }
+        // Deadlines come before the event: what was due by then is still answered.
+        if let StoreEvent::ClientLeft { client } = event {
+            self.tickets.retain(|_, &mut (whose, _)| whose != client);
         }
         self.look().map_err(|wrong| format!("after {event:?}: {wrong}"))
     }
