@@ -12,7 +12,7 @@
 //! # Differences
 //! The crate `safetensors` checks a header when the whole file is mapped, which a store must not do with a file that
 //! somebody else can truncate, keeps the last of two tensors of one name, and has no limit on the number of tensors. So
-//! the header is read here; a test compares the two on random headers.
+//! the header is read here; `tests/headers.rs` compares the two on random headers.
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use std::collections::BTreeSet;

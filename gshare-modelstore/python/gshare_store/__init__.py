@@ -5,9 +5,9 @@
         model = store.get("resnet50")
         weights = {name: numpy.from_dlpack(tensor) for name, tensor in model.items()}
 
-A tensor speaks DLPack 1.0 with its read-only flag and NumPy's array interface; on a GPU also
-``__cuda_array_interface__``. ``model.state_dict()`` gives PyTorch tensors by name. All of them read memory that every
-client of the store shares and that no process can write: an in-place operation of a framework that ignores the
+A tensor speaks DLPack 1.0 with its read-only flag and NumPy's array interface. Models in host memory only: on a GPU
+the store is used from Rust so far. ``model.state_dict()`` gives PyTorch tensors by name. All of them read memory that
+every client of the store shares and that no process can write: an in-place operation of a framework that ignores the
 read-only flag (PyTorch does) ends in a fault of this process and of no other. Whoever wants to write makes a copy.
 
 The memory stays mapped for as long as any tensor lives, also when the store is gone.
