@@ -8,7 +8,7 @@ The libraries are PyPI's `nvidia-cuda-runtime-cu12` and `nvidia-cuda-runtime`, f
 must give the same code and the same results with the hook as without it. (The runtime asks the driver for private tables,
 which the simulation does not have: most calls stop at error 500, bare and hooked alike. What is shown is that the hook
 changes nothing about hundreds of look-ups, the start and its failure.) Where pip cannot fetch them this says so and ends
-with 0; where CI is set it is an error.
+with 0; where GSHARE_CI is set it is an error.
 """
 
 import argparse
@@ -73,14 +73,19 @@ def fetch(target):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", default=ROOT / "target" / "debug", type=pathlib.Path, help="folder of both libraries")
+    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    parser.add_argument("--bin", default=target / "debug", type=pathlib.Path, help="folder of both libraries")
     arguments = parser.parse_args()
     binaries = arguments.bin.resolve()
-    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "cudart"
+    for library in ("libfake_cuda.so", "libgshare_hook.so"):
+        if not (binaries / library).exists():
+            print(f"{binaries / library}: not built")
+            return 1
+    target = target / "cudart"
     runtimes = fetch(target)
     if runtimes is None:
         print("skipped: pip cannot fetch NVIDIA's runtime library")
-        return 1 if os.environ.get("CI") else 0
+        return 1 if os.environ.get("GSHARE_CI") else 0
     failed = False
     for name, path in runtimes.items():
         for driver in ("12.8", "13.0"):
@@ -103,6 +108,12 @@ def main():
                                           timeout=120)
                     seen[way] = done.stdout.strip() or f"exit {done.returncode}: {done.stderr.strip()[-300:]}"
             same = seen["bare"] == seen["hooked"] and seen["bare"].startswith("[")
+            # Without a driver all is the same, too, and shows nothing.
+            major, minor = driver.split(".")
+            version = int(major) * 1000 + int(minor) * 10
+            if same and ["cudaDriverGetVersion", 0, "cudaSuccess", version] not in json.loads(seen["bare"]):
+                print(f"{name}: the simulated driver {version} was not found")
+                failed = True
             failed |= not same
             print(f"{name} on driver {driver} (simulated): {'same, bare and hooked' if same else 'DIFFERENT'}")
             for way in ("bare",) if same else ("bare", "hooked"):
