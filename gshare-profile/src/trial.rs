@@ -2,7 +2,7 @@
 //!
 //! # Algorithm
 //! 1. Start the function; it must be ready within `start_timeout`.
-//! 2. **Warm up**: make calls until two windows of `window` calls look alike ([`stats::is_steady`](crate::stats::is_steady)), for at
+//! 2. **Warm up**: make calls until two windows of `window` calls look alike ([`is_steady`](crate::stats::is_steady)), for at
 //!    most `max_warmup`. A function that never gets there has no throughput to be measured: in an open loop this is how a
 //!    load that is not met shows, since its queue grows for ever.
 //! 3. **Measure**: make calls until there are `min_calls` and the interval of the throughput is within `precision` of it, or

@@ -415,7 +415,19 @@ impl Store {
 
     /// Gives up an arena that is not committed, and answers all who wait for it.
     fn give_up(&mut self, arena: ArenaId, reason: RefuseReason, actions: &mut Vec<StoreAction>) {
-        let Some(found) = self.state.arenas.get_mut(&arena) else { return };
+        if let Some(tier) = self.abandon(arena, reason, actions) {
+            self.start(tier, actions);
+        }
+    }
+
+    /// As [`Self::give_up`], without a look at who can start now. The arena's tier.
+    fn abandon(
+        &mut self,
+        arena: ArenaId,
+        reason: RefuseReason,
+        actions: &mut Vec<StoreAction>,
+    ) -> Option<MemoryTier> {
+        let found = self.state.arenas.get_mut(&arena)?;
         let tier = found.tier;
         for ticket in core::mem::take(&mut found.waiting) {
             if let Some(Ticket { client, .. }) = self.state.close(ticket) {
@@ -423,7 +435,7 @@ impl Store {
             }
         }
         self.state.retire(arena, actions);
-        self.start(tier, actions);
+        Some(tier)
     }
 
     fn evict_asked(
@@ -485,8 +497,8 @@ impl Store {
             }
         }
         for arena in found.writes {
-            // Readers may be waiting for what will not be written.
-            self.give_up(arena, RefuseReason::LoadFailed, actions);
+            // Readers may be waiting for what will not be written. None of its writes may start meanwhile.
+            self.abandon(arena, RefuseReason::LoadFailed, actions);
         }
         for tier in MemoryTier::ALL {
             self.trim(tier, actions);

@@ -297,12 +297,16 @@ impl Literal {
 
     fn give_up(&mut self, name: ArenaId, reason: RefuseReason, actions: &mut Vec<StoreAction>) {
         let tier = self.find(name).unwrap().tier;
+        self.abandon(name, reason, actions);
+        self.start(tier, actions);
+    }
+
+    fn abandon(&mut self, name: ArenaId, reason: RefuseReason, actions: &mut Vec<StoreAction>) {
         for ticket in self.tickets.iter().filter(|ticket| ticket.arena == name) {
             actions.push(StoreAction::Refuse { ticket: ticket.name, client: ticket.client, reason });
         }
         self.tickets.retain(|ticket| ticket.arena != name);
         self.retire(name, actions);
-        self.start(tier, actions);
     }
 
     fn promise(
@@ -466,7 +470,7 @@ impl Literal {
                     self.arenas.iter().filter(written).map(|arena| arena.name).collect();
                 writes.sort();
                 for arena in writes {
-                    self.give_up(arena, RefuseReason::LoadFailed, &mut actions);
+                    self.abandon(arena, RefuseReason::LoadFailed, &mut actions);
                 }
                 for tier in MemoryTier::ALL {
                     self.trim(tier, &mut actions);
