@@ -16,8 +16,12 @@
 //! mark and gets one: the counts are a 2, d 0. A request that comes back (its GPU was lost) counts as skipped as often as
 //! the one behind it.
 //!
+//! Those whose count has reached the limit are therefore the first ones of the queue. The last of them is remembered with
+//! its count, and moves towards the tail as counts grow: whether any request is due is a comparison of two numbers.
+//!
 //! # Cost
-//! O(1) for everything but the insertion of a request that comes back: it walks from the head, where the old ones are.
+//! O(1) (amortised) for everything but the insertion of a request that comes back: it walks from the head, where the old
+//! ones are.
 
 use super::names::Names;
 use gshare_core::GpuId;
@@ -130,8 +134,46 @@ pub(super) struct Class {
     pub(super) list: List,
 }
 
+impl Class {
+    /// Whether anybody waits here for this kind of GPU.
+    pub(super) const fn serves(&self, kind: u8) -> bool {
+        self.list.len > 0 && self.kinds >> kind & 1 == 1
+    }
+}
+
+/// The waiting requests that a kind of GPU can serve, in order of arrival.
+#[derive(Debug)]
+pub(super) struct Walk {
+    /// Class, and the next of its requests.
+    cursors: Vec<(usize, u32)>,
+}
+
+impl Walk {
+    pub(super) fn new(queue: &Queue, kind: u8) -> Self {
+        let classes = (0..).zip(&queue.classes).filter(|(_, class)| class.serves(kind));
+        Self { cursors: classes.map(|(index, class)| (index, class.list.head)).collect() }
+    }
+
+    /// The next request, and the cursor it is under.
+    pub(super) fn first(&self, queue: &Queue) -> Option<(usize, u32)> {
+        let slots = (0..).zip(self.cursors.iter().map(|&(_, slot)| slot));
+        slots.filter(|&(_, slot)| slot != NONE).min_by_key(|&(_, slot)| queue.get(slot).number)
+    }
+
+    /// Moves a cursor behind a request that is still in the queue.
+    pub(super) fn go_on(&mut self, queue: &Queue, cursor: usize, slot: u32) {
+        self.cursors[cursor].1 = queue.next(By::Class, slot);
+    }
+
+    /// Moves a cursor to the head of its class.
+    pub(super) fn restart(&mut self, queue: &Queue, cursor: usize) {
+        let (class, slot) = &mut self.cursors[cursor];
+        *slot = queue.classes[*class].list.head;
+    }
+}
+
 /// All requests that are here, and the queue of those that wait.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Queue {
     table: Vec<Request>,
     free: Vec<u32>,
@@ -142,10 +184,32 @@ pub(super) struct Queue {
     models: Vec<List>,
     /// Sum of the marks: how often the head was skipped.
     head_skips: u64,
+    /// Skips that make a request due.
+    limit: u64,
+    /// The last request that is due, and how often it was skipped.
+    due: u32,
+    due_skips: u64,
     next_number: u64,
 }
 
 impl Queue {
+    /// An empty queue in which a request is due that was skipped `limit` times.
+    pub(super) fn new(limit: u32) -> Self {
+        Self {
+            table: Vec::new(),
+            free: Vec::new(),
+            names: Names::default(),
+            order: List::default(),
+            classes: Vec::new(),
+            models: Vec::new(),
+            head_skips: 0,
+            limit: limit.into(),
+            due: NONE,
+            due_skips: 0,
+            next_number: 0,
+        }
+    }
+
     pub(super) fn get(&self, slot: u32) -> &Request {
         &self.table[slot as usize]
     }
@@ -193,18 +257,23 @@ impl Queue {
         self.free.push(slot);
     }
 
-    /// The first waiting request.
-    pub(super) const fn head(&self) -> u32 {
-        self.order.head
+    /// Whether a waiting request was skipped as often as the limit says.
+    pub(super) fn is_due(&self, slot: u32) -> bool {
+        self.due != NONE && self.get(slot).number <= self.get(self.due).number
     }
 
-    /// How often the first waiting request was skipped.
-    pub(super) const fn head_skips(&self) -> u64 {
-        self.head_skips
-    }
-
-    pub(super) fn mark(&self, slot: u32) -> u64 {
-        u64::from(self.get(slot).mark)
+    /// Finds the last request that is due, from the one that was.
+    fn find_due(&mut self) {
+        loop {
+            let (next, skips) = match self.due {
+                NONE => (self.order.head, self.head_skips),
+                due => (self.next(By::Arrival, due), self.due_skips - u64::from(self.get(due).mark)),
+            };
+            if next == NONE || skips < self.limit {
+                return;
+            }
+            (self.due, self.due_skips) = (next, skips);
+        }
     }
 
     pub(super) fn next(&self, by: By, slot: u32) -> u32 {
@@ -218,6 +287,12 @@ impl Queue {
     /// The waiting requests of a model.
     pub(super) fn of_model(&self, model: u32) -> List {
         self.models.get(model as usize).copied().unwrap_or_default()
+    }
+
+    /// The first waiting request that a kind of GPU can serve.
+    pub(super) fn first_of(&self, kind: u8) -> Option<u32> {
+        let heads = self.classes.iter().filter(|class| class.serves(kind)).map(|class| class.list.head);
+        heads.min_by_key(|slot| self.get(*slot).number)
     }
 
     fn list(&mut self, by: By, index: usize) -> &mut List {
@@ -254,12 +329,20 @@ impl Queue {
         self.link(By::Arrival, 0, slot);
         self.link(By::Class, class, slot);
         self.link(By::Model, model, slot);
+        self.find_due();
     }
 
     /// Takes a request out of the queue. `dispatched`: those before it were skipped.
     pub(super) fn leave(&mut self, slot: u32, kinds: u64, dispatched: bool) {
         let mark = self.get(slot).mark;
         let before = self.prev(By::Arrival, slot);
+        if slot == self.due {
+            self.due = before;
+            self.due_skips += self.table.get(before as usize).map_or(0, |before| u64::from(before.mark))
+                + u64::from(dispatched);
+        } else if !self.is_due(slot) {
+            self.due_skips += u64::from(dispatched);
+        }
         if before == NONE {
             self.head_skips -= u64::from(mark);
         } else {
@@ -272,6 +355,7 @@ impl Queue {
         self.unlink(By::Class, class, slot);
         let model = self.get(slot).model as usize;
         self.unlink(By::Model, model, slot);
+        self.find_due();
     }
 
     /// Moves the waiting requests of a model from one class to another.
@@ -356,11 +440,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn counts(queue: &Queue) -> Vec<(u64, u64)> {
-        let (mut counts, mut slot, mut count) = (Vec::new(), queue.head(), queue.head_skips());
+    /// Name, count, and whether it is due, from the head on.
+    fn counts(queue: &Queue) -> Vec<(u64, u64, bool)> {
+        let (mut counts, mut slot, mut count) = (Vec::new(), queue.order.head, queue.head_skips);
         while slot != NONE {
-            counts.push((queue.get(slot).id.0, count));
-            count -= queue.mark(slot);
+            counts.push((queue.get(slot).id.0, count, queue.is_due(slot)));
+            count -= u64::from(queue.get(slot).mark);
             slot = queue.next(By::Arrival, slot);
         }
         counts
@@ -369,8 +454,10 @@ mod tests {
     proptest! {
         /// Hole 3: marks on a linked list count exactly what a counter in every request counts.
         #[test]
-        fn hole_03_marks_count_skips_exactly(steps in prop::collection::vec((0u8..5, 0usize..8), 0..80)) {
-            let mut queue = Queue::default();
+        fn hole_03_marks_count_skips_exactly(
+            limit in 0u32..6, steps in prop::collection::vec((0u8..5, 0usize..8), 0..80),
+        ) {
+            let mut queue = Queue::new(limit);
             let mut literal: Vec<(u64, u64)> = Vec::new();
             let mut away: Vec<u32> = Vec::new();
             for (id, (what, at)) in (0..).zip(steps) {
@@ -399,7 +486,8 @@ mod tests {
                     }
                     _ => {}
                 }
-                prop_assert_eq!(counts(&queue), literal.clone());
+                let expected = literal.iter().map(|&(name, count)| (name, count, count >= limit.into()));
+                prop_assert_eq!(counts(&queue), expected.collect::<Vec<_>>());
             }
         }
     }

@@ -71,7 +71,7 @@
 //! - Skips alone do not bound a wait: while nothing is dispatched nobody is skipped. So there is an age, too.
 use super::cache::{self, CopyState, ModelCopy};
 use super::estimate::{Estimate, Recent};
-use super::queue::{By, NONE, Place, Queue, Request};
+use super::queue::{By, NONE, Place, Queue, Request, Walk};
 use super::tenants::Tenants;
 use super::{CachePolicy, Policy, SchedulerConfig};
 use crate::token::ConfigError;
@@ -85,8 +85,6 @@ use std::ops::Bound;
 
 /// Idle GPUs that `EvictCostAware` compares for a miss.
 const CANDIDATES: usize = 16;
-/// Due requests that are looked at before a hit. All but the first few can only be requests that this GPU cannot serve.
-const DUE_WALK: usize = 64;
 /// Kinds of GPU: one bit each.
 const MAX_KINDS: u8 = 63;
 
@@ -246,7 +244,7 @@ impl LocalityScheduler {
         Ok(Self {
             config,
             now: Timestamp::ZERO,
-            queue: Queue::default(),
+            queue: Queue::new(config.policy.skip_limit()),
             models: Vec::new(),
             gpus: Vec::new(),
             live: 0,
@@ -919,7 +917,7 @@ impl LocalityScheduler {
     }
 
     fn work_for(&self, kind: u8) -> bool {
-        self.queue.classes.iter().any(|class| class.list.len > 0 && class.kinds >> kind & 1 == 1)
+        self.queue.classes.iter().any(|class| class.serves(kind))
     }
 
     fn any_idle(&self) -> bool {
@@ -929,10 +927,9 @@ impl LocalityScheduler {
     /// One turn of an idle GPU.
     fn serve(&mut self, gpu: u32, actions: &mut Vec<RequestAction>) {
         if self.config.policy != Policy::LoadBalance {
-            let limit = self.config.policy.skip_limit();
             loop {
                 let hit = self.earliest_hit(gpu);
-                match self.place_due(gpu, limit, hit, actions) {
+                match self.place_due(gpu, hit, actions) {
                     Outcome::Here => return,
                     Outcome::Elsewhere => {}
                     Outcome::Stays => {
@@ -943,30 +940,16 @@ impl LocalityScheduler {
             }
         }
         // Nothing waits for a copy on this GPU (or nobody cares): in order of arrival until one lands here.
-        let kind = self.g(gpu).kind;
-        let mut cursors: Vec<(usize, u32)> = (0..)
-            .zip(&self.queue.classes)
-            .filter(|(_, class)| class.kinds >> kind & 1 == 1 && class.list.len > 0)
-            .map(|(index, class)| (index, class.list.head))
-            .collect();
-        loop {
-            let first = cursors
-                .iter_mut()
-                .filter(|(_, slot)| *slot != NONE)
-                .min_by_key(|(_, slot)| self.queue.get(*slot).number);
-            let Some((class, cursor)) = first else { return };
-            let (class, slot) = (*class, *cursor);
-            let before = self.queue.prev(By::Class, slot);
-            let outcome = self.place_one(gpu, slot, actions);
-            if outcome == Outcome::Here {
-                return;
-            }
+        let mut walk = Walk::new(&self.queue, self.g(gpu).kind);
+        while let Some((cursor, slot)) = walk.first(&self.queue) {
             // The request may be gone, and others of its model with it; the one before it is not.
-            *cursor = match (outcome, before) {
-                (Outcome::Stays, _) => self.queue.next(By::Class, slot),
-                (_, NONE) => self.queue.classes[class].list.head,
-                _ => self.queue.next(By::Class, before),
-            };
+            let before = self.queue.prev(By::Class, slot);
+            match (self.place_one(gpu, slot, actions), before) {
+                (Outcome::Here, _) => return,
+                (Outcome::Stays, _) => walk.go_on(&self.queue, cursor, slot),
+                (_, NONE) => walk.restart(&self.queue, cursor),
+                _ => walk.go_on(&self.queue, cursor, before),
+            }
         }
     }
 
@@ -978,34 +961,23 @@ impl LocalityScheduler {
     }
 
     /// Places the first request that is due, comes before the hit, and can be placed.
-    fn place_due(
-        &mut self,
-        gpu: u32,
-        limit: u32,
-        hit: Option<(u64, u32)>,
-        actions: &mut Vec<RequestAction>,
-    ) -> Outcome {
+    fn place_due(&mut self, gpu: u32, hit: Option<(u64, u32)>, actions: &mut Vec<RequestAction>) -> Outcome {
         let kind = self.g(gpu).kind;
-        let (mut slot, mut skips) = (self.queue.head(), self.queue.head_skips());
-        for _ in 0..DUE_WALK {
-            if slot == NONE {
-                break;
+        let is_next = |this: &Self, slot: u32| {
+            let request = this.queue.get(slot);
+            let old = this.now.saturating_since(request.arrived) >= this.config.skip_age;
+            hit.is_none_or(|(number, _)| request.number < number) && (old || this.queue.is_due(slot))
+        };
+        // Mostly there is none.
+        if !self.queue.first_of(kind).is_some_and(|slot| is_next(self, slot)) {
+            return Outcome::Stays;
+        }
+        let mut walk = Walk::new(&self.queue, kind);
+        while let Some((cursor, slot)) = walk.first(&self.queue).filter(|(_, slot)| is_next(self, *slot)) {
+            match self.place_one(gpu, slot, actions) {
+                Outcome::Stays => walk.go_on(&self.queue, cursor, slot),
+                done => return done,
             }
-            let request = self.queue.get(slot);
-            let old = self.now.saturating_since(request.arrived) >= self.config.skip_age;
-            let before_hit = hit.is_none_or(|(number, _)| request.number < number);
-            if !before_hit || !(skips >= u64::from(limit) || old) {
-                break;
-            }
-            skips -= self.queue.mark(slot);
-            let next = self.queue.next(By::Arrival, slot);
-            if self.m(request.model).kinds >> kind & 1 == 1 {
-                match self.place_one(gpu, slot, actions) {
-                    Outcome::Stays => {}
-                    done => return done,
-                }
-            }
-            slot = next;
         }
         Outcome::Stays
     }
