@@ -283,7 +283,7 @@ impl<'a> Stage<'a> {
         if !args.bare {
             let socket = dir.path().join("gshare.sock");
             daemon = Some(Daemon::new(Config::at(&socket))?.spawn()?);
-            config.hook = Some(Hook { library: built.join("libgshare_hook.so"), socket });
+            config.hook = Some(Hook { preload: built.join("libgshare_hook.so"), socket });
         }
         Ok(Self { args, scenario, config, gshare: built.join("gshare"), _daemon: daemon, _dir: dir })
     }

@@ -38,7 +38,7 @@ fn simulated(dir: &Path) -> ManagerConfig {
 fn under(daemon: &Local) -> ManagerConfig {
     let mut config = simulated(daemon.dir.path());
     let library = hooked::libraries().join("libgshare_hook.so");
-    config.hook = Some(Hook { library, socket: daemon.socket() });
+    config.hook = Some(Hook { preload: library, socket: daemon.socket() });
     config
 }
 

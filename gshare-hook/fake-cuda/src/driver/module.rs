@@ -25,7 +25,7 @@ struct Code {
 #[derive(Debug)]
 pub(crate) struct Module {
     code: Code,
-    library: bool,
+    is_library: bool,
     functions: Mutex<BTreeMap<String, &'static Object<Function>>>,
     globals: Mutex<BTreeMap<String, (u64, u64)>>,
 }
@@ -406,8 +406,8 @@ fn read_global(line: &str) -> Option<(String, u64)> {
     (!name.starts_with('.')).then(|| (name.to_owned(), width / 8 * count))
 }
 
-fn create(code: Code, library: bool) -> &'static Object<Module> {
-    Object::create(Module { code, library, functions: Mutex::default(), globals: Mutex::default() })
+fn create(code: Code, is_library: bool) -> &'static Object<Module> {
+    Object::create(Module { code, is_library, functions: Mutex::default(), globals: Mutex::default() })
 }
 
 impl Module {
@@ -631,7 +631,7 @@ pub(super) unsafe fn cuKernelGetFunction(pFunc: *mut sys::CUfunction, kernel: sy
 
 pub(super) unsafe fn cuKernelGetLibrary(pLib: *mut sys::CUlibrary, kernel: sys::CUkernel) -> Answer {
     let function = Object::<Function>::get(kernel)?;
-    if !function.module.library {
+    if !function.module.is_library {
         return Err(INVALID_HANDLE);
     }
     put(pLib, function.module.handle())

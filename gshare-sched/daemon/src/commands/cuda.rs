@@ -24,7 +24,6 @@ macro_rules! call {
         anyhow::ensure!(result == 0, "{name} answers error {result}");
     }};
 }
-pub(super) use call;
 
 impl Driver {
     /// Loads `libcuda.so.1` from wherever the loader finds it.
@@ -72,10 +71,136 @@ impl Driver {
     }
 }
 
+/// Handle of the driver.
+type Handle = *mut c_void;
+
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+const SMS: c_int = 16;
+
+/// A kernel in the primary context of device 0, which is current in the thread that loaded it.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    driver: Driver,
+    function: Handle,
+}
+
+impl Kernel {
+    /// Loads the driver, and the kernel `name` of `ptx`.
+    pub(crate) fn load(ptx: &CStr, name: &CStr) -> anyhow::Result<Self> {
+        let driver = Driver::load()?;
+        driver.init()?;
+        let mut device = 0;
+        let (mut context, mut module, mut function): (Handle, Handle, Handle) =
+            (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+        call!(driver, b"cuDeviceGet\0", (*mut c_int, c_int), &raw mut device, 0);
+        call!(driver, b"cuDevicePrimaryCtxRetain\0", (*mut Handle, c_int), &raw mut context, device);
+        call!(driver, b"cuCtxSetCurrent\0", (Handle), context);
+        let text = ptx.as_ptr().cast();
+        call!(driver, b"cuModuleLoadData\0", (*mut Handle, *const c_void), &raw mut module, text);
+        call!(
+            driver,
+            b"cuModuleGetFunction\0",
+            (*mut Handle, Handle, *const c_char),
+            &raw mut function,
+            module,
+            name.as_ptr()
+        );
+        Ok(Self { driver, function })
+    }
+
+    /// SMs of the device.
+    pub(crate) fn sms(&self) -> anyhow::Result<c_uint> {
+        let (driver, mut sms) = (&self.driver, 0);
+        call!(driver, b"cuDeviceGetAttribute\0", (*mut c_int, c_int, c_int), &raw mut sms, SMS, 0);
+        Ok(c_uint::try_from(sms)?)
+    }
+
+    /// Device memory; its address, 0 for none.
+    pub(crate) fn allocate(&self, bytes: usize) -> anyhow::Result<u64> {
+        let (driver, mut address) = (&self.driver, 0u64);
+        if bytes > 0 {
+            call!(driver, b"cuMemAlloc_v2\0", (*mut u64, usize), &raw mut address, bytes);
+        }
+        Ok(address)
+    }
+
+    /// Frees device memory, if there is any at `address`.
+    pub(crate) fn free(&self, address: u64) -> anyhow::Result<()> {
+        let driver = &self.driver;
+        if address != 0 {
+            call!(driver, b"cuMemFree_v2\0", (u64), address);
+        }
+        Ok(())
+    }
+
+    /// Copies to device memory.
+    pub(crate) fn upload(&self, to: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        let (driver, from) = (&self.driver, bytes.as_ptr().cast());
+        call!(driver, b"cuMemcpyHtoD_v2\0", (u64, *const c_void, usize), to, from, bytes.len());
+        Ok(())
+    }
+
+    /// Copies from device memory.
+    pub(crate) fn download(&self, from: u64, bytes: &mut [u8]) -> anyhow::Result<()> {
+        let (driver, to) = (&self.driver, bytes.as_mut_ptr().cast());
+        call!(driver, b"cuMemcpyDtoH_v2\0", (*mut c_void, u64, usize), to, from, bytes.len());
+        Ok(())
+    }
+
+    /// Launches `blocks` of `threads` in the default stream. A kernel with a parameter takes `argument`.
+    pub(crate) fn launch(
+        &self,
+        blocks: c_uint,
+        threads: c_uint,
+        argument: Option<u64>,
+    ) -> anyhow::Result<()> {
+        let driver = &self.driver;
+        let mut value = argument.unwrap_or_default();
+        let mut arguments = [(&raw mut value).cast::<c_void>()];
+        let parameters = if argument.is_some() { arguments.as_mut_ptr() } else { std::ptr::null_mut() };
+        call!(
+            driver,
+            b"cuLaunchKernel\0",
+            (
+                Handle,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                Handle,
+                *mut Handle,
+                *mut Handle
+            ),
+            self.function,
+            blocks,
+            1,
+            1,
+            threads,
+            1,
+            1,
+            0,
+            std::ptr::null_mut(),
+            parameters,
+            std::ptr::null_mut()
+        );
+        Ok(())
+    }
+
+    /// Waits for all that was launched.
+    pub(crate) fn synchronize(&self) -> anyhow::Result<()> {
+        let driver = &self.driver;
+        call!(driver, b"cuCtxSynchronize\0", (),);
+        Ok(())
+    }
+}
+
 /// The ground truth of a simulated device.
 #[derive(Debug)]
 pub(crate) struct Truth {
-    library: Library,
+    driver: Library,
     device: std::ffi::CString,
 }
 
@@ -114,13 +239,13 @@ impl Truth {
         let device = std::ffi::CString::new(device.as_os_str().as_bytes())?;
         // SAFETY: the library of this project; it has no initialisers.
         let library = unsafe { Library::new(library) }.with_context(|| library.display().to_string())?;
-        Ok(Self { library, device })
+        Ok(Self { driver: library, device })
     }
 
     pub(crate) fn read(&self) -> anyhow::Result<TruthNow> {
         type Read = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
         // SAFETY: the type is the one that the library gives this name.
-        let read = unsafe { self.library.get::<Read>(TRUTH) }.context("gshare_sim_truth")?;
+        let read = unsafe { self.driver.get::<Read>(TRUTH) }.context("gshare_sim_truth")?;
         let mut text = vec![0u8; 1 << 16];
         loop {
             // SAFETY: a C string, and a buffer with room for its length.

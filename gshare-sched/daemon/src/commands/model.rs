@@ -1,10 +1,9 @@
 //! A model process that stands for a real one: it loads as many bytes and computes as long, by the driver API alone.
-#![allow(unsafe_code, reason = "foreign functions of the driver")]
 
-use super::cuda::{Driver, call};
+use super::cuda::Kernel;
 use gshare_core::{Bytes, Duration};
 use gshared::manager::frame::{FromModel, ModelPort, ToModel};
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_uint};
 use std::time::Instant;
 
 /// A model process for the GPU manager, with a model of any size and speed: for trials, and for tests of schedulers.
@@ -38,7 +37,7 @@ pub(crate) const NAME: &str = "model";
 
 /// A kernel whose every thread looks at the clock until as many ns have passed as it was told. The simulated driver
 /// takes the time from the argument.
-const PTX: &str = "
+const PTX: &CStr = c"
 .version 7.0
 .target sm_52
 .address_size 64
@@ -55,15 +54,10 @@ again:
     @%p bra again;
     ret;
 }
-\0";
+";
 
 /// Bytes copied at a time.
 const CHUNK: usize = 4 << 20;
-/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
-const SMS: c_int = 16;
-
-type Handle = *mut c_void;
-
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let mut port = ModelPort::from_stdin()?;
     if options.hang {
@@ -100,93 +94,33 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 struct Model {
-    driver: Driver,
-    function: Handle,
+    kernel: Kernel,
     sms: c_uint,
-    kernel: Duration,
+    /// GPU time of one kernel.
+    each: Duration,
 }
 
 impl Model {
     fn load(options: &Options) -> anyhow::Result<Self> {
         anyhow::ensure!(!options.kernel.is_zero(), "--kernel is 0: need more than 0");
-        let driver = Driver::load()?;
-        driver.init()?;
-        let (mut device, mut sms) = (0, 0);
-        let (mut context, mut module, mut function): (Handle, Handle, Handle) =
-            (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
-        call!(driver, b"cuDeviceGet\0", (*mut c_int, c_int), &raw mut device, 0);
-        call!(driver, b"cuDeviceGetAttribute\0", (*mut c_int, c_int, c_int), &raw mut sms, SMS, device);
-        call!(driver, b"cuDevicePrimaryCtxRetain\0", (*mut Handle, c_int), &raw mut context, device);
-        call!(driver, b"cuCtxSetCurrent\0", (Handle), context);
-        call!(
-            driver,
-            b"cuModuleLoadData\0",
-            (*mut Handle, *const c_void),
-            &raw mut module,
-            PTX.as_ptr().cast()
-        );
-        let name = c"spin_ns";
-        call!(
-            driver,
-            b"cuModuleGetFunction\0",
-            (*mut Handle, Handle, *const c_char),
-            &raw mut function,
-            module,
-            name.as_ptr()
-        );
+        let kernel = Kernel::load(PTX, c"spin_ns")?;
         let bytes = usize::try_from(options.memory.get())?;
-        let mut weights = 0u64;
-        if bytes > 0 {
-            call!(driver, b"cuMemAlloc_v2\0", (*mut u64, usize), &raw mut weights, bytes);
-        }
+        let weights = kernel.allocate(bytes)?;
         let chunk = vec![0x5au8; CHUNK.min(bytes)];
         for at in (0..bytes).step_by(CHUNK) {
-            let length = CHUNK.min(bytes - at);
-            let to = weights + at as u64;
-            let from = chunk.as_ptr().cast::<c_void>();
-            call!(driver, b"cuMemcpyHtoD_v2\0", (u64, *const c_void, usize), to, from, length);
+            kernel.upload(weights + at as u64, &chunk[..CHUNK.min(bytes - at)])?;
         }
-        Ok(Self { driver, function, sms: c_uint::try_from(sms)?, kernel: options.kernel })
+        Ok(Self { sms: kernel.sms()?, kernel, each: options.kernel })
     }
 
     /// Runs kernels one after the other, and waits for the last.
     fn run(&self, time: Duration) -> anyhow::Result<()> {
-        let driver = &self.driver;
         let mut left = time.as_nanos();
         while left > 0 {
-            let mut now = left.min(self.kernel.as_nanos());
+            let now = left.min(self.each.as_nanos());
             left -= now;
-            let mut arguments = [(&raw mut now).cast::<c_void>()];
-            call!(
-                driver,
-                b"cuLaunchKernel\0",
-                (
-                    Handle,
-                    c_uint,
-                    c_uint,
-                    c_uint,
-                    c_uint,
-                    c_uint,
-                    c_uint,
-                    c_uint,
-                    Handle,
-                    *mut Handle,
-                    *mut Handle
-                ),
-                self.function,
-                self.sms,
-                1,
-                1,
-                1024,
-                1,
-                1,
-                0,
-                std::ptr::null_mut(),
-                arguments.as_mut_ptr(),
-                std::ptr::null_mut()
-            );
+            self.kernel.launch(self.sms, 1024, Some(now))?;
         }
-        call!(driver, b"cuCtxSynchronize\0", (),);
-        Ok(())
+        self.kernel.synchronize()
     }
 }

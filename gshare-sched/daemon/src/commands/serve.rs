@@ -107,7 +107,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let hook = HOOK.find_or_build()?;
     let socket = under_hook::socket(&options.place, options.sim.is_some())?;
     let mut config = ManagerConfig::default();
-    config.hook = Some(Hook { library: hook, socket });
+    config.hook = Some(Hook { preload: hook, socket });
     let mut simulator = None;
     if let Some(profile) = &options.sim {
         eprintln!("gshare: simulated device");

@@ -1,12 +1,11 @@
 //! The program of a pipeline's stage for tests and demonstrations, and a host for one, both hidden.
 //!
 //! For each request the stage copies it to device memory, runs a kernel, copies it back, and appends its number.
-#![allow(unsafe_code, reason = "foreign functions of the driver")]
 
-use super::cuda::{Driver, call};
+use super::cuda::Kernel;
 use anyhow::Context as _;
 use gshared::ffs::{FfsFunction, Stage};
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::CStr;
 use std::io::{BufRead as _, Write as _};
 use std::path::PathBuf;
 
@@ -30,7 +29,7 @@ pub(crate) const NAME: &str = "stage";
 pub(crate) const HOST_NAME: &str = "pipeline-host";
 
 /// A kernel that does nothing for a while; the simulated driver takes the time from the name.
-const PTX: &str = "
+const PTX: &CStr = c"
 .version 7.0
 .target sm_52
 .address_size 64
@@ -38,88 +37,33 @@ const PTX: &str = "
 {
     ret;
 }
-\0";
-
-type Handle = *mut c_void;
+";
 
 /// A context on the stage's slice, a kernel, and room for one request.
 struct Device {
-    driver: Driver,
-    function: Handle,
+    kernel: Kernel,
     memory: u64,
     room: usize,
 }
 
 impl Device {
     fn open() -> anyhow::Result<Self> {
-        let driver = Driver::load()?;
-        driver.init()?;
-        let mut device = 0;
-        let (mut context, mut module, mut function): (Handle, Handle, Handle) =
-            (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
-        call!(driver, b"cuDeviceGet\0", (*mut c_int, c_int), &raw mut device, 0);
-        call!(driver, b"cuDevicePrimaryCtxRetain\0", (*mut Handle, c_int), &raw mut context, device);
-        call!(driver, b"cuCtxSetCurrent\0", (Handle), context);
-        let text = PTX.as_ptr().cast();
-        call!(driver, b"cuModuleLoadData\0", (*mut Handle, *const c_void), &raw mut module, text);
-        let name = c"spin_20us";
-        call!(
-            driver,
-            b"cuModuleGetFunction\0",
-            (*mut Handle, Handle, *const c_char),
-            &raw mut function,
-            module,
-            name.as_ptr()
-        );
-        Ok(Self { driver, function, memory: 0, room: 0 })
+        Ok(Self { kernel: Kernel::load(PTX, c"spin_20us")?, memory: 0, room: 0 })
     }
 
     /// There and back through device memory.
     fn run(&mut self, input: &[u8], output: &mut [u8]) -> anyhow::Result<()> {
-        let (driver, bytes) = (&self.driver, input.len());
+        let (kernel, bytes) = (&self.kernel, input.len());
         if self.room < bytes {
-            if self.memory != 0 {
-                call!(driver, b"cuMemFree_v2\0", (u64), self.memory);
-            }
+            kernel.free(self.memory)?;
             (self.memory, self.room) = (0, 0);
-            call!(driver, b"cuMemAlloc_v2\0", (*mut u64, usize), &raw mut self.memory, bytes);
+            self.memory = kernel.allocate(bytes)?;
             self.room = bytes;
         }
-        let from = input.as_ptr().cast();
-        call!(driver, b"cuMemcpyHtoD_v2\0", (u64, *const c_void, usize), self.memory, from, bytes);
-        let none = std::ptr::null_mut::<Handle>();
-        call!(
-            driver,
-            b"cuLaunchKernel\0",
-            (
-                Handle,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                Handle,
-                *mut Handle,
-                *mut Handle
-            ),
-            self.function,
-            1,
-            1,
-            1,
-            64,
-            1,
-            1,
-            0,
-            std::ptr::null_mut(),
-            none,
-            none
-        );
-        call!(driver, b"cuCtxSynchronize\0", (),);
-        let to = output.as_mut_ptr().cast();
-        call!(driver, b"cuMemcpyDtoH_v2\0", (*mut c_void, u64, usize), to, self.memory, bytes);
-        Ok(())
+        kernel.upload(self.memory, input)?;
+        kernel.launch(1, 64, None)?;
+        kernel.synchronize()?;
+        kernel.download(self.memory, output)
     }
 }
 

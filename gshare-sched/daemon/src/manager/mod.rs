@@ -75,7 +75,7 @@ use std::path::PathBuf;
 #[derive(Debug, Clone)]
 pub struct Hook {
     /// `libgshare_hook.so`.
-    pub library: PathBuf,
+    pub preload: PathBuf,
     /// The daemon's socket.
     pub socket: PathBuf,
 }

@@ -40,7 +40,7 @@ impl ModelProcess {
         // A group of its own, so that what it starts ends with it.
         command.process_group(0);
         if let Some(hook) = hook {
-            command.env("LD_PRELOAD", preload(&hook.library)).env("GSHARE_SOCKET", &hook.socket);
+            command.env("LD_PRELOAD", preload(&hook.preload)).env("GSHARE_SOCKET", &hook.socket);
             command.env("GSHARE_NAME", name).env("GSHARE_RUN", run.to_string());
             match program.memory_limit {
                 Some(limit) => command.env("GSHARE_MEM", limit.get().to_string()),
