@@ -22,10 +22,10 @@
 //! # Ok::<(), gshared::ConfigError>(())
 //! ```
 
-use gshare_core::{Bytes, Duration, QuotaRange, ResourceSpec, SmShare, SpecError};
-use gshare_sched::token::MultiTokenConfig;
+use gshare_core::{Bytes, Duration, QuotaRange, ResourceSpec, SmShare, SpecError, TokenScheduler};
+use gshare_sched::token::{self, MultiToken, MultiTokenConfig, SlotScheduler};
 use serde::de::{Error as _, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -93,7 +93,8 @@ pub struct Config {
     pub allow_uids: Vec<u32>,
     /// Whether every user may connect.
     pub allow_any_user: bool,
-    /// Window over which quotas are settled, longest token, and time allowed to return one after it ran out.
+    /// Who decides about tokens, window over which quotas are settled, longest token, and time allowed to return one after
+    /// it ran out.
     pub tokens: TokenConfig,
     /// Most GPU time that a client should have in flight. 5 ms: half a token, so that the device does not run dry while
     /// a launching thread waits for a CPU, and no more than its grace to wait for when a lease is called back.
@@ -113,9 +114,37 @@ pub struct Config {
     clients: BTreeMap<String, ResourceSpec>,
 }
 
-/// Times of the token engine.
+/// Who decides about tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum TokenPolicy {
+    /// Whoever misses most of its request first: [`MultiToken`].
+    #[default]
+    MultiToken,
+    /// A slot of each window for each client, the rest as above: [`SlotScheduler`]. For nodes whose clients' requests add
+    /// up to more than a window because their SMs fit beside each other.
+    SlotTable,
+}
+
+impl TokenPolicy {
+    /// A scheduler of this policy.
+    ///
+    /// # Errors
+    /// When a field of the configuration is out of its bounds.
+    pub fn build(self, config: MultiTokenConfig) -> Result<Box<dyn TokenScheduler>, token::ConfigError> {
+        Ok(match self {
+            Self::MultiToken => Box::new(MultiToken::new(config)?),
+            Self::SlotTable => Box::new(SlotScheduler::new(config)?),
+        })
+    }
+}
+
+/// Policy and times of the token engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenConfig {
+    /// Who decides.
+    pub policy: TokenPolicy,
     /// Length of the window over which quotas are settled.
     pub window: Duration,
     /// The longest lease that is granted at once.
@@ -125,7 +154,7 @@ pub struct TokenConfig {
 }
 
 impl TokenConfig {
-    /// The settings of the multi-token scheduler that these times amount to.
+    /// The settings of the scheduler that these times amount to.
     pub fn engine(&self, max_clients: u32) -> MultiTokenConfig {
         let mut engine = MultiTokenConfig::default();
         engine.window = self.window;
@@ -285,6 +314,7 @@ impl Default for Config {
 impl Default for TokenConfig {
     fn default() -> Self {
         Self {
+            policy: TokenPolicy::MultiToken,
             window: Duration::from_millis(100),
             longest: Duration::from_millis(10),
             grace: Duration::from_millis(50),
@@ -336,7 +366,7 @@ impl Config {
             ("metrics", &self.metrics, &new.metrics),
             ("max_clients", &self.max_clients, &new.max_clients),
             ("max_connections", &self.max_connections, &new.max_connections),
-            ("window, token or grace", &self.tokens, &new.tokens),
+            ("policy, window, token or grace", &self.tokens, &new.tokens),
             ("journal", &self.journal, &new.journal),
             ("mps", &self.mps, &new.mps),
             ("device", &self.devices, &new.devices),
@@ -390,6 +420,7 @@ struct RawConfig {
     allow_uids: Vec<u32>,
     #[serde(default)]
     allow_any_user: bool,
+    policy: Option<TokenPolicy>,
     window: Option<Spanned<Text<Duration>>>,
     token: Option<Spanned<Text<Duration>>>,
     grace: Option<Spanned<Text<Duration>>>,
@@ -543,6 +574,7 @@ impl RawConfig {
             allow_uids: self.allow_uids,
             allow_any_user: self.allow_any_user,
             tokens: TokenConfig {
+                policy: self.policy.unwrap_or(default.tokens.policy),
                 window,
                 longest: source.duration("token", self.token.as_ref(), longest, least, window)?,
                 grace: source.duration(

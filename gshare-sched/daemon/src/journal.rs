@@ -28,7 +28,7 @@
 //! an error here and not a signal; the journal then stops, the daemon goes on, and both say so.
 #![allow(unsafe_code, reason = "a file mapping is the way to write without a system call")]
 
-use crate::config::JournalConfig;
+use crate::config::{JournalConfig, TokenPolicy};
 use gshare_core::{Timestamp, TokenAction, TokenEvent};
 use memmap2::{MmapMut, MmapOptions};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -51,7 +51,10 @@ pub struct Header {
     pub epoch: u64,
     /// Number of this file within the run, from 0.
     pub segment: u32,
-    /// Configuration of the engine, to build the same one for a replay.
+    /// Policy of the engine.
+    #[serde(default)]
+    pub policy: TokenPolicy,
+    /// Configuration of the engine, to build the same one for a replay; null for one of the host's own.
     pub engine: serde_json::Value,
 }
 
@@ -90,6 +93,9 @@ pub struct Line {
     /// Present in a header.
     #[serde(default)]
     pub segment: Option<u32>,
+    /// Present in a header.
+    #[serde(default)]
+    pub policy: TokenPolicy,
     /// Present in a header.
     #[serde(default)]
     pub engine: Option<serde_json::Value>,
@@ -149,9 +155,14 @@ impl Journal {
     }
 
     /// Begins the journal of one run of the daemon.
-    pub(crate) fn create(config: &JournalConfig, epoch: u64, engine: serde_json::Value) -> io::Result<Self> {
+    pub(crate) fn create(
+        config: &JournalConfig,
+        epoch: u64,
+        policy: TokenPolicy,
+        engine: serde_json::Value,
+    ) -> io::Result<Self> {
         fs::create_dir_all(&config.dir)?;
-        let header = Header { journal: 1, epoch, segment: 0, engine };
+        let header = Header { journal: 1, epoch, segment: 0, policy, engine };
         let segment = Segment::create(&config.dir, &header)?;
         let target = Target {
             dir: config.dir.clone(),
@@ -332,7 +343,13 @@ mod tests {
     #[test]
     fn what_was_written_is_there_without_a_finish_and_across_chunks() {
         let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(&config(dir.path(), 1 << 30, 4), 7, serde_json::json!({})).unwrap();
+        let mut journal = Journal::create(
+            &config(dir.path(), 1 << 30, 4),
+            7,
+            TokenPolicy::default(),
+            serde_json::json!({}),
+        )
+        .unwrap();
         let count = 30_000u32;
         for n in 0..count {
             journal.event(Timestamp::from_nanos(u64::from(n)), &asked(n));
@@ -359,7 +376,9 @@ mod tests {
     #[test]
     fn a_full_segment_is_followed_by_the_next_and_the_oldest_go() {
         let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(&config(dir.path(), 4096, 3), 7, serde_json::json!({})).unwrap();
+        let mut journal =
+            Journal::create(&config(dir.path(), 4096, 3), 7, TokenPolicy::default(), serde_json::json!({}))
+                .unwrap();
         for n in 0..1000 {
             journal.event(Timestamp::from_nanos(u64::from(n)), &asked(n));
         }
@@ -377,7 +396,9 @@ mod tests {
     #[test]
     fn a_journal_that_cannot_be_written_counts_what_it_loses() {
         let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(&config(dir.path(), 4096, 3), 7, serde_json::json!({})).unwrap();
+        let mut journal =
+            Journal::create(&config(dir.path(), 4096, 3), 7, TokenPolicy::default(), serde_json::json!({}))
+                .unwrap();
         // A directory that is gone cannot take the next segment.
         fs::remove_dir_all(dir.path()).unwrap();
         for n in 0..1000 {

@@ -64,7 +64,7 @@ mod slots;
 mod snapshot;
 
 pub use clock::{Clock, ManualClock, MonotonicClock};
-pub use config::{Config, ConfigError, DeviceUuid};
+pub use config::{Config, ConfigError, DeviceUuid, TokenPolicy};
 pub use handle::{Handle, Running};
 pub use metrics::{DropReason, Metrics};
 pub use server::{Daemon, DaemonBuilder, DaemonError};

@@ -109,7 +109,7 @@ impl DaemonBuilder {
         Self { clock, ..self }
     }
 
-    /// Another policy than the multi-token scheduler.
+    /// Another policy than those of [`TokenPolicy`](crate::TokenPolicy). A journal written under it cannot be replayed.
     #[must_use]
     pub fn engine(self, engine: Box<dyn TokenScheduler>) -> Self {
         Self { engine: Some(EngineBox(engine)), ..self }
@@ -120,10 +120,13 @@ impl DaemonBuilder {
     pub fn build(self) -> Result<Daemon, DaemonError> {
         let Self { config, clock, engine } = self;
         let engine_config = config.tokens.engine(config.max_clients);
-        let described = serde_json::to_value(&engine_config).map_err(io::Error::from)?;
-        let engine = match engine {
-            Some(EngineBox(engine)) => engine,
-            None => Box::new(gshare_sched::token::MultiToken::new(engine_config)?),
+        // A scheduler of the host's own cannot be built again from what is written here, so nothing is.
+        let (engine, described) = match engine {
+            Some(EngineBox(engine)) => (engine, serde_json::Value::Null),
+            None => {
+                let described = serde_json::to_value(&engine_config).map_err(io::Error::from)?;
+                (config.tokens.policy.build(engine_config)?, described)
+            }
         };
         let scaling = crate::scaling::Scaling::new(config.max_clients)?;
         // The only use of the wall clock: a number that no earlier run has had.
@@ -138,7 +141,8 @@ impl DaemonBuilder {
         let admin = bind_admin(&config.admin_socket).map_err(setup(&config.admin_socket))?;
         let journal = match &config.journal {
             None => Journal::off(),
-            Some(journal) => Journal::create(journal, epoch, described).map_err(setup(&journal.dir))?,
+            Some(journal) => Journal::create(journal, epoch, config.tokens.policy, described)
+                .map_err(setup(&journal.dir))?,
         };
         let metrics = Arc::new(Metrics::default());
         let (handle, inbox) = line(Arc::clone(&metrics))?;
@@ -228,7 +232,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// A daemon with the monotonic clock and the multi-token scheduler.
+    /// A daemon with the monotonic clock and the scheduler of the configuration.
     pub fn new(config: Config) -> Result<Self, DaemonError> {
         Self::builder(config).build()
     }

@@ -4,9 +4,9 @@ mod common;
 
 use common::{Client, Forked, PATIENCE, Process, attached, spec, within};
 use gshare_core::wire::{ToClient, ToDaemon};
-use gshare_core::{Bytes, Duration, Engine as _, ResourceSpec, Timestamp, TokenAction, TokenEvent};
-use gshare_sched::token::{MultiToken, MultiTokenConfig};
-use gshared::journal;
+use gshare_core::{Bytes, Duration, ResourceSpec, Timestamp, TokenAction, TokenEvent};
+use gshare_sched::token::MultiTokenConfig;
+use gshared::{TokenPolicy, journal};
 use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn config(dir: &Path) -> String {
 /// Replays one run's events and compares the orders with those that were recorded.
 fn replays_to_the_same_orders(lines: &[journal::Line]) {
     let config: MultiTokenConfig = serde_json::from_value(lines[0].engine.clone().unwrap()).unwrap();
-    let mut engine = MultiToken::new(config).unwrap();
+    let mut engine = lines[0].policy.build(config).unwrap();
     let mut orders = Vec::new();
     let mut compared = 0;
     for line in lines {
@@ -37,8 +37,15 @@ fn replays_to_the_same_orders(lines: &[journal::Line]) {
 
 #[test]
 fn a_killed_holder_loses_its_token_at_once_and_no_token_is_lost_or_doubled() {
+    for policy in [TokenPolicy::MultiToken, TokenPolicy::SlotTable] {
+        killed_holders(policy);
+    }
+}
+
+fn killed_holders(policy: TokenPolicy) {
     let dir = tempfile::tempdir().unwrap();
-    let daemon = Process::start(dir.path(), &config(dir.path()));
+    let key = toml::Value::try_from(policy).unwrap();
+    let daemon = Process::start(dir.path(), &format!("policy = {key}\n{}", config(dir.path())));
     let path = daemon.socket();
     let (mut survivor, id) = attached(&path, 1, "survivor", ResourceSpec::UNLIMITED);
     for round in 0..20u64 {
@@ -65,6 +72,7 @@ fn a_killed_holder_loses_its_token_at_once_and_no_token_is_lost_or_doubled() {
         within(|| (daemon.snapshot().clients.len() == 1).then_some(()));
     }
     let lines = common::journal_lines(dir.path());
+    assert_eq!(lines[0].policy, policy);
     replays_to_the_same_orders(&lines);
     // One holder at a time, as each takes all SMs; a lease is never granted to two.
     let (mut holder, mut owners) = (None, BTreeMap::new());

@@ -2,8 +2,8 @@
 
 use super::print_json;
 use anyhow::Context as _;
-use gshare_core::{ClientId, Engine as _, GpuId, LeaseId, Timestamp, TokenAction, TokenEvent};
-use gshare_sched::token::{MultiToken, MultiTokenConfig};
+use gshare_core::{ClientId, GpuId, LeaseId, Timestamp, TokenAction, TokenEvent, TokenScheduler};
+use gshare_sched::token::MultiTokenConfig;
 use gshared::journal::{self, Line};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -146,7 +146,7 @@ fn no_header(file: &Path) -> String {
 
 struct Replay {
     run: Run,
-    engine: MultiToken,
+    engine: Box<dyn TokenScheduler>,
     orders: Vec<TokenAction>,
     clients: BTreeMap<ClientId, Client>,
     gone: Vec<Client>,
@@ -161,11 +161,11 @@ struct Replay {
 impl Replay {
     fn new(epoch: u64, header: &Line) -> anyhow::Result<Self> {
         let config: MultiTokenConfig =
-            serde_json::from_value(header.engine.clone().context("a header without engine")?)?;
+            serde_json::from_value(header.engine.clone().context("its token scheduler was the host's own")?)?;
         let from_start = header.segment == Some(0);
         Ok(Self {
             run: Run { epoch, files: 1, from_start, ..Run::default() },
-            engine: MultiToken::new(config)?,
+            engine: header.policy.build(config)?,
             orders: Vec::new(),
             clients: BTreeMap::new(),
             gone: Vec::new(),
