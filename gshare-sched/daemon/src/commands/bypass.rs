@@ -1,4 +1,5 @@
-//! Who uses a device and is not metered: what can be seen from outside of an `LD_PRELOAD` limit that is not in force.
+//! What is on a device and not in the daemon's books: processes that are not metered, as far as an `LD_PRELOAD` limit that is
+//! not in force can be seen from outside, and memory of metered ones that they did not allocate.
 //!
 //! NVML lists the processes on each device, the daemon those that are registered; whoever is on the first list alone gets GPU
 //! time and memory that nobody counts. Why, the process itself tells: what it has mapped, and how it was started. Not to be
@@ -6,6 +7,7 @@
 //! with `RTLD_DEEPBIND` in a process that has the hook.
 
 use super::cuda::Nvml;
+use gshare_core::Bytes;
 use gshared::Snapshot;
 use std::collections::BTreeMap;
 
@@ -16,6 +18,15 @@ pub(crate) struct Stranger {
     pub(crate) bytes: u64,
     pub(crate) program: String,
     pub(crate) why: &'static str,
+}
+
+/// What NVML sees beside the daemon's books.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Beside {
+    pub(crate) strangers: Vec<Stranger>,
+    /// Per registered process that NVML sees: its pid, its name, and the memory that it has beyond what it holds by the
+    /// daemon's books: its contexts, its code, and the driver's own.
+    pub(crate) overheads: Vec<(u32, String, Bytes)>,
 }
 
 /// What is known of a process from `/proc`; `None` where this user may not look.
@@ -63,22 +74,34 @@ impl Evidence {
     }
 }
 
-/// Processes that NVML sees on a device and the daemon does not know.
-pub(crate) fn strangers(nvml: &Nvml, snapshot: &Snapshot) -> anyhow::Result<Vec<Stranger>> {
+/// Compares what NVML sees on the devices with the daemon's books.
+pub(crate) fn beside(nvml: &Nvml, snapshot: &Snapshot) -> anyhow::Result<Beside> {
     let mut seen = BTreeMap::<u32, u64>::new();
     for device in 0..nvml.device_count()? {
         for (pid, bytes) in nvml.processes(device)? {
             *seen.entry(pid).or_default() += bytes;
         }
     }
-    let known = |pid: u32| snapshot.clients.iter().any(|client| u32::try_from(client.pid) == Ok(pid));
-    let unknown = seen.into_iter().filter(|&(pid, _)| pid != std::process::id() && !known(pid));
-    Ok(unknown
-        .map(|(pid, bytes)| {
+    Ok(compare(seen, snapshot))
+}
+
+fn compare(seen: BTreeMap<u32, u64>, snapshot: &Snapshot) -> Beside {
+    let mut beside = Beside { strangers: Vec::new(), overheads: Vec::new() };
+    for (pid, bytes) in seen {
+        let of_it = || snapshot.clients.iter().filter(|client| u32::try_from(client.pid) == Ok(pid));
+        if let Some(client) = of_it().next() {
+            let held = of_it().map(|client| client.memory_bytes.0).sum();
+            // NVML says 0 where it does not know.
+            if let Some(more) = bytes.checked_sub(held) {
+                beside.overheads.push((pid, client.name.clone(), Bytes(more)));
+            }
+        } else if pid != std::process::id() {
             let program = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            Stranger { pid, bytes, program: program.trim().to_owned(), why: Evidence::of(pid).why() }
-        })
-        .collect())
+            let why = Evidence::of(pid).why();
+            beside.strangers.push(Stranger { pid, bytes, program: program.trim().to_owned(), why });
+        }
+    }
+    beside
 }
 
 #[cfg(test)]
@@ -114,6 +137,32 @@ mod tests {
         for (why, part) in cases.into_iter().zip(parts) {
             assert!(why.contains(part), "{why}: {part}");
         }
+    }
+
+    #[test]
+    fn memory_beyond_the_books_is_a_registered_processs_and_unknown_ones_are_strangers() {
+        let client = |pid: u32, gpu: u32, bytes: u64| {
+            serde_json::json!({
+                "client": gpu, "name": "alice", "pid": pid, "uid": 0, "program": "a", "gpu": gpu,
+                "quota_request": 0.0, "quota_limit": 1.0, "sm": 1.0, "measured": 0.0, "total_used_ns": 0,
+                "window_used_ns": 0, "holds_token": false, "waiting_ns": null, "waited_ns": 0, "launches": 0,
+                "memory_bytes": bytes, "memory_limit_bytes": null, "on_daemon_loss": "open",
+            })
+        };
+        let snapshot = serde_json::json!({
+            "now_ns": 0, "epoch": 1, "pid": 1, "version": "", "socket": "", "connections": 0, "processes": 0, "drops": {},
+            "journal_lost": 0, "devices": [], "clients": [client(1_000_000_001, 0, 100), client(1_000_000_001, 1, 50)],
+        });
+        let snapshot: Snapshot = serde_json::from_value(snapshot).unwrap();
+        let seen = BTreeMap::from([(1_000_000_001, 450), (1_000_000_002, 7), (std::process::id(), 9)]);
+        let beside = compare(seen, &snapshot);
+        assert_eq!(beside.overheads, [(1_000_000_001, "alice".to_owned(), Bytes(300))]);
+        assert_eq!(
+            beside.strangers.iter().map(|one| (one.pid, one.bytes)).collect::<Vec<_>>(),
+            [(1_000_000_002, 7)]
+        );
+        // Where NVML does not tell how much.
+        assert_eq!(compare(BTreeMap::from([(1_000_000_001, 0)]), &snapshot).overheads, []);
     }
 
     #[test]

@@ -188,16 +188,28 @@ fn daemon(place: &Where) -> Check {
     check("daemon", Status::Notice, format!("nobody listens at {found}"), Some(advice))
 }
 
-/// Who is on a device and not registered. Nothing is said where there is no daemon or no NVML to ask.
+/// Who is on a device and not registered, and what those that are have beside what they allocated. Nothing is said where
+/// there is no daemon or no NVML to ask.
 fn unmetered(place: &Where) -> Vec<Check> {
     let Ok(snapshot) = place.snapshot() else { return Vec::new() };
     let Ok(nvml) = cuda::Nvml::load() else { return Vec::new() };
-    let strangers = match bypass::strangers(&nvml, &snapshot) {
-        Ok(strangers) => strangers,
+    let bypass::Beside { strangers, overheads } = match bypass::beside(&nvml, &snapshot) {
+        Ok(beside) => beside,
         Err(error) => return vec![check("bypass", Status::Notice, format!("{error:#}"), None)],
     };
+    let mut checks = Vec::new();
+    if let Some((pid, name, most)) = overheads.iter().max_by_key(|(_, _, bytes)| *bytes) {
+        let all = overheads.iter().map(|(_, _, bytes)| bytes.0).fold(0, u64::saturating_add);
+        let found = format!(
+            "contexts and code of {} registered processes take {} beside what they allocated, most {most} (process {pid}, {name})",
+            overheads.len(),
+            gshare_core::Bytes(all)
+        );
+        let advice = "no memory limit counts it: leave that much per process to memory_headroom";
+        checks.push(check("contexts", Status::Good, found, Some(advice)));
+    }
     if strangers.is_empty() {
-        return vec![check("bypass", Status::Good, "every process on a device is registered", None)];
+        checks.push(check("bypass", Status::Good, "every process on a device is registered", None));
     }
     let advice = "its GPU time and memory are not counted; where that must not be, use MPS or MIG, or the device's permissions";
     let one = |stranger: bypass::Stranger| {
@@ -205,5 +217,6 @@ fn unmetered(place: &Where) -> Vec<Check> {
         let found = format!("process {pid} ({program}) holds {}: {why}", gshare_core::Bytes(bytes));
         check("bypass", Status::Notice, found, Some(advice))
     };
-    strangers.into_iter().map(one).collect()
+    checks.extend(strangers.into_iter().map(one));
+    checks
 }
