@@ -160,7 +160,7 @@ impl DiluPacker {
             pods: Runs::new(),
             slots: Vec::new(),
             free_slots: Vec::new(),
-            grid: Grid::new(weights, 10_000, 0),
+            grid: Grid::new(weights, config.gamma_bp, 10_000, 0),
             orders: Sets::new(2),
             largest: (10_000, 0),
             specs: Vec::new(),
@@ -600,7 +600,7 @@ impl Packer for DiluPacker {
             // Columns are parts of the largest GPU, so a larger one redraws the grid.
             self.largest.1 = spec.memory.get();
             let weights = Weights { alpha: self.config.alpha_bp, beta: self.config.beta_bp };
-            self.grid = Grid::new(weights, self.largest.0, self.largest.1);
+            self.grid = Grid::new(weights, self.config.gamma_bp, self.largest.0, self.largest.1);
             for id in 0..u32::try_from(self.gpus.len()).unwrap_or(u32::MAX) {
                 let state = &self.gpus[id as usize];
                 if state.present && !state.cordoned && state.pods.len() > 0 {

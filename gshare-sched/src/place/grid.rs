@@ -13,6 +13,18 @@ const GPU_BITS: u32 = 21;
 pub(super) const MAX_GPUS: u32 = 1 << GPU_BITS;
 /// Fractional bits of a score's shares.
 const FRACTION: u32 = 20;
+/// Steps that free limits are told apart by in a key.
+const STEP_BITS: u32 = 8;
+/// A score in a key lies above this.
+const SCORE_SHIFT: u32 = GPU_BITS + STEP_BITS;
+
+const fn gpu_of(key: u64) -> u32 {
+    (key >> STEP_BITS) as u32 % MAX_GPUS
+}
+
+const fn step_of(key: u64) -> u8 {
+    key as u8
+}
 
 /// What is free on a GPU, and its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +63,7 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// The score: least is best. 14 + 1 + 20 bits.
+    /// The score: least is best. 15 + 20 bits; the GPU and its step take the other 29 of a key.
     pub(super) fn score(self, free: &Free) -> u64 {
         self.shares(u64::from(free.request), u64::from(free.sm), free.memory, free.capacity)
     }
@@ -65,12 +77,19 @@ impl Weights {
     }
 }
 
-/// The grid.
+/// The grid. A key is (score, GPU, step of the free limit), so that a walk reads of a GPU only what might fit.
 #[derive(Debug, Clone)]
 pub(super) struct Grid {
+    /// By cell.
     sets: Sets,
+    /// The cells that are not empty.
     rows: [u128; ROWS],
+    /// By cell: the least key, and the most step.
+    least: Vec<u64>,
+    most: Vec<u8>,
     weights: Weights,
+    /// Free limit that a step stands for, in basis points.
+    step: u32,
     /// Bytes a column is wide.
     unit: u64,
     /// The least that a row and a column contribute to a score.
@@ -79,13 +98,17 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    pub(super) fn new(weights: Weights, largest_sm: u32, largest_memory: u64) -> Self {
+    /// For GPUs of at most so much free limit, so many SMs and so much memory.
+    pub(super) fn new(weights: Weights, most_limit: u32, largest_sm: u32, largest_memory: u64) -> Self {
         let unit = largest_memory / (COLUMNS as u64 - 1) + 1;
         let largest_sm = u64::from(largest_sm);
         Self {
-            sets: Sets::new(ROWS * COLUMNS * 2),
+            sets: Sets::new(ROWS * COLUMNS),
             rows: [0; ROWS],
+            least: vec![u64::MAX; ROWS * COLUMNS],
+            most: vec![0; ROWS * COLUMNS],
             weights,
+            step: (most_limit >> STEP_BITS) + 1,
             unit,
             least_of_row: core::array::from_fn(|row| weights.shares(row as u64 * 100, largest_sm, 0, 1)),
             least_of_column: core::array::from_fn(|column| {
@@ -98,22 +121,47 @@ impl Grid {
         ((free.request / 100) as usize, (free.memory / self.unit) as usize)
     }
 
+    fn step(&self, limit: u32) -> u8 {
+        (limit / self.step) as u8
+    }
+
+    fn key(&self, free: &Free, gpu: u32) -> u64 {
+        self.weights.score(free) << SCORE_SHIFT
+            | u64::from(gpu) << STEP_BITS
+            | u64::from(self.step(free.limit))
+    }
+
     pub(super) fn insert(&mut self, free: &Free, gpu: u32) {
         let (row, column) = self.cell(free);
-        let set = (row * COLUMNS + column) * 2;
-        self.sets.insert(set, self.weights.score(free) << GPU_BITS | u64::from(gpu));
-        self.sets.insert(set + 1, u64::from(free.limit) << GPU_BITS | u64::from(gpu));
+        let (cell, key) = (row * COLUMNS + column, self.key(free, gpu));
+        self.sets.insert(cell, key);
         self.rows[row] |= 1 << column;
+        self.least[cell] = self.least[cell].min(key);
+        self.most[cell] = self.most[cell].max(step_of(key));
     }
 
     pub(super) fn remove(&mut self, free: &Free, gpu: u32) {
         let (row, column) = self.cell(free);
-        let set = (row * COLUMNS + column) * 2;
-        self.sets.remove(set, self.weights.score(free) << GPU_BITS | u64::from(gpu));
-        self.sets.remove(set + 1, u64::from(free.limit) << GPU_BITS | u64::from(gpu));
-        if self.sets.is_empty(set) {
+        let (cell, key) = (row * COLUMNS + column, self.key(free, gpu));
+        self.sets.remove(cell, key);
+        let first = self.sets.first(cell);
+        self.least[cell] = first.map_or(u64::MAX, |at| self.sets.key(at));
+        if first.is_none() {
             self.rows[row] &= !(1 << column);
+            self.most[cell] = 0;
+        } else if step_of(key) == self.most[cell] {
+            self.most[cell] = self.most_step(cell, step_of(key));
         }
+    }
+
+    /// The most step in a cell, which is known to be at most `bound`.
+    fn most_step(&self, cell: usize, bound: u8) -> u8 {
+        let (mut most, mut cursor) = (0, self.sets.first(cell));
+        while let (Some(at), true) = (cursor, most < bound) {
+            most = most.max(step_of(self.sets.key(at)));
+            cursor = self.sets.next(at);
+        }
+        most
     }
 
     /// The GPU of least (score, id) that holds `need` and that `accept` takes.
@@ -125,31 +173,31 @@ impl Grid {
     ) -> Option<u32> {
         let first_row = (need.request / 100) as usize;
         let first_column = (need.memory / self.unit) as usize;
-        if first_column >= COLUMNS {
+        if first_column >= COLUMNS || need.limit / self.step > u8::MAX.into() {
             return None;
         }
+        let need_step = self.step(need.limit);
         let mut best: Option<u64> = None;
         for row in first_row..ROWS {
             let mut columns = self.rows[row] >> first_column << first_column;
             while columns != 0 {
                 let column = columns.trailing_zeros() as usize;
                 columns &= columns - 1;
-                if best.is_some_and(|best| self.least_score(row, column) > best >> GPU_BITS) {
+                if best.is_some_and(|best| self.least_score(row, column) > best >> SCORE_SHIFT) {
                     break;
                 }
-                let set = (row * COLUMNS + column) * 2;
-                let most_limit = self.sets.last(set + 1).map_or(0, |at| self.sets.key(at) >> GPU_BITS);
-                if most_limit < u64::from(need.limit) {
+                let cell = row * COLUMNS + column;
+                if self.most[cell] < need_step || best.is_some_and(|best| self.least[cell] >= best) {
                     continue;
                 }
-                let mut cursor = self.sets.first(set);
+                let mut cursor = self.sets.first(cell);
                 while let Some(at) = cursor {
                     let key = self.sets.key(at);
                     if best.is_some_and(|best| key >= best) {
                         break;
                     }
-                    let gpu = (key as u32) % MAX_GPUS;
-                    if free_of(gpu).holds(need) && accept(gpu) {
+                    let gpu = gpu_of(key);
+                    if step_of(key) >= need_step && free_of(gpu).holds(need) && accept(gpu) {
                         best = Some(key);
                         break;
                     }
@@ -157,11 +205,11 @@ impl Grid {
                 }
             }
             // The least cell of the next row is worse than the best, and so are all above it.
-            if best.is_some_and(|best| self.least_score(row + 1, first_column) > best >> GPU_BITS) {
+            if best.is_some_and(|best| self.least_score(row + 1, first_column) > best >> SCORE_SHIFT) {
                 break;
             }
         }
-        best.map(|key| (key as u32) % MAX_GPUS)
+        best.map(gpu_of)
     }
 
     /// No GPU of the cell has a lower score.
@@ -185,9 +233,9 @@ impl Grid {
                 if self.rows[row] >> column & 1 == 0 {
                     continue;
                 }
-                let mut cursor = self.sets.first((row * COLUMNS + column) * 2);
+                let mut cursor = self.sets.first(row * COLUMNS + column);
                 while let Some(at) = cursor {
-                    let gpu = (self.sets.key(at) as u32) % MAX_GPUS;
+                    let gpu = gpu_of(self.sets.key(at));
                     let free = free_of(gpu);
                     if accept(gpu, &free) {
                         memory = memory.saturating_sub(free.memory);
@@ -204,6 +252,6 @@ impl Grid {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.sets.bytes() + size_of_val(&self.rows)
+        self.sets.bytes() + size_of_val(&self.rows) + self.least.len() * size_of::<u64>() + self.most.len()
     }
 }

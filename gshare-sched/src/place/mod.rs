@@ -21,9 +21,10 @@
 //!
 //! The score before placing orders GPUs of one size as the score after does (they differ by a constant of the demand),
 //! so the order depends on the GPUs alone and an index answers: a grid of free request (per cent) by free memory
-//! (1/127 of the largest GPU), a bit per cell that is not empty, and per cell two ordered sets, (score, GPU) and
-//! (free limit, GPU). A query walks rows from the request upwards, and in each the set bits from the memory upwards, while
-//! the least score a cell can hold is below the best found; a cell whose largest free limit is too small is passed by.
+//! (1/127 of the largest GPU), with a bit per cell that is not empty, and per cell an ordered set of (score, GPU, free limit
+//! in 256 steps), its least key and its largest step. A query walks rows from the request upwards, and in each the set
+//! bits from the memory upwards, while the least score a cell can hold is below the best found; a cell whose largest free
+//! limit is too small, or whose least key is worse than the best, is passed by without a look into its set.
 //!
 //! Worked example (40 GB GPUs, alpha 0.6, beta 0.4): A has 0.5 of its SMs and 10 GB free: 0.6 x 0.5 + 0.4 x 0.25 =
 //! 0.40. B has 0.3 and 30 GB free: 0.18 + 0.30 = 0.48. A demand of (0.2, 5 GB) fits both and goes to A; one of (0.2, 20
