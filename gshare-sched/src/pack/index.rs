@@ -17,8 +17,7 @@
 //! 51 even 51 x 60 = 3060 is more, so the walk ends and 60 x 60 is never looked at.
 //!
 //! GPUs without placements are kept apart ([`ClassIndex::EMPTY`]) and asked last: an open GPU with a hole is always
-//! preferred to another GPU. A third set orders open GPUs by free area for re-arrangement ([`FreeAreas`]); since most
-//! demands find a hole, it is brought up to date only when it is asked.
+//! preferred to another GPU. A third set orders open GPUs by free area for re-arrangement.
 //!
 //! A key packs the place in the class into 50 bits: area above the class's smallest (21), short side (7), GPU (21),
 //! orientation (1, tells a x b from b x a in a class on the diagonal).
@@ -55,92 +54,6 @@ pub(crate) struct Best {
     pub(crate) gpu: u32,
 }
 
-/// Open GPUs by free area, brought up to date when it is looked at.
-#[derive(Debug, Clone)]
-pub(crate) struct FreeAreas {
-    /// One set: (area, GPU).
-    sets: Sets,
-    /// By GPU: what it is filed under, and whether it may have changed since.
-    gpus: Vec<(Option<u32>, bool)>,
-    stale: Vec<u32>,
-}
-
-impl FreeAreas {
-    pub(crate) fn new() -> Self {
-        Self { sets: Sets::new(1), gpus: Vec::new(), stale: Vec::new() }
-    }
-
-    fn key(area: u32, gpu: u32) -> u64 {
-        u64::from(area) << GPU_BITS | u64::from(gpu)
-    }
-
-    /// The free area of a GPU may have changed.
-    pub(crate) fn touch(&mut self, gpu: u32) {
-        if self.gpus.len() <= gpu as usize {
-            self.gpus.resize(gpu as usize + 1, (None, false));
-        }
-        if !core::mem::replace(&mut self.gpus[gpu as usize].1, true) {
-            self.stale.push(gpu);
-        }
-    }
-
-    /// Files every GPU under its present area; `None` for one that is not to be had.
-    pub(crate) fn settle(&mut self, area_of: impl Fn(u32) -> Option<u32>) {
-        for gpu in self.stale.drain(..) {
-            let (filed, stale) = &mut self.gpus[gpu as usize];
-            *stale = false;
-            let area = area_of(gpu);
-            if *filed != area {
-                if let Some(area) = filed.take() {
-                    self.sets.remove(0, Self::key(area, gpu));
-                }
-                if let Some(area) = area {
-                    self.sets.insert(0, Self::key(area, gpu));
-                }
-                *filed = area;
-            }
-        }
-    }
-
-    /// GPUs with at least `area` free, the freest first (ties: largest id first).
-    pub(crate) fn freest(
-        &self,
-        area: u32,
-        area_of: impl Fn(u32) -> Option<u32>,
-    ) -> impl Iterator<Item = u32> {
-        let present = |gpu: &u32| Some(Self::key(area_of(*gpu)?, *gpu));
-        let mut stale: Vec<u64> = self.stale.iter().filter_map(present).collect();
-        stale.sort_unstable();
-        let mut cursor = self.sets.last(0);
-        let filed = core::iter::from_fn(move || {
-            loop {
-                let key = self.sets.key(cursor?);
-                cursor = self.sets.previous(cursor?);
-                if !self.gpus[area_gpu(key) as usize].1 {
-                    return Some(key);
-                }
-            }
-        });
-        let mut filed = filed.peekable();
-        let both = core::iter::from_fn(move || match (filed.peek(), stale.last()) {
-            (Some(one), Some(other)) if one > other => filed.next(),
-            (_, Some(_)) => stale.pop(),
-            (_, None) => filed.next(),
-        });
-        both.take_while(move |key| key >> GPU_BITS >= u64::from(area)).map(area_gpu)
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.sets.bytes()
-            + self.gpus.capacity() * size_of::<(Option<u32>, bool)>()
-            + self.stale.capacity() * 4
-    }
-}
-
-fn area_gpu(key: u64) -> u32 {
-    (key & u64::from(MAX_GPUS - 1)) as u32
-}
-
 /// The free rectangles of all GPUs, by size. A size counts once per GPU.
 #[derive(Debug, Clone)]
 pub(crate) struct ClassIndex {
@@ -152,9 +65,11 @@ pub(crate) struct ClassIndex {
 impl ClassIndex {
     /// The set of GPUs without placements.
     const EMPTY: usize = CLASSES * CLASSES;
+    /// The set of GPUs with placements, by free area.
+    const FREE_AREA: usize = Self::EMPTY + 1;
 
     pub(crate) fn new() -> Self {
-        Self { sets: Sets::new(Self::EMPTY + 1), rows: [0; CLASSES] }
+        Self { sets: Sets::new(Self::FREE_AREA + 1), rows: [0; CLASSES] }
     }
 
     pub(crate) fn insert(&mut self, size: Rect, gpu: u32) {
@@ -178,6 +93,25 @@ impl ClassIndex {
 
     pub(crate) fn remove_empty(&mut self, size: Rect, gpu: u32) {
         self.sets.remove(Self::EMPTY, empty_key(size, gpu));
+    }
+
+    pub(crate) fn insert_free_area(&mut self, area: u32, gpu: u32) {
+        self.sets.insert(Self::FREE_AREA, u64::from(area) << GPU_BITS | u64::from(gpu));
+    }
+
+    pub(crate) fn remove_free_area(&mut self, area: u32, gpu: u32) {
+        self.sets.remove(Self::FREE_AREA, u64::from(area) << GPU_BITS | u64::from(gpu));
+    }
+
+    /// Open GPUs with at least `area` free, the freest first (ties: largest id first).
+    pub(crate) fn freest(&self, area: u32) -> impl Iterator<Item = u32> + '_ {
+        let mut cursor = self.sets.last(Self::FREE_AREA);
+        std::iter::from_fn(move || {
+            let at = cursor?;
+            let key = self.sets.key(at);
+            cursor = self.sets.previous(at);
+            (key >> GPU_BITS >= u64::from(area)).then_some((key & u64::from(MAX_GPUS - 1)) as u32)
+        })
     }
 
     /// The smallest free rectangle (area, short side, GPU) of an open GPU that holds w x h and that `accept` takes.

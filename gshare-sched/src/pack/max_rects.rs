@@ -8,7 +8,7 @@ use gshare_core::pack::{
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 
 use super::geometry::{FreeSet, Rect, best_corner};
-use super::index::{ClassIndex, FreeAreas, MAX_GPUS};
+use super::index::{ClassIndex, MAX_GPUS};
 use super::rearrange::Arranger;
 use super::runs::{Run, Runs};
 
@@ -283,8 +283,6 @@ pub struct MaxRects {
     slots: Vec<Slot>,
     free_slots: Vec<u32>,
     index: ClassIndex,
-    /// For re-arrangement; empty without.
-    areas: FreeAreas,
     /// Distinct sizes of the pool's GPUs with their count: few, and enough to say "never fits".
     specs: Vec<(GpuSpec, u32)>,
     open: u32,
@@ -305,7 +303,6 @@ impl MaxRects {
             slots: Vec::new(),
             free_slots: Vec::new(),
             index: ClassIndex::new(),
-            areas: FreeAreas::new(),
             specs: Vec::new(),
             open: 0,
             set: FreeSet::default(),
@@ -359,7 +356,6 @@ impl MaxRects {
             + self.slots.capacity() * size_of::<Slot>()
             + self.free_slots.capacity() * size_of::<u32>()
             + self.index.bytes()
-            + self.areas.bytes()
     }
 
     /// Everything it holds.
@@ -424,12 +420,6 @@ impl MaxRects {
     }
 }
 
-/// Free area of a GPU that may be re-arranged.
-fn area_to_have(gpus: &[Gpu], gpu: u32) -> Option<u32> {
-    let state = &gpus[gpu as usize];
-    (state.present && !state.cordoned && !state.whole).then(|| state.area_free())
-}
-
 /// Where a demand would go.
 #[derive(Debug, Clone, Copy)]
 struct Choice {
@@ -468,7 +458,6 @@ impl MaxRects {
         if let Some(gpu) = self.choose_hole(demand, allowed) {
             return Ok(Choice { gpu, rearrange: false });
         }
-        self.areas.settle(|gpu| area_to_have(&self.gpus, gpu));
         let mut arranger = core::mem::take(&mut self.arranger);
         let mut items = core::mem::take(&mut self.items);
         let choice = self.choose_beyond(demand, allowed, &mut arranger, &mut items);
@@ -506,8 +495,7 @@ impl MaxRects {
         let (w, h) = (demand.quota.get(), demand.sm.get());
         let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId(gpu));
         if self.config.rearrange_gpus > 0 {
-            let freest = self.areas.freest(u32::from(w) * u32::from(h), |gpu| area_to_have(&self.gpus, gpu));
-            let candidates = freest.filter(|gpu| accept(*gpu));
+            let candidates = self.index.freest(u32::from(w) * u32::from(h)).filter(|gpu| accept(*gpu));
             for gpu in candidates.take(self.config.rearrange_gpus as usize) {
                 let state = &self.gpus[gpu as usize];
                 items.clear();
@@ -742,8 +730,12 @@ impl MaxRects {
         let was_whole = core::mem::replace(&mut state.whole, false);
         let memory = self.slots[slot as usize].demand.memory.get();
         self.open += u32::from(!state.is_open());
-        if was_whole && !state.cordoned {
-            self.index.remove_empty(state.bin(), gpu);
+        if !state.cordoned {
+            if was_whole {
+                self.index.remove_empty(state.bin(), gpu);
+            } else if self.config.rearrange_gpus > 0 {
+                self.index.remove_free_area(state.area_free(), gpu);
+            }
         }
         match self.config.cut {
             Cut::Maximal => self.set.occupy(self.free.get(state.free), rect),
@@ -761,6 +753,9 @@ impl MaxRects {
         let pods = self.pods.get(state.pods);
         let Some(index) = pods.iter().position(|pod| pod.slot == slot) else { return };
         let freed = pods[index].rect;
+        if !state.cordoned && self.config.rearrange_gpus > 0 {
+            self.index.remove_free_area(state.area_free(), gpu);
+        }
         self.pods.remove(&mut state.pods, index);
         state.area_used -= freed.area();
         state.memory_used -= self.slots[slot as usize].demand.memory.get();
@@ -804,11 +799,13 @@ impl MaxRects {
                         self.index.insert(*size, gpu);
                     }
                 }
+                if self.config.rearrange_gpus > 0 {
+                    self.index.insert_free_area(state.area_free(), gpu);
+                }
             }
         }
         self.set.kept.extend_from_slice(&self.set.new);
         self.free.set(&mut state.free, &self.set.kept);
-        self.touch_area(gpu);
     }
 
     /// Takes over the arrangement that the arranger found, with `newcomer` as its last item.
@@ -848,7 +845,6 @@ impl MaxRects {
 
     /// Takes the GPU out of the index.
     fn unlink(&mut self, gpu: u32) {
-        self.touch_area(gpu);
         let state = &self.gpus[gpu as usize];
         if state.cordoned {
             return;
@@ -863,11 +859,13 @@ impl MaxRects {
                 self.index.remove(*size, gpu);
             }
         }
+        if self.config.rearrange_gpus > 0 {
+            self.index.remove_free_area(state.area_free(), gpu);
+        }
     }
 
     /// Brings the GPU into the index.
     fn link(&mut self, gpu: u32) {
-        self.touch_area(gpu);
         let state = &self.gpus[gpu as usize];
         if state.cordoned {
             return;
@@ -882,11 +880,8 @@ impl MaxRects {
                 self.index.insert(*size, gpu);
             }
         }
-    }
-
-    fn touch_area(&mut self, gpu: u32) {
         if self.config.rearrange_gpus > 0 {
-            self.areas.touch(gpu);
+            self.index.insert_free_area(state.area_free(), gpu);
         }
     }
 
