@@ -44,6 +44,9 @@
 //! - The hook never exits, aborts or blocks for ever. Without CUDA it does nothing; without limits and daemon it stands
 //!   aside after one look.
 //!
+//! The file `CHECKLIST.md` beside this crate lists the points at which such hooks fail, with what keeps each here and which
+//! test shows it.
+//!
 //! # Ways in
 //!
 //! - `gshare run -- CMD` sets `LD_PRELOAD` and the variables of one program and what it starts.
@@ -73,7 +76,7 @@
 //! # Not counted
 //!
 //! Memory that a context takes for itself (its size is the driver's, and NVML tells it by a process id that a container
-//! does not know): leave room for it with the daemon's `memory_headroom`. Code and globals of modules, local memory;
+//! does not know): `gshare doctor` says how much it is, and the daemon's `memory_headroom` leaves room for it. Code and globals of modules, local memory;
 //! `cuGraphAddNode` with a memory node before its first launch; work that device-side launches start is counted by its
 //! duration, like any kernel's. Costs are learned per function handle and size: a kernel whose duration depends on its
 //! data is charged as measured, but predicted by its average. A program that synchronises after every kernel of some
