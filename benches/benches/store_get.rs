@@ -2,22 +2,33 @@
 //!
 //! The echo is a blocking `recv` and a `sendmsg` of as many bytes as the store's answer, with one descriptor; nothing that hands
 //! out memory can be faster. A GET is timed until the model is mapped, its manifest checked and its tensors can be read. Rounds of
-//! both alternate, so that what else the machine does meets both; the ratios of the percentiles are what counts.
+//! both alternate, so that what else the machine does meets both, and both servers run on the same CPU: beside the client's, and
+//! then on it. The ratios of the percentiles are what counts. "two files" is a model that a client wrote, whose manifest is in
+//! a file of its own. The crowd is of processes, each of which also gives its reference back and unmaps, which is not in its
+//! times and takes the CPUs from the others'.
 //! `--test` runs each a few times and measures nothing.
-#![allow(unsafe_code, reason = "fork, to have other processes")]
 
+mod child;
+
+use child::{Child, cpus, pin};
 use gshare_core::store::{Access, MemoryTier};
 use gshare_modelstore::client::{Client, GetOptions};
-use gshare_modelstore::safetensors::Dtype;
+use gshare_modelstore::safetensors::{Dtype, Header};
 use gshare_modelstore::server::{Server, ServerConfig};
 use rustix::cmsg_space;
 use rustix::fd::{AsFd as _, OwnedFd};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::{read, write};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     SocketFlags, SocketType, recv, recvmsg, send, sendmsg, socketpair,
 };
-use std::io::{IoSlice, IoSliceMut};
+use rustix::pipe::pipe;
+use rustix::process::getpid;
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::Instant;
 
@@ -27,36 +38,9 @@ const PAUSE: std::time::Duration = std::time::Duration::from_micros(40);
 const REQUEST: usize = 22;
 const ANSWER: usize = 65;
 
-/// Runs `work` in a child process, which is killed at the end.
-struct Child(libc::pid_t);
-
-impl Child {
-    fn run(work: impl FnOnce()) -> Self {
-        // SAFETY: this process has one thread.
-        let pid = unsafe { libc::fork() };
-        assert!(pid >= 0, "fork");
-        if pid == 0 {
-            work();
-            // SAFETY: ends the child.
-            unsafe { libc::_exit(0) };
-        }
-        Self(pid)
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        // SAFETY: signals and reaps a child of this process.
-        unsafe {
-            libc::kill(self.0, libc::SIGKILL);
-            libc::waitpid(self.0, std::ptr::null_mut(), 0);
-        }
-    }
-}
-
 /// Answers every packet with `ANSWER` bytes and a descriptor, a thread per connection.
 fn echo(sockets: Vec<OwnedFd>) {
-    let file = rustix::fs::memfd_create("echo", rustix::fs::MemfdFlags::CLOEXEC).expect("a memory file");
+    let file = memfd_create("echo", MemfdFlags::CLOEXEC).expect("a memory file");
     std::thread::scope(|scope| {
         for socket in sockets {
             let file = &file;
@@ -113,7 +97,7 @@ fn report(what: &str, mut got: Vec<u64>, floor: &[u64]) {
     let (p50, p99) = (micros(&got, 500), micros(&got, 990));
     let (floor50, floor99) = (micros(floor, 500), micros(floor, 990));
     println!(
-        "{what:<34} p50 {p50:7.1} us ({:.2} x)   p99 {p99:7.1} us ({:.2} x)",
+        "  {what:<34} p50 {p50:7.1} us ({:.2} x)   p99 {p99:7.1} us ({:.2} x)",
         p50 / floor50,
         p99 / floor99
     );
@@ -128,11 +112,21 @@ fn get(client: &Client, name: &str) -> u64 {
     took
 }
 
-fn put(client: &Client, name: &str, tensors: usize) {
+/// A model that the store loads from a file, or one that the client writes.
+fn put(client: &Client, name: &str, tensors: usize, from_file: bool) {
     let names: Vec<String> = (0..tensors).map(|n| format!("layer{}.block{}.weight", n / 7, n % 7)).collect();
     let list: Vec<(&str, Dtype, &[u64])> =
         names.iter().map(|name| (&name[..], Dtype::F16, &[64, 32][..])).collect();
-    client.put(name, Access::Public, MemoryTier::Host, &list).and_then(|put| put.commit()).expect("room");
+    let stored = if from_file {
+        let (mut file, header) = (tempfile::tempfile().expect("a file"), Header::encode(&list));
+        file.write_all(&header).expect("room for the file");
+        // The same size, and not the same content, as that which is written.
+        file.write_all(&vec![1; tensors * 64 * 32 * 2]).expect("room for the file");
+        client.put_file(name, Access::Public, MemoryTier::Host, &file, |_, _| {})
+    } else {
+        client.put(name, Access::Public, MemoryTier::Host, &list).and_then(|put| put.commit())
+    };
+    stored.expect("room");
 }
 
 fn connect(path: &Path) -> Client {
@@ -144,15 +138,46 @@ fn connect(path: &Path) -> Client {
     }
 }
 
-/// Runs `work` in many threads at once; all their times.
-fn crowd<T: Send>(each: Vec<T>, count: usize, work: impl Fn(&T) -> u64 + Sync) -> Vec<u64> {
-    let work = &work;
-    std::thread::scope(|scope| {
-        let running: Vec<_> = (each.into_iter())
-            .map(|one| scope.spawn(move || (0..count).map(|_| work(&one)).collect::<Vec<u64>>()))
-            .collect();
-        running.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
-    })
+/// Runs `work` in many processes at once, each of which first makes what it works with; all their times, and the seconds that
+/// all of it took.
+fn crowd<T>(count: usize, make: impl Fn(usize) -> T, work: impl Fn(&T) -> u64) -> (Vec<u64>, f64) {
+    let (start, started) = pipe().expect("a pipe");
+    let (up, ready) = pipe().expect("a pipe");
+    let memory = || File::from(memfd_create("times", MemfdFlags::CLOEXEC).expect("a memory file"));
+    let children: Vec<(Child, File)> = (0..CROWD)
+        .map(|n| {
+            let times = memory();
+            let child = Child::run(|| {
+                let own = make(n);
+                write(&ready, b"1").expect("somebody waits");
+                read(&start, &mut [0; 1]).expect("somebody gives the start");
+                let took: Vec<u8> = (0..count).flat_map(|_| work(&own).to_le_bytes()).collect();
+                times.write_all_at(&took, 0).expect("memory");
+            });
+            (child, times)
+        })
+        .collect();
+    let mut seen = 0;
+    while seen < CROWD {
+        seen += read(&up, &mut [0; CROWD]).expect("they come up");
+    }
+    let begun = Instant::now();
+    write(&started, &[1; CROWD]).expect("they wait");
+    let times = children.into_iter().flat_map(|(child, times)| {
+        child.join();
+        let mut took = vec![0; count * 8];
+        times.read_exact_at(&mut took, 0).expect("all of its times");
+        took.chunks_exact(8).map(|time| u64::from_le_bytes(time.try_into().expect("8"))).collect::<Vec<_>>()
+    });
+    let mut times: Vec<u64> = times.collect();
+    times.sort_unstable();
+    (times, begun.elapsed().as_secs_f64())
+}
+
+fn rate(times: &[u64], seconds: f64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "a report")]
+    let rate = times.len() as f64 / seconds;
+    rate
 }
 
 fn main() {
@@ -161,7 +186,7 @@ fn main() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("store.sock");
     let config = ServerConfig::at(&path);
-    let _store = Child::run(move || Server::new(config).expect("a store").spawn().expect("threads").join());
+    let store = Child::run(move || Server::new(config).expect("a store").spawn().expect("threads").join());
     let pairs: Vec<(OwnedFd, OwnedFd)> = (0..=CROWD)
         .map(|_| {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -169,56 +194,65 @@ fn main() {
         })
         .collect();
     let (mut near, far): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
-    let _echo = Child::run(|| echo(far));
+    let echo = Child::run(|| echo(far));
 
     let client = connect(&path);
-    let models = [("ten", 10), ("five hundred", 500)];
-    models.iter().for_each(|(name, tensors)| put(&client, name, *tensors));
+    let models = [("ten", 10, true), ("five hundred", 500, true), ("written", 500, false)];
+    models.iter().for_each(|&(name, tensors, from_file)| put(&client, name, tensors, from_file));
     let alone = near.pop().expect("one more than the crowd");
     let bare = || {
         let start = Instant::now();
         ask(&alone);
         nanos(start)
     };
-    let mut floor = Vec::new();
-    let mut got = [Vec::new(), Vec::new()];
-    for _ in 0..rounds {
-        timed(&mut floor, per_round, bare);
-        for ((name, _), got) in models.iter().zip(&mut got) {
-            timed(got, per_round, || get(&client, name));
+    let cpus = cpus();
+    for (placement, server) in [("two CPUs", cpus.get(1)), ("one CPU", cpus.first())] {
+        let (Some(server), Some(here)) = (server, cpus.first()) else { continue };
+        pin(getpid(), &[*here]);
+        for child in [&store, &echo] {
+            pin(child.pid(), &[*server]);
+        }
+        let (mut floor, mut got) = (Vec::new(), [Vec::new(), Vec::new(), Vec::new()]);
+        for _ in 0..rounds {
+            timed(&mut floor, per_round, bare);
+            for ((name, ..), got) in models.iter().zip(&mut got) {
+                timed(got, per_round, || get(&client, name));
+            }
+        }
+        if test {
+            continue;
+        }
+        floor.sort_unstable();
+        let [p50, p99] = [500, 990].map(|at| micros(&floor, at));
+        println!(
+            "{placement}\n  echo with one descriptor           p50 {p50:7.1} us            p99 {p99:7.1} us"
+        );
+        for ((_, tensors, from_file), got) in models.iter().zip(got) {
+            let how = if *from_file { "" } else { ", two files" };
+            report(&format!("GET of {tensors} tensors{how}"), got, &floor);
         }
     }
-    floor.sort_unstable();
-    let clients: Vec<Client> = (0..CROWD).map(|_| connect(&path)).collect();
-    let crowd_rounds = if test { 2 } else { 300 };
-    let mut crowd_floor = crowd(near, crowd_rounds, |socket| {
-        let start = Instant::now();
-        ask(socket);
-        nanos(start)
-    });
-    crowd_floor.sort_unstable();
-    let start = Instant::now();
-    let all = crowd(clients, crowd_rounds, |client| get(client, "five hundred"));
-    let seconds = start.elapsed().as_secs_f64();
+    for process in [getpid(), store.pid(), echo.pid()] {
+        pin(process, &cpus);
+    }
+    let crowd_rounds = if test { 2 } else { 500 };
+    let (floor, floor_seconds) = crowd(
+        crowd_rounds,
+        |n| &near[n],
+        |socket| {
+            let start = Instant::now();
+            ask(socket);
+            nanos(start)
+        },
+    );
+    let (got, seconds) = crowd(crowd_rounds, |_| connect(&path), |client| get(client, "five hundred"));
     if test {
         println!("store_get: ok");
         return;
     }
-    println!(
-        "echo with one descriptor           p50 {:7.1} us            p99 {:7.1} us",
-        micros(&floor, 500),
-        micros(&floor, 990)
-    );
-    for ((_, tensors), got) in models.iter().zip(got) {
-        report(&format!("GET of {tensors} tensors"), got, &floor);
-    }
-    println!(
-        "echo, {CROWD} clients at once           p50 {:7.1} us            p99 {:7.1} us",
-        micros(&crowd_floor, 500),
-        micros(&crowd_floor, 990)
-    );
-    #[expect(clippy::cast_precision_loss, reason = "a report")]
-    let rate = all.len() as f64 / seconds;
-    report(&format!("GET of 500 tensors, {CROWD} at once"), all, &crowd_floor);
-    println!("{rate:.0} GETs per second from {CROWD} clients");
+    let [p50, p99] = [500, 990].map(|at| micros(&floor, at));
+    println!("{CROWD} processes at once");
+    println!("  echo with one descriptor           p50 {p50:7.1} us            p99 {p99:7.1} us");
+    report("GET of 500 tensors", got.clone(), &floor);
+    println!("  {:.0} echoes and {:.0} GETs per second", rate(&floor, floor_seconds), rate(&got, seconds));
 }

@@ -6,8 +6,10 @@
 //! both, and both servers run on the same CPU: beside the client's, and then on it, for left alone the kernel puts one
 //! pair on one CPU and the other on two. The ratio of the percentiles is what counts. `--test` runs each a few times
 //! and measures nothing.
-#![allow(unsafe_code, reason = "fork, to have two processes")]
 
+mod child;
+
+use child::{Child, cpus, pin};
 use gshare_core::wire::{MAX_FRAME, OnDaemonLoss, Sequence, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, Duration, LeaseId, ResourceSpec};
 use gshared::config::JournalConfig;
@@ -17,46 +19,13 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,
     socket_with, socketpair,
 };
-use rustix::process::Pid;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::process::getpid;
 use std::path::Path;
 use std::time::Instant;
 
 const CLIENTS: u64 = 64;
 const ROUNDS: usize = 200;
 const PER_ROUND: usize = 500;
-
-/// Runs `work` in a child process; the child is killed at the end.
-struct Child(libc::pid_t);
-
-impl Child {
-    fn run(work: impl FnOnce()) -> Self {
-        // SAFETY: this process has one thread.
-        let pid = unsafe { libc::fork() };
-        assert!(pid >= 0, "fork");
-        if pid == 0 {
-            work();
-            // SAFETY: ends the child.
-            unsafe { libc::_exit(0) };
-        }
-        Self(pid)
-    }
-}
-
-impl Child {
-    fn pid(&self) -> Pid {
-        Pid::from_raw(self.0).expect("a child")
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        // SAFETY: signals and reaps a child of this process.
-        unsafe { libc::kill(self.0, libc::SIGKILL) };
-        // SAFETY: as above.
-        unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
-    }
-}
 
 struct Client {
     socket: OwnedFd,
@@ -149,13 +118,6 @@ fn percentile(sorted: &[u64], per_mille: usize) -> f64 {
     micros
 }
 
-/// Allows a process, or this one, only one CPU.
-fn pin(process: Option<Pid>, cpu: usize) {
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    sched_setaffinity(process, &set).expect("a CPU of our own");
-}
-
 fn main() {
     let test = std::env::args().any(|argument| argument == "--test");
     let (rounds, per_round) = if test { (2, 10) } else { (ROUNDS, PER_ROUND) };
@@ -184,13 +146,12 @@ fn main() {
         send(&near, &frame, SendFlags::NOSIGNAL).expect("the echo lives");
         recv(&near, &mut answer, RecvFlags::empty()).expect("the echo lives");
     };
-    let allowed = sched_getaffinity(None).expect("a set of CPUs");
-    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+    let cpus = cpus();
     for (placement, server) in [("two CPUs", cpus.get(1)), ("one CPU", cpus.first())] {
         let (Some(server), Some(here)) = (server, cpus.first()) else { continue };
-        pin(None, *here);
+        pin(getpid(), &[*here]);
         for child in [&daemon, &echoer] {
-            pin(Some(child.pid()), *server);
+            pin(child.pid(), &[*server]);
         }
         let (mut floor, mut token) = (Vec::new(), Vec::new());
         timed(&mut Vec::new(), per_round, &mut bare);

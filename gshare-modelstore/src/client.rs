@@ -128,18 +128,24 @@ impl Client {
         // From here on the reference is ours to give back, whatever goes wrong.
         let reference = Reference { connection: self.0.clone(), arena };
         let mut descriptors = descriptors.into_iter();
-        let manifest = SealedMap::new(&descriptors.next().ok_or(ClientError::Unexpected)?, manifest_bytes)?;
-        let read = Manifest::open(&manifest)?;
+        let mut next = || descriptors.next().ok_or(ClientError::Unexpected);
+        let (maps, descriptor) = if handle == Handle::HostFile {
+            let file = next()?;
+            let whole = bytes.checked_add(manifest_bytes).ok_or(ClientError::Unexpected)?;
+            (Maps::One(SealedMap::new(&file, whole)?), Some(file))
+        } else {
+            let manifest = SealedMap::new(&next()?, manifest_bytes)?;
+            let file = if let Handle::CudaIpc(_) = handle { None } else { Some(next()?) };
+            let arena = file.as_ref().filter(|_| handle == Handle::HostFiles);
+            let arena = arena.map(|file| SealedMap::new(file, bytes)).transpose()?;
+            (Maps::Two { manifest, arena }, file)
+        };
+        let model = Model { maps, content, handle, descriptor, bytes, _reference: reference };
+        let read = Manifest::open(model.manifest_bytes())?;
         if read.arena_bytes() != bytes || read.content() != content {
             return Err(ClientError::Unexpected);
         }
-        let descriptor = descriptors.next();
-        let memory = match (handle, &descriptor) {
-            (Handle::HostFile, Some(file)) => Some(SealedMap::new(file, bytes)?),
-            (Handle::HostFile | Handle::CudaVmm, None) => return Err(ClientError::Unexpected),
-            _ => None,
-        };
-        Ok(Model { manifest, memory, content, handle, descriptor, bytes, _reference: reference })
+        Ok(model)
     }
 
     /// Has the store load a safetensors file and keep it as the model's source. `progress` is told bytes done and in all.
@@ -349,11 +355,18 @@ impl Drop for Reference {
     }
 }
 
+#[derive(Debug)]
+enum Maps {
+    /// The arena, and the manifest behind it.
+    One(SealedMap),
+    /// The arena only where it is in host memory.
+    Two { manifest: SealedMap, arena: Option<SealedMap> },
+}
+
 /// A model in memory, for as long as this lives.
 #[derive(Debug)]
 pub struct Model {
-    manifest: SealedMap,
-    memory: Option<SealedMap>,
+    maps: Maps,
     content: ContentHash,
     handle: Handle,
     descriptor: Option<OwnedFd>,
@@ -368,7 +381,16 @@ impl Model {
     /// # Panics
     /// Never: it was opened when the model was taken, and cannot have changed.
     pub fn manifest(&self) -> Manifest<'_> {
-        Manifest::open(&self.manifest).expect("opened before, and sealed")
+        Manifest::open(self.manifest_bytes()).expect("opened before, and sealed")
+    }
+
+    fn manifest_bytes(&self) -> &[u8] {
+        match &self.maps {
+            Maps::One(map) => {
+                usize::try_from(self.bytes).ok().and_then(|at| map.get(at..)).unwrap_or_default()
+            }
+            Maps::Two { manifest, .. } => manifest,
+        }
     }
 
     /// What it consists of.
@@ -383,7 +405,10 @@ impl Model {
 
     /// The arena, where it is in host memory.
     pub fn memory(&self) -> Option<&[u8]> {
-        self.memory.as_deref()
+        match &self.maps {
+            Maps::One(map) => map.get(..usize::try_from(self.bytes).ok()?),
+            Maps::Two { arena, .. } => arena.as_deref(),
+        }
     }
 
     /// How the arena was handed out, and its descriptor if it has one.

@@ -20,7 +20,7 @@
 //! ```text
 //! client                                          store
 //!  Get{tier, timeout, name or hash}        ──▶
-//!                                          ◀──  Served{arena, ...}    + manifest, + arena (unless `handle` is it)
+//!                                          ◀──  Served{arena, ...}    + what `handle` says: manifest, arena, or both in one
 //!  Release{arena}                          ──▶                        no answer
 //!  PutFile{tier, access, name}    + file   ──▶
 //!                                          ◀──  Progress*, Stored{content, ...}
@@ -167,8 +167,11 @@ pub enum Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Handle {
-    /// A sealed memory file, to be mapped.
+    /// A sealed memory file, to be mapped: the arena, and the manifest behind it.
     HostFile,
+    /// Two of them: the manifest's, and the arena's. So it is with a model that a client wrote, whose file was full before its
+    /// hashes were known.
+    HostFiles,
     /// A descriptor of GPU memory, to be imported.
     CudaVmm,
     /// 64 bytes, to be opened with `cuIpcOpenMemHandle`.
@@ -509,6 +512,7 @@ impl Answer {
                 to.0.extend(content.0);
                 match handle {
                     Handle::HostFile => to.0.push(0),
+                    Handle::HostFiles => to.0.push(3),
                     Handle::CudaVmm => to.0.push(1),
                     Handle::CudaIpc(handle) => {
                         to.0.push(2);
@@ -557,6 +561,7 @@ impl Answer {
                 let content = ContentHash(from.take("content")?);
                 let handle = match from.byte("handle")? {
                     0 => Handle::HostFile,
+                    3 => Handle::HostFiles,
                     1 => Handle::CudaVmm,
                     2 => Handle::CudaIpc(from.take("handle")?),
                     _ => return Err(FrameError::Field { field: "handle" }),
@@ -584,7 +589,7 @@ impl Answer {
     /// How many descriptors come with it.
     pub const fn descriptors(&self) -> usize {
         match self {
-            Self::Served { handle: Handle::CudaIpc(_), .. } | Self::Document { .. } => 1,
+            Self::Served { handle: Handle::CudaIpc(_) | Handle::HostFile, .. } | Self::Document { .. } => 1,
             Self::Served { .. } | Self::Writable { .. } => 2,
             _ => 0,
         }

@@ -4,6 +4,11 @@
 //! there, and writes it to the arena; so a byte crosses the memory bus as often as in a plain copy. Writing to a memory file
 //! rather than to a map of it spares the kernel from clearing each page first.
 //!
+//! What of a file is in the page cache is copied from there. What is not is read past it (`O_DIRECT`), by more threads than there
+//! are CPUs: the model is in memory once and not twice, and the disk always has something to do. Whether it is there is asked once
+//! for each 16 MiB (`RWF_NOWAIT`). Where a file cannot be opened so, or its file system does not want that, all goes through
+//! the page cache.
+//!
 //! Files come from clients, so they are read, never mapped: a file that is cut short while it is read gives an error, where a
 //! map would kill the store.
 
@@ -11,10 +16,13 @@ use crate::backend::ArenaMemory;
 use crate::content::{self, PIECE};
 use crate::manifest::Layout;
 use crate::safetensors::{Header, HeaderError, header_length};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::ReadWriteFlags;
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Why a file is not loaded.
@@ -159,15 +167,100 @@ pub fn fill(
     progress: &(dyn Fn(u64) + Sync),
 ) -> io::Result<Vec<[u8; 32]>> {
     let layout = origin.layout();
-    if let Origin::File(source) = origin {
-        // Only advice: what it says is no reason not to load.
-        let _ = rustix::fs::fadvise(&source.file, 0, None, rustix::fs::Advice::Sequential);
-    }
-    let read = |place: usize, offset: u64, out: &mut [u8]| {
-        origin.read(place, offset, out)?;
-        arena.write_at(layout.places[place].offset + offset, out)
+    let reader = match origin {
+        Origin::File(source) => Some(Reader::new(&source.file)),
+        Origin::Arena { .. } => None,
+    };
+    let threads = if reader.as_ref().is_some_and(|reader| !reader.cached(0)) { threads * 2 } else { threads };
+    let read = |place: usize, offset: u64, bytes: usize, buffer: &mut [u8]| {
+        let begin = match (&reader, origin) {
+            (Some(reader), Origin::File(source)) => {
+                let from = source.data_begin + layout.places[place].source + offset;
+                reader.read(from, bytes, buffer)?
+            }
+            _ => {
+                origin.read(place, offset, &mut buffer[..bytes])?;
+                0
+            }
+        };
+        arena.write_at(layout.places[place].offset + offset, &buffer[begin..begin + bytes])?;
+        Ok(begin)
     };
     pieces(layout, threads, progress, &read)
+}
+
+/// Alignment of reads past the page cache; what every disk is content with.
+const BLOCK: usize = 4_096;
+/// Bytes of a file that are looked for in the page cache together.
+const STRETCH: u64 = 16 << 20;
+
+/// A file, read by the shorter way.
+struct Reader<'a> {
+    file: &'a File,
+    direct: Option<File>,
+    /// By stretch: 0 not known, 1 in the page cache, 2 not.
+    where_: Vec<AtomicU8>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(file: &'a File) -> Self {
+        // Only advice: what it says is no reason not to load.
+        let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Sequential);
+        // Opened again: the flags of the descriptor that a client gave are the client's, too.
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECT;
+        let direct = rustix::fs::open(path, flags, Mode::empty()).ok().map(File::from);
+        let stretches = file.metadata().map_or(0, |about| about.len()).div_ceil(STRETCH);
+        let where_ = (0..stretches).map(|_| AtomicU8::new(0)).collect();
+        Self { file, direct, where_ }
+    }
+
+    fn cached(&self, at: u64) -> bool {
+        let stretch = usize::try_from(at / STRETCH).ok().and_then(|stretch| self.where_.get(stretch));
+        let (Some(_), Some(stretch)) = (&self.direct, stretch) else { return true };
+        match stretch.load(Ordering::Relaxed) {
+            0 => {
+                let mut byte = [0];
+                let parts = &mut [IoSliceMut::new(&mut byte)];
+                let found = rustix::io::preadv2(self.file, parts, at, ReadWriteFlags::NOWAIT);
+                let cached = found != Err(rustix::io::Errno::AGAIN);
+                stretch.store(if cached { 1 } else { 2 }, Ordering::Relaxed);
+                cached
+            }
+            known => known == 1,
+        }
+    }
+
+    /// Reads `bytes` at `from` to somewhere in `buffer`: where.
+    fn read(&self, from: u64, bytes: usize, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Some(direct) = self.direct.as_ref().filter(|_| !self.cached(from))
+            && let Ok(begin) = past_the_cache(direct, from, bytes, buffer)
+        {
+            return Ok(begin);
+        }
+        self.file.read_exact_at(&mut buffer[..bytes], from)?;
+        Ok(0)
+    }
+}
+
+/// Reads whole blocks around what is wanted: where it begins in the buffer.
+fn past_the_cache(file: &File, from: u64, bytes: usize, buffer: &mut [u8]) -> io::Result<usize> {
+    let block = BLOCK as u64;
+    let before = usize::try_from(from % block).unwrap_or(0);
+    let aligned = buffer.as_ptr().align_offset(BLOCK);
+    let wanted = before + bytes;
+    let part = buffer.get_mut(aligned..aligned.saturating_add(wanted.next_multiple_of(BLOCK)));
+    let part = part.ok_or(io::ErrorKind::InvalidInput)?;
+    let mut done = 0;
+    while done < wanted {
+        match file.read_at(&mut part[done..], from - from % block + done as u64) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => done += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(aligned + before)
 }
 
 /// The hashes of what the arena holds, in the order of the names.
@@ -180,14 +273,16 @@ pub fn hash(
     threads: usize,
     progress: &(dyn Fn(u64) + Sync),
 ) -> io::Result<Vec<[u8; 32]>> {
-    let read =
-        |place: usize, offset: u64, out: &mut [u8]| arena.read_at(layout.places[place].offset + offset, out);
+    let read = |place: usize, offset: u64, bytes: usize, buffer: &mut [u8]| {
+        arena.read_at(layout.places[place].offset + offset, &mut buffer[..bytes]).map(|()| 0)
+    };
     pieces(layout, threads, progress, &read)
 }
 
 /// Position of the tensor, first byte of the piece, its hash.
 type Hashed = (usize, u64, [u8; 32]);
-pub(crate) type Read<'a> = dyn Fn(usize, u64, &mut [u8]) -> io::Result<()> + Sync + 'a;
+/// Reads a tensor's bytes, from an offset and so many, to somewhere in a buffer that has room for them and two blocks: where.
+pub(crate) type Read<'a> = dyn Fn(usize, u64, usize, &mut [u8]) -> io::Result<usize> + Sync + 'a;
 
 pub(crate) fn pieces(
     layout: &Layout,
@@ -207,19 +302,22 @@ pub(crate) fn pieces(
     let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
     let found: Mutex<io::Result<Vec<Hashed>>> = Mutex::new(Ok(Vec::with_capacity(work.len())));
     let run = || {
-        let mut buffer = vec![0; usize::try_from(PIECE).unwrap_or(1 << 20)];
+        let mut buffer = vec![0; usize::try_from(PIECE).unwrap_or(1 << 20) + 3 * BLOCK];
         let mut mine = Vec::new();
         let result = loop {
             let Some(&(place, offset)) = work.get(next.fetch_add(1, Ordering::Relaxed)) else { break Ok(()) };
             let whole = layout.places[place].bytes;
             let bytes = (whole - offset).min(PIECE);
-            let part = &mut buffer[..usize::try_from(bytes).unwrap_or(0)];
-            if let Err(error) = read(place, offset, part) {
-                // The others stop at their next piece.
-                next.store(work.len(), Ordering::Relaxed);
-                break Err(error);
-            }
-            mine.push((place, offset, content::piece(offset, part, whole)));
+            let length = usize::try_from(bytes).unwrap_or(0);
+            let begin = match read(place, offset, length, &mut buffer) {
+                Ok(begin) => begin,
+                Err(error) => {
+                    // The others stop at their next piece.
+                    next.store(work.len(), Ordering::Relaxed);
+                    break Err(error);
+                }
+            };
+            mine.push((place, offset, content::piece(offset, &buffer[begin..begin + length], whole)));
             progress(done.fetch_add(bytes, Ordering::Relaxed) + bytes);
         };
         let mut found = found.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

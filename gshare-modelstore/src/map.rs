@@ -1,13 +1,16 @@
-//! Read-only maps of sealed memory files.
+//! Maps of memory files: of sealed ones for readers, and of one that is being filled.
 #![allow(
     unsafe_code,
     reason = "a map of a file is only sound if nobody writes or cuts the file, which its seals show"
 )]
 
-use memmap2::{Mmap, MmapOptions};
+use memmap2::{Mmap, MmapOptions, MmapRaw};
 use rustix::fd::OwnedFd;
 use rustix::fs::{SealFlags, fcntl_get_seals};
+use rustix::mm::{Advice, madvise};
+use std::fs::File;
 use std::io;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// The bytes of a sealed memory file.
 #[derive(Debug)]
@@ -36,5 +39,52 @@ impl std::ops::Deref for SealedMap {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         &self.0
+    }
+}
+
+const PAGE: usize = 4_096;
+
+/// A memory file that is being filled by several threads, each through this map.
+#[derive(Debug)]
+pub(crate) struct FillMap(MmapRaw);
+
+impl FillMap {
+    /// Maps the first `bytes` of a file that only this process can make shorter, and does not.
+    pub(crate) fn new(file: &File, bytes: u64) -> io::Result<Self> {
+        let bytes = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        Ok(Self(MmapOptions::new().len(bytes).map_raw(file)?))
+    }
+
+    /// Writes at an offset that is a multiple of 8.
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let begin = usize::try_from(offset).unwrap_or(usize::MAX);
+        let end = begin.checked_add(bytes.len()).filter(|&end| end <= self.0.len() && begin % 8 == 0);
+        let end = end.ok_or(io::ErrorKind::InvalidInput)?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let pages = begin / PAGE * PAGE;
+        // SAFETY: within the map, which begins at a page. Memory that the system has not is an error here, and would be the
+        // end of the process later.
+        unsafe {
+            madvise(self.0.as_mut_ptr().add(pages).cast(), end - pages, Advice::LinuxPopulateWrite)?;
+        }
+        let (words, rest) = bytes.as_chunks::<8>();
+        // SAFETY: within the map, at a multiple of 8 of a page; zeroed memory is a value of both types. Atomic, since nothing
+        // here knows that the other threads write to other places.
+        let (to, tail) = unsafe {
+            let to = self.0.as_mut_ptr().add(begin);
+            (
+                std::slice::from_raw_parts(to.cast::<AtomicU64>(), words.len()),
+                std::slice::from_raw_parts(to.add(words.len() * 8).cast::<AtomicU8>(), rest.len()),
+            )
+        };
+        for (to, word) in to.iter().zip(words) {
+            to.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+        }
+        for (to, byte) in tail.iter().zip(rest) {
+            to.store(*byte, Ordering::Relaxed);
+        }
+        Ok(())
     }
 }

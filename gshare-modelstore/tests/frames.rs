@@ -50,6 +50,7 @@ fn the_bytes_of_version_1_stay_what_they_are() {
     let three = "0300000000000000 0400000000000000 0500000000000000";
     let cases = [
         (served(Handle::HostFile), format!("0181410007000000 {three} {ab} 00")),
+        (served(Handle::HostFiles), format!("0181410007000000 {three} {ab} 03")),
         (served(Handle::CudaVmm), format!("0181410007000000 {three} {ab} 01")),
         (served(handle), format!("0181810007000000 {three} {ab} 02 {}", "cd".repeat(64))),
         (Answer::Writable { arena: 3, bytes: 4, manifest_bytes: 5 }, format!("0182200007000000 {three}")),

@@ -210,8 +210,8 @@ impl ArenaMemory for VmmArena {
         Err(no_context())
     }
 
-    fn writable(&self) -> Arc<OwnedFd> {
-        self.descriptor.clone()
+    fn writable(&self) -> io::Result<Arc<OwnedFd>> {
+        Ok(self.descriptor.clone())
     }
 
     /// The driver knows no seals: whoever was given the descriptor may map it for writing. A loader is trusted, a client that
@@ -265,7 +265,7 @@ impl ModelBackend for VmmBackend {
             Command::new(program).args(arguments).stdin(Stdio::from(far)).stdout(Stdio::null()).spawn()?;
         let told = (|| {
             packet::send(&near, &serde_json::to_vec(&job)?, &[list.as_fd(), source.as_fd()], true)?;
-            packet::send(&near, b"arena", &[memory.writable().as_fd()], true)?;
+            packet::send(&near, b"arena", &[memory.writable()?.as_fd()], true)?;
             let (mut bytes, mut descriptors) = ([0; MAX_FRAME + 1], Vec::new());
             let length = packet::receive(&near, &mut bytes, &mut descriptors)?;
             match (descriptors.pop(), length) {
@@ -330,15 +330,16 @@ fn fill_here(job: &Job, list: &File, source: &File, arena: &OwnedFd) -> io::Resu
     let tensor_bytes = list.iter().map(|[_, _, bytes]| bytes).sum();
     let layout =
         Layout { places: list.into_iter().map(place).collect(), arena_bytes: job.bytes, tensor_bytes };
-    let read = |place: usize, offset: u64, out: &mut [u8]| {
-        let place = &layout.places[place];
+    let read = |place: usize, offset: u64, bytes: usize, buffer: &mut [u8]| {
+        let (place, out) = (&layout.places[place], &mut buffer[..bytes]);
         source.read_exact_at(out, place.source + offset)?;
         let to = place.offset + offset;
         if to.checked_add(out.len() as u64).is_none_or(|end| end > job.bytes) {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
         mapped.context.enter()?;
-        cuda!(cuMemcpyHtoD_v2(mapped.address + to, out.as_ptr().cast(), out.len()))
+        cuda!(cuMemcpyHtoD_v2(mapped.address + to, out.as_ptr().cast(), out.len()))?;
+        Ok(0)
     };
     let hashes = load::pieces(&layout, job.threads, &|_| {}, &read)?;
     cuda!(cuCtxSynchronize())?;
@@ -495,8 +496,8 @@ impl ArenaMemory for IpcArena {
         cuda!(cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), from, out.len()))
     }
 
-    fn writable(&self) -> Arc<OwnedFd> {
-        self.nothing.clone()
+    fn writable(&self) -> io::Result<Arc<OwnedFd>> {
+        Ok(self.nothing.clone())
     }
 
     fn seal(&self) -> io::Result<()> {

@@ -6,12 +6,14 @@
 
 use super::{ArenaMemory, ModelBackend};
 use crate::frame::Handle;
+use crate::map::FillMap;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 /// Arenas in memory files; needs no GPU.
 #[derive(Debug, Clone, Copy, Default)]
@@ -20,44 +22,104 @@ pub struct HostBackend;
 #[derive(Debug)]
 struct HostArena {
     file: File,
-    shared: Arc<OwnedFd>,
+    bytes: u64,
+    /// What a client was given that fills it.
+    shared: OnceLock<Arc<OwnedFd>>,
+    /// The manifest is behind the arena.
+    whole: AtomicBool,
     readers: OnceLock<Arc<OwnedFd>>,
+    /// Of writing to the file.
+    turn: Mutex<()>,
+    /// Of those whose turn it is not.
+    map: RwLock<Option<FillMap>>,
 }
+
+/// Less than this is not worth a map.
+const LARGE: usize = 64 << 10;
 
 impl ModelBackend for HostBackend {
     fn create(&self, bytes: u64) -> io::Result<Arc<dyn ArenaMemory>> {
         let file = memory_file("gshare-arena", bytes)?;
-        // A writer that could shrink the file would kill whoever reads it then.
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
-        let shared = Arc::new(file.as_fd().try_clone_to_owned()?);
-        Ok(Arc::new(HostArena { file: file.into(), shared, readers: OnceLock::new() }))
+        let file = File::from(file);
+        Ok(Arc::new(HostArena {
+            file,
+            bytes,
+            shared: OnceLock::new(),
+            whole: AtomicBool::new(false),
+            readers: OnceLock::new(),
+            turn: Mutex::new(()),
+            map: RwLock::new(None),
+        }))
     }
 }
 
 impl ArenaMemory for HostArena {
+    /// The kernel lets one thread at a time write to a file, and the others burn their time waiting for it. So the one whose turn
+    /// it is writes, which costs a page once, and the others go through a map, which costs a page twice: cleared by the
+    /// kernel, then written.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(bytes, offset)
+        let end = offset.checked_add(bytes.len() as u64);
+        if end.is_none_or(|end| end > self.bytes) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let turn = self.turn.try_lock();
+        if turn.is_ok() || bytes.len() < LARGE || !offset.is_multiple_of(8) {
+            return self.file.write_all_at(bytes, offset);
+        }
+        let map = |map: &Option<FillMap>| map.as_ref().map(|map| map.write(offset, bytes));
+        let written = map(&self.map.read().unwrap_or_else(PoisonError::into_inner));
+        if let Some(written) = written {
+            return written;
+        }
+        let mut first = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        if self.readers.get().is_some() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        if first.is_none() {
+            *first = Some(FillMap::new(&self.file, self.bytes)?);
+        }
+        map(&first).unwrap_or_else(|| self.file.write_all_at(bytes, offset))
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(out, offset)
     }
 
-    fn writable(&self) -> Arc<OwnedFd> {
-        self.shared.clone()
+    fn writable(&self) -> io::Result<Arc<OwnedFd>> {
+        if let Some(shared) = self.shared.get() {
+            return Ok(shared.clone());
+        }
+        // A writer that could shrink the file would kill whoever reads it then.
+        fcntl_add_seals(&self.file, SealFlags::SHRINK | SealFlags::GROW)?;
+        let shared = Arc::new(self.file.as_fd().try_clone_to_owned()?);
+        Ok(self.shared.get_or_init(|| shared).clone())
+    }
+
+    fn append(&self, manifest: &[u8]) -> io::Result<bool> {
+        if self.shared.get().is_some() {
+            return Ok(false);
+        }
+        self.file.write_all_at(manifest, self.bytes)?;
+        self.whole.store(true, Ordering::Release);
+        Ok(true)
     }
 
     fn seal(&self) -> io::Result<()> {
         if self.readers.get().is_some() {
             return Ok(());
         }
+        // A map for writing keeps the seal away.
+        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        *map = None;
         let readers = seal(&self.file)?;
         let _ = self.readers.set(Arc::new(readers));
         Ok(())
     }
 
     fn export(&self) -> Option<(Handle, Option<Arc<OwnedFd>>)> {
-        self.readers.get().map(|readers| (Handle::HostFile, Some(readers.clone())))
+        let whole = self.whole.load(Ordering::Acquire);
+        let handle = if whole { Handle::HostFile } else { Handle::HostFiles };
+        self.readers.get().map(|readers| (handle, Some(readers.clone())))
     }
 }
 
@@ -93,10 +155,12 @@ mod tests {
     fn a_sealed_arena_is_written_by_nobody() {
         let arena = HostBackend.create(2 << 20).unwrap();
         arena.write_at(5, b"weights").unwrap();
+        let writer = File::from(arena.writable().unwrap().try_clone().unwrap());
+        assert!(writer.set_len(0).is_err() && writer.set_len(4 << 20).is_err(), "not even before");
+        assert!(!arena.append(b"manifest").unwrap(), "its size is what the client was told");
         assert!(arena.export().is_none(), "not before it is sealed");
         arena.seal().unwrap();
         assert!(arena.write_at(5, b"x").is_err());
-        let writer = File::from(arena.writable().try_clone().unwrap());
         assert!(
             writer.write_all_at(b"x", 5).is_err(),
             "the descriptor of the one who filled it is of no use"

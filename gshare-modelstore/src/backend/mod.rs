@@ -64,8 +64,20 @@ pub trait ArenaMemory: Debug + Send + Sync {
     /// Beyond the end.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
 
-    /// What a client that fills it is given.
-    fn writable(&self) -> Arc<OwnedFd>;
+    /// What a client or a loader that fills it is given.
+    ///
+    /// # Errors
+    /// When the system has no more descriptors.
+    fn writable(&self) -> io::Result<Arc<OwnedFd>>;
+
+    /// Puts a manifest behind the arena, in the same file, so that a reader needs one descriptor and one map. `false`, and
+    /// nothing is done, where that cannot be: on a GPU, or when a client was given the file.
+    ///
+    /// # Errors
+    /// When it is sealed, or the system has no more memory.
+    fn append(&self, _manifest: &[u8]) -> io::Result<bool> {
+        Ok(false)
+    }
 
     /// Ends all writing, by anybody, for ever. Once is enough.
     ///

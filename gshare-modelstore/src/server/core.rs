@@ -35,8 +35,8 @@ pub(super) struct Known {
 pub(super) struct Held {
     pub(super) memory: Arc<dyn ArenaMemory>,
     pub(super) layout: Arc<Layout>,
-    /// Once it is loaded: the manifest's file, its length, and the content.
-    pub(super) complete: Option<(Arc<OwnedFd>, u64, ContentHash)>,
+    /// Once it is loaded: the manifest's file where it is not behind the arena, its length, and the content.
+    pub(super) complete: Option<(Option<Arc<OwnedFd>>, u64, ContentHash)>,
 }
 
 /// A request that the engine was told.
@@ -279,16 +279,16 @@ impl Core {
                     .and_then(|memory| {
                         let (manifest, _) = layout.manifest(&vec![[0; 32]; layout.places.len()]);
                         let file = crate::backend::sealed("gshare-manifest", &manifest)?;
-                        Ok((memory, Arc::new(file), manifest.len() as u64))
+                        let arena = memory.writable()?;
+                        Ok((memory, vec![Arc::new(file), arena], manifest.len() as u64))
                     });
                 match prepared {
-                    Ok((memory, file, manifest_bytes)) => {
+                    Ok((memory, descriptors, manifest_bytes)) => {
                         let answer = Answer::Writable {
                             arena: arena.into(),
                             bytes: layout.arena_bytes,
                             manifest_bytes,
                         };
-                        let descriptors = vec![file, memory.writable()];
                         self.arenas.insert(arena, Held { memory, layout, complete: None });
                         self.send(&open, answer, descriptors);
                     }
@@ -314,7 +314,7 @@ impl Core {
                     let (manifest, manifest_bytes, content) = held.complete.clone()?;
                     let (handle, memory) = held.memory.export()?;
                     let (arena, bytes) = (arena.into(), held.layout.arena_bytes);
-                    let descriptors = [Some(manifest), memory].into_iter().flatten().collect();
+                    let descriptors = [manifest, memory].into_iter().flatten().collect();
                     Some((Answer::Served { arena, bytes, manifest_bytes, content, handle }, descriptors))
                 });
                 match served {
@@ -523,12 +523,17 @@ impl Shared {
         hashes: &[[u8; 32]],
     ) {
         let (manifest, content) = layout.manifest(hashes);
-        let sealed = memory.seal().and_then(|()| crate::backend::sealed("gshare-manifest", &manifest));
-        match sealed {
+        let sealed = || {
+            let behind = memory.append(&manifest)?;
+            memory.seal()?;
+            let apart = || crate::backend::sealed("gshare-manifest", &manifest).map(Arc::new);
+            (!behind).then(apart).transpose()
+        };
+        match sealed() {
             Err(error) => self.failed(arena, Code::Io, error.to_string()),
             Ok(file) => self.with(|core| {
                 if let Some(held) = core.arenas.get_mut(&arena) {
-                    held.complete = Some((Arc::new(file), manifest.len() as u64, content));
+                    held.complete = Some((file, manifest.len() as u64, content));
                 }
                 let _ = core.tell(StoreEvent::Loaded { arena, content }, None);
             }),

@@ -1,0 +1,60 @@
+//! What benches of servers share: a server in a process of its own, from the code of the bench.
+#![allow(unsafe_code, reason = "fork, to have other processes")]
+#![allow(dead_code, unreachable_pub, reason = "each benchmark uses its part")]
+
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Runs `work` in a child process, which is killed at the end.
+#[derive(Debug)]
+pub struct Child(Pid);
+
+impl Child {
+    /// Call this before the process has a second thread.
+    pub fn run(work: impl FnOnce()) -> Self {
+        // SAFETY: this process has one thread, so that no lock is held by another that the child would wait for.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "fork");
+        let Some(pid) = Pid::from_raw(pid) else {
+            work();
+            // SAFETY: ends the child, without what the parent has to do at its own end.
+            unsafe { libc::_exit(0) };
+        };
+        Self(pid)
+    }
+
+    pub const fn pid(&self) -> Pid {
+        self.0
+    }
+
+    /// Waits until it ends by itself.
+    pub fn join(self) {
+        let _ = waitpid(Some(self.0), WaitOptions::empty());
+        std::mem::forget(self);
+    }
+}
+
+/// Allows all threads that a process has, and those that they will start, these CPUs only.
+pub fn pin(process: Pid, cpus: &[usize]) {
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|&cpu| set.set(cpu));
+    let threads = std::fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).expect("a process");
+    for thread in threads {
+        let name = thread.expect("a thread").file_name();
+        let thread = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+        sched_setaffinity(thread, &set).expect("CPUs of our own");
+    }
+}
+
+/// The CPUs that this process may use.
+pub fn cpus() -> Vec<usize> {
+    let allowed = sched_getaffinity(None).expect("a set of CPUs");
+    (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect()
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::KILL);
+        let _ = waitpid(Some(self.0), WaitOptions::empty());
+    }
+}
