@@ -252,7 +252,7 @@ struct Stage<'a> {
 
 impl<'a> Stage<'a> {
     fn new(args: &'a Args, scenario: &'a Scenario) -> Result<Self> {
-        let built = build(args.built)?;
+        let built = build(args.built, &["gshared", "gshare-hook", "gshare-fake-cuda"])?;
         let dir = tempfile::Builder::new().prefix("gshare-lalb-").tempdir()?;
         for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
             std::os::unix::fs::symlink(built.join("libfake_cuda.so"), dir.path().join(name))?;
@@ -474,7 +474,7 @@ fn duration(seconds: f64) -> Duration {
 }
 
 /// The directory of the `gshare` command, the hook and the simulated driver: this program's own, where cargo puts them.
-pub(super) fn build(built: bool) -> Result<PathBuf> {
+pub(super) fn build(built: bool, packages: &[&str]) -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     let dir = program.parent().context("no directory")?;
     if built {
@@ -487,8 +487,10 @@ pub(super) fn build(built: bool) -> Result<PathBuf> {
     };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = std::process::Command::new(cargo)
-        .args(["build", "--quiet", "--package", "gshared", "--package", "gshare-hook"])
-        .args(["--package", "gshare-fake-cuda", "--profile", profile, "--target-dir"])
+        // Not quiet: it may take minutes, or wait for another cargo, and says so on stderr.
+        .arg("build")
+        .args(packages.iter().flat_map(|package| ["--package", package]))
+        .args(["--profile", profile, "--target-dir"])
         .arg(dir.parent().context("no target directory")?)
         .current_dir(root)
         .stdout(std::process::Stdio::null())

@@ -48,7 +48,7 @@ struct Process {
 }
 
 impl Process {
-    /// Starts a role, and waits until it is ready; `None` when it ends instead.
+    /// Starts a role, and waits until it is ready; `None` when there is no room for it on the GPU.
     fn start(role: &str, dir: &Path, model: &str, bytes: u64) -> Result<Option<Self>> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["store-memory", "--role", role, &dir.to_string_lossy(), model, &bytes.to_string()])
@@ -63,7 +63,11 @@ impl Process {
             bail!("no pipes")
         };
         let mut process = Self { child, input, output: BufReader::new(output) };
-        Ok((process.line()? == "ready").then_some(process))
+        match &*process.line()? {
+            "ready" => Ok(Some(process)),
+            "no room" => Ok(None),
+            _ => bail!("the {role} of {model} ended before it was ready"),
+        }
     }
 
     fn line(&mut self) -> Result<String> {
@@ -95,7 +99,7 @@ pub fn run(args: &Args) -> Result<Report> {
         act(role)?;
         std::process::exit(0);
     }
-    let built = super::lalb_real::build(args.built)?;
+    let built = super::lalb_real::build(args.built, &["gshare-fake-cuda"])?;
     let mut report = Report::new("store-memory", Vec::new());
     for (model, without, with, server) in MODELS {
         let dir = tempfile::Builder::new().prefix("gshare-store-").tempdir()?;
@@ -103,6 +107,7 @@ pub fn run(args: &Args) -> Result<Report> {
             std::os::unix::fs::symlink(built.join("libfake_cuda.so"), dir.path().join(name))?;
         }
         let weights = (server - PAPER_CONTEXT) * MIB;
+        eprintln!("{model}: {} of weights to load, and as many pods as fit", Bytes(weights));
         let file = weights_file(weights)?;
         let _store = Process::start("store", dir.path(), model, 0)?.context("the store starts")?;
         let client = Client::connect(dir.path().join("store.sock"))?;
@@ -172,9 +177,16 @@ fn act(role: &[String]) -> Result<()> {
         }
         "pod" => {
             let shared = Client::connect(socket)?.get(model, &GPU)?;
+            let own = bytes.parse::<u64>()?.saturating_sub(CONTEXT);
             // Makes the context that the pod keeps.
-            let map = CudaMap::new(&shared, 0)?;
-            let _own = Scratch::new(0, bytes.parse::<u64>()?.saturating_sub(CONTEXT))?;
+            let made = CudaMap::new(&shared, 0).and_then(|map| Ok((map, Scratch::new(0, own)?)));
+            let (map, _own) = match made {
+                Err(error) if error.to_string().contains("OUT_OF_MEMORY") => {
+                    println!("no room");
+                    return Ok(());
+                }
+                made => made?,
+            };
             println!("ready");
             for line in std::io::stdin().lines() {
                 line?;
