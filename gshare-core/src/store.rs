@@ -21,6 +21,9 @@
 //! PutBegun ─▶ [Evict*, Evicted*] ─▶ Write ─▶ PutCommitted ─▶ Seal ─▶ Loaded ─▶ Stored
 //!                                     └─▶ PutAborted, ClientLeft, too late ─▶ Evict
 //! ```
+//! On its way out of the GPU, what is in no host memory may be copied there: `Load` from `LoadFrom::Gpu` comes first, and the
+//! `Evict` of its source after it, whether it succeeds or not.
+//!
 //! A shell carries actions out in order. It answers each `Load` and each `Seal` with `Loaded` or `LoadFailed`, and each
 //! `Evict` with `Evicted` once the memory is free. An arena is never written after `Seal` or `Loaded`.
 
@@ -171,6 +174,8 @@ pub enum LoadFrom {
     Disk,
     /// A committed arena of host memory, which stays until the load is done.
     Host(ArenaId),
+    /// An arena of GPU memory that is on its way out: nobody holds it, and it goes when the load is done.
+    Gpu(ArenaId),
 }
 
 /// What happened.

@@ -56,9 +56,9 @@ fn device() -> tempfile::TempDir {
     dir
 }
 
-fn serve(dir: &Path, gpu: Box<dyn ModelBackend>) {
+fn serve(dir: &Path, gpu: Box<dyn ModelBackend>, bytes: Bytes) {
     let mut config = ServerConfig::at(dir.join("store.sock"));
-    config.store.gpu = Bytes::from_gib(1);
+    config.store.gpu = bytes;
     let running = Server::with_backends(config, Box::new(HostBackend), Some(gpu)).unwrap().spawn().unwrap();
     println!("READY");
     running.join();
@@ -72,7 +72,7 @@ fn roles() {
     };
     let program = std::env::current_exe().unwrap();
     match role.as_str() {
-        "vmm-store" => {
+        "vmm-store" | "small-store" => {
             let loader = [
                 "env",
                 &format!("{ROLE}=loader"),
@@ -81,9 +81,10 @@ fn roles() {
                 "roles",
                 "--nocapture",
             ];
-            serve(&dir, Box::new(VmmBackend::new(0, loader.map(Into::into).to_vec()).unwrap()));
+            let bytes = if role == "small-store" { Bytes::from_mib(8) } else { Bytes::from_gib(1) };
+            serve(&dir, Box::new(VmmBackend::new(0, loader.map(Into::into).to_vec()).unwrap()), bytes);
         }
-        "ipc-store" => serve(&dir, Box::new(IpcBackend::new(0).unwrap())),
+        "ipc-store" => serve(&dir, Box::new(IpcBackend::new(0).unwrap()), Bytes::from_gib(1)),
         "loader" => run_loader().unwrap(),
         "vmm-reader" => {
             let model = Client::connect(dir.join("store.sock")).unwrap().get("m", &GPU).unwrap();
@@ -193,6 +194,31 @@ fn a_model_goes_from_host_memory_to_the_gpu() {
     put.write("w", 0, &data_of("w", 3_000_000)).unwrap();
     let stored = put.commit().unwrap();
     assert_eq!(client.get("m", &GPU).unwrap().content(), stored.content, "hashed again on the way");
+    store.kill().unwrap();
+    store.wait().unwrap();
+}
+
+#[test]
+fn what_has_to_leave_the_gpu_is_in_host_memory_then_and_comes_back_from_there() {
+    let dir = device();
+    let mut store = start("small-store", dir.path());
+    let client = put(dir.path());
+    let first = client.get("m", &GPU).unwrap().content();
+    let file = model_file(&[("other", 3_000_000)]);
+    client.put_file("n", Access::Public, MemoryTier::Gpu, &file, |_, _| {}).unwrap();
+    assert_eq!(client.stat().unwrap()["demotions"], 1);
+    assert_eq!(used(dir.path(), store.id()).0, 4 << 20, "the GPU holds one of them");
+    client.verify("m").unwrap();
+    let model = client.get("m", &GetOptions::default()).unwrap();
+    assert_eq!(model.content(), first, "hashed again on the way");
+    for (name, bytes) in [("w", 5_000_000), ("b", 77)] {
+        assert_eq!(model.bytes_of(name).unwrap(), data_of(name, bytes));
+    }
+    drop(model);
+    assert_eq!(client.get("m", &GPU).unwrap().content(), first);
+    let stat = client.stat().unwrap();
+    assert_eq!((&stat["demotions"], &stat["loads"]), (&2.into(), &3.into()), "the other way round: {stat}");
+    assert_eq!(used(dir.path(), store.id()).0, 6 << 20);
     store.kill().unwrap();
     store.wait().unwrap();
 }

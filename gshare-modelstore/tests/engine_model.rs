@@ -70,7 +70,7 @@ fn random_histories_see_every_order_and_every_refusal() {
     let mut seen = std::collections::BTreeMap::new();
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let history = prop::collection::vec(op(), 100..250);
-    for shape in 0..200 {
+    for shape in 0..250 {
         let ops = history.new_tree(&mut runner).unwrap().current();
         for (kind, count) in ops::play(shape, ops).unwrap() {
             *seen.entry(kind).or_insert(0) += count;
@@ -79,6 +79,7 @@ fn random_histories_see_every_order_and_every_refusal() {
     let all = [
         "Load",
         "LoadFromHost",
+        "LoadFromGpu",
         "Write",
         "Seal",
         "Serve",

@@ -369,7 +369,7 @@ impl<S: ModelStore> StoreDriver<S> {
         match action {
             StoreAction::Load { arena, model, tier, from } => {
                 let source = match from {
-                    LoadFrom::Host(source) => {
+                    LoadFrom::Host(source) | LoadFrom::Gpu(source) => {
                         if !self.memory.get(&source).is_some_and(|held| held.stage == Stage::Committed) {
                             return Err(format!("{source} is not there to copy from"));
                         }
@@ -520,6 +520,7 @@ fn kind(action: &StoreAction) -> String {
     match action {
         StoreAction::Refuse { reason, .. } => format!("{reason:?}"),
         StoreAction::Load { from: LoadFrom::Host(_), .. } => "LoadFromHost".into(),
+        StoreAction::Load { from: LoadFrom::Gpu(_), .. } => "LoadFromGpu".into(),
         other => format!("{other:?}").split([' ', '{']).next().unwrap_or_default().to_owned(),
     }
 }

@@ -233,6 +233,8 @@ struct Job {
     bytes: u64,
     threads: usize,
     list_bytes: usize,
+    /// From the GPU to the file.
+    out: bool,
 }
 
 impl ModelBackend for VmmBackend {
@@ -251,11 +253,41 @@ impl ModelBackend for VmmBackend {
     ) -> io::Result<Vec<[u8; 32]>> {
         let layout = origin.layout();
         let (source, begins) = origin.descriptor().ok_or_else(no_context)?;
-        // Where from, where to, how much, by name.
-        let list: Vec<[u64; 3]> =
-            layout.places.iter().zip(begins).map(|(place, from)| [from, place.offset, place.bytes]).collect();
+        let hashes = self.work(memory, layout, &source, &begins, threads, false)?;
+        progress(layout.tensor_bytes);
+        Ok(hashes)
+    }
+
+    fn copy_out(
+        &self,
+        from: &Arc<dyn ArenaMemory>,
+        layout: &Arc<Layout>,
+        to: &dyn ArenaMemory,
+        threads: usize,
+    ) -> io::Result<Vec<[u8; 32]>> {
+        let begins: Vec<u64> = layout.places.iter().map(|place| place.offset).collect();
+        let file = to.writable()?;
+        self.work(&**from, layout, &file, &begins, threads, true)
+    }
+}
+
+impl VmmBackend {
+    /// Has a loader copy between GPU memory and a file, in which the tensors begin at `begins`.
+    fn work(
+        &self,
+        memory: &dyn ArenaMemory,
+        layout: &Layout,
+        file: &OwnedFd,
+        begins: &[u64],
+        threads: usize,
+        out: bool,
+    ) -> io::Result<Vec<[u8; 32]>> {
+        // Where in the file, where on the GPU, how much, by name.
+        let places = layout.places.iter().zip(begins);
+        let list: Vec<[u64; 3]> = places.map(|(place, &at)| [at, place.offset, place.bytes]).collect();
         let list = serde_json::to_vec(&list)?;
-        let job = Job { device: self.device, bytes: layout.arena_bytes, threads, list_bytes: list.len() };
+        let (device, bytes) = (self.device, layout.arena_bytes);
+        let job = Job { device, bytes, threads, list_bytes: list.len(), out };
         let list = super::sealed("gshare-job", &list)?;
         let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let [program, arguments @ ..] = &self.loader[..] else {
@@ -264,7 +296,7 @@ impl ModelBackend for VmmBackend {
         let mut child =
             Command::new(program).args(arguments).stdin(Stdio::from(far)).stdout(Stdio::null()).spawn()?;
         let told = (|| {
-            packet::send(&near, &serde_json::to_vec(&job)?, &[list.as_fd(), source.as_fd()], true)?;
+            packet::send(&near, &serde_json::to_vec(&job)?, &[list.as_fd(), file.as_fd()], true)?;
             packet::send(&near, b"arena", &[memory.writable()?.as_fd()], true)?;
             let (mut bytes, mut descriptors) = ([0; MAX_FRAME + 1], Vec::new());
             let length = packet::receive(&near, &mut bytes, &mut descriptors)?;
@@ -284,7 +316,6 @@ impl ModelBackend for VmmBackend {
             let _ = child.kill();
         }
         child.wait()?;
-        progress(layout.tensor_bytes);
         told
     }
 }
@@ -299,10 +330,10 @@ pub fn run_loader() -> io::Result<()> {
     let length = packet::receive(&socket, &mut bytes, &mut given)?;
     let job: Job = serde_json::from_slice(&bytes[..length])?;
     packet::receive(&socket, &mut bytes, &mut arena)?;
-    let (Ok([list, source]), Some(arena)) = (<[OwnedFd; 2]>::try_from(given), arena.pop()) else {
+    let (Ok([list, file]), Some(arena)) = (<[OwnedFd; 2]>::try_from(given), arena.pop()) else {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not started by a store"));
     };
-    match fill_here(&job, &File::from(list), &File::from(source), &arena) {
+    match fill_here(&job, &File::from(list), &File::from(file), &arena) {
         Ok(hashes) => {
             let file = super::sealed("gshare-hashes", hashes.as_flattened())?;
             packet::send(&socket, b"ok", &[file.as_fd()], true)
@@ -316,13 +347,14 @@ pub fn run_loader() -> io::Result<()> {
     }
 }
 
-fn fill_here(job: &Job, list: &File, source: &File, arena: &OwnedFd) -> io::Result<Vec<[u8; 32]>> {
+fn fill_here(job: &Job, list: &File, file: &File, arena: &OwnedFd) -> io::Result<Vec<[u8; 32]>> {
     let mut text = vec![0; job.list_bytes];
     list.read_exact_at(&mut text, 0)?;
     let list: Vec<[u64; 3]> = serde_json::from_slice(&text)?;
     start()?;
     let physical = Physical::import(arena.as_fd())?;
-    let mapped = Mapped::new(&physical, size(job.bytes)?, job.device, READ_WRITE)?;
+    let mapped =
+        Mapped::new(&physical, size(job.bytes)?, job.device, if job.out { READ } else { READ_WRITE })?;
     let place = |[from, offset, bytes]: [u64; 3]| {
         let (name, dtype, shape) = (String::new(), Dtype::U8, vec![bytes]);
         Place { name, dtype, shape, offset, bytes, source: from }
@@ -331,14 +363,19 @@ fn fill_here(job: &Job, list: &File, source: &File, arena: &OwnedFd) -> io::Resu
     let layout =
         Layout { places: list.into_iter().map(place).collect(), arena_bytes: job.bytes, tensor_bytes };
     let read = |place: usize, offset: u64, bytes: usize, buffer: &mut [u8]| {
-        let (place, out) = (&layout.places[place], &mut buffer[..bytes]);
-        source.read_exact_at(out, place.source + offset)?;
-        let to = place.offset + offset;
-        if to.checked_add(out.len() as u64).is_none_or(|end| end > job.bytes) {
+        let (place, part) = (&layout.places[place], &mut buffer[..bytes]);
+        let here = place.offset + offset;
+        if here.checked_add(bytes as u64).is_none_or(|end| end > job.bytes) {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
         mapped.context.enter()?;
-        cuda!(cuMemcpyHtoD_v2(mapped.address + to, out.as_ptr().cast(), out.len()))?;
+        if job.out {
+            cuda!(cuMemcpyDtoH_v2(part.as_mut_ptr().cast(), mapped.address + here, bytes))?;
+            file.write_all_at(part, place.source + offset)?;
+        } else {
+            file.read_exact_at(part, place.source + offset)?;
+            cuda!(cuMemcpyHtoD_v2(mapped.address + here, part.as_ptr().cast(), bytes))?;
+        }
         Ok(0)
     };
     let hashes = load::pieces(&layout, job.threads, &|_| {}, &read)?;

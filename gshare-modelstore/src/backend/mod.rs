@@ -21,6 +21,7 @@ pub(crate) use host::sealed;
 
 use crate::frame::Handle;
 use crate::load::{self, Origin};
+use crate::manifest::Layout;
 use rustix::fd::OwnedFd;
 use std::fmt::Debug;
 use std::io;
@@ -47,6 +48,21 @@ pub trait ModelBackend: Debug + Send + Sync {
         progress: &(dyn Fn(u64) + Sync),
     ) -> io::Result<Vec<[u8; 32]>> {
         load::fill(origin, memory, threads, progress)
+    }
+
+    /// Copies memory that it made to memory of the host, and hashes on the way as [`Self::fill`] does.
+    ///
+    /// # Errors
+    /// The first error of reading or writing.
+    fn copy_out(
+        &self,
+        from: &Arc<dyn ArenaMemory>,
+        layout: &Arc<Layout>,
+        to: &dyn ArenaMemory,
+        threads: usize,
+    ) -> io::Result<Vec<[u8; 32]>> {
+        let origin = Origin::Arena { layout: layout.clone(), memory: from.clone() };
+        load::fill(&origin, to, threads, &|_| {})
     }
 }
 

@@ -24,6 +24,10 @@
 //! when it is committed, unreferenced, not pinned, not being copied from, and replaceable. Arenas start in the order in
 //! which they were promised room, each as soon as its bytes are physically free.
 //!
+//! *Demotion.* An arena that has to leave the GPU for room, none of whose models is in host memory in any state, is copied there
+//! first, if the host tier stays within its high watermark without anything leaving it, and its owner within its limits.
+//! It is on its way out from then on, and its memory is free when the copy is done or has failed. Its charge moves with it.
+//!
 //! *Loaded.* If an arena with the same content is in the tier, the new one goes and its models get the old one; so the
 //! same content under two names is stored once. It stays charged to whoever was charged first.
 //!
@@ -85,6 +89,9 @@ pub struct StoreConfig {
     /// Bytes per second from host memory to the GPU, to compare reload times. Default 10 GB: half of PCIe 4.0 x16.
     #[serde(rename = "host_to_gpu_bytes_per_s")]
     pub host_to_gpu: Bytes,
+    /// Copy to host memory what has to leave the GPU and is not there, if there is room without anything else leaving. Default
+    /// yes: it comes back faster than from disk.
+    pub demote: bool,
     /// A writer has this long, waiting for room included. Default 10 min.
     #[serde(rename = "write_timeout_ns")]
     pub write_timeout: Duration,
@@ -103,6 +110,7 @@ impl Default for StoreConfig {
             low: BasisPoints::new(8_500).unwrap_or(BasisPoints::WHOLE),
             half_life: Duration::from_secs(600),
             host_to_gpu: Bytes(10_000_000_000),
+            demote: true,
             write_timeout: Duration::from_secs(600),
             max_clients: 4_096,
             max_models: 65_536,
@@ -324,8 +332,9 @@ impl Store {
             Err(reason) => actions.push(refuse(reason)),
             Ok(victims) => {
                 self.state.charge_load(now, tenant);
-                victims.into_iter().for_each(|victim| self.state.retire(victim, actions));
-                let arena = self.state.promise(model, tier, bytes, owner, Origin::Loaded { from });
+                let coming = Some((owner, bytes));
+                victims.into_iter().for_each(|victim| self.make_go(victim, tier, coming, actions));
+                let arena = self.state.promise(&[model], tier, bytes, owner, Origin::Loaded { from });
                 self.state.wait(ticket, waiting, arena);
                 self.start(tier, actions);
             }
@@ -347,7 +356,8 @@ impl Store {
             Ok(victims) => victims,
         };
         self.state.charge_load(now, tenant);
-        victims.into_iter().for_each(|victim| self.state.retire(victim, actions));
+        let coming = Some((tenant, bytes));
+        victims.into_iter().for_each(|victim| self.make_go(victim, tier, coming, actions));
         let group = self.state.clients.get(&client).map(|found| found.group);
         let mut new =
             Model::new(tenant, group.unwrap_or(gshare_core::store::GroupId(u32::MAX)), access, bytes, None);
@@ -355,7 +365,7 @@ impl Store {
         self.state.models.insert(model, new);
         let due = now.saturating_add(self.config.write_timeout);
         let origin = Origin::Written { by: Some(client), due: Some(due) };
-        let arena = self.state.promise(model, tier, bytes, tenant, origin);
+        let arena = self.state.promise(&[model], tier, bytes, tenant, origin);
         self.state.deadlines.insert((due, Due::Write(arena)));
         let begun = Ticket { client, wants: Wants::Write, arena: None, due: None };
         self.state.wait(ticket, begun, arena);
@@ -378,7 +388,7 @@ impl Store {
         let Some(found) = self.state.arenas.get_mut(&arena) else { return };
         let (tier, waiting) = (found.tier, core::mem::take(&mut found.waiting));
         let names: Vec<ModelId> = found.names.iter().copied().collect();
-        self.state.release_source(arena);
+        self.state.release_source(arena, actions);
         for &model in &names {
             if let Some(model) = self.state.models.get_mut(&model) {
                 model.content = Some(content);

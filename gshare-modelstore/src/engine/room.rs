@@ -142,6 +142,41 @@ impl Store {
         if promised > capacity { Err(RefuseReason::StoreFull) } else { Ok(going) }
     }
 
+    /// Whether an arena that leaves the GPU can be copied to host memory, when so many bytes more of the GPU are to be charged.
+    fn can_demote(&self, name: ArenaId, coming: Option<(TenantId, Bytes)>) -> bool {
+        let Some(arena) = self.state.arenas.get(&name) else { return false };
+        let host = MemoryTier::Host as usize;
+        let more = coming.filter(|&(tenant, _)| tenant == arena.charged);
+        let within_limits = self.state.tenants.get(&arena.charged).is_none_or(|charged| {
+            let bytes = charged.bytes.checked_add(more.map_or(0, |(_, bytes)| bytes.0));
+            bytes.is_some_and(|bytes| bytes <= charged.limits.bytes.0)
+                && charged.arenas.saturating_add(u32::from(more.is_some())) <= charged.limits.models
+        });
+        let mut models = arena.names.iter().filter_map(|model| self.state.models.get(model));
+        let promised = self.state.tiers[host].promised.checked_add(arena.bytes);
+        self.config.demote
+            && arena.tier == MemoryTier::Gpu
+            && models.all(|model| model.arenas[host].is_none())
+            && promised.is_some_and(|sum| sum <= self.share(MemoryTier::Host, self.config.high))
+            && within_limits
+    }
+
+    /// Sends an arena away for room in `tier`, in which an arena of so many bytes will be charged to somebody.
+    pub(super) fn make_go(
+        &mut self,
+        arena: ArenaId,
+        tier: MemoryTier,
+        coming: Option<(TenantId, Bytes)>,
+        actions: &mut Vec<StoreAction>,
+    ) {
+        if tier == MemoryTier::Gpu && self.can_demote(arena, coming) {
+            self.state.demote(arena, actions);
+            self.start(MemoryTier::Host, actions);
+        } else {
+            self.state.retire(arena, actions);
+        }
+    }
+
     /// Down to the low watermark, if the tier is above the high one.
     pub(super) fn trim(&mut self, tier: MemoryTier, actions: &mut Vec<StoreAction>) {
         let mut promised = self.state.tiers[tier as usize].promised;
@@ -159,7 +194,7 @@ impl Store {
                 promised -= arena.bytes;
             }
         }
-        going.into_iter().for_each(|victim| self.state.retire(victim, actions));
+        going.into_iter().for_each(|victim| self.make_go(victim, tier, None, actions));
     }
 
     /// Gives memory to those first in line, as far as it is free.
@@ -227,6 +262,12 @@ impl Store {
                 matches!(other.origin, Origin::Loaded { from: gshare_core::store::LoadFrom::Host(from) } if from == *name)
             });
             assert_eq!(arena.copies as usize, copies.count(), "copies from {name}");
+            if let Origin::Loaded { from: gshare_core::store::LoadFrom::Gpu(from) } = arena.origin {
+                assert!(
+                    state.arenas.get(&from).is_some_and(|from| from.state == ArenaState::Evicting),
+                    "{name}'s source"
+                );
+            }
             assert!(arena.state == ArenaState::Committed || !arena.is_held(), "{name} is held");
             assert_eq!(arena.state == ArenaState::Evicting, arena.names.is_empty(), "names of {name}");
             assert!(

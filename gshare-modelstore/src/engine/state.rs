@@ -193,7 +193,7 @@ impl State {
     /// A new arena, empty, at the end of the line for memory.
     pub(super) fn promise(
         &mut self,
-        model: ModelId,
+        models: &[ModelId],
         tier: MemoryTier,
         bytes: Bytes,
         charged: TenantId,
@@ -223,7 +223,7 @@ impl State {
             waiting: VecDeque::new(),
         };
         self.arenas.insert(arena, new);
-        self.link(model, arena);
+        models.iter().for_each(|&model| self.link(model, arena));
         self.tiers[tier as usize].promised += bytes.0;
         self.tiers[tier as usize].empty.push_back(arena);
         let tenant = self.tenant(charged);
@@ -264,8 +264,23 @@ impl State {
         }
     }
 
+    /// Sends an arena of the GPU on its way out, by a copy in host memory, for whose room the caller has looked.
+    pub(super) fn demote(&mut self, arena: ArenaId, actions: &mut Vec<StoreAction>) {
+        let Some(found) = self.arenas.get(&arena) else { return };
+        let (bytes, charged) = (Bytes(found.bytes), found.charged);
+        let names: Vec<ModelId> = found.names.iter().copied().collect();
+        let origin = Origin::Loaded { from: LoadFrom::Gpu(arena) };
+        // First the copy, so that no model is nowhere in between.
+        self.promise(&names, MemoryTier::Host, bytes, charged, origin);
+        self.depart(arena, false, actions);
+    }
+
     /// Sends an arena on its way out. One without memory is gone at once.
     pub(super) fn retire(&mut self, arena: ArenaId, actions: &mut Vec<StoreAction>) {
+        self.depart(arena, true, actions);
+    }
+
+    fn depart(&mut self, arena: ArenaId, now: bool, actions: &mut Vec<StoreAction>) {
         let Some(found) = self.arenas.get_mut(&arena) else { return };
         let (tier, bytes, charged, before) = (found.tier, found.bytes, found.charged, found.state);
         found.state = ArenaState::Evicting;
@@ -273,7 +288,6 @@ impl State {
         if let Origin::Written { by: Some(client), due: Some(_) } = found.origin {
             self.end_of_write(client, arena);
         }
-        self.release_source(arena);
         if let Some(content) = self.arenas.get(&arena).and_then(|found| found.content) {
             self.by_content.remove(&(content, tier));
         }
@@ -282,9 +296,10 @@ impl State {
         (tenant.bytes, tenant.arenas) = (tenant.bytes - bytes, tenant.arenas - 1);
         if before == ArenaState::Empty {
             self.tiers[tier as usize].empty.retain(|&empty| empty != arena);
-        } else {
+        } else if now {
             actions.push(StoreAction::Evict { arena });
         }
+        self.release_source(arena, actions);
         names.into_iter().for_each(|model| self.unlink(model, arena, actions));
         if before == ArenaState::Empty {
             self.arenas.remove(&arena);
@@ -314,14 +329,16 @@ impl State {
     }
 
     /// The arena needs the one that it is copied from no longer.
-    pub(super) fn release_source(&mut self, arena: ArenaId) {
-        if let Some(Arena { origin, .. }) = self.arenas.get_mut(&arena)
-            && let Origin::Loaded { from: LoadFrom::Host(source) } = *origin
-        {
-            *origin = Origin::Loaded { from: LoadFrom::Disk };
-            if let Some(source) = self.arenas.get_mut(&source) {
-                source.copies -= 1;
+    pub(super) fn release_source(&mut self, arena: ArenaId, actions: &mut Vec<StoreAction>) {
+        let Some(Arena { origin: Origin::Loaded { from }, .. }) = self.arenas.get_mut(&arena) else { return };
+        match std::mem::replace(from, LoadFrom::Disk) {
+            LoadFrom::Host(source) => {
+                if let Some(source) = self.arenas.get_mut(&source) {
+                    source.copies -= 1;
+                }
             }
+            LoadFrom::Gpu(source) => actions.push(StoreAction::Evict { arena: source }),
+            _ => {}
         }
     }
 

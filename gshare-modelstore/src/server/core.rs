@@ -75,6 +75,8 @@ pub(super) struct Load {
     backend: Arc<dyn ModelBackend>,
     memory: Arc<dyn ArenaMemory>,
     origin: Origin,
+    /// The tier that it comes from does the work: only a GPU's can read its memory.
+    out: Option<Arc<dyn ModelBackend>>,
     /// Who is told how far it is.
     told: Vec<(Arc<Conn>, u32)>,
 }
@@ -83,6 +85,7 @@ pub(super) struct Load {
 pub(super) struct Counts {
     gets: u64,
     loads: u64,
+    demotions: u64,
     load_failures: u64,
     evictions: u64,
     refusals: u64,
@@ -264,7 +267,10 @@ impl Core {
     fn carry_out(&mut self, action: StoreAction, why: Option<&(Code, String)>, events: &mut Events) {
         match action {
             StoreAction::Load { arena, model, tier, from } => {
-                self.counts.loads += 1;
+                match from {
+                    LoadFrom::Gpu(_) => self.counts.demotions += 1,
+                    _ => self.counts.loads += 1,
+                }
                 if let Err(why) = self.begin_load(arena, model, tier, from) {
                     events.push_back((StoreEvent::LoadFailed { arena }, Some(why)));
                 }
@@ -368,7 +374,7 @@ impl Core {
         from: LoadFrom,
     ) -> Result<(), (Code, String)> {
         let origin = match from {
-            LoadFrom::Host(arena) => self
+            LoadFrom::Host(arena) | LoadFrom::Gpu(arena) => self
                 .arenas
                 .get(&arena)
                 .map(|held| Origin::Arena { layout: held.layout.clone(), memory: held.memory.clone() }),
@@ -377,12 +383,17 @@ impl Core {
         let origin =
             origin.ok_or_else(|| (Code::NotResident, "there is nothing to load it from".to_owned()))?;
         let layout = origin.layout().clone();
-        let backend = self.backend(tier).map_err(|error| (Code::Io, error.to_string()))?;
+        let backend_of = |tier| self.backend(tier).map_err(|error| (Code::Io, error.to_string()));
+        let backend = backend_of(tier)?;
+        let out = match from {
+            LoadFrom::Gpu(_) => Some(backend_of(MemoryTier::Gpu)?),
+            _ => None,
+        };
         let memory = backend.create(layout.arena_bytes).map_err(|error| (Code::Io, error.to_string()))?;
         self.arenas.insert(arena, Held { memory: memory.clone(), layout, complete: None });
         let told = self.tickets.values().filter(|open| matches!(open.kind, Kind::PutFile(of) if of == model));
         let told = told.map(|open| (open.conn.clone(), open.request)).collect();
-        self.after.push(After::Load(Load { arena, backend, memory, origin, told }));
+        self.after.push(After::Load(Load { arena, backend, memory, origin, out, told }));
         Ok(())
     }
 
@@ -492,7 +503,13 @@ impl Shared {
                 load.told.iter().for_each(|(conn, request)| conn.answer(*request, &answer, &[]));
             }
         };
-        match load.backend.fill(&*load.memory, &load.origin, self.threads, &progress) {
+        let filled = match (&load.out, &load.origin) {
+            (Some(gpu), Origin::Arena { layout, memory }) => {
+                gpu.copy_out(memory, layout, &*load.memory, self.threads)
+            }
+            _ => load.backend.fill(&*load.memory, &load.origin, self.threads, &progress),
+        };
+        match filled {
             Ok(hashes) => self.complete(load.arena, &*load.memory, load.origin.layout(), &hashes),
             Err(error) => self.failed(load.arena, Code::Io, error.to_string()),
         }
@@ -603,7 +620,7 @@ impl Shared {
             "models": core.models.len(),
             "gpu": tier(MemoryTier::Gpu),
             "host": tier(MemoryTier::Host),
-            "gets": counts.gets, "loads": counts.loads, "load_failures": counts.load_failures,
+            "gets": counts.gets, "loads": counts.loads, "demotions": counts.demotions, "load_failures": counts.load_failures,
             "evictions": counts.evictions, "refusals": counts.refusals,
             "pid": std::process::id(),
         })

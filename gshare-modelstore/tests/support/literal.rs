@@ -267,9 +267,51 @@ impl Literal {
         }
         for victim in self.victims(self.now, None) {
             if victim.tier == tier && self.promised(tier) > low {
-                self.retire(victim.name, actions);
+                self.make_go(victim.name, tier, None, actions);
             }
         }
+    }
+
+    /// Sends an arena away for room, from the GPU by way of a copy in host memory where that can be.
+    fn make_go(
+        &mut self,
+        name: ArenaId,
+        tier: MemoryTier,
+        coming: Option<(TenantId, u64)>,
+        actions: &mut Vec<StoreAction>,
+    ) {
+        let arena = self.find(name).unwrap().clone();
+        let mine = || {
+            self.arenas
+                .iter()
+                .filter(|other| other.charged == arena.charged && other.state != ArenaState::Evicting)
+        };
+        let more = coming.filter(|&(tenant, _)| tenant == arena.charged);
+        let bytes = mine().map(|other| u128::from(other.bytes)).sum::<u128>()
+            + more.map_or(0, |(_, b)| u128::from(b));
+        let count = mine().count() as u32 + u32::from(more.is_some());
+        let limits = self.limits(arena.charged);
+        let high = self.capacity(MemoryTier::Host).0 * u64::from(self.config.high.get()) / 10_000;
+        let in_host = |&model: &ModelId| self.in_tier(model, MemoryTier::Host).is_some();
+        let demote = self.config.demote
+            && tier == MemoryTier::Gpu
+            && arena.tier == MemoryTier::Gpu
+            && !arena.names.iter().any(in_host)
+            && self.promised(MemoryTier::Host) + arena.bytes <= high
+            && bytes <= u128::from(limits.bytes.0)
+            && count <= limits.models;
+        if !demote {
+            return self.retire(name, actions);
+        }
+        let mut names = arena.names.clone();
+        names.sort();
+        let from = Some(LoadFrom::Gpu(name));
+        let copy = self.promise(names[0], MemoryTier::Host, arena.bytes, arena.charged, from, None);
+        self.find_mut(copy).names = names;
+        let gone = self.find_mut(name);
+        (gone.state, gone.content) = (ArenaState::Evicting, None);
+        gone.names.clear();
+        self.start(MemoryTier::Host, actions);
     }
 
     fn retire(&mut self, name: ArenaId, actions: &mut Vec<StoreAction>) {
@@ -281,6 +323,9 @@ impl Literal {
             self.arenas.retain(|arena| arena.name != name);
         } else {
             actions.push(StoreAction::Evict { arena: name });
+        }
+        if let Some(LoadFrom::Gpu(arena)) = before.from {
+            actions.push(StoreAction::Evict { arena });
         }
         let mut names = before.names;
         names.sort();
@@ -415,7 +460,8 @@ impl Literal {
         let (tenant, ..) = self.client(ticket.client).unwrap();
         let victims = self.room(now, tier, known.bytes, known.owner, tenant, host)?;
         self.caused(now, tenant);
-        victims.into_iter().for_each(|victim| self.retire(victim, &mut actions));
+        let coming = Some((known.owner, known.bytes));
+        victims.into_iter().for_each(|victim| self.make_go(victim, tier, coming, &mut actions));
         ticket.arena = self.promise(model, tier, known.bytes, known.owner, Some(from), None);
         self.tickets.push(ticket);
         self.start(tier, &mut actions);
@@ -507,7 +553,10 @@ impl Literal {
                     Err(reason) => actions.push(StoreAction::Refuse { ticket, client, reason }),
                     Ok(victims) => {
                         self.caused(now, tenant);
-                        victims.into_iter().for_each(|victim| self.retire(victim, &mut actions));
+                        let coming = Some((tenant, bytes.0));
+                        victims
+                            .into_iter()
+                            .for_each(|victim| self.make_go(victim, tier, coming, &mut actions));
                         self.add(model, tenant, group, access, bytes, None);
                         self.models.last_mut().unwrap().uses.push(now);
                         let writer = Some((client, now.saturating_add(self.config.write_timeout)));
@@ -532,13 +581,19 @@ impl Literal {
                 self.give_up(arena, RefuseReason::LoadFailed, &mut actions);
             }
             StoreEvent::Loaded { arena, content } => {
-                let Arena { tier, names, .. } = self.find(arena).unwrap().clone();
+                let Arena { tier, mut names, from, .. } = self.find(arena).unwrap().clone();
+                names.sort();
                 let model = names[0];
-                self.models.iter_mut().find(|known| known.name == model).unwrap().content = Some(content);
+                for known in self.models.iter_mut().filter(|known| names.contains(&known.name)) {
+                    known.content = Some(content);
+                }
                 self.find_mut(arena).from = None;
+                if let Some(LoadFrom::Gpu(arena)) = from {
+                    actions.push(StoreAction::Evict { arena });
+                }
                 let same = |other: &&mut Arena| other.tier == tier && other.content == Some(content);
                 let place = if let Some(same) = self.arenas.iter_mut().find(same) {
-                    same.names.push(model);
+                    same.names.extend(&names);
                     let place = same.name;
                     self.find_mut(arena).names.clear();
                     self.retire(arena, &mut actions);

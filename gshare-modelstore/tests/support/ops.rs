@@ -19,6 +19,7 @@ pub fn config(shape: u8) -> StoreConfig {
     config.host = Bytes(1_000_000 * (12 + u64::from(shape % 5) * 7));
     config.high = BasisPoints::from_percent([100, 95, 80][usize::from(shape % 3)]).unwrap();
     config.low = BasisPoints::from_percent([80, 60, 0][usize::from(shape / 3 % 3)]).unwrap();
+    config.demote = shape % 8 != 7;
     config.half_life = Duration::from_millis(500);
     config.write_timeout = Duration::from_secs(20);
     config.host_to_gpu = Bytes(1_000_000_000);
