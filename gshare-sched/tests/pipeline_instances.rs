@@ -156,6 +156,65 @@ fn a_pipeline_moves_to_one_slice_when_one_is_free() {
     assert_eq!(up, [InstanceAction::Drain { instance: InstanceId(1), reason }]);
 }
 
+/// Function 0 has a shared instance and two exclusive ones, each used for 30 % of the last windows; function 1 shares.
+fn one_that_has_and_one_that_wants() -> Keeper {
+    let mut keeper = keeper(KeeperConfig::default(), &node(&["2g.20gb"; 3]));
+    let short = |function, behind| InstanceEvent::Short {
+        function: FunctionId(function),
+        waiting: 9,
+        behind: Duration::from_secs(behind),
+    };
+    for function in 0..2 {
+        add(&mut keeper, function, chain(&[20, 20], 7), goal(500));
+    }
+    assert_eq!(started(&requested(&mut keeper, 0, 0)), [(InstanceId(0), true, 1)]);
+    for millis in [100, 200] {
+        assert_eq!(started(&tell(&mut keeper, millis, short(0, 5))), [(InstanceId(millis / 100), false, 1)]);
+    }
+    assert_eq!(started(&requested(&mut keeper, 300, 1)), [(InstanceId(3), true, 1)]);
+    for instance in 0..4 {
+        tell(&mut keeper, 400, InstanceEvent::Started { instance: InstanceId(instance) });
+    }
+    for millis in [9_000, 19_000] {
+        for instance in [1, 2] {
+            let (instance, busy) = (InstanceId(instance), Duration::from_secs(3));
+            tell(&mut keeper, millis, InstanceEvent::Served { instance, busy });
+        }
+    }
+    tell(&mut keeper, 20_000, InstanceEvent::DeadlineReached);
+    keeper
+}
+
+#[test]
+fn a_function_far_behind_gets_an_instance_of_one_that_can_spare_it() {
+    let mut keeper = one_that_has_and_one_that_wants();
+    let short = |function, behind| InstanceEvent::Short {
+        function: FunctionId(function),
+        waiting: 9,
+        behind: Duration::from_secs(behind),
+    };
+    let drained = |actions: &[InstanceAction]| {
+        let drain = |action: &InstanceAction| match action {
+            InstanceAction::Drain { instance, reason } => Some((*instance, *reason)),
+            _ => None,
+        };
+        actions.iter().filter_map(drain).collect::<Vec<_>>()
+    };
+    assert_eq!(drained(&tell(&mut keeper, 21_000, short(1, 2))), [], "over before a new instance is up");
+    let taken = drained(&tell(&mut keeper, 21_100, short(1, 60)));
+    let [(instance, reason)] = taken[..] else { panic!("{taken:?}") };
+    assert_eq!(reason, InstanceReason::Reclaimed { function: FunctionId(1) });
+    assert_eq!(drained(&tell(&mut keeper, 21_200, short(1, 60))), [], "one at a time of the same function");
+    tell(&mut keeper, 22_000, InstanceEvent::Drained { instance });
+    let free = tell(&mut keeper, 22_100, InstanceEvent::Gone { instance });
+    assert_eq!(started(&free), [(InstanceId(4), false, 1)], "for whom it was taken");
+    // A function that is about as far behind keeps what it has.
+    let mut keeper = one_that_has_and_one_that_wants();
+    tell(&mut keeper, 21_000, short(0, 40));
+    assert_eq!(drained(&tell(&mut keeper, 21_100, short(1, 60))), []);
+    assert_eq!(drained(&tell(&mut keeper, 21_200, short(1, 900))).len(), 1);
+}
+
 #[test]
 fn what_is_refused_changes_nothing() {
     let mut keeper = keeper(KeeperConfig::default(), &node(&["2g.20gb"]));

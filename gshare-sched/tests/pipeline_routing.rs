@@ -110,20 +110,29 @@ impl Literal {
         self.actions.push(RouteAction::Dispatch { request, instance });
     }
 
-    fn free(&self, function: FunctionId) -> Option<InstanceId> {
+    fn free(&self, function: FunctionId) -> Option<(Duration, InstanceId)> {
         let room = |up: &&Up| match up.service {
             Service::Exclusive { capacity, .. } => {
                 up.function == function && !up.draining && self.has(up.id) < capacity as usize
             }
             _ => false,
         };
-        self.instances.iter().filter(room).map(|up| (up.latency(), up.id)).min().map(|(_, id)| id)
+        self.instances.iter().filter(room).map(|up| (up.latency(), up.id)).min()
+    }
+
+    /// What an instance that answers after `latency` takes instead of the head.
+    fn pick(&self, now: Timestamp, function: FunctionId, latency: Duration) -> Option<RequestId> {
+        let in_time = |one: &&Waiting| !one.late && one.deadline >= now.saturating_add(latency);
+        let saved = self.waiting(function).filter(in_time).min_by_key(|one| (one.deadline, one.arrival));
+        let late = self.waiting(function).filter(|one| one.late).min_by_key(|one| one.arrival);
+        saved.or(late).filter(|_| self.config.late != Late::InOrder).map(|one| one.id)
     }
 
     fn serve(&mut self, now: Timestamp, function: FunctionId) {
         self.sift(now, function);
-        while let (Some(instance), Some(head)) = (self.free(function), self.head(function)) {
-            self.dispatch(head.id, instance);
+        while let (Some((latency, instance)), Some(head)) = (self.free(function), self.head(function)) {
+            let next = self.pick(now, function, latency).unwrap_or(head.id);
+            self.dispatch(next, instance);
         }
         let shared = self.instances.iter().filter(|up| up.function == function && !up.draining);
         let mut slices: Vec<_> = shared.filter_map(|up| Some((up.latency(), up.id, up.slice()?))).collect();
@@ -145,15 +154,27 @@ impl Literal {
                 let slack = i128::from(head.deadline.as_nanos())
                     - i128::from(latency.as_nanos())
                     - i128::from(load.as_nanos());
-                Some((head.late, slack, up.id, up.function))
+                Some((head.late, slack, up.id, up.function, latency.saturating_add(load)))
             };
             let least = on().filter(|up| !up.draining).filter_map(key).min();
-            let Some((late, _, instance, function)) = least else { return };
+            let Some((late, _, instance, function, after)) = least else { return };
             self.sift(now, function);
             if let Some(head) = self.head(function).filter(|head| head.late == late) {
-                self.dispatch(head.id, instance);
+                let next = self.pick(now, function, after).unwrap_or(head.id);
+                self.dispatch(next, instance);
             }
         }
+    }
+
+    /// Time the function's instances need for what waits, in ns.
+    fn wait(&self, function: FunctionId) -> u128 {
+        let up = self.instances.iter().filter(|up| up.function == function && !up.draining);
+        let rate = up.map(|up| match up.service {
+            Service::Exclusive { interval, .. } => 1_000_000_000_000_000 / interval.as_nanos(),
+            _ => 1_000_000_000_000_000 / up.latency().as_nanos(),
+        });
+        let waiting = self.waiting(function).count() as u128;
+        waiting * 1_000_000_000_000_000 / u128::from(rate.sum::<u64>().max(1))
     }
 
     fn too_slow(&self, now: Timestamp, function: FunctionId, deadline: Timestamp) -> bool {
@@ -161,13 +182,7 @@ impl Literal {
         if deadline == Timestamp::MAX {
             return false;
         }
-        let up = self.instances.iter().filter(|up| up.function == function && !up.draining);
-        let rate = up.map(|up| match up.service {
-            Service::Exclusive { interval, .. } => 1_000_000_000_000_000 / interval.as_nanos(),
-            _ => 1_000_000_000_000_000 / up.latency().as_nanos(),
-        });
-        let waiting = self.waiting(function).count() as u128;
-        let wait = waiting * 1_000_000_000_000_000 / u128::from(rate.sum::<u64>().max(1));
+        let wait = self.wait(function);
         now.as_nanos() as u128 + wait + fastest.as_nanos() as u128 > deadline.as_nanos() as u128
     }
 
@@ -182,7 +197,9 @@ impl Literal {
         self.told.push((function, now, true));
         self.forgotten.retain(|told| *told != (function, now));
         let waiting = self.waiting(function).count() as u32;
-        self.actions.push(RouteAction::Short { function, waiting });
+        let behind = self.wait(function).min(3_600_000_000_000);
+        let behind = Duration::from_nanos(behind as u64);
+        self.actions.push(RouteAction::Short { function, waiting, behind });
     }
 
     /// What a function was told is forgotten with the function.
@@ -292,7 +309,7 @@ impl Literal {
                 let count = self.waiting(function).count();
                 let in_time = self.fastest(function).is_some_and(|fast| now + fast <= deadline);
                 if count == 0
-                    && let Some(instance) = self.free(function)
+                    && let Some((_, instance)) = self.free(function)
                     && (self.config.late != Late::Reject || in_time)
                 {
                     self.requests.push(new);

@@ -177,6 +177,8 @@ struct Host<'a, R, K> {
     left: usize,
     /// Events that engines are yet to be told, in order.
     tasks: VecDeque<Task>,
+    /// When each function was short last, and how often in a row.
+    short: BTreeMap<FunctionId, (Timestamp, usize)>,
 }
 
 #[derive(Debug)]
@@ -212,6 +214,7 @@ where
         active: BTreeMap::new(),
         left: scenario.loads.iter().map(|load| load.arrivals.len()).sum(),
         tasks: VecDeque::new(),
+        short: BTreeMap::new(),
     };
     host.run()?;
     Ok(host.outcome)
@@ -416,11 +419,16 @@ where
                 self.end(End::Rejected { function: found.function, arrived: found.arrived });
                 Ok(())
             }
-            RouteAction::Short { function, waiting } => {
-                // The node with the fewest slices held; where it has none to give, the others.
+            RouteAction::Short { function, waiting, behind } => {
+                // The node with the fewest slices held; while that does not help, the others in turn.
                 let mut nodes: Vec<usize> = (0..self.keepers.len()).collect();
                 nodes.sort_by_key(|&node| (self.held(node), node));
-                self.keep(nodes[0], InstanceEvent::Short { function, waiting });
+                let now = self.queue.now();
+                let told = self.short.entry(function).or_insert((now, 0));
+                told.1 = if now.saturating_since(told.0) > Duration::from_secs(1) { 0 } else { told.1 + 1 };
+                told.0 = now;
+                let node = nodes[told.1 % nodes.len()];
+                self.keep(node, InstanceEvent::Short { function, waiting, behind });
                 Ok(())
             }
             RouteAction::Drained { instance } => {
@@ -569,8 +577,10 @@ where
     fn service(&self, id: InstanceId) -> Service {
         let instance = &self.instances[&id];
         match instance.home {
-            Home::Exclusive { latency, interval, ref parts } => {
-                let capacity = u32::try_from(parts.len()).unwrap_or(u32::MAX) + 1;
+            Home::Exclusive { latency, interval, .. } => {
+                // As many as keep its busiest slice busy: more would wait in it, where no other instance can take them.
+                let capacity = latency.as_nanos().div_ceil(interval.as_nanos().max(1));
+                let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
                 Service::Exclusive { latency, interval, capacity }
             }
             Home::Shared { number, latency, load, .. } => {

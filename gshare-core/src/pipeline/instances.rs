@@ -53,6 +53,9 @@ pub enum InstanceEvent {
         function: FunctionId,
         /// Requests that wait.
         waiting: u32,
+        /// How long its instances need for those, on all nodes.
+        #[cfg_attr(feature = "serde", serde(rename = "behind_ns"))]
+        behind: Duration,
     },
     /// A shared instance that is not resident is to serve a request. Its slice is idle until that is answered.
     Needed {
@@ -192,7 +195,7 @@ pub enum InstanceReason {
         /// Which.
         by: InstanceId,
     },
-    /// A slice it is not using is wanted for another function.
+    /// Its slices are wanted for another function, which needs them more.
     Reclaimed {
         /// Which function.
         function: FunctionId,

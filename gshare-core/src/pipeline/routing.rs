@@ -157,6 +157,9 @@ pub enum RouteAction {
         function: FunctionId,
         /// Requests that wait.
         waiting: u32,
+        /// How long its instances need for those; an hour when it has none.
+        #[cfg_attr(feature = "serde", serde(rename = "behind_ns"))]
+        behind: Duration,
     },
     /// A draining instance has no request left.
     Drained {

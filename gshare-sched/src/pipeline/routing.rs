@@ -11,6 +11,9 @@
 //! 3. What is left waits for the function's shared instances. An idle shared slice takes, of the instances on it whose
 //!    function has requests waiting, the one whose first request has the least **slack**, deadline - latency - load. When
 //!    an instance is loaded or evicted only its own entry moves.
+//!    It and an exclusive instance with room take the first request of the function that *they* answer in time: who is
+//!    slow, or is to be loaded first, passes over what only a faster one can still save. If there is no such request,
+//!    one that is late already is served, else the first.
 //! 4. **Late** requests ([`Late`]): under overload an order by deadline serves just those that are lost already. By
 //!    default a request that cannot be in time any more waits behind all that can, in order of arrival.
 //! 5. **Shortage**: when a request has to wait and the function's instances would need longer for the queue than its
@@ -37,6 +40,7 @@
 //! - Its slack has one load; ours is re-computed when residency changes, for then it is another.
 //! - Late requests and admission control are not in it ([`Late::InOrder`] is the paper's), nor is fairness.
 
+use gshare_core::dag::MAX_TIME;
 use gshare_core::pipeline::routing::{
     RouteAction, RouteError, RouteEvent, RouteReject, Service, SharedSlice,
 };
@@ -180,6 +184,12 @@ struct Function {
 impl Function {
     fn waiting(&self) -> usize {
         self.on_time.len() + self.late.len()
+    }
+
+    /// Time its instances need for what waits.
+    fn behind(&self) -> Duration {
+        let queue = self.waiting() as u128 * 1_000_000_000_000_000 / u128::from(self.rate.max(1));
+        Duration::from_nanos(u64::try_from(queue).unwrap_or(u64::MAX))
     }
 
     fn fastest(&self) -> Option<Duration> {
@@ -457,6 +467,18 @@ impl SlackRouter {
         Some((id, true, self.requests.get(&id)?.turn.0))
     }
 
+    /// The request for an instance that answers after `latency`: the first that it answers in time, else one that is late
+    /// already, else the first.
+    fn pick(&self, now: Timestamp, function: FunctionId, latency: Duration) -> Option<RequestId> {
+        let of = self.functions.get(&function)?;
+        if self.config.late == Late::InOrder {
+            return self.head(function).map(|(request, ..)| request);
+        }
+        let in_time = of.on_time.range((now.saturating_add(latency), 0)..).next().map(|(_, &id)| id);
+        let late = || of.late.first_key_value().map(|(_, &id)| id);
+        in_time.or_else(late).or_else(|| of.on_time.first_key_value().map(|(_, &id)| id))
+    }
+
     fn dispatch(&mut self, request: RequestId, instance: InstanceId, actions: &mut Vec<RouteAction>) {
         self.dequeue(request);
         self.start(request, instance);
@@ -491,7 +513,8 @@ impl SlackRouter {
         self.sift(now, function, actions);
         loop {
             let free = self.functions.get(&function).and_then(|of| of.free.first().copied());
-            let (Some((_, instance)), Some((request, ..))) = (free, self.head(function)) else { break };
+            let Some((latency, instance)) = free else { break };
+            let Some(request) = self.pick(now, function, latency) else { break };
             self.dispatch(request, instance, actions);
         }
         self.reorder(function);
@@ -554,7 +577,9 @@ impl SlackRouter {
     fn serve_slice(&mut self, now: Timestamp, at: SharedSlice, actions: &mut Vec<RouteAction>) {
         while let Some(slice) = self.slices.get(&at) {
             let (0, Some(&(_, late, _, instance))) = (slice.running, slice.ready.first()) else { return };
-            let Some(function) = self.instances.get(&instance).map(|found| found.function) else { return };
+            let Some(found) = self.instances.get(&instance) else { return };
+            let Service::Shared { latency, load, .. } = found.service else { return };
+            let function = found.function;
             // Its head may have become late meanwhile: then the order changes and is looked at again.
             self.sift(now, function, actions);
             let head = self.head(function);
@@ -562,7 +587,7 @@ impl SlackRouter {
                 self.reorder(function);
                 continue;
             }
-            if let Some((request, ..)) = head {
+            if let Some(request) = self.pick(now, function, latency.saturating_add(load)) {
                 self.dispatch(request, instance, actions);
                 self.reorder(function);
             }
@@ -575,9 +600,7 @@ impl SlackRouter {
         if deadline == Timestamp::MAX {
             return false;
         }
-        let queue = of.waiting() as u128 * 1_000_000_000_000_000 / u128::from(of.rate.max(1));
-        let wait = Duration::from_nanos(u64::try_from(queue).unwrap_or(u64::MAX));
-        now.saturating_add(wait).saturating_add(fastest) > deadline
+        now.saturating_add(of.behind()).saturating_add(fastest) > deadline
     }
 
     fn tell_short(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<RouteAction>) {
@@ -586,7 +609,7 @@ impl SlackRouter {
         if !recently {
             of.told_short = Some(now);
             let waiting = u32::try_from(of.waiting()).unwrap_or(u32::MAX);
-            actions.push(RouteAction::Short { function, waiting });
+            actions.push(RouteAction::Short { function, waiting, behind: of.behind().min(MAX_TIME) });
             self.again.insert((now.saturating_add(self.config.short_every), function));
         }
     }
@@ -753,7 +776,7 @@ fn check_time(
     zero: bool,
 ) -> Result<(), RouteError> {
     let bound = if zero { "need at most an hour" } else { "need more than 0 and at most an hour" };
-    if (time.is_zero() && !zero) || time > gshare_core::dag::MAX_TIME {
+    if (time.is_zero() && !zero) || time > MAX_TIME {
         return Err(RouteError::BadInstance { instance, field, value: time.as_nanos(), bound });
     }
     Ok(())

@@ -49,6 +49,12 @@ pub(super) struct Instance {
     /// Drained once this one has started.
     pub(super) replaces: Option<InstanceId>,
     pub(super) replaced: bool,
+    /// When it was up, or has been what it is.
+    pub(super) since: Timestamp,
+    /// Time it worked in the window before.
+    pub(super) was_busy: u64,
+    /// For whom it drains.
+    pub(super) taken_for: Option<FunctionId>,
 }
 
 impl Instance {
@@ -85,6 +91,8 @@ pub(super) struct Function {
     pub(super) warm: bool,
     /// The version of the slices at which nothing suited it.
     pub(super) unmet: Option<u64>,
+    /// When it was short last, and how long it needed then for what waited.
+    pub(super) told_short: Option<(Timestamp, Duration)>,
 }
 
 /// Keeps the instances of one node: the engine of this module.
@@ -271,6 +279,9 @@ impl Keeper {
                 idle: 0,
                 replaces,
                 replaced: false,
+                since: self.last,
+                was_busy: 0,
+                taken_for: None,
             },
         );
         self.window_ends.get_or_insert(self.last.saturating_add(self.config.window));
@@ -348,7 +359,7 @@ impl Keeper {
         }
     }
 
-    fn gone(&mut self, id: InstanceId) {
+    fn gone(&mut self, id: InstanceId, actions: &mut Vec<InstanceAction>) {
         self.evict(id);
         let Some(instance) = self.instances.remove(&id) else { return };
         for &place in &instance.places {
@@ -367,6 +378,12 @@ impl Keeper {
         // What it was to replace stays, and may be replaced by another.
         if let Some(old) = instance.replaces.and_then(|old| self.instances.get_mut(&old)) {
             old.replaced = false;
+        }
+        // Whoever it was taken for comes first, while it still needs that.
+        if let Some(taker) = instance.taken_for
+            && !self.pressure(taker).is_zero()
+        {
+            self.short(taker, actions);
         }
         if self.instances.is_empty() {
             self.window_ends = None;
@@ -468,6 +485,7 @@ impl Keeper {
             stays: Vec::new(),
             warm: false,
             unmet: None,
+            told_short: None,
         };
         self.fits_empty(&new).map_err(|why| InstanceError::NeverFits { function, why })?;
         self.functions.insert(function, new);
@@ -554,7 +572,12 @@ impl Engine for Keeper {
         self.advance(now, actions);
         match event {
             InstanceEvent::Requested { function } => self.requested(now, function, actions),
-            InstanceEvent::Short { function, .. } => self.short(function, actions),
+            InstanceEvent::Short { function, behind, .. } => {
+                if let Some(of) = self.functions.get_mut(&function) {
+                    of.told_short = Some((now, behind));
+                }
+                self.short(function, actions);
+            }
             // Windows that ended may have changed what was checked; then there is nothing left to do.
             InstanceEvent::Needed { instance } if !self.is_resident(instance) => {
                 self.needed(now, instance, actions);
@@ -563,6 +586,7 @@ impl Engine for Keeper {
             InstanceEvent::Started { instance } => {
                 let Some(found) = self.instances.get_mut(&instance) else { return Ok(()) };
                 found.state = State::Up;
+                found.since = now;
                 if let Some(old) = found.replaces.take() {
                     self.drain(old, InstanceReason::Replaced { by: instance }, actions);
                 }
@@ -581,7 +605,7 @@ impl Engine for Keeper {
                     actions.push(InstanceAction::Stop { instance, reason });
                 }
             }
-            InstanceEvent::Gone { instance } => self.gone(instance),
+            InstanceEvent::Gone { instance } => self.gone(instance, actions),
             _ => {}
         }
         #[cfg(debug_assertions)]

@@ -17,8 +17,12 @@
 //!    ([`KeepAlive`]).
 //! 5. **Migration**: at the end of a window in which nobody lacked slices, a pipeline moves to one slice that suits the
 //!    whole. The new instance is started first; when it is up the old one drains.
-//! 6. **Reclaim**: a function that finds no slices takes those of an instance that was idle for a window, or of the least
-//!    used of several shared slices.
+//! 6. **Reclaim**: a function that finds no slices takes those of an instance that was idle for a window, of the least
+//!    used of several shared slices, or of a function that needs them clearly less: one that is not short and can spare an
+//!    instance, or would still be less than half as far behind without it ([`InstanceEvent::Short`] says how far a
+//!    function is behind). The gap has to exceed the time of a start, and an instance stays for a window at least. What
+//!    becomes free that way goes to whom it was taken for. Neighbours of a busy instance on a shared slice leave it when
+//!    they are served elsewhere too.
 //!
 //! ## Example
 //! On slices of 1g, 2g and 4g a function that needs 2g as a whole is called for the first time: it shares the 2g. At 35 %
@@ -39,6 +43,9 @@
 //! - Eviction by cost and keep-alive by gaps, beside LRU and ten minutes. A function may have two shared instances.
 //! - Several instances may be resident on a shared slice while its memory lasts; still only one runs at a time.
 //! - All of it can be switched off: [`KeeperConfig::paper`].
+
+#[cfg(doc)]
+use gshare_core::pipeline::instances::InstanceEvent;
 
 mod config;
 mod eviction;

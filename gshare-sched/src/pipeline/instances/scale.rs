@@ -1,14 +1,15 @@
 //! What the keeper starts, moves and gives up, and when.
 
 use super::Choice;
-use super::keeper::{Function, Keeper, State, Whole};
+use super::keeper::{Function, Instance, Keeper, State, Whole};
 use super::slices::{Owner, Slices};
 use crate::pipeline::plan::plan;
+use core::cmp::Reverse;
 use gshare_core::dag::Dag;
 use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceReason, PlacedPart};
 use gshare_core::pipeline::{Assignment, Balance, Goal, Node, Part, Pipeline};
 use gshare_core::scale::InstanceId;
-use gshare_core::{Duration, FunctionId};
+use gshare_core::{Bytes, Duration, FunctionId};
 use std::collections::BTreeSet;
 
 /// Plans that are compared under [`Choice::PerSlice`].
@@ -19,6 +20,8 @@ const SHARED_IDLE: u64 = 10;
 const SHARED_FULL: u64 = 70;
 /// What the instances that stay may be used after one of a function's is drained, in percent.
 const DRAIN_BELOW: u64 = 60;
+/// Instances that are looked at for one that may be taken for another function.
+const CANDIDATES: usize = 8;
 /// A new cut must need less than this of the old one's `bottleneck * compute slices`, in percent.
 const RECUT_BELOW: u128 = 75;
 
@@ -39,7 +42,7 @@ impl Keeper {
             wholes.push(Whole {
                 profile: id,
                 latency: assignment.latency,
-                memory: gshare_core::Bytes(weights.saturating_add(goal.runtime_memory.get())),
+                memory: Bytes(weights.saturating_add(goal.runtime_memory.get())),
                 compute: profile.compute_slices.into(),
             });
         }
@@ -72,7 +75,10 @@ impl Keeper {
 
     /// The best exclusive home on free slices, of the whole or of a pipeline too.
     fn exclusive(&self, function: &Function, pipelines: bool) -> Option<Home> {
-        let node = self.slices.node().ok()?;
+        self.exclusive_on(&self.slices.node().ok()?, function, pipelines)
+    }
+
+    fn exclusive_on(&self, node: &Node, function: &Function, pipelines: bool) -> Option<Home> {
         let counts = node.free_counts();
         let (dag, goal) = (&function.dag, &function.goal);
         let mut best: Option<((u128, Duration), Home)> = None;
@@ -85,7 +91,7 @@ impl Keeper {
         };
         for one in function.wholes.iter().filter(|one| counts[one.profile.index()] > 0) {
             let pipeline = whole(dag, one.profile);
-            if let Ok(assignment) = self.assigner.assign(dag, goal, &pipeline, &node) {
+            if let Ok(assignment) = self.assigner.assign(dag, goal, &pipeline, node) {
                 consider(&pipeline, &assignment);
                 if self.config.choice == Choice::Ranked {
                     return best.map(|(_, home)| home);
@@ -93,12 +99,12 @@ impl Keeper {
             }
         }
         if pipelines && self.config.choice == Choice::Ranked {
-            let plan = plan(&*self.partitioner, &*self.assigner, dag, goal, &node).ok()?;
+            let plan = plan(&*self.partitioner, &*self.assigner, dag, goal, node).ok()?;
             return Some(home(&plan.pipeline, &plan.assignment));
         }
-        if pipelines && let Ok(ranked) = self.partitioner.ranked(dag, goal, &node) {
+        if pipelines && let Ok(ranked) = self.partitioner.ranked(dag, goal, node) {
             for pipeline in ranked.pipelines.take(PLANS) {
-                if let Ok(assignment) = self.assigner.assign(dag, goal, &pipeline, &node) {
+                if let Ok(assignment) = self.assigner.assign(dag, goal, &pipeline, node) {
                     consider(&pipeline, &assignment);
                 }
             }
@@ -241,10 +247,76 @@ impl Keeper {
         }
     }
 
-    /// Gives up something that is not used, for a function that found no slices.
+    /// Time that a function needs for what waits, while it is short; 0 when it has not been for a window.
+    pub(super) fn pressure(&self, id: FunctionId) -> Duration {
+        let told = self.functions.get(&id).and_then(|of| of.told_short);
+        let recent = told.filter(|(at, _)| self.now().saturating_since(*at) < self.config.window);
+        recent.map_or(Duration::ZERO, |(_, behind)| behind.max(Duration::from_nanos(1)))
+    }
+
+    /// Takes an instance from its function for another.
+    fn take(&mut self, instance: InstanceId, function: FunctionId, actions: &mut Vec<InstanceAction>) {
+        if let Some(found) = self.instances.get_mut(&instance) {
+            found.taken_for = Some(function);
+        }
+        self.drain(instance, InstanceReason::Reclaimed { function }, actions);
+    }
+
+    /// An exclusive instance of a function that needs it clearly less than `id` does, whose slices would suit `id`.
+    fn less_needed(&self, id: FunctionId) -> Option<InstanceId> {
+        let function = &self.functions[&id];
+        let count = |of: &Function, fits: &dyn Fn(&Instance) -> bool| {
+            of.instances.iter().filter(|one| fits(&self.instances[one])).count() as u64
+        };
+        let serves = |one: &Instance| one.is_serving() && !one.replaced;
+        let coming = count(function, &|one| one.state == State::Starting)
+            + self.instances.values().filter(|one| one.taken_for == Some(id)).count() as u64;
+        let mine = count(function, &serves);
+        if coming >= self.config.max_starting.into() || (mine == 0 && coming > 0) {
+            return None;
+        }
+        // What is on the way helps too.
+        let mine = self.pressure(id).as_nanos() / (mine + coming).max(1) * mine.max(1);
+        let weights = function.wholes.first().map_or(Bytes::ZERO, |one| one.memory);
+        let takes = self.config.load.start.saturating_add(self.config.load.reload(weights)).as_nanos();
+        if mine < takes {
+            return None;
+        }
+        let window = self.config.window;
+        let mut candidates = Vec::new();
+        for (&other, of) in self.functions.iter().filter(|(other, _)| **other != id) {
+            let exclusive = |one: &Instance| serves(one) && !one.is_shared();
+            let (all, own) = (count(of, &serves), count(of, &exclusive));
+            if all < 2 || own == 0 || count(of, &|one| one.taken_for.is_some()) > 0 {
+                continue;
+            }
+            let theirs = self.pressure(other).as_nanos();
+            let used = of.instances.iter().map(|one| self.instances[one].was_busy).sum::<u64>();
+            let spare = u128::from(used) * 100 < u128::from(window.as_nanos() * (all - 1) * DRAIN_BELOW);
+            let after = theirs / (all - 1) * all;
+            if !(theirs == 0 && spare || theirs > 0 && mine / 2 > after && mine - after > takes) {
+                continue;
+            }
+            for &instance in &of.instances {
+                let found = &self.instances[&instance];
+                let old = self.now().saturating_since(found.since) >= window;
+                if exclusive(found) && found.state == State::Up && old {
+                    candidates.push((theirs, used / all, found.places.len(), instance));
+                }
+            }
+        }
+        candidates.sort_by_key(|&(theirs, used, places, instance)| (theirs, used, Reverse(places), instance));
+        let suits = |instance: &InstanceId| {
+            let node = self.slices.node_without(&self.instances[instance].places);
+            node.is_ok_and(|node| self.exclusive_on(&node, function, self.config.pipelines).is_some())
+        };
+        candidates.into_iter().map(|(.., instance)| instance).take(CANDIDATES).find(suits)
+    }
+
+    /// Gives up something that is less needed, for a function that found no slices.
     fn reclaim(&mut self, id: FunctionId, actions: &mut Vec<InstanceAction>) {
         let reason = InstanceReason::Reclaimed { function: id };
-        let idle = |instance: &super::keeper::Instance| {
+        let idle = |instance: &Instance| {
             instance.state == State::Up && instance.busy == 0 && instance.idle > 0 && !instance.replaced
         };
         // The one that has been idle longest, then the largest.
@@ -252,10 +324,10 @@ impl Keeper {
             .instances
             .iter()
             .filter(|(_, one)| one.function != id && !one.is_shared() && idle(one))
-            .max_by_key(|(name, one)| (one.idle, one.places.len(), core::cmp::Reverse(**name)))
+            .max_by_key(|(name, one)| (one.idle, one.places.len(), Reverse(**name)))
             .map(|(name, _)| *name);
         if let Some(instance) = exclusive {
-            return self.drain(instance, reason, actions);
+            return self.take(instance, id, actions);
         }
         let window = self.config.window.as_nanos();
         let pools = self.slices.shared().count();
@@ -272,6 +344,8 @@ impl Keeper {
             for instance in self.slices.all[place].instances.clone() {
                 self.drain(instance, reason, actions);
             }
+        } else if let Some(instance) = self.less_needed(id) {
+            self.take(instance, id, actions);
         }
     }
 
@@ -310,7 +384,7 @@ impl Keeper {
             self.migrate(actions);
         }
         for instance in self.instances.values_mut() {
-            instance.busy = 0;
+            instance.was_busy = core::mem::take(&mut instance.busy);
         }
     }
 
@@ -342,7 +416,33 @@ impl Keeper {
             Some(home) => {
                 self.start(function, home, reason, actions);
             }
-            None => self.unmet(function, actions),
+            None => {
+                self.unmet(function, actions);
+                self.crowd_out(id, actions);
+            }
+        }
+    }
+
+    /// There are no slices for a busy shared instance: neighbours that are less busy, and whose functions are served
+    /// elsewhere too, leave it theirs. Else they would evict each other for every few requests.
+    fn crowd_out(&mut self, id: InstanceId, actions: &mut Vec<InstanceAction>) {
+        if !self.config.reclaim {
+            return;
+        }
+        let (function, place) = (self.instances[&id].function, self.instances[&id].places[0]);
+        let key = |one: InstanceId| (self.instances[&one].busy, one);
+        let leaves = |one: &InstanceId| {
+            let (found, all) =
+                (&self.instances[one], &self.functions[&self.instances[one].function].instances);
+            let elsewhere = all.iter().any(|other| other != one && self.instances[other].state == State::Up);
+            found.state == State::Up && elsewhere && key(*one) < key(id)
+        };
+        let neighbours: Vec<InstanceId> =
+            self.slices.all[place].instances.iter().copied().filter(|one| *one != id).collect();
+        if neighbours.iter().all(leaves) {
+            for neighbour in neighbours {
+                self.take(neighbour, function, actions);
+            }
         }
     }
 
@@ -353,10 +453,12 @@ impl Keeper {
         reason: InstanceReason,
         actions: &mut Vec<InstanceAction>,
     ) {
+        let now = self.now();
         if let Some(instance) = self.instances.get_mut(&id) {
             instance.home = home.clone();
             instance.cool = 0;
             instance.idle = 0;
+            instance.since = now;
             actions.push(InstanceAction::Moved { instance: id, home, reason });
         }
     }
@@ -427,7 +529,7 @@ impl Keeper {
                 pipelines.push((latency, id));
             }
         }
-        pipelines.sort_by_key(|&(latency, id)| (core::cmp::Reverse(latency), id));
+        pipelines.sort_by_key(|&(latency, id)| (Reverse(latency), id));
         for (_, id) in pipelines {
             let instance = &self.instances[&id];
             let recut = self.config.choice == Choice::PerSlice && self.config.pipelines;

@@ -64,11 +64,18 @@ impl Slices {
 
     /// The node as partitioner and assigner see it.
     pub(super) fn node(&self) -> Result<Node, NodeError> {
+        self.node_without(&[])
+    }
+
+    /// The node if the slices at `places` were free too.
+    pub(super) fn node_without(&self, places: &[usize]) -> Result<Node, NodeError> {
         let gpu = |&gpu: &GpuId| {
             let on = |free: bool| {
-                let slices = self.all.iter().filter(move |slice| slice.gpu == gpu);
-                let slices = slices.filter(move |slice| (slice.owner == Owner::Nobody) == free);
-                slices.map(|slice| slice.at).collect()
+                let slices = self.all.iter().enumerate().filter(move |(_, slice)| slice.gpu == gpu);
+                let is_free =
+                    |place: usize, slice: &Slice| slice.owner == Owner::Nobody || places.contains(&place);
+                let slices = slices.filter(move |(place, slice)| is_free(*place, slice) == free);
+                slices.map(|(_, slice)| slice.at).collect()
             };
             NodeGpu { gpu, free: on(true), busy: on(false) }
         };
