@@ -1,2 +1,4 @@
 //! Example hosts that embed gshare. Each is a binary or example of this package.
 #![forbid(unsafe_code)]
+
+pub mod openfaas;

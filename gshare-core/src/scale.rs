@@ -511,6 +511,16 @@ pub enum HorizontalEvent {
         /// Which.
         function: FunctionId,
     },
+    /// Another least and most number of instances, in force at once: what is missing is started, what is too much is
+    /// drained, the youngest first.
+    BoundsChanged {
+        /// Of which function.
+        function: FunctionId,
+        /// Instances that are kept whatever the load.
+        min_instances: u32,
+        /// The most instances, those that start included; at least the minimum, more than 0.
+        max_instances: u32,
+    },
     /// Requests that came in the tick that ended now, per second. One report per tick, 0 included.
     LoadReported {
         /// Of which function.

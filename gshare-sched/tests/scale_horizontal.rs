@@ -714,3 +714,32 @@ proptest! {
         }
     }
 }
+
+/// Both policies: what is missing is started, what is too much goes, the youngest first; bad bounds change nothing.
+#[test]
+fn new_bounds_are_in_force_at_once() {
+    fn check<S: HorizontalScaler>(mut bench: Bench<S>) {
+        let bounds = |min_instances, max_instances| HorizontalEvent::BoundsChanged {
+            function: F,
+            min_instances,
+            max_instances,
+        };
+        assert_eq!(bench.deployed(), 1);
+        assert_eq!(named(&bench.handle(bounds(3, 4))), ["start 1", "start 2"]);
+        let refused = bench.try_handle(bounds(2, 1)).unwrap_err();
+        assert!(matches!(refused, HorizontalError::BadInstanceBounds { min_instances: 2, .. }), "{refused}");
+        assert!(bench.try_handle(bounds(0, 0)).is_err());
+        assert_eq!(bench.deployed(), 3);
+        bench.ready_at_once = false;
+        assert_eq!(named(&bench.handle(bounds(4, 4))), ["start 3"]);
+        // One that is not ready yet is younger than any that is.
+        assert_eq!(named(&bench.handle(bounds(1, 2))), ["stop 3", "drain 2"]);
+        // A minimum that falls takes nobody away by itself.
+        assert!(bench.handle(bounds(0, 2)).is_empty());
+        let unknown =
+            HorizontalEvent::BoundsChanged { function: FunctionId(9), min_instances: 0, max_instances: 1 };
+        assert!(matches!(bench.try_handle(unknown), Err(HorizontalError::UnknownFunction { .. })));
+    }
+    check(lazy(simple(1, 8)));
+    check(heuristic(simple(1, 8)));
+}

@@ -50,6 +50,8 @@ pub mod clock;
 pub mod config;
 pub mod ffs;
 pub mod journal;
+#[cfg(feature = "libraries")]
+pub mod libraries;
 pub mod manager;
 pub mod mps;
 

@@ -213,6 +213,10 @@ impl<S: Default> Fleet<S> {
         match *event {
             HorizontalEvent::FunctionAdded { function, ref spec } => self.check_added(function, spec),
             HorizontalEvent::FunctionRemoved { function } => known(function).map(|_| ()),
+            HorizontalEvent::BoundsChanged { function, min_instances, max_instances } => {
+                known(function)?;
+                Self::check_bounds(function, min_instances, max_instances)
+            }
             HorizontalEvent::LoadReported { function, .. } => {
                 let half = Duration::from_nanos(self.config.tick.as_nanos() / 2);
                 match known(function)?.reported.map(|last| last.saturating_add(half)) {
@@ -238,11 +242,7 @@ impl<S: Default> Fleet<S> {
         if self.get(function).is_some() {
             return Err(HorizontalError::FunctionExists { function });
         }
-        let (min_instances, max_instances) = (spec.min_instances, spec.max_instances);
-        if max_instances < min_instances.max(1) || max_instances > MAX_INSTANCES {
-            let limit = MAX_INSTANCES;
-            return Err(HorizontalError::BadInstanceBounds { function, min_instances, max_instances, limit });
-        }
+        Self::check_bounds(function, spec.min_instances, spec.max_instances)?;
         let fastest = spec.profile.points().iter().min_by_key(|point| point.p95);
         match (spec.max_p95, fastest) {
             (Some(max_p95), Some(point)) if point.p95 > max_p95 => {
@@ -251,6 +251,34 @@ impl<S: Default> Fleet<S> {
             }
             _ => Ok(()),
         }
+    }
+
+    fn check_bounds(
+        function: FunctionId,
+        min_instances: u32,
+        max_instances: u32,
+    ) -> Result<(), HorizontalError> {
+        if max_instances < min_instances.max(1) || max_instances > MAX_INSTANCES {
+            let limit = MAX_INSTANCES;
+            return Err(HorizontalError::BadInstanceBounds { function, min_instances, max_instances, limit });
+        }
+        Ok(())
+    }
+
+    /// Takes the event if it sets the bounds of a function.
+    pub(super) fn rebound(&mut self, event: &HorizontalEvent, actions: &mut Vec<HorizontalAction>) -> bool {
+        let HorizontalEvent::BoundsChanged { function, min_instances, max_instances } = *event else {
+            return false;
+        };
+        let Some(known) = self.get_mut(function) else { return true };
+        (known.spec.min_instances, known.spec.max_instances) = (min_instances, max_instances);
+        while let Some(known) = self.get(function).filter(|known| known.deployed() > max_instances) {
+            let Some((youngest, _)) = known.youngest() else { break };
+            self.take_away(youngest, actions);
+        }
+        self.keep_minimum(function, actions);
+        self.invariants(function);
+        true
     }
 
     /// Stops what has passed its deadline.

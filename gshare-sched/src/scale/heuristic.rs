@@ -213,6 +213,9 @@ impl Engine for HeuristicHorizontal {
     ) -> Result<(), HorizontalError> {
         self.fleet.check(now, &event)?;
         self.fleet.catch_up(now, actions);
+        if self.fleet.rebound(&event, actions) {
+            return Ok(());
+        }
         let added = match event {
             HorizontalEvent::FunctionAdded { function, .. } => Some(function),
             _ => None,

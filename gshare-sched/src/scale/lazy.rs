@@ -205,6 +205,9 @@ impl Engine for LazyHorizontal {
     ) -> Result<(), HorizontalError> {
         self.fleet.check(now, &event)?;
         self.fleet.catch_up(now, actions);
+        if self.fleet.rebound(&event, actions) {
+            return Ok(());
+        }
         let added = match event {
             HorizontalEvent::FunctionAdded { function, .. } => Some(function),
             _ => None,

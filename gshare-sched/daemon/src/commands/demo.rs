@@ -4,11 +4,11 @@
 //! limit of 100 %, take its time. Shares are measured by who must know: on the simulated device its ground truth (time
 //! with a kernel of the process running), on a real one the hooks' event timing as the daemon books it.
 
-use super::libraries::{self, HOOK, SIMULATOR, SimulatorDir};
 use super::{Where, cuda, print_json, run as under_hook, spin};
 use anyhow::Context as _;
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{QuotaRange, ResourceSpec, SmShare};
+use gshared::libraries::{self, HOOK, SIMULATOR, SimulatorDir};
 use gshared::{Config, Daemon, Running};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;

@@ -1,7 +1,7 @@
 //! `gshare doctor`: what is there, and what to do about what is not.
 
-use super::libraries::{HOOK, SIMULATOR};
 use super::{Where, bypass, cuda, print_json, private};
+use gshared::libraries::{HOOK, SIMULATOR};
 use gshared::mps::Mps;
 use serde::Serialize;
 
@@ -145,7 +145,7 @@ fn permissions() -> Vec<Check> {
 
 fn libraries() -> Vec<Check> {
     let advice = "build it: cargo build --release -p gshare-hook -p gshare-fake-cuda";
-    let find = |name, library: super::libraries::Library, status| match library.find() {
+    let find = |name, library: gshared::libraries::Library, status| match library.find() {
         Ok(path) => check(name, Status::Good, path.display().to_string(), None),
         Err(error) => check(name, status, format!("{error:#}"), Some(advice)),
     };

@@ -8,7 +8,6 @@ mod daemon;
 mod demo;
 mod doctor;
 mod engine;
-mod libraries;
 mod log;
 mod model;
 mod pack;

@@ -1,6 +1,5 @@
 //! `gshare profile`: measures a program at the settings that a strategy asks for, each under the share it names.
 
-use super::libraries::{HOOK, SimulatorDir};
 use super::run::{self as under_hook, Prepared};
 use super::{Where, cuda, print_json, private};
 use anyhow::{Context as _, ensure};
@@ -17,6 +16,7 @@ use gshare_profile::report::{self, Head};
 use gshare_profile::run::{Record, Sink, run as run_strategy};
 use gshare_profile::store::Store;
 use gshare_profile::trial::TrialConfig;
+use gshared::libraries::{HOOK, SimulatorDir};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::ffi::OsString;

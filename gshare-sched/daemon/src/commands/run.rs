@@ -11,12 +11,12 @@
 //! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before whatever was there |
 //! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, where MPS runs or the device is simulated |
 
-use super::libraries::{HOOK, SimulatorDir, prepend};
 use super::{Where, cuda, private};
 use anyhow::Context as _;
 use gshare_core::scale::ServiceClass;
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, QuotaRange, SmShare};
+use gshared::libraries::{HOOK, SimulatorDir, prepend};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;

@@ -1,11 +1,11 @@
 //! `gshare serve`: model processes on the GPUs of this node, fed from standard input.
 
-use super::libraries::{HOOK, SimulatorDir, prepend};
 use super::{Where, run as under_hook};
 use anyhow::Context as _;
 use gshare_core::request::{GpuKind, ModelProfile, RequestId, TenantId};
 use gshare_core::{Bytes, Duration, GpuId, ModelId};
 use gshare_sched::request::{LocalityScheduler, SchedulerConfig};
+use gshared::libraries::{HOOK, SimulatorDir, prepend};
 use gshared::manager::{Ending, GpuSpec, Hook, ManagerConfig, Program, Serving, ServingHandle, Submission};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -343,7 +343,7 @@ impl GpuManager {
     fn watch(&self, serial: u64, process: &ModelProcess) -> io::Result<()> {
         let data = |tag| epoll::EventData::new_u64(serial << 1 | tag);
         epoll::add(&self.epoll, &process.socket, data(SOCKET), epoll::EventFlags::IN)?;
-        Ok(epoll::add(&self.epoll, &process.pidfd, data(PROCESS), epoll::EventFlags::IN)?)
+        Ok(epoll::add(&self.epoll, process.pidfd(), data(PROCESS), epoll::EventFlags::IN)?)
     }
 
     fn dispatch(
@@ -575,7 +575,7 @@ impl GpuManager {
         if let Some(copy) = self.copies.remove(&serial) {
             // Children of the process may hold the other end, and the descriptor would stay in the set.
             let _ = epoll::delete(&self.epoll, &copy.process.socket);
-            let _ = epoll::delete(&self.epoll, &copy.process.pidfd);
+            let _ = epoll::delete(&self.epoll, copy.process.pidfd());
         }
     }
 

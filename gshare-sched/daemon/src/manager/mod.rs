@@ -63,6 +63,7 @@ mod process;
 mod serving;
 
 pub use gpu::{GpuManager, Report};
+pub use process::HookedProcess;
 pub use serving::{Answer, Ending, Refused, Serving, ServingHandle, ServingSnapshot, Submission, Ticket};
 
 use gshare_core::request::{GpuKind, ModelProfile, NodeId, RequestId, StateError};

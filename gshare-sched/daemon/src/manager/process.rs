@@ -1,8 +1,8 @@
-//! Starting and ending the process of a model.
+//! Starting and ending processes under the hook.
 #![allow(unsafe_code, reason = "a child must ask to die with its parent between fork and exec")]
 
 use super::{Hook, Program};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{
@@ -12,43 +12,30 @@ use rustix::process::{
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 
-/// A running model process. Dropping it kills it.
+/// A process under the hook that ends with the thread that started it. Dropping it kills it and whatever it started.
 #[derive(Debug)]
-pub(super) struct ModelProcess {
+pub struct HookedProcess {
     child: Child,
-    pub(super) pidfd: OwnedFd,
-    pub(super) socket: OwnedFd,
+    pidfd: OwnedFd,
     reaped: bool,
 }
 
-impl ModelProcess {
-    /// Starts `program` with one end of a socket as its standard input. It ends when the calling thread does, whatever ends
-    /// that.
-    pub(super) fn start(
-        program: &Program,
-        name: &str,
-        run: u64,
-        hook: Option<&Hook>,
-        environment: &[(OsString, OsString)],
-    ) -> io::Result<Self> {
-        let flags = SocketFlags::CLOEXEC;
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let mut command = Command::new(&program.program);
-        command.args(&program.arguments).stdin(Stdio::from(theirs)).stdout(Stdio::null());
+impl HookedProcess {
+    /// Starts the command in a process group of its own, under the hook if there is one. `run` is one number for the
+    /// processes of an instance, which share its name and its share. Where the share is not the daemon's to know, it is
+    /// in the command's environment (`GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`).
+    ///
+    /// # Errors
+    /// When the program cannot be started.
+    pub fn start(mut command: Command, name: &str, run: u64, hook: Option<&Hook>) -> io::Result<Self> {
         // A group of its own, so that what it starts ends with it.
         command.process_group(0);
         if let Some(hook) = hook {
             command.env("LD_PRELOAD", preload(&hook.preload)).env("GSHARE_SOCKET", &hook.socket);
             command.env("GSHARE_NAME", name).env("GSHARE_RUN", run.to_string());
-            match program.memory_limit {
-                Some(limit) => command.env("GSHARE_MEM", limit.get().to_string()),
-                None => command.env_remove("GSHARE_MEM"),
-            };
         }
-        command.envs(environment.iter().map(|(key, value)| (key, value)));
-        command.envs(program.environment.iter().map(|(key, value)| (key, value)));
         let parent = rustix::process::getpid();
         let die_with_parent = move || {
             set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -59,7 +46,7 @@ impl ModelProcess {
         unsafe { command.pre_exec(die_with_parent) };
         let mut child = command.spawn()?;
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
-            Ok(pidfd) => Ok(Self { child, pidfd, socket: ours, reaped: false }),
+            Ok(pidfd) => Ok(Self { child, pidfd, reaped: false }),
             Err(errno) => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -68,12 +55,23 @@ impl ModelProcess {
         }
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    /// Its number.
+    pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Kills it and whatever it started. It holds nothing that could be lost.
-    pub(super) fn kill(&self) {
+    /// Readable once it has ended.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Its standard output and error, if the command had pipes for them and nobody took them before.
+    pub fn take_output(&mut self) -> (Option<ChildStdout>, Option<ChildStderr>) {
+        (self.child.stdout.take(), self.child.stderr.take())
+    }
+
+    /// Kills it and whatever it started.
+    pub fn kill(&self) {
         if !self.reaped {
             // Not reaped, so the number is still its own.
             let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
@@ -81,7 +79,7 @@ impl ModelProcess {
     }
 
     /// Whether it has ended; its memory on the GPU is free then.
-    pub(super) fn has_ended(&mut self) -> bool {
+    pub fn has_ended(&mut self) -> bool {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let pid = WaitId::Pid(Pid::from_child(&self.child));
         if !self.reaped && !matches!(waitid(pid, look), Ok(None) | Err(Errno::INTR)) {
@@ -94,12 +92,56 @@ impl ModelProcess {
     }
 }
 
-impl Drop for ModelProcess {
+impl Drop for HookedProcess {
     fn drop(&mut self) {
         self.kill();
         if !self.reaped {
             let _ = self.child.wait();
         }
+    }
+}
+
+/// A running model process: one under the hook, with a socket.
+#[derive(Debug)]
+pub(super) struct ModelProcess {
+    process: HookedProcess,
+    pub(super) socket: OwnedFd,
+}
+
+impl ModelProcess {
+    /// Starts `program` with one end of a socket as its standard input.
+    pub(super) fn start(
+        program: &Program,
+        name: &str,
+        run: u64,
+        hook: Option<&Hook>,
+        environment: &[(OsString, OsString)],
+    ) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let mut command = Command::new(&program.program);
+        command.args(&program.arguments).stdin(Stdio::from(theirs)).stdout(Stdio::null());
+        match program.memory_limit.filter(|_| hook.is_some()) {
+            Some(limit) => command.env("GSHARE_MEM", limit.get().to_string()),
+            None => command.env_remove("GSHARE_MEM"),
+        };
+        command.envs(environment.iter().map(|(key, value)| (key, value)));
+        command.envs(program.environment.iter().map(|(key, value)| (key, value)));
+        Ok(Self { process: HookedProcess::start(command, name, run, hook)?, socket: ours })
+    }
+}
+
+impl std::ops::Deref for ModelProcess {
+    type Target = HookedProcess;
+
+    fn deref(&self) -> &HookedProcess {
+        &self.process
+    }
+}
+
+impl std::ops::DerefMut for ModelProcess {
+    fn deref_mut(&mut self) -> &mut HookedProcess {
+        &mut self.process
     }
 }
 

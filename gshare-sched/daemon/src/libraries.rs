@@ -1,45 +1,56 @@
 //! Where the hook and the simulated driver are, and putting the latter in a program's path.
 
-use anyhow::Context as _;
+use std::io;
 use std::path::{Path, PathBuf};
 
-pub(crate) const HOOK: Library = Library { file: "libgshare_hook.so", variable: "GSHARE_HOOK_LIBRARY" };
-pub(crate) const SIMULATOR: Library = Library { file: "libfake_cuda.so", variable: "GSHARE_SIM_LIBRARY" };
+/// What goes into `LD_PRELOAD`.
+pub const HOOK: Library = Library { file: "libgshare_hook.so", variable: "GSHARE_HOOK_LIBRARY" };
+/// The driver without a GPU.
+pub const SIMULATOR: Library = Library { file: "libfake_cuda.so", variable: "GSHARE_SIM_LIBRARY" };
 
 /// A shared library of gshare.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Library {
-    pub(crate) file: &'static str,
+pub struct Library {
+    /// Its file.
+    pub file: &'static str,
     /// Names it where it is in no usual place.
-    pub(crate) variable: &'static str,
+    pub variable: &'static str,
 }
 
 impl Library {
     /// Named by its variable; else beside the program, or where packages put it.
-    pub(crate) fn find(self) -> anyhow::Result<PathBuf> {
+    ///
+    /// # Errors
+    /// When it is nowhere.
+    pub fn find(self) -> io::Result<PathBuf> {
         if let Some(path) = std::env::var_os(self.variable).filter(|text| !text.is_empty()) {
             let path = PathBuf::from(path);
-            return path.canonicalize().with_context(|| format!("{}={}", self.variable, path.display()));
+            return path.canonicalize().map_err(|error| {
+                io::Error::new(error.kind(), format!("{}={}: {error}", self.variable, path.display()))
+            });
         }
         let program = std::env::current_exe()?;
         let beside = program.parent().unwrap_or(Path::new("/"));
         ["", "deps", "../lib/gshare", "../libexec/gshare", "../lib"]
             .iter()
             .find_map(|place| beside.join(place).join(self.file).canonicalize().ok())
-            .with_context(|| {
-                format!(
-                    "{} is neither beside {} nor in ../lib/gshare; set {}",
-                    self.file,
-                    program.display(),
-                    self.variable
-                )
+            .ok_or_else(|| {
+                let program = program.display();
+                let text = format!(
+                    "{} is neither beside {program} nor in ../lib/gshare; set {}",
+                    self.file, self.variable
+                );
+                io::Error::new(io::ErrorKind::NotFound, text)
             })
     }
 }
 
 impl Library {
     /// Finds it; in a checkout of gshare, where `cargo run` builds the command alone, builds it if it is not there.
-    pub(crate) fn find_or_build(self) -> anyhow::Result<PathBuf> {
+    ///
+    /// # Errors
+    /// When it is nowhere, or cannot be built.
+    pub fn find_or_build(self) -> io::Result<PathBuf> {
         let found = self.find();
         match Checkout::around() {
             Some(checkout) if found.is_err() && std::env::var_os(self.variable).is_none() => {
@@ -52,7 +63,10 @@ impl Library {
 }
 
 /// In a checkout: brings both libraries up to their sources, unless they are named by their variables.
-pub(crate) fn refresh() -> anyhow::Result<()> {
+///
+/// # Errors
+/// When they cannot be built.
+pub fn refresh() -> io::Result<()> {
     let named = |library: Library| std::env::var_os(library.variable).is_some();
     match Checkout::around() {
         Some(checkout) if !(named(HOOK) && named(SIMULATOR)) => checkout.build(),
@@ -89,7 +103,7 @@ impl Checkout {
     }
 
     /// Costs a fraction of a second when they are built already, and keeps them as new as their sources.
-    fn build(&self) -> anyhow::Result<()> {
+    fn build(&self) -> io::Result<()> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let profile = if self.profile == "debug" { "dev" } else { &self.profile };
         eprintln!(
@@ -103,18 +117,24 @@ impl Checkout {
             .current_dir(&self.root)
             .stdout(std::process::Stdio::null())
             .status()
-            .context("cargo")?;
-        anyhow::ensure!(status.success(), "cargo build -p gshare-hook -p gshare-fake-cuda: {status}");
-        Ok(())
+            .map_err(|error| io::Error::new(error.kind(), format!("cargo: {error}")))?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(io::Error::other(format!("cargo build -p gshare-hook -p gshare-fake-cuda: {status}")))
     }
 }
 
 /// A directory in which a program finds the simulated driver under the names of the real one. Goes when dropped.
 #[derive(Debug)]
-pub(crate) struct SimulatorDir(tempfile::TempDir);
+pub struct SimulatorDir(tempfile::TempDir);
 
 impl SimulatorDir {
-    pub(crate) fn new() -> anyhow::Result<Self> {
+    /// Finds the simulated driver, and makes the directory.
+    ///
+    /// # Errors
+    /// When there is no such library.
+    pub fn new() -> io::Result<Self> {
         let library = SIMULATOR.find_or_build()?;
         let dir = tempfile::Builder::new().prefix("gshare-sim-").tempdir()?;
         for name in ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"] {
@@ -123,13 +143,14 @@ impl SimulatorDir {
         Ok(Self(dir))
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// The directory.
+    pub fn path(&self) -> &Path {
         self.0.path()
     }
 }
 
 /// `first` and then whatever the variable says already.
-pub(crate) fn prepend(variable: &str, first: &Path) -> std::ffi::OsString {
+pub fn prepend(variable: &str, first: &Path) -> std::ffi::OsString {
     let mut value = first.as_os_str().to_owned();
     if let Some(rest) = std::env::var_os(variable).filter(|text| !text.is_empty()) {
         value.push(":");

@@ -1,0 +1,166 @@
+//! `/async-function`: calls that are kept in memory, in a queue of bounded length, and made when there is room.
+
+use super::api::ApiError;
+use super::node::Node;
+use super::proxy;
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use hyper::body::{Body as HttpBody, Frame};
+use hyper_util::rt::TokioIo;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::sync::{Mutex, mpsc};
+
+/// Most calls that wait. Their bodies are in memory: with bodies of 10 MB some 2.5 GB.
+const LENGTH: usize = 256;
+/// Calls that are made at a time.
+const WORKERS: usize = 16;
+
+/// A call for later.
+#[derive(Debug)]
+pub struct Call {
+    /// Its name, `X-Call-Id`.
+    pub id: String,
+    /// The function.
+    pub name: String,
+    /// What the replica sees.
+    pub path: String,
+    /// Who gets the answer.
+    pub callback: Option<Uri>,
+    /// The request, with its whole body.
+    pub request: Request,
+}
+
+/// The queue.
+#[derive(Debug)]
+pub struct Queue {
+    calls: mpsc::Sender<Call>,
+    next: AtomicU64,
+}
+
+impl Queue {
+    /// An empty queue, and the tasks that empty it.
+    pub fn start(node: &Arc<Node>, patience: Duration) -> Self {
+        let (calls, todo) = mpsc::channel::<Call>(LENGTH);
+        let todo = Arc::new(Mutex::new(todo));
+        for _ in 0..WORKERS {
+            let (node, todo) = (Arc::clone(node), Arc::clone(&todo));
+            tokio::spawn(async move {
+                loop {
+                    let Some(call) = todo.lock().await.recv().await else { return };
+                    make(&node, call, patience).await;
+                }
+            });
+        }
+        Self { calls, next: AtomicU64::new(1) }
+    }
+
+    /// The call's name: the client's, or one of ours.
+    pub fn name(&self, headers: &mut HeaderMap) -> String {
+        if let Some(id) = headers.get("x-call-id").and_then(|value| value.to_str().ok()) {
+            return id.to_owned();
+        }
+        let id = format!("{:08x}-{:08x}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
+        if let Ok(value) = HeaderValue::from_str(&id) {
+            headers.insert("x-call-id", value);
+        }
+        id
+    }
+
+    /// Keeps a call.
+    ///
+    /// # Errors
+    /// 429 when too many wait.
+    pub fn push(&self, call: Call) -> Result<(), ApiError> {
+        self.calls.try_send(call).map_err(|_| {
+            ApiError::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                format!("{LENGTH} calls are waiting: try again later"),
+            )
+        })
+    }
+}
+
+/// Who gets the answer.
+///
+/// # Errors
+/// 400 for what is no plain HTTP URL.
+pub fn callback(headers: &HeaderMap) -> Result<Option<Uri>, ApiError> {
+    let Some(value) = headers.get("x-callback-url") else { return Ok(None) };
+    let uri = value.to_str().ok().and_then(|text| text.parse::<Uri>().ok());
+    match uri.filter(|uri| uri.scheme_str() == Some("http") && uri.host().is_some()) {
+        Some(uri) => Ok(Some(uri)),
+        None => Err(ApiError::bad("X-Callback-Url: need http://host[:port]/path")),
+    }
+}
+
+async fn make(node: &Arc<Node>, call: Call, patience: Duration) {
+    let Call { id, name, path, callback, request } = call;
+    let answer = proxy::forward(node, &name, &path, request, patience).await;
+    let (status, body) = match answer {
+        Ok(answer) => {
+            let status = answer.status();
+            // To its end, since that is when the replica is free again.
+            match axum::body::to_bytes(answer.into_body(), super::routes::MAX_BODY).await {
+                Ok(body) => (status, body),
+                Err(error) => (StatusCode::BAD_GATEWAY, Bytes::from(error.to_string())),
+            }
+        }
+        Err(error) => (error.status, Bytes::from(error.message)),
+    };
+    let Some(callback) = callback else { return };
+    let told = tokio::time::timeout(patience, tell(&callback, &id, &name, status, body)).await;
+    let why = match told {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "no answer in time".into(),
+    };
+    eprintln!("openfaas: call {id} of {name}: callback {callback}: {why}");
+}
+
+async fn tell(
+    callback: &Uri,
+    id: &str,
+    name: &str,
+    status: StatusCode,
+    body: Bytes,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let host = callback.host().ok_or("no host")?;
+    let stream = tokio::net::TcpStream::connect((host, callback.port_u16().unwrap_or(80))).await?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    let path = callback.path_and_query().map_or("/", |path| path.as_str());
+    let authority = callback.authority().map_or(host, |authority| authority.as_str());
+    let request = Request::post(path)
+        .header(header::HOST, authority)
+        .header("x-call-id", id)
+        .header("x-function-name", name)
+        .header("x-function-status", status.as_u16())
+        .body(Body::from(body))?;
+    sender.send_request(request).await?;
+    Ok(())
+}
+
+/// A body that is written bit by bit.
+pub fn channel() -> (mpsc::Sender<Bytes>, Body) {
+    let (sender, parts) = mpsc::channel(16);
+    (sender, Body::new(Written(parts)))
+}
+
+struct Written(mpsc::Receiver<Bytes>);
+
+impl HttpBody for Written {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        self.0.poll_recv(context).map(|part| part.map(|part| Ok(Frame::data(part))))
+    }
+}

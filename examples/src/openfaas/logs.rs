@@ -1,0 +1,77 @@
+//! What replicas print: the last lines of each function, and those to come.
+
+use super::api::{LogLine, NAMESPACE, rfc3339};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
+use tokio::sync::broadcast;
+
+/// Lines that are kept of each function.
+const KEPT: usize = 1000;
+/// The longest line; the rest begins another one.
+const LONGEST: u64 = 16 << 10;
+/// How far a reader may fall behind before lines are lost to it.
+const BEHIND: usize = 1024;
+
+/// A line and when it came.
+pub type Stamped = (SystemTime, LogLine);
+
+#[derive(Debug)]
+struct Tail {
+    lines: VecDeque<Stamped>,
+    live: broadcast::Sender<Stamped>,
+}
+
+/// The lines of all functions.
+#[derive(Debug, Default)]
+pub struct Logs(Mutex<BTreeMap<String, Tail>>);
+
+impl Logs {
+    /// Adds a line.
+    pub fn add(&self, name: &str, instance: &str, text: String) {
+        let now = SystemTime::now();
+        let (name, instance) = (name.to_owned(), instance.to_owned());
+        let line =
+            LogLine { name: name.clone(), namespace: NAMESPACE, instance, timestamp: rfc3339(now), text };
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let tail = all.entry(name).or_insert_with(Tail::new);
+        tail.lines.push_back((now, line.clone()));
+        if tail.lines.len() > KEPT {
+            tail.lines.pop_front();
+        }
+        // Nobody may be reading.
+        let _ = tail.live.send((now, line));
+    }
+
+    /// What there is, the oldest first, and what comes.
+    pub fn read(&self, name: &str) -> (Vec<Stamped>, broadcast::Receiver<Stamped>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let tail = all.entry(name.to_owned()).or_insert_with(Tail::new);
+        (tail.lines.iter().cloned().collect(), tail.live.subscribe())
+    }
+
+    /// Forgets a function's lines; who follows them sees the end.
+    pub fn forget(&self, name: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+    }
+
+    /// Reads the lines of a pipe to its end.
+    pub async fn follow(&self, name: &str, instance: &str, pipe: impl AsyncRead + Unpin) {
+        let mut pipe = BufReader::new(pipe);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            match (&mut pipe).take(LONGEST).read_until(b'\n', &mut line).await {
+                Ok(0) | Err(_) => return,
+                Ok(_) => self.add(name, instance, String::from_utf8_lossy(&line).trim_end().to_owned()),
+            }
+        }
+    }
+}
+
+impl Tail {
+    fn new() -> Self {
+        Self { lines: VecDeque::new(), live: broadcast::channel(BEHIND).0 }
+    }
+}

@@ -1,0 +1,107 @@
+//! What Prometheus sees, under the names that dashboards of OpenFaaS know.
+
+use super::node::Node;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use std::time::Duration;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Http {
+    code: u16,
+    method: String,
+    path: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Invocation {
+    function_name: String,
+    code: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Function {
+    function_name: String,
+}
+
+/// Upper bounds in seconds.
+const BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
+
+/// Counters of the HTTP interface, and gauges that are read when they are asked for.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    requests: Family<Http, Counter>,
+    durations: Family<Http, Histogram>,
+    invocations: Family<Invocation, Counter>,
+    seconds: Family<Invocation, Histogram>,
+    replicas: Family<Function, Gauge>,
+    waiting: Family<Function, Gauge>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let histogram: fn() -> Histogram = || Histogram::new(BUCKETS);
+        let mut metrics = Self {
+            registry: Registry::default(),
+            requests: Family::default(),
+            durations: Family::new_with_constructor(histogram),
+            invocations: Family::default(),
+            seconds: Family::new_with_constructor(histogram),
+            replicas: Family::default(),
+            waiting: Family::default(),
+        };
+        let Self { registry, requests, durations, invocations, seconds, replicas, waiting } = &mut metrics;
+        registry.register("provider_http_requests", "Requests to the provider", requests.clone());
+        registry.register(
+            "provider_http_request_duration_seconds",
+            "Time until the head of the answer",
+            durations.clone(),
+        );
+        registry.register("gateway_function_invocation", "Calls of functions", invocations.clone());
+        registry.register(
+            "gateway_functions_seconds",
+            "Time of a call until the head of its answer",
+            seconds.clone(),
+        );
+        registry.register("gateway_service_count", "Replicas that are ready", replicas.clone());
+        registry.register("gshare_requests_waiting", "Requests that wait for a replica", waiting.clone());
+        metrics
+    }
+}
+
+impl Metrics {
+    /// A request was answered; `path` is the route.
+    pub fn served(&self, method: &str, path: &'static str, code: u16, took: Duration) {
+        let labels = Http { code, method: method.to_owned(), path };
+        self.requests.get_or_create(&labels).inc();
+        self.durations.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+
+    /// A function was called.
+    pub fn called(&self, name: &str, code: u16, took: Duration) {
+        let labels = Invocation { function_name: name.to_owned(), code };
+        self.invocations.get_or_create(&labels).inc();
+        self.seconds.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+
+    /// The text form.
+    pub fn encode(&self, node: &Node) -> String {
+        self.replicas.clear();
+        self.waiting.clear();
+        let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        for view in node.core().views() {
+            let labels = Function { function_name: view.deployment.service.clone() };
+            self.replicas.get_or_create(&labels).set(gauge(view.available));
+            self.waiting.get_or_create(&labels).set(gauge(view.waiting));
+        }
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}

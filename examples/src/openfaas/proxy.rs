@@ -1,0 +1,146 @@
+//! `/function/{name}`: a request and its answer, both streamed, through a replica chosen by the request scheduler.
+
+use super::api::ApiError;
+use super::node::{Node, Ticket};
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
+use axum::response::Response;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use hyper_util::rt::TokioIo;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// Headers that are about one connection.
+const HOP: [HeaderName; 6] = [
+    header::CONNECTION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::PROXY_AUTHORIZATION,
+];
+
+/// Splits `name.namespace` off a path below `/function/`.
+///
+/// # Errors
+/// 400 for another namespace.
+pub fn target(path: &str) -> Result<(&str, &str), ApiError> {
+    let (full, rest) = path.split_at(path.find('/').unwrap_or(path.len()));
+    match full.split_once('.') {
+        None => Ok((full, rest)),
+        Some((name, namespace)) => {
+            super::api::check_namespace(Some(namespace))?;
+            Ok((name, rest))
+        }
+    }
+}
+
+/// Serves a request by a replica. `path` is what the replica sees.
+///
+/// # Errors
+/// 503 if there is none, 429 if too many wait, 502 if it breaks, 504 if it does not answer in time.
+pub async fn forward(
+    node: &Arc<Node>,
+    name: &str,
+    path: &str,
+    mut request: Request,
+    patience: std::time::Duration,
+) -> Result<Response, ApiError> {
+    let mut ticket = node.arrive(name).map_err(|error| {
+        let message = format!("no endpoints available for: {name}: {}", error.message);
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    })?;
+    let stream = ticket.connect().await?;
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(|error| broke_off(&mut ticket, name, &error))?;
+    let upgrade = request.headers().contains_key(header::UPGRADE);
+    tokio::spawn(async move {
+        // Its errors are the request's.
+        let _ = if upgrade { connection.with_upgrades().await } else { connection.await };
+    });
+    let theirs = upgrade.then(|| hyper::upgrade::on(&mut request));
+    prepare(&mut request, path, upgrade)?;
+    let answer = tokio::time::timeout(patience, sender.send_request(request)).await;
+    let answer = answer.map_err(|_| {
+        let message = format!("{name}: no answer within {} s", patience.as_secs());
+        ApiError::new(StatusCode::GATEWAY_TIMEOUT, message)
+    })?;
+    let mut answer = answer.map_err(|error| broke_off(&mut ticket, name, &error))?;
+    if answer.status() == StatusCode::SWITCHING_PROTOCOLS
+        && let Some(theirs) = theirs
+    {
+        let ours = hyper::upgrade::on(&mut answer);
+        tokio::spawn(async move {
+            if let (Ok(theirs), Ok(ours)) = (theirs.await, ours.await) {
+                let (mut theirs, mut ours) = (TokioIo::new(theirs), TokioIo::new(ours));
+                let _ = tokio::io::copy_bidirectional(&mut theirs, &mut ours).await;
+            }
+            drop(ticket);
+        });
+        return Ok(answer.map(Body::new));
+    }
+    for name in HOP {
+        answer.headers_mut().remove(name);
+    }
+    Ok(answer.map(|body| Body::new(Served { body, ticket })))
+}
+
+fn broke_off(ticket: &mut Ticket, name: &str, error: &hyper::Error) -> ApiError {
+    ticket.broken();
+    ApiError::new(StatusCode::BAD_GATEWAY, format!("{name}: the replica broke the request off: {error}"))
+}
+
+fn prepare(request: &mut Request, path: &str, upgrade: bool) -> Result<(), ApiError> {
+    let path = if path.is_empty() { "/" } else { path };
+    let full = request.uri().query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
+    *request.uri_mut() = full.parse::<Uri>().map_err(|error| ApiError::bad(format!("path: {error}")))?;
+    let peer = request.extensions().get::<axum::extract::ConnectInfo<std::net::SocketAddr>>();
+    let peer = peer.and_then(|peer| HeaderValue::from_str(&peer.0.ip().to_string()).ok());
+    let headers = request.headers_mut();
+    let host = headers.get(header::HOST).cloned();
+    let absent = |headers: &mut HeaderMap, name: &'static str, value: Option<HeaderValue>| {
+        if let (false, Some(value)) = (headers.contains_key(name), value) {
+            headers.insert(name, value);
+        }
+    };
+    absent(headers, "x-forwarded-host", host);
+    absent(headers, "x-forwarded-for", peer);
+    if !upgrade {
+        for name in HOP {
+            headers.remove(name);
+        }
+    }
+    Ok(())
+}
+
+/// The answer's body. The replica is free for another request when it is over.
+struct Served<B> {
+    body: B,
+    ticket: Ticket,
+}
+
+impl<B: HttpBody<Data = Bytes> + Unpin> HttpBody for Served<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        if matches!(frame, Poll::Ready(Some(Err(_)))) {
+            self.ticket.broken();
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,455 @@
+//! The routes of the contract.
+
+use super::api::{
+    ApiError, DeleteRequest, FunctionDeployment, FunctionStatus, LogLine, NAMESPACE, ScaleRequest, Secret,
+    Usage, check_name, check_namespace, parse, rfc3339,
+};
+use super::core::View;
+use super::logs::Stamped;
+use super::metrics::Metrics;
+use super::node::Node;
+use super::store::Record;
+use super::{later, proxy};
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{MatchedPath, Path, Query, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, post};
+use serde::Deserialize;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// The largest body of `/system`, and of a call that is kept for later.
+pub const MAX_BODY: usize = 10 << 20;
+
+/// User and password of `/system`.
+#[derive(Debug, Clone)]
+pub struct Credentials {
+    /// `user:password`.
+    pub pair: String,
+}
+
+impl Credentials {
+    /// In the same time wherever they differ.
+    fn allow(&self, headers: &HeaderMap) -> bool {
+        use base64::Engine as _;
+        let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let given = given.and_then(|text| text.strip_prefix("Basic "));
+        let given = given.and_then(|text| base64::engine::general_purpose::STANDARD.decode(text.trim()).ok());
+        let (given, ours) = (given.unwrap_or_default(), self.pair.as_bytes());
+        let differ = ours.iter().enumerate().fold(0, |sum, (n, byte)| {
+            std::hint::black_box(sum | (byte ^ given.get(n).copied().unwrap_or(!byte)))
+        });
+        differ == 0 && given.len() == ours.len()
+    }
+}
+
+/// What handlers share.
+#[derive(Debug)]
+pub struct App {
+    /// Functions and replicas.
+    pub node: Arc<Node>,
+    /// Who may use `/system`; anybody if none.
+    pub credentials: Option<Credentials>,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// Calls that are kept for later.
+    pub later: later::Queue,
+    /// How long a replica may take to begin its answer.
+    pub patience: Duration,
+}
+
+type Shared = State<Arc<App>>;
+
+/// All routes.
+pub fn router(app: Arc<App>) -> Router {
+    let system = Router::new()
+        .route("/system/functions", get(list).post(deploy).put(update).delete(remove))
+        .route("/system/function/{name}", get(status))
+        .route("/system/scale-function/{name}", post(scale))
+        .route("/system/info", get(info))
+        .route("/system/secrets", get(secrets).post(add_secret).put(change_secret).delete(remove_secret))
+        .route("/system/logs", get(logs))
+        .route("/system/namespace/{name}", any(namespace))
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&app), authorise));
+    Router::new()
+        .merge(system)
+        .route("/system/namespaces", get(|| async { axum_json(&[NAMESPACE]) }))
+        .route("/function/{*path}", any(call))
+        .route("/async-function/{*path}", post(call_later))
+        .route("/healthz", get(|| async { "OK" }))
+        .route("/metrics", get(metrics))
+        .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "path: unknown") })
+        .layer(axum::extract::DefaultBodyLimit::max(MAX_BODY))
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&app), measure))
+        .with_state(app)
+}
+
+fn axum_json(value: &impl serde::Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(bytes) => ([(header::CONTENT_TYPE, "application/json")], bytes).into_response(),
+        Err(error) => ApiError::internal("json", error).into_response(),
+    }
+}
+
+async fn authorise(State(app): Shared, request: Request, next: Next) -> Response {
+    match &app.credentials {
+        Some(credentials) if !credentials.allow(request.headers()) => {
+            ApiError::new(StatusCode::UNAUTHORIZED, "invalid credentials").into_response()
+        }
+        _ => next.run(request).await,
+    }
+}
+
+async fn measure(State(app): Shared, request: Request, next: Next) -> Response {
+    let begun = Instant::now();
+    let method = request.method().to_string();
+    // The route and not the path, of which there may be any number.
+    let known = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    let routes = [
+        "/system/functions",
+        "/system/function/{name}",
+        "/system/scale-function/{name}",
+        "/system/info",
+        "/system/secrets",
+        "/system/logs",
+        "/system/namespaces",
+        "/system/namespace/{name}",
+        "/function/{*path}",
+        "/async-function/{*path}",
+        "/healthz",
+        "/metrics",
+    ];
+    let path = routes.into_iter().find(|route| *route == known).unwrap_or("other");
+    let response = next.run(request).await;
+    app.metrics.served(&method, path, response.status().as_u16(), begun.elapsed());
+    response
+}
+
+#[derive(Debug, Deserialize)]
+struct Which {
+    namespace: Option<String>,
+    usage: Option<String>,
+}
+
+fn render(view: &View, with_usage: bool) -> Result<FunctionStatus, ApiError> {
+    let mut deployment =
+        serde_json::to_value(&view.deployment).map_err(|error| ApiError::internal("json", error))?;
+    if let Some(object) = deployment.as_object_mut() {
+        object.remove("service");
+        object.insert("namespace".into(), NAMESPACE.into());
+    }
+    Ok(FunctionStatus {
+        name: view.deployment.service.clone(),
+        deployment,
+        invocation_count: view.invocations as f64,
+        replicas: view.replicas,
+        available_replicas: view.available,
+        created_at: rfc3339(UNIX_EPOCH + Duration::from_millis(view.created_ms)),
+        usage: with_usage.then(|| usage(&view.pids)),
+    })
+}
+
+/// From `/proc`; a process that has just ended counts nothing.
+fn usage(pids: &[u32]) -> Usage {
+    let mut sum = Usage::default();
+    let seconds = |ticks: f64| ticks / rustix::param::clock_ticks_per_second() as f64;
+    let up = std::fs::read_to_string("/proc/uptime").ok();
+    let up: f64 = up.and_then(|text| text.split(' ').next()?.parse().ok()).unwrap_or(0.0);
+    for pid in pids {
+        let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
+        // After the name, which may have spaces: state is field 3.
+        let Some((_, rest)) = text.rsplit_once(") ") else { continue };
+        let field =
+            |n: usize| rest.split(' ').nth(n - 3).and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
+        let age = up - seconds(field(22));
+        if age > 0.0 {
+            sum.cpu += 1000.0 * seconds(field(14) + field(15)) / age;
+        }
+        sum.total_memory_bytes += field(24) * rustix::param::page_size() as f64;
+    }
+    sum
+}
+
+async fn list(State(app): Shared, Query(which): Query<Which>) -> Result<Response, ApiError> {
+    check_namespace(which.namespace.as_deref())?;
+    let views = app.node.core().views();
+    let all: Vec<_> = views.iter().map(|view| render(view, false)).collect::<Result<_, _>>()?;
+    Ok(axum_json(&all))
+}
+
+async fn status(
+    State(app): Shared,
+    Path(name): Path<String>,
+    Query(which): Query<Which>,
+) -> Result<Response, ApiError> {
+    check_namespace(which.namespace.as_deref())?;
+    let view = app.node.view(&name).ok_or_else(|| ApiError::unknown_function(&name))?;
+    Ok(axum_json(&render(&view, which.usage.is_some_and(|text| text == "1" || text == "true"))?))
+}
+
+async fn deploy(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError> {
+    put(&app, &body, false).await
+}
+
+async fn update(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError> {
+    put(&app, &body, true).await
+}
+
+async fn put(app: &App, body: &[u8], must_exist: bool) -> Result<StatusCode, ApiError> {
+    let (deployment, plan) = FunctionDeployment::parse(body)?;
+    let name = &deployment.service;
+    let _alone = app.node.changes.lock().await;
+    let known = app.node.view(name);
+    if must_exist && known.is_none() {
+        return Err(ApiError::unknown_function(name));
+    }
+    for secret in deployment.secrets.iter().flatten() {
+        check_name("secrets", secret)?;
+        if !app.node.store.has_secret(secret) {
+            return Err(ApiError::bad(format!("secrets: unknown secret `{secret}`")));
+        }
+    }
+    let created_ms = known.map_or_else(now_ms, |view| view.created_ms);
+    let record = Record { deployment, created_ms, replicas: None };
+    app.node
+        .store
+        .put_function(&record)
+        .map_err(|error| ApiError::internal("keeping the function", error))?;
+    app.node.core().deploy(app.node.now(), record.deployment, plan, created_ms, None)?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+async fn remove(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError> {
+    let request: DeleteRequest = parse(&body)?;
+    check_namespace(request.namespace.as_deref())?;
+    let name = &request.function_name;
+    let _alone = app.node.changes.lock().await;
+    app.node.view(name).ok_or_else(|| ApiError::unknown_function(name))?;
+    app.node
+        .store
+        .remove_function(name)
+        .map_err(|error| ApiError::internal("forgetting the function", error))?;
+    app.node.core().remove(app.node.now(), name);
+    app.node.logs.forget(name);
+    Ok(StatusCode::ACCEPTED)
+}
+
+async fn scale(State(app): Shared, Path(name): Path<String>, body: Bytes) -> Result<StatusCode, ApiError> {
+    let request: ScaleRequest = parse(&body)?;
+    check_namespace(request.namespace.as_deref())?;
+    if request.service_name.as_ref().is_some_and(|other| *other != name && !other.is_empty()) {
+        return Err(ApiError::bad(format!("serviceName: is not `{name}`, as the path says")));
+    }
+    let _alone = app.node.changes.lock().await;
+    let view = app.node.view(&name).ok_or_else(|| ApiError::unknown_function(&name))?;
+    app.node.core().set_replicas(app.node.now(), &name, request.replicas)?;
+    let replicas = Some(request.replicas);
+    let record = Record { deployment: view.deployment, created_ms: view.created_ms, replicas };
+    app.node
+        .store
+        .put_function(&record)
+        .map_err(|error| ApiError::internal("keeping the replicas", error))?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+async fn info() -> Response {
+    let release = env!("CARGO_PKG_VERSION");
+    axum_json(&serde_json::json!({
+        "provider": "gshare",
+        "version": {"release": release, "sha": ""},
+        "orchestration": "processes",
+    }))
+}
+
+async fn namespace(Path(name): Path<String>, request: Request) -> Result<Response, ApiError> {
+    if *request.method() != axum::http::Method::GET {
+        let why = format!("there is one namespace, `{NAMESPACE}`");
+        return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, why));
+    }
+    if name != NAMESPACE {
+        return Err(ApiError::new(StatusCode::NOT_FOUND, format!("namespace: unknown `{name}`")));
+    }
+    Ok(axum_json(&serde_json::json!({"name": NAMESPACE, "annotations": {}, "labels": {}})))
+}
+
+async fn secrets(State(app): Shared, Query(which): Query<Which>) -> Result<Response, ApiError> {
+    check_namespace(which.namespace.as_deref())?;
+    let names = app.node.store.secrets().map_err(|error| ApiError::internal("reading secrets", error))?;
+    let all = names.iter().map(|name| serde_json::json!({"name": name, "namespace": NAMESPACE}));
+    Ok(axum_json(&all.collect::<Vec<_>>()))
+}
+
+fn secret(body: &[u8]) -> Result<Secret, ApiError> {
+    let secret: Secret = parse(body)?;
+    check_name("name", &secret.name)?;
+    check_namespace(secret.namespace.as_deref())?;
+    Ok(secret)
+}
+
+async fn add_secret(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError> {
+    put_secret(&app, &body, false).await
+}
+
+async fn change_secret(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError> {
+    put_secret(&app, &body, true).await
+}
+
+async fn put_secret(app: &App, body: &[u8], exists: bool) -> Result<StatusCode, ApiError> {
+    let secret = secret(body)?;
+    let bytes = secret.bytes()?;
+    let _alone = app.node.changes.lock().await;
+    match (exists, app.node.store.has_secret(&secret.name)) {
+        (true, false) => {
+            return Err(ApiError::new(
+                StatusCode::NOT_FOUND,
+                format!("name: unknown secret `{}`", secret.name),
+            ));
+        }
+        (false, true) => {
+            return Err(ApiError::new(
+                StatusCode::CONFLICT,
+                format!("name: `{}` is there already", secret.name),
+            ));
+        }
+        _ => {}
+    }
+    let kept = app.node.store.put_secret(&secret.name, &bytes);
+    kept.map_err(|error| ApiError::internal("keeping the secret", error))?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+async fn remove_secret(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError> {
+    let secret = secret(&body)?;
+    let _alone = app.node.changes.lock().await;
+    if !app.node.store.has_secret(&secret.name) {
+        return Err(ApiError::new(StatusCode::NOT_FOUND, format!("name: unknown secret `{}`", secret.name)));
+    }
+    let views = app.node.core().views();
+    let user =
+        views.iter().find(|view| view.deployment.secrets.iter().flatten().any(|name| *name == secret.name));
+    if let Some(user) = user {
+        let why = format!("name: `{}` is used by function `{}`", secret.name, user.deployment.service);
+        return Err(ApiError::new(StatusCode::CONFLICT, why));
+    }
+    let removed = app.node.store.remove_secret(&secret.name);
+    removed.map_err(|error| ApiError::internal("forgetting the secret", error))?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+#[derive(Debug, Deserialize)]
+struct LogQuery {
+    name: Option<String>,
+    namespace: Option<String>,
+    instance: Option<String>,
+    tail: Option<i64>,
+    follow: Option<String>,
+    since: Option<String>,
+}
+
+async fn logs(State(app): Shared, Query(query): Query<LogQuery>) -> Result<Response, ApiError> {
+    check_namespace(query.namespace.as_deref())?;
+    let name = query.name.as_deref().ok_or_else(|| ApiError::bad("name: missing"))?;
+    app.node.view(name).ok_or_else(|| ApiError::unknown_function(name))?;
+    let since = match query.since.as_deref().filter(|text| !text.is_empty()) {
+        None => UNIX_EPOCH,
+        Some(text) => humantime::parse_rfc3339_weak(text)
+            .map_err(|error| ApiError::bad(format!("since: `{text}`: {error}; need RFC 3339, UTC")))?,
+    };
+    let follow = query.follow.as_deref().is_some_and(|text| text == "1" || text == "true");
+    let (kept, mut live) = app.node.logs.read(name);
+    let wanted = move |line: &Stamped| {
+        line.0 >= since && query.instance.as_ref().is_none_or(|i| i.is_empty() || *i == line.1.instance)
+    };
+    let mut kept: Vec<_> = kept.into_iter().filter(&wanted).collect();
+    if let Some(tail) = query.tail.and_then(|tail| usize::try_from(tail).ok()).filter(|tail| *tail > 0) {
+        kept.drain(..kept.len().saturating_sub(tail));
+    }
+    let (sender, body) = later::channel();
+    tokio::spawn(async move {
+        let encode = |line: &LogLine| {
+            let mut bytes = serde_json::to_vec(line).unwrap_or_default();
+            bytes.push(b'\n');
+            Bytes::from(bytes)
+        };
+        for (_, line) in &kept {
+            if sender.send(encode(line)).await.is_err() {
+                return;
+            }
+        }
+        if !follow {
+            return;
+        }
+        loop {
+            let line = tokio::select! {
+                line = live.recv() => line,
+                () = sender.closed() => return,
+            };
+            match line {
+                Ok(line) if wanted(&line) => {
+                    if sender.send(encode(&line.1)).await.is_err() {
+                        return;
+                    }
+                }
+                Ok(_) | Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}
+                Err(tokio::sync::broadcast::error::RecvError::Closed) => return,
+            }
+        }
+    });
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response())
+}
+
+async fn metrics(State(app): Shared) -> Response {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], app.metrics.encode(&app.node)).into_response()
+}
+
+async fn call(State(app): Shared, Path(path): Path<String>, request: Request) -> Response {
+    let begun = Instant::now();
+    // As it was sent, and not decoded: it is passed on.
+    let raw = request.uri().path().strip_prefix("/function/").unwrap_or(&path).to_owned();
+    let (name, answer) = match proxy::target(&raw) {
+        Ok((name, rest)) => {
+            let answer = proxy::forward(&app.node, name, rest, request, app.patience).await;
+            (app.node.view(name).map(|_| name), answer)
+        }
+        Err(error) => (None, Err(error)),
+    };
+    let mut response = answer.unwrap_or_else(|error| {
+        let mut response = error.into_response();
+        let ours = header::HeaderValue::from_static("proxy");
+        response.headers_mut().insert("x-openfaas-internal", ours);
+        response
+    });
+    if let Some(name) = name {
+        app.metrics.called(name, response.status().as_u16(), begun.elapsed());
+        let seconds = begun.elapsed().as_secs_f64().to_string();
+        if let Ok(value) = header::HeaderValue::from_str(&seconds) {
+            response.headers_mut().insert("x-duration-seconds", value);
+        }
+    }
+    response
+}
+
+async fn call_later(State(app): Shared, request: Request) -> Result<Response, ApiError> {
+    let (mut parts, body) = request.into_parts();
+    let raw = parts.uri.path().strip_prefix("/async-function/").unwrap_or_default().to_owned();
+    let (name, rest) = proxy::target(&raw)?;
+    app.node.view(name).ok_or_else(|| ApiError::unknown_function(name))?;
+    let callback = later::callback(&parts.headers)?;
+    let body = axum::body::to_bytes(body, MAX_BODY).await.map_err(|error| {
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, format!("body: {error}: need at most {MAX_BODY} bytes"))
+    })?;
+    let id = app.later.name(&mut parts.headers);
+    let (name, path) = (name.to_owned(), rest.to_owned());
+    let request = Request::from_parts(parts, Body::from(body));
+    app.later.push(later::Call { id: id.clone(), name, path, callback, request })?;
+    Ok((StatusCode::ACCEPTED, [("x-call-id", id)]).into_response())
+}

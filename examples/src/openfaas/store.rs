@@ -1,0 +1,204 @@
+//! What survives a restart: a file per function and per secret, each replaced as a whole.
+
+use super::api::FunctionDeployment;
+use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+/// A function as it is kept.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// As it was sent.
+    pub deployment: FunctionDeployment,
+    /// When it came, in ms since 1970.
+    pub created_ms: u64,
+    /// Replicas that were asked for by scale-function.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<u32>,
+}
+
+/// The directory.
+#[derive(Debug, Clone)]
+pub struct Store {
+    functions: PathBuf,
+    secrets: PathBuf,
+    mounts: PathBuf,
+}
+
+impl Store {
+    /// Makes the directory, for its owner only.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn open(dir: &Path) -> io::Result<Self> {
+        use std::os::unix::fs::DirBuilderExt as _;
+        let place = |name: &str| {
+            let path = dir.join(name);
+            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
+            Ok::<_, io::Error>(path)
+        };
+        Ok(Self { functions: place("functions")?, secrets: place("secrets")?, mounts: place("mounts")? })
+    }
+
+    /// All functions, and the files that are none.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub fn functions(&self) -> io::Result<(Vec<Record>, Vec<String>)> {
+        let (mut good, mut bad) = (Vec::new(), Vec::new());
+        for name in names(&self.functions)? {
+            // Others are half a write that a crash interrupted.
+            let Some(function) = name.strip_suffix(".json") else { continue };
+            let path = self.functions.join(&name);
+            let record = std::fs::read(&path).map_err(|error| error.to_string()).and_then(|bytes| {
+                let record: Record = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+                let same = record.deployment.service == function;
+                if same { Ok(record) } else { Err("service: is not the name of the file".into()) }
+            });
+            match record {
+                Ok(record) => good.push(record),
+                Err(why) => bad.push(format!("{}: {why}", path.display())),
+            }
+        }
+        Ok((good, bad))
+    }
+
+    /// Keeps a function.
+    ///
+    /// # Errors
+    /// When it cannot be written; then what was there is there.
+    pub fn put_function(&self, record: &Record) -> io::Result<()> {
+        let bytes = serde_json::to_vec_pretty(record)?;
+        replace(&self.functions, &format!("{}.json", record.deployment.service), &bytes)
+    }
+
+    /// Forgets a function.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn remove_function(&self, name: &str) -> io::Result<()> {
+        std::fs::remove_file(self.functions.join(format!("{name}.json")))?;
+        let _ = std::fs::remove_dir_all(self.mounts.join(name));
+        sync(&self.functions)
+    }
+
+    /// Names of the secrets.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub fn secrets(&self) -> io::Result<Vec<String>> {
+        Ok(names(&self.secrets)?.into_iter().filter(|name| !name.starts_with('.')).collect())
+    }
+
+    /// Whether there is a secret of this name, which must be a checked one.
+    pub fn has_secret(&self, name: &str) -> bool {
+        self.secrets.join(name).is_file()
+    }
+
+    /// Keeps a secret.
+    ///
+    /// # Errors
+    /// When it cannot be written; then what was there is there.
+    pub fn put_secret(&self, name: &str, value: &[u8]) -> io::Result<()> {
+        replace(&self.secrets, name, value)
+    }
+
+    /// Forgets a secret.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn remove_secret(&self, name: &str) -> io::Result<()> {
+        std::fs::remove_file(self.secrets.join(name))?;
+        sync(&self.secrets)
+    }
+
+    /// A directory in which a function finds its secrets, and only those, by their names.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn mount(&self, deployment: &FunctionDeployment) -> io::Result<PathBuf> {
+        let dir = self.mounts.join(&deployment.service);
+        match std::fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => std::fs::create_dir_all(&dir)?,
+        }
+        let secrets = std::fs::canonicalize(&self.secrets)?;
+        for name in deployment.secrets.iter().flatten() {
+            std::os::unix::fs::symlink(secrets.join(name), dir.join(name))?;
+        }
+        dir.canonicalize()
+    }
+}
+
+/// Files in a directory, in the order of their names.
+fn names(dir: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        names.extend(entry?.file_name().into_string());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Readers see the old bytes or the new ones, also after a crash.
+fn replace(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let temporary = dir.join(format!(".{name}.new"));
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC;
+    let file = rustix::fs::open(&temporary, flags, Mode::RUSR | Mode::WUSR)?;
+    let mut file = std::fs::File::from(file);
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(&temporary, dir.join(name))?;
+    sync(dir)
+}
+
+fn sync(dir: &Path) -> io::Result<()> {
+    std::fs::File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_kept_is_there_again_and_half_a_write_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let deployment = FunctionDeployment { service: "f".into(), image: "x".into(), ..Default::default() };
+        store
+            .put_function(&Record { deployment: deployment.clone(), created_ms: 7, replicas: Some(2) })
+            .unwrap();
+        std::fs::write(dir.path().join("functions/.g.json.new"), "{").unwrap();
+        std::fs::write(dir.path().join("functions/h.json"), "{").unwrap();
+        std::fs::copy(dir.path().join("functions/f.json"), dir.path().join("functions/i.json")).unwrap();
+        let (good, bad) = Store::open(dir.path()).unwrap().functions().unwrap();
+        assert_eq!((good.len(), good[0].replicas, &good[0].deployment), (1, Some(2), &deployment));
+        assert!(
+            bad.len() == 2
+                && bad.iter().any(|text| text.contains("h.json"))
+                && bad.iter().any(|text| text.contains("i.json: service"))
+        );
+        store.remove_function("f").unwrap();
+        assert!(store.remove_function("f").is_err());
+    }
+
+    #[test]
+    fn a_function_sees_its_own_secrets_only() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        store.put_secret("mine", b"1").unwrap();
+        store.put_secret("other", b"2").unwrap();
+        let secrets = Some(vec!["mine".to_owned()]);
+        let deployment = FunctionDeployment { service: "f".into(), secrets, ..Default::default() };
+        let mount = store.mount(&deployment).unwrap();
+        assert_eq!(
+            (names(&mount).unwrap(), std::fs::read(mount.join("mine")).unwrap()),
+            (vec!["mine".into()], b"1".into())
+        );
+        let mode = dir.path().join("secrets/mine").metadata().unwrap().permissions().mode();
+        assert_eq!((mode & 0o777, store.secrets().unwrap()), (0o600, vec!["mine".into(), "other".into()]));
+    }
+}

@@ -1,0 +1,270 @@
+//! The OpenFaaS host, with its functions on the simulated driver: the contract, and what is left when something dies.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Long, for a machine that does other things, too.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Provider {
+    child: Child,
+    address: SocketAddr,
+    /// What it printed.
+    line: String,
+}
+
+impl Provider {
+    fn start(state: &Path, more: &[&str]) -> Self {
+        static BUILT: OnceLock<()> = OnceLock::new();
+        BUILT.get_or_init(|| gshared::libraries::refresh().unwrap());
+        let mut child = Command::new(env!("CARGO_BIN_EXE_openfaas"))
+            .args(["--listen", "127.0.0.1:0", "--sim", "--state"])
+            .arg(state)
+            .args(more)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
+        Self { address: address.unwrap_or_else(|| panic!("`{line}`")), child, line }
+    }
+
+    fn call(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        call(self.address, method, path, body).unwrap()
+    }
+
+    fn deploy(&self, name: &str, more: &str) {
+        let program = env!("CARGO_BIN_EXE_gpu_function");
+        let body = format!(r#"{{"service":"{name}","image":"{program}"{more}}}"#);
+        let (status, said) = self.call("POST", "/system/functions", &body);
+        assert_eq!(status, 202, "{said}");
+    }
+
+    fn replicas(&self, name: &str, count: u64) {
+        within(|| {
+            let (_, body) = self.call("GET", &format!("/system/function/{name}"), "");
+            let status: serde_json::Value = serde_json::from_str(&body).unwrap();
+            status["availableReplicas"].as_u64() == Some(count)
+        });
+    }
+}
+
+impl Drop for Provider {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn within(mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < PATIENCE, "not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// One request on a connection of its own: status and body.
+fn call(address: SocketAddr, method: &str, path: &str, body: &str) -> std::io::Result<(u16, String)> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    )?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let status = text.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let rest = text.split_once("\r\n\r\n").map_or("", |(_, rest)| rest).to_owned();
+    Ok((status.ok_or(std::io::ErrorKind::UnexpectedEof)?, rest))
+}
+
+/// Statuses of calls that go on, on so many connections, while `during` runs; 0 for none.
+fn under_load(address: SocketAddr, path: &str, connections: usize, during: impl FnOnce()) -> Vec<u16> {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let load = || {
+            let mut seen = Vec::new();
+            while !stop.load(Ordering::SeqCst) {
+                seen.push(call(address, "POST", path, "x").map_or(0, |(status, _)| status));
+            }
+            seen
+        };
+        let threads: Vec<_> = (0..connections).map(|_| scope.spawn(load)).collect();
+        during();
+        stop.store(true, Ordering::SeqCst);
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn pid(address: SocketAddr, path: &str) -> u32 {
+    let (status, body) = call(address, "POST", path, "").unwrap();
+    assert_eq!(status, 200, "{body}");
+    let seen: serde_json::Value = serde_json::from_str(&body).unwrap();
+    u32::try_from(seen["pid"].as_u64().unwrap()).unwrap()
+}
+
+fn kill(pid: u32) {
+    assert!(Command::new("/bin/sh").args(["-c", &format!("kill -9 {pid}")]).status().unwrap().success());
+}
+
+fn runs(pid: u32) -> bool {
+    // A zombie does not.
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|text| !text.contains(") Z "))
+}
+
+const SHARE: &str =
+    r#","annotations":{"fastgshare/gpu_quota_request":"0.4","fastgshare/gpu_sm_partition":"50"}"#;
+const PLAIN: &str = r#","envVars":{"KERNELS":"0"}"#;
+
+#[test]
+fn the_contract_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let credentials = dir.path().join("credentials");
+    std::fs::create_dir(&credentials).unwrap();
+    std::fs::write(credentials.join("basic-auth-user"), "admin\n").unwrap();
+    std::fs::write(credentials.join("basic-auth-password"), "secret").unwrap();
+    let provider = Provider::start(dir.path(), &["--credentials", credentials.to_str().unwrap()]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("openfaas_check.py");
+    let checked = Command::new("python3")
+        .arg(script)
+        .arg(format!("http://{}", provider.address))
+        .args([env!("CARGO_BIN_EXE_gpu_function"), "admin", "secret"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&checked.stdout);
+    assert!(checked.status.success(), "{said}{}", String::from_utf8_lossy(&checked.stderr));
+    assert!(said.ends_with("the contract holds\n") && said.lines().count() > 60, "{said}");
+}
+
+#[test]
+fn a_dead_replica_costs_what_it_was_serving_and_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = Provider::start(dir.path(), &["--gpus", "1"]);
+    let two = r#","labels":{"com.openfaas.scale.min":"2"}"#;
+    provider.deploy("resnet", &format!("{SHARE}{two}"));
+    provider.replicas("resnet", 2);
+    let address = provider.address;
+    let victim = pid(address, "/function/resnet");
+    let seen = under_load(address, "/function/resnet", 4, || {
+        std::thread::sleep(Duration::from_millis(300));
+        kill(victim);
+        within(|| !runs(victim));
+        provider.replicas("resnet", 1);
+        provider.replicas("resnet", 2);
+    });
+    let failed: Vec<_> = seen.iter().filter(|status| **status != 200).collect();
+    assert!(failed.len() <= 1 && failed.iter().all(|status| **status == 502), "{failed:?} of {}", seen.len());
+    assert!(seen.len() > 20);
+    // One that is being served when it dies: answered long before the replica would have answered.
+    provider.deploy("plain", PLAIN);
+    provider.replicas("plain", 1);
+    let (_, body) = provider.call("GET", "/system/function/plain?usage=1", "");
+    assert!(body.contains("totalMemoryBytes"), "{body}");
+    let (status, body) = std::thread::scope(|scope| {
+        let slow = scope.spawn(|| call(address, "POST", "/function/plain/slow?ms=3600000", "").unwrap());
+        // It waits behind that one, and is served by the next replica.
+        std::thread::sleep(Duration::from_millis(300));
+        let waits = scope.spawn(|| call(address, "POST", "/function/plain/echo", "patient").unwrap());
+        std::thread::sleep(Duration::from_millis(300));
+        kill(child_of(provider.child.id(), "KERNELS=0"));
+        assert_eq!(waits.join().unwrap(), (200, "patient".into()));
+        slow.join().unwrap()
+    });
+    assert_eq!(status, 502, "{body}");
+}
+
+/// A process whose parent is `parent`, with this in its environment.
+fn child_of(parent: u32, variable: &str) -> u32 {
+    let all = std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let mine = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let of = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        of == Some(parent) && environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes())
+    };
+    let found: Vec<u32> = all.filter(mine).collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    found[0]
+}
+
+#[test]
+fn a_provider_that_was_killed_leaves_nothing_behind_and_comes_back_with_its_functions() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut first = Provider::start(dir.path(), &[]);
+    let secret = r#"{"name":"key","value":"hunter2"}"#;
+    assert_eq!(first.call("POST", "/system/secrets", secret).0, 202);
+    first.deploy("resnet", SHARE);
+    first.deploy("plain", &format!(r#"{PLAIN},"secrets":["key"]"#));
+    assert_eq!(first.call("POST", "/system/scale-function/resnet", r#"{"replicas":2}"#).0, 202);
+    first.replicas("resnet", 2);
+    let served = pid(first.address, "/function/resnet");
+    let plain = child_of(first.child.id(), "KERNELS=0");
+    let address = first.address;
+    let shown = first.line.replace(&address.to_string(), "127.0.0.1:8080");
+    let shown = shown.replace(dir.path().to_str().unwrap(), "gshare-openfaas");
+    assert!(include_str!("../README.md").contains(&shown), "{shown}");
+    let seen = under_load(address, "/function/resnet", 4, || {
+        std::thread::sleep(Duration::from_millis(300));
+        first.child.kill().unwrap();
+        first.child.wait().unwrap();
+        within(|| !runs(served) && !runs(plain));
+    });
+    // Nobody is there to answer 5xx: connections end.
+    assert!(seen.iter().all(|status| [200, 0].contains(status)) && seen.contains(&200), "{seen:?}");
+    let second = Provider::start(dir.path(), &[]);
+    second.replicas("resnet", 2);
+    assert!(second.call("GET", "/function/plain/secret/key", "").1.contains("hunter2"));
+    let (_, list) = second.call("GET", "/system/functions", "");
+    assert_eq!(list.matches("\"name\":").count(), 2, "{list}");
+    assert_ne!(pid(second.address, "/function/resnet"), served);
+}
+
+/// Not a test by itself: what [`requests_go_on_when_the_daemon_dies`] starts as a process.
+#[test]
+fn daemon_process() {
+    if let Some(socket) = std::env::var_os("EXAMPLES_TEST_DAEMON") {
+        gshared::Daemon::new(gshared::Config::at(socket)).unwrap().run().unwrap();
+    }
+}
+
+#[test]
+fn requests_go_on_when_the_daemon_dies() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("daemon.sock");
+    let mut daemon = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "daemon_process"])
+        .env("EXAMPLES_TEST_DAEMON", &socket)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    within(|| socket.exists());
+    let provider = Provider::start(dir.path(), &["--daemon", socket.to_str().unwrap()]);
+    provider.deploy("resnet", SHARE);
+    provider.replicas("resnet", 1);
+    let mut next = None;
+    let seen = under_load(provider.address, "/function/resnet", 2, || {
+        std::thread::sleep(Duration::from_millis(300));
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        let running = gshared::Daemon::new(gshared::Config::at(&socket)).unwrap().spawn().unwrap();
+        // The replica finds it, with the share it was given.
+        within(|| {
+            let clients = running.handle().snapshot().unwrap().clients;
+            clients.iter().any(|client| client.name == "resnet-0" && client.quota_request == 0.4)
+        });
+        next = Some(running);
+    });
+    assert!(seen.len() > 20 && seen.iter().all(|status| *status == 200), "{seen:?}");
+    next.unwrap().stop().unwrap();
+}
