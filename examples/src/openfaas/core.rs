@@ -6,7 +6,8 @@ use axum::http::StatusCode;
 use gshare_core::pack::{Demand, GpuSpec, Packer};
 use gshare_core::profile::{ProfileTable, RequestRate};
 use gshare_core::request::{
-    GpuKind, ModelProfile, NodeId, RejectReason, RequestAction, RequestEvent, RequestId, TenantId,
+    GpuKind, ModelProfile, NodeId, RejectReason, RequestAction, RequestEvent, RequestId,
+    RequestScheduler as _, TenantId,
 };
 use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler, InstanceId};
 use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, ModelId, PlacementId, Timestamp};
@@ -252,6 +253,7 @@ impl Core {
             self.scale(now, HorizontalEvent::FunctionRemoved { function: old });
         }
         self.scale(now, HorizontalEvent::FunctionAdded { function: id, spec });
+        self.invariants();
         Ok(())
     }
 
@@ -297,6 +299,7 @@ impl Core {
                 self.drain(now, instance);
             }
         }
+        self.invariants();
         Ok(())
     }
 
@@ -325,6 +328,7 @@ impl Core {
             // Nobody there: it need not wait for the next tick.
             self.report(now, name);
         }
+        self.invariants();
         Ok(request)
     }
 
@@ -442,6 +446,7 @@ impl Core {
             };
             self.scale(now, event);
         }
+        self.invariants();
     }
 
     /// To be called once a tick: reports loads, and lets deadlines pass.
@@ -458,6 +463,7 @@ impl Core {
                 self.requests(now, &name, &[RequestEvent::DeadlineReached]);
             }
         }
+        self.invariants();
     }
 
     /// Length of a tick.
@@ -625,6 +631,49 @@ impl Core {
         self.requests(now, &name, &events);
     }
 
+    /// Checks the books against the engines', in debug builds.
+    fn invariants(&self) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let held = self.instances.values().filter(|instance| instance.placement.is_some()).count();
+        let mut placed = 0;
+        self.packer.placements(&mut |_| placed += 1);
+        assert_eq!(placed, held, "a replica holds its rectangle until it is gone");
+        for (name, function) in &self.functions {
+            let mine = |stage| {
+                let of = |i: &&Instance| i.generation == function.id && i.stage == stage;
+                self.instances.values().filter(of).count()
+            };
+            let counts = self.scaler.instances(function.id).unwrap_or_default();
+            assert!(
+                mine(Stage::Ready) <= counts.ready as usize,
+                "{name}: the scaler knows of all that are ready"
+            );
+            assert!(mine(Stage::Starting) <= counts.starting as usize, "{name}: and of all that start");
+            let mut free = false;
+            for (gpu, slot) in &function.slots {
+                let home = self.instances.get(&slot.instance);
+                let home = home.unwrap_or_else(|| panic!("{name}: {gpu}: a slot is on a replica"));
+                assert_eq!(home.function, *name);
+                match slot.request {
+                    Some(request) => {
+                        assert_eq!(
+                            function.waiters.get(&request).map(|waiter| waiter.slot),
+                            Some(Some(*gpu))
+                        );
+                    }
+                    None => free |= home.stage == Stage::Ready,
+                }
+            }
+            let waits = function.waiters.values().filter(|waiter| waiter.slot.is_none()).count();
+            assert!(!free || waits == 0, "{name}: nobody waits while a replica has a free slot");
+            assert_eq!(function.requests.waiting(), waits, "{name}: the request scheduler has all that wait");
+            let busy = function.slots.values().filter(|slot| slot.request.is_some()).count();
+            assert_eq!(function.waiters.len(), waits + busy, "{name}: a request waits, or is somewhere");
+        }
+    }
+
     fn requests(&mut self, now: Timestamp, name: &str, events: &[RequestEvent]) {
         if let Some(function) = self.functions.get_mut(name) {
             function.handle(now, events, &self.instances);
@@ -698,4 +747,195 @@ pub fn refusal(reason: RejectReason) -> ApiError {
         _ => (StatusCode::SERVICE_UNAVAILABLE, "no replica could be reached"),
     };
     ApiError::new(status, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::mpsc::Receiver;
+    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+    /// A core whose replicas are this test's.
+    struct Bench {
+        core: Core,
+        launches: Receiver<Launch>,
+        now: Timestamp,
+        /// Requests that were not ended: name, request, what it is told, whether a replica took it.
+        requests: Vec<(&'static str, RequestId, UnboundedReceiver<Turn>, bool)>,
+        /// Replicas that were started and are not gone.
+        replicas: Vec<InstanceId>,
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    enum Op {
+        Deploy {
+            name: usize,
+            share: bool,
+            concurrency: u32,
+            rate: Option<u32>,
+            min: u32,
+        },
+        Remove {
+            name: usize,
+        },
+        Scale {
+            name: usize,
+            replicas: u32,
+        },
+        Arrive {
+            name: usize,
+        },
+        /// The client leaves, or the answer is over.
+        End {
+            which: usize,
+        },
+        Reach {
+            which: usize,
+        },
+        Unreachable {
+            which: usize,
+        },
+        Ready {
+            which: usize,
+        },
+        Gone {
+            which: usize,
+        },
+        Pass {
+            ms: u64,
+        },
+    }
+
+    const NAMES: [&str; 2] = ["f", "g"];
+
+    fn op() -> impl Strategy<Value = Op> {
+        let name = 0..NAMES.len();
+        prop_oneof![
+            1 => (name.clone(), any::<bool>(), 1u32..3, prop::option::of(1u32..40), 0u32..4)
+                .prop_map(|(name, share, concurrency, rate, min)| Op::Deploy { name, share, concurrency, rate, min }),
+            1 => name.clone().prop_map(|name| Op::Remove { name }),
+            2 => (name.clone(), 0u32..6).prop_map(|(name, replicas)| Op::Scale { name, replicas }),
+            12 => name.prop_map(|name| Op::Arrive { name }),
+            8 => (0usize..64).prop_map(|which| Op::End { which }),
+            6 => (0usize..64).prop_map(|which| Op::Reach { which }),
+            1 => (0usize..64).prop_map(|which| Op::Unreachable { which }),
+            8 => (0usize..64).prop_map(|which| Op::Ready { which }),
+            4 => (0usize..64).prop_map(|which| Op::Gone { which }),
+            6 => (1u64..3_000).prop_map(|ms| Op::Pass { ms }),
+        ]
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let (sender, launches) = std::sync::mpsc::channel();
+            let core = Core::new(1, Bytes::from_gib(4), 16, Duration::from_secs(60), sender).unwrap();
+            let now = Timestamp::from_millis(1);
+            Self { core, launches, now, requests: Vec::new(), replicas: Vec::new() }
+        }
+
+        fn apply(&mut self, op: Op) {
+            let now = self.now;
+            match op {
+                Op::Deploy { name, share, concurrency, rate, min } => {
+                    let mut annotations = vec![("gshare/concurrency", concurrency.to_string())];
+                    annotations.extend(rate.map(|rate| ("gshare/requests_per_second", rate.to_string())));
+                    if share {
+                        annotations.push(("fastgshare/gpu_quota_request", "0.4".into()));
+                        annotations.push(("fastgshare/gpu_sm_partition", "50".into()));
+                    }
+                    let body = serde_json::json!({
+                        "service": NAMES[name], "image": "x", "labels": {"com.openfaas.scale.min": min.to_string()},
+                        "annotations": annotations.into_iter().collect::<BTreeMap<_, _>>(),
+                    });
+                    let (deployment, plan) = FunctionDeployment::parse(body.to_string().as_bytes()).unwrap();
+                    self.core.deploy(now, deployment, plan, 0, None).unwrap();
+                }
+                Op::Remove { name } => {
+                    self.core.remove(now, NAMES[name]);
+                }
+                Op::Scale { name, replicas } => drop(self.core.set_replicas(now, NAMES[name], replicas)),
+                Op::Arrive { name } => {
+                    let (sender, turns) = unbounded_channel();
+                    if let Ok(request) = self.core.arrive(now, NAMES[name], sender) {
+                        self.requests.push((NAMES[name], request, turns, false));
+                    }
+                }
+                Op::End { which } if !self.requests.is_empty() => {
+                    let (name, request, ..) = self.requests.swap_remove(which % self.requests.len());
+                    self.core.end(now, name, request);
+                }
+                Op::Reach { which } | Op::Unreachable { which } if !self.requests.is_empty() => {
+                    let which = which % self.requests.len();
+                    let (name, request, turns, taken) = &mut self.requests[which];
+                    if let Ok(Turn::Go { instance, .. }) = turns.try_recv() {
+                        match op {
+                            Op::Reach { .. } => *taken = self.core.reached(name, *request, instance),
+                            _ => self.core.unreachable(now, instance),
+                        }
+                    }
+                }
+                Op::Ready { which } if !self.replicas.is_empty() => {
+                    self.core.ready(now, self.replicas[which % self.replicas.len()]);
+                }
+                Op::Gone { which } if !self.replicas.is_empty() => {
+                    let instance = self.replicas.swap_remove(which % self.replicas.len());
+                    self.core.gone(now, instance);
+                }
+                Op::Pass { ms } => {
+                    self.now = now.saturating_add(Duration::from_millis(ms));
+                    self.core.tick(self.now);
+                }
+                _ => {}
+            }
+            self.replicas.extend(self.launches.try_iter().map(|launch| launch.instance));
+            self.core.invariants();
+        }
+
+        /// Lets everything that was asked to end do so, and everything that starts be ready.
+        fn settle(&mut self) {
+            for _ in 0..40 {
+                let doomed = |instance: &Instance| instance.stage == Stage::Doomed;
+                let gone: Vec<_> =
+                    self.core.instances.iter().filter(|(_, i)| doomed(i)).map(|(id, _)| *id).collect();
+                for instance in gone {
+                    self.replicas.retain(|other| *other != instance);
+                    self.core.gone(self.now, instance);
+                }
+                for which in 0..self.replicas.len() {
+                    self.apply(Op::Ready { which });
+                }
+                self.apply(Op::Pass { ms: 1_000 });
+            }
+        }
+    }
+
+    proptest! {
+        /// Replicas die, clients leave and functions change at any time: the books stay right, and in the end each
+        /// request that is still wanted has been told where to go, or that it will not be served.
+        #[test]
+        fn no_request_is_forgotten(ops in prop::collection::vec(op(), 1..150)) {
+            let mut bench = Bench::new();
+            for op in ops {
+                bench.apply(op);
+            }
+            for _ in 0..40 {
+                bench.settle();
+                // Answers come to an end, so that others have their turn.
+                let mut which = 0;
+                while which < bench.requests.len() {
+                    let (_, _, turns, taken) = &mut bench.requests[which];
+                    match turns.try_recv() {
+                        Err(_) if *taken => bench.apply(Op::End { which }),
+                        Ok(_) | Err(tokio::sync::mpsc::error::TryRecvError::Disconnected) => {
+                            bench.apply(Op::End { which });
+                        }
+                        Err(tokio::sync::mpsc::error::TryRecvError::Empty) => which += 1,
+                    }
+                }
+            }
+            let open: Vec<_> = bench.requests.iter().map(|(name, request, ..)| (*name, *request)).collect();
+            prop_assert!(open.is_empty(), "{open:?}");
+        }
+    }
 }
