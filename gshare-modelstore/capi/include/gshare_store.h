@@ -1,73 +1,243 @@
-/* The model store's client. A test compiles this header and compares it with the library.
+/* The model store's client. Made of src/lib.rs by cbindgen: change that.
  *
- * A function that can fail takes a buffer for an error text (may be NULL) and answers NULL or a code that is not 0. Nothing here
- * is thread-safe on the same object, except gshare_model_release of different models. Text is UTF-8. */
+ * A function that can fail takes a buffer for an error text (may be NULL). Nothing here is thread-safe on the same object, except
+ * gshare_model_release of different models. Text is UTF-8. */
+
 #ifndef GSHARE_STORE_H
 #define GSHARE_STORE_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-typedef struct gshare_store gshare_store;
-typedef struct gshare_model gshare_model;
-
-/* Which memory. */
+/*
+ Memory of the GPU.
+ */
 #define GSHARE_TIER_GPU 0
+
+/*
+ Host memory.
+ */
 #define GSHARE_TIER_HOST 1
 
-/* Who may read. */
+/*
+ Only the owner may read.
+ */
 #define GSHARE_ACCESS_PRIVATE 0
+
+/*
+ The owner's group may read.
+ */
 #define GSHARE_ACCESS_GROUP 1
+
+/*
+ Everybody may read.
+ */
 #define GSHARE_ACCESS_PUBLIC 2
 
-/* Codes below 100 are the store's; these are of this side. */
+/*
+ The store is gone. Codes below 100 are the store's; these are of this side.
+ */
 #define GSHARE_ERROR_GONE 100
+
+/*
+ An argument that cannot be.
+ */
 #define GSHARE_ERROR_ARGUMENT 101
+
+/*
+ The system refuses something, or the store speaks another language.
+ */
 #define GSHARE_ERROR_SYSTEM 102
 
-/* A tensor of a model. Pointers stay good until the model is released; nobody can write to `data`. */
+/*
+ A model that was taken.
+ */
+typedef struct gshare_model gshare_model;
+
+/*
+ A connection to a store.
+ */
+typedef struct gshare_store gshare_store;
+
+/*
+ A tensor of a model. Pointers stay good until the model is released; nobody can write to `data`.
+ */
 typedef struct gshare_tensor {
-    const char *name; /* not terminated */
-    uint64_t name_bytes;
-    const uint64_t *shape;
-    uint64_t rank;
-    const uint8_t *data; /* NULL where the model is not in host memory */
-    uint64_t offset;     /* in the arena */
-    uint64_t bytes;
-    uint8_t hash[32]; /* BLAKE3 */
-    uint8_t dtype;    /* 0 BOOL 1 U8 2 I8 3 F8_E5M2 4 F8_E4M3 5 F8_E8M0 6 I16 7 U16 8 F16 9 BF16 10 I32 11 U32
-                         12 F32 13 C64 14 F64 15 I64 16 U64 */
+  /*
+   Not terminated.
+   */
+  const char *name;
+  /*
+   How long the name is.
+   */
+  uint64_t name_bytes;
+  /*
+   Its dimensions.
+   */
+  const uint64_t *shape;
+  /*
+   How many.
+   */
+  uint64_t rank;
+  /*
+   NULL where the model is not in host memory.
+   */
+  const uint8_t *data;
+  /*
+   In the arena.
+   */
+  uint64_t offset;
+  /*
+   Of its data.
+   */
+  uint64_t bytes;
+  /*
+   BLAKE3 of its data.
+   */
+  uint8_t hash[32];
+  /*
+   0 BOOL, 1 U8, 2 I8, 3 `F8_E5M2`, 4 `F8_E4M3`, 5 `F8_E8M0`, 6 I16, 7 U16, 8 F16, 9 BF16, 10 I32, 11 U32, 12 F32, 13 C64, 14 F64,
+   15 I64, 16 U64.
+   */
+  uint8_t dtype;
 } gshare_tensor;
 
-gshare_store *gshare_store_connect(const char *path, char *error, size_t error_bytes);
-void gshare_store_close(gshare_store *store);
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
 
-/* Takes a reference; gshare_model_release gives it back. The model outlives the store's handle and the store. */
-gshare_model *gshare_store_get(gshare_store *store, const char *name, uint32_t tier, uint32_t timeout_ms, char *error,
-                               size_t error_bytes);
-void gshare_model_release(gshare_model *model);
+/*
+ Connects to the store at a path; NULL, with the reason in `error`, if that cannot be.
 
-/* Loads the safetensors file that is open at `descriptor`, which stays the caller's. */
-int32_t gshare_store_put_file(gshare_store *store, const char *name, int32_t descriptor, uint32_t access, char *error,
+ # Safety
+ `path` ends with a 0; `error` is null or has `error_bytes` bytes.
+ */
+struct gshare_store *gshare_store_connect(const char *path, char *error, size_t error_bytes);
+
+/*
+ Ends a connection; models that came over it stay.
+
+ # Safety
+ `store` is null or came from `gshare_store_connect`, and is not used again.
+ */
+void gshare_store_close(struct gshare_store *store);
+
+/*
+ Takes a reference to a model in a tier, waiting for a load if need be; `gshare_model_release` gives it back. NULL, with the
+ reason in `error`, if it is refused. The model outlives the connection and the store.
+
+ # Safety
+ `store` came from `gshare_store_connect`; `name` ends with a 0; `error` is null or has `error_bytes` bytes.
+ */
+struct gshare_model *gshare_store_get(struct gshare_store *store,
+                                      const char *name,
+                                      uint32_t tier,
+                                      uint32_t timeout_ms,
+                                      char *error,
+                                      size_t error_bytes);
+
+/*
+ Gives a model's reference back.
+
+ # Safety
+ `model` is null or came from `gshare_store_get`; neither it nor what it pointed to is used again.
+ */
+void gshare_model_release(struct gshare_model *model);
+
+/*
+ Loads the safetensors file that is open at `descriptor`, which stays the caller's. 0, or a code.
+
+ # Safety
+ As `gshare_store_get`; `descriptor` is open.
+ */
+int32_t gshare_store_put_file(struct gshare_store *store,
+                              const char *name,
+                              int32_t descriptor,
+                              uint32_t access_number,
+                              char *error,
                               size_t error_bytes);
-/* Stores tensors from memory: name, shape, data, bytes and dtype of each are read. */
-int32_t gshare_store_put(gshare_store *store, const char *name, uint32_t access, const gshare_tensor *tensors,
-                         size_t count, char *error, size_t error_bytes);
-int32_t gshare_store_evict(gshare_store *store, const char *name, int32_t forget, char *error, size_t error_bytes);
 
-uint64_t gshare_model_tensors(const gshare_model *model);
-/* The tensor at a position in the order of the names; 0, or GSHARE_ERROR_ARGUMENT beyond the last. */
-int32_t gshare_model_tensor(const gshare_model *model, uint64_t at, gshare_tensor *tensor);
-uint64_t gshare_model_bytes(const gshare_model *model);
-void gshare_model_content(const gshare_model *model, uint8_t content[32]);
-/* The descriptor of the arena, or -1; it stays the model's. */
-int32_t gshare_model_descriptor(const gshare_model *model);
+/*
+ Stores tensors from memory: name, shape, data, bytes and dtype of each are read. 0, or a code.
+
+ # Safety
+ As `gshare_store_get`; `tensors` are `count`, each with a name, a shape and data of the lengths it says.
+ */
+int32_t gshare_store_put(struct gshare_store *store,
+                         const char *name,
+                         uint32_t access_number,
+                         const struct gshare_tensor *tensors,
+                         size_t count,
+                         char *error,
+                         size_t error_bytes);
+
+/*
+ Takes a model out of memory; with `forget`, its name is free after that. 0, or a code.
+
+ # Safety
+ As `gshare_store_get`.
+ */
+int32_t gshare_store_evict(struct gshare_store *store,
+                           const char *name,
+                           int32_t forget,
+                           char *error,
+                           size_t error_bytes);
+
+/*
+ Number of tensors.
+
+ # Safety
+ `model` is null or came from `gshare_store_get`.
+ */
+uint64_t gshare_model_tensors(const struct gshare_model *model);
+
+/*
+ The tensor at a position, in the order of the names. 0, or `GSHARE_ERROR_ARGUMENT` beyond the last.
+
+ # Safety
+ `model` is null or came from `gshare_store_get`; `tensor` has room for one.
+ */
+int32_t gshare_model_tensor(const struct gshare_model *model, uint64_t at, struct gshare_tensor *tensor);
+
+/*
+ Bytes of the arena.
+
+ # Safety
+ `model` is null or came from `gshare_store_get`.
+ */
+uint64_t gshare_model_bytes(const struct gshare_model *model);
+
+/*
+ The content hash of the model: 32 bytes.
+
+ # Safety
+ `model` came from `gshare_store_get`; `content` has 32 bytes.
+ */
+void gshare_model_content(const struct gshare_model *model, uint8_t *content);
+
+/*
+ The descriptor of the arena, or -1; it stays the model's.
+
+ # Safety
+ `model` is null or came from `gshare_store_get`.
+ */
+int32_t gshare_model_descriptor(const struct gshare_model *model);
+
+/*
+ Maps a model of the GPU tier for reading, into the primary context of a device of this process: the address of its arena there,
+ to which a tensor's offset is added. It stays until the model is released; asked again, the address is the same. 0, with the
+ reason in `error`, where the model is in no such memory, or the driver refuses.
+
+ # Safety
+ `model` is null or came from `gshare_store_get`; `error` is null or has `error_bytes` bytes.
+ */
+uint64_t gshare_model_map(struct gshare_model *model,
+                          uint32_t device,
+                          char *error,
+                          size_t error_bytes);
 
 #ifdef __cplusplus
-}
-#endif
-#endif
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* GSHARE_STORE_H */

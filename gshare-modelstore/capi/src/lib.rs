@@ -1,50 +1,73 @@
-//! The C interface of the model store's client; `include/gshare_store.h` is its documentation.
+//! The C interface of the model store's client. `include/gshare_store.h` is made of this file by cbindgen, which `.ci/run header` checks,
+//! so the comments here are the documentation in C.
 //!
 //! Pointers come from C: each function says what it believes of them. Objects are boxes that C holds and gives back once.
 #![allow(unsafe_code, reason = "pointers from C")]
 
 use core::ffi::{CStr, c_char};
 use gshare_core::store::{Access, MemoryTier};
+use gshare_modelstore::backend::cuda::CudaMap;
 use gshare_modelstore::client::{Client, ClientError, GetOptions, Model};
 use gshare_modelstore::safetensors::{Dtype, MAX_RANK};
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::time::Duration;
 
-/// A connection.
+/// A connection to a store.
 #[derive(Debug)]
 #[allow(non_camel_case_types, reason = "its name in C")]
 pub struct gshare_store(Client);
 
-/// A model, and the dimensions of its tensors in the form that C reads.
+/// A model that was taken.
 #[derive(Debug)]
 #[allow(non_camel_case_types, reason = "its name in C")]
 pub struct gshare_model {
+    /// Before the reference, so that it is gone when that is given back.
+    gpu: Option<CudaMap>,
     model: Model,
+    /// In the form that C reads.
     shapes: Vec<Vec<u64>>,
 }
 
-/// A tensor, as in the header.
+/// A tensor of a model. Pointers stay good until the model is released; nobody can write to `data`.
 #[derive(Debug)]
 #[repr(C)]
-#[allow(
-    non_camel_case_types,
-    missing_docs,
-    reason = "its name in C, and the header says what its fields are"
-)]
+#[allow(non_camel_case_types, reason = "its name in C")]
 pub struct gshare_tensor {
+    /// Not terminated.
     pub name: *const c_char,
+    /// How long the name is.
     pub name_bytes: u64,
+    /// Its dimensions.
     pub shape: *const u64,
+    /// How many.
     pub rank: u64,
+    /// NULL where the model is not in host memory.
     pub data: *const u8,
+    /// In the arena.
     pub offset: u64,
+    /// Of its data.
     pub bytes: u64,
+    /// BLAKE3 of its data.
     pub hash: [u8; 32],
+    /// 0 BOOL, 1 U8, 2 I8, 3 `F8_E5M2`, 4 `F8_E4M3`, 5 `F8_E8M0`, 6 I16, 7 U16, 8 F16, 9 BF16, 10 I32, 11 U32, 12 F32, 13 C64, 14 F64,
+    /// 15 I64, 16 U64.
     pub dtype: u8,
 }
 
-/// The store is gone.
+/// Memory of the GPU.
+pub const GSHARE_TIER_GPU: u32 = 0;
+/// Host memory.
+pub const GSHARE_TIER_HOST: u32 = 1;
+
+/// Only the owner may read.
+pub const GSHARE_ACCESS_PRIVATE: u32 = 0;
+/// The owner's group may read.
+pub const GSHARE_ACCESS_GROUP: u32 = 1;
+/// Everybody may read.
+pub const GSHARE_ACCESS_PUBLIC: u32 = 2;
+
+/// The store is gone. Codes below 100 are the store's; these are of this side.
 pub const GSHARE_ERROR_GONE: i32 = 100;
 /// An argument that cannot be.
 pub const GSHARE_ERROR_ARGUMENT: i32 = 101;
@@ -100,7 +123,7 @@ fn done(result: Result<impl Sized, ClientError>, error: &ErrorText) -> i32 {
     result.map_or_else(|refused| error.code(&refused), |_| 0)
 }
 
-/// Connects to the store at a path.
+/// Connects to the store at a path; NULL, with the reason in `error`, if that cannot be.
 ///
 /// # Safety
 /// `path` ends with a 0; `error` is null or has `error_bytes` bytes.
@@ -137,7 +160,8 @@ pub unsafe extern "C" fn gshare_store_close(store: *mut gshare_store) {
     }
 }
 
-/// Takes a reference to a model.
+/// Takes a reference to a model in a tier, waiting for a load if need be; `gshare_model_release` gives it back. NULL, with the
+/// reason in `error`, if it is refused. The model outlives the connection and the store.
 ///
 /// # Safety
 /// `store` came from `gshare_store_connect`; `name` ends with a 0; `error` is null or has `error_bytes` bytes.
@@ -163,7 +187,7 @@ pub unsafe extern "C" fn gshare_store_get(
             let manifest = model.manifest();
             let shape = |at| manifest.get(at).map(|tensor| tensor.shape().collect()).unwrap_or_default();
             let shapes = (0..manifest.len()).map(shape).collect();
-            Box::into_raw(Box::new(gshare_model { model, shapes }))
+            Box::into_raw(Box::new(gshare_model { gpu: None, model, shapes }))
         }
         Err(refused) => {
             error.code(&refused);
@@ -184,7 +208,7 @@ pub unsafe extern "C" fn gshare_model_release(model: *mut gshare_model) {
     }
 }
 
-/// Loads a safetensors file.
+/// Loads the safetensors file that is open at `descriptor`, which stays the caller's. 0, or a code.
 ///
 /// # Safety
 /// As `gshare_store_get`; `descriptor` is open.
@@ -213,7 +237,7 @@ pub unsafe extern "C" fn gshare_store_put_file(
     }
 }
 
-/// Stores tensors from memory.
+/// Stores tensors from memory: name, shape, data, bytes and dtype of each are read. 0, or a code.
 ///
 /// # Safety
 /// As `gshare_store_get`; `tensors` are `count`, each with a name, a shape and data of the lengths it says.
@@ -275,7 +299,7 @@ pub unsafe extern "C" fn gshare_store_put(
     done(stored, &error)
 }
 
-/// Takes a model out of memory.
+/// Takes a model out of memory; with `forget`, its name is free after that. 0, or a code.
 ///
 /// # Safety
 /// As `gshare_store_get`.
@@ -305,7 +329,7 @@ pub unsafe extern "C" fn gshare_model_tensors(model: *const gshare_model) -> u64
     unsafe { model.as_ref() }.map_or(0, |model| model.shapes.len() as u64)
 }
 
-/// A tensor by its position.
+/// The tensor at a position, in the order of the names. 0, or `GSHARE_ERROR_ARGUMENT` beyond the last.
 ///
 /// # Safety
 /// `model` is null or came from `gshare_store_get`; `tensor` has room for one.
@@ -350,7 +374,7 @@ pub unsafe extern "C" fn gshare_model_bytes(model: *const gshare_model) -> u64 {
     unsafe { model.as_ref() }.map_or(0, |model| model.model.arena_bytes())
 }
 
-/// The content hash.
+/// The content hash of the model: 32 bytes.
 ///
 /// # Safety
 /// `model` came from `gshare_store_get`; `content` has 32 bytes.
@@ -365,7 +389,7 @@ pub unsafe extern "C" fn gshare_model_content(model: *const gshare_model, conten
     }
 }
 
-/// The arena's descriptor.
+/// The descriptor of the arena, or -1; it stays the model's.
 ///
 /// # Safety
 /// `model` is null or came from `gshare_store_get`.
@@ -374,4 +398,35 @@ pub unsafe extern "C" fn gshare_model_descriptor(model: *const gshare_model) -> 
     // SAFETY: as the caller promises.
     let descriptor = unsafe { model.as_ref() }.and_then(|model| model.model.handle().1);
     descriptor.map_or(-1, |descriptor| descriptor.as_raw_fd())
+}
+
+/// Maps a model of the GPU tier for reading, into the primary context of a device of this process: the address of its arena there,
+/// to which a tensor's offset is added. It stays until the model is released; asked again, the address is the same. 0, with the
+/// reason in `error`, where the model is in no such memory, or the driver refuses.
+///
+/// # Safety
+/// `model` is null or came from `gshare_store_get`; `error` is null or has `error_bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshare_model_map(
+    model: *mut gshare_model,
+    device: u32,
+    error: *mut c_char,
+    error_bytes: usize,
+) -> u64 {
+    let error = ErrorText(error, error_bytes);
+    // SAFETY: as the caller promises.
+    let Some(model) = (unsafe { model.as_mut() }) else {
+        error.argument("model is null");
+        return 0;
+    };
+    if let Some(map) = &model.gpu {
+        return map.address();
+    }
+    match CudaMap::new(&model.model, device) {
+        Ok(map) => model.gpu.insert(map).address(),
+        Err(refused) => {
+            error.code(&refused.into());
+            0
+        }
+    }
 }

@@ -5,10 +5,12 @@
         model = store.get("resnet50")
         weights = {name: numpy.from_dlpack(tensor) for name, tensor in model.items()}
 
-A tensor speaks DLPack 1.0 with its read-only flag and NumPy's array interface. Models in host memory only: on a GPU
-the store is used from Rust so far. ``model.state_dict()`` gives PyTorch tensors by name. All of them read memory that
-every client of the store shares and that no process can write: an in-place operation of a framework that ignores the
-read-only flag (PyTorch does) ends in a fault of this process and of no other. Whoever wants to write makes a copy.
+A tensor speaks DLPack 1.0 with its read-only flag and NumPy's array interface; one in memory of a GPU
+(``store.get("resnet50", tier=gshare_store.GPU)``) DLPack and ``__cuda_array_interface__``, for CuPy, Numba and PyTorch, in the primary
+context of the device, which frameworks use. ``model.state_dict()`` gives PyTorch tensors by name. All of them read memory that
+every client of the store shares: an in-place operation of a framework that ignores the read-only flag (PyTorch does) ends in
+a fault of this process. In host memory the kernel lets no process write; on a GPU only this map is read-only, which protects
+against mistakes, and not against a process that calls the driver itself. Whoever wants to write makes a copy.
 
 The memory stays mapped for as long as any tensor lives, also when the store is gone.
 
@@ -24,7 +26,7 @@ from collections.abc import Iterator, Mapping
 
 from . import _dlpack
 
-__all__ = ["Access", "Model", "Store", "StoreError", "Tensor", "connect"]
+__all__ = ["GPU", "HOST", "Access", "Model", "Store", "StoreError", "Tensor", "connect"]
 
 # Name, code and bits of DLPack, type string of NumPy (None where it has no such type); by the store's number.
 _DTYPES = [
@@ -48,7 +50,7 @@ _DTYPES = [
 ]
 _BY_TYPESTR = {typestr: number for number, (_, _, _, typestr) in enumerate(_DTYPES) if typestr}
 _TEXT = 512
-_HOST = 1
+GPU, HOST = 0, 1
 
 
 class Access:
@@ -98,6 +100,7 @@ def _load() -> ctypes.CDLL:
         ("gshare_model_bytes", u64, [pointer]),
         ("gshare_model_content", None, [pointer, ctypes.POINTER(ctypes.c_uint8)]),
         ("gshare_model_descriptor", i32, [pointer]),
+        ("gshare_model_map", u64, [pointer, u32, text, size]),
     ]:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -156,14 +159,17 @@ class Store:
         if code:
             raise StoreError(error.value.decode(errors="replace"), code)
 
-    def get(self, name: str, *, timeout: float = 60.0) -> "Model":
-        """Takes a reference to a model, which the last of its tensors gives back. Waits ``timeout`` seconds for a load."""
+    def get(self, name: str, *, tier: int = HOST, device: int = 0, timeout: float = 60.0) -> "Model":
+        """Takes a reference to a model, which the last of its tensors gives back. Waits ``timeout`` seconds for a load.
+
+        With tier ``GPU`` it is mapped on ``device``, the store's GPU as this process numbers it.
+        """
         error = ctypes.create_string_buffer(_TEXT)
         wait = min(int(timeout * 1000), 2**32 - 1)
-        handle = _lib().gshare_store_get(self._open(), name.encode(), _HOST, wait, error, _TEXT)
+        handle = _lib().gshare_store_get(self._open(), name.encode(), tier, wait, error, _TEXT)
         if not handle:
             raise StoreError(error.value.decode(errors="replace"))
-        return Model(handle)
+        return Model(handle, device if tier == GPU else None)
 
     def put_file(self, name: str, path: str | os.PathLike[str], *, access: int = Access.PRIVATE) -> None:
         """Loads a safetensors file into the store, which keeps it as the model's source."""
@@ -219,28 +225,42 @@ class _Reference:
 
 
 class Tensor:
-    """A read-only tensor in shared memory."""
+    """A read-only tensor in shared memory; ``device`` is the number of its GPU, None in host memory."""
 
-    def __init__(self, reference: _Reference, about: _CTensor) -> None:
+    def __init__(self, reference: _Reference, about: _CTensor, device: int | None, arena: int) -> None:
         self._reference = reference
         self.name = ctypes.string_at(about.name, about.name_bytes).decode()
         self.shape = tuple(about.shape[: about.rank])
         self.dtype, self._code, self._bits, self._typestr = _DTYPES[about.dtype]
         self.nbytes = about.bytes
         self.hash = bytes(about.hash).hex()
-        self._data = about.data or 0
+        self.device = device
+        self._data = (about.data or 0) if device is None else arena + about.offset
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.dtype}, {self.shape}, read-only)"
 
     @property
     def __array_interface__(self) -> dict[str, object]:
+        if self.device is not None:
+            raise AttributeError("the tensor is in memory of a GPU")
+        return self._interface()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        if self.device is None:
+            raise AttributeError("the tensor is in host memory")
+        # Nothing is under way on any stream: the model was complete before it was handed out. Empty arrays are at 0.
+        return self._interface() | {"stream": None}
+
+    def _interface(self) -> dict[str, object]:
         if self._typestr is None:
-            raise AttributeError(f"NumPy has no type for {self.dtype}; use DLPack")
-        return {"version": 3, "shape": self.shape, "typestr": self._typestr, "data": (self._data, True), "strides": None}
+            raise AttributeError(f"array interfaces have no type for {self.dtype}; use DLPack")
+        data = self._data if self.nbytes or self.device is None else 0
+        return {"version": 3, "shape": self.shape, "typestr": self._typestr, "data": (data, True), "strides": None}
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (_dlpack.CPU, 0)
+        return (_dlpack.CPU, 0) if self.device is None else (_dlpack.CUDA, self.device)
 
     def __dlpack__(
         self,
@@ -251,7 +271,7 @@ class Tensor:
         copy: bool | None = None,
     ) -> object:
         """A capsule that says "read-only". Before DLPack 1.0 it could not say so: such a consumer is refused."""
-        if stream is not None:
+        if stream is not None and self.device is None:
             raise BufferError("memory of the host has no stream")
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError("the store does not copy to other devices")
@@ -259,20 +279,25 @@ class Tensor:
             raise BufferError("the store does not copy; copy what you get")
         if max_version is None or max_version[0] < 1:
             raise BufferError("the memory is read-only, which DLPack before 1.0 cannot say")
-        return _dlpack.capsule(self, self._data, self.shape, self._code, self._bits)
+        return _dlpack.capsule(self, self._data, self.shape, self._code, self._bits, self.__dlpack_device__())
 
 
 class Model(Mapping[str, Tensor]):
     """The tensors of a model by name."""
 
-    def __init__(self, handle: int) -> None:
-        reference = _Reference(handle)
+    def __init__(self, handle: int, device: int | None = None) -> None:
+        reference, arena = _Reference(handle), 0
+        if device is not None:
+            error = ctypes.create_string_buffer(_TEXT)
+            arena = _lib().gshare_model_map(handle, device, error, _TEXT)
+            if not arena:
+                raise StoreError(error.value.decode(errors="replace"))
         about = _CTensor()
         self._tensors: dict[str, Tensor] = {}
         for at in range(_lib().gshare_model_tensors(handle)):
             if _lib().gshare_model_tensor(handle, at, ctypes.byref(about)):
                 raise StoreError("the model cannot be read")
-            tensor = Tensor(reference, about)
+            tensor = Tensor(reference, about, device, arena)
             self._tensors[tensor.name] = tensor
         content = (ctypes.c_uint8 * 32)()
         _lib().gshare_model_content(handle, content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-CPU = 1
+CPU, CUDA = 1, 2
 READ_ONLY = 1
 _NAME = b"dltensor_versioned"
 
@@ -66,7 +66,9 @@ def _destroy(capsule: int) -> None:
         _exported.pop(_pointer(capsule, _NAME), None)
 
 
-def capsule(owner: object, data: int, shape: tuple[int, ...], code: int, bits: int) -> object:
+def capsule(
+    owner: object, data: int, shape: tuple[int, ...], code: int, bits: int, device: tuple[int, int]
+) -> object:
     """A read-only tensor of C order; ``owner`` lives as long as it does."""
     rank = len(shape)
     dims, strides = (ctypes.c_int64 * rank)(*shape), (ctypes.c_int64 * rank)()
@@ -76,7 +78,7 @@ def capsule(owner: object, data: int, shape: tuple[int, ...], code: int, bits: i
         step *= max(shape[at], 1)
     managed = _Managed(major=1, minor=0, deleter=_delete, flags=READ_ONLY)
     tensor = managed.dl_tensor
-    tensor.data, tensor.device, tensor.ndim = data, _Device(CPU, 0), rank
+    tensor.data, tensor.device, tensor.ndim = data, _Device(*device), rank
     tensor.dtype = _DataType(code, bits, 1)
     tensor.shape = ctypes.cast(dims, ctypes.POINTER(ctypes.c_int64))
     tensor.strides = ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64))

@@ -105,5 +105,66 @@ class NumpyTest(unittest.TestCase):
         self.assertEqual(raised.exception.code, 4)
 
 
+# A program of its own, since it must find the driver when it starts: what is on the GPU, read by the driver.
+ON_GPU = """
+import ctypes, json, sys
+sys.path.insert(0, sys.argv[2])
+import gshare_store
+driver = ctypes.CDLL("libcuda.so.1")
+store = gshare_store.connect(sys.argv[1])
+host, model = store.get("m"), store.get("m", tier=gshare_store.GPU)
+found = {}
+for name, tensor in model.items():
+    about = tensor.__cuda_array_interface__
+    assert tensor.__dlpack_device__() == (2, 0) and about["version"] == 3 and about["shape"] == host[name].shape
+    address, read_only = about["data"]
+    assert read_only and (address % 256 == 0) and not hasattr(tensor, "__array_interface__")
+    assert not hasattr(host[name], "__cuda_array_interface__")
+    tensor.__dlpack__(stream=1, max_version=(1, 0))
+    out = ctypes.create_string_buffer(tensor.nbytes + 1)
+    if tensor.nbytes:
+        assert driver.cuMemcpyDtoH_v2(out, ctypes.c_uint64(address), ctypes.c_size_t(tensor.nbytes)) == 0
+    found[name] = [about["typestr"], out.raw[: tensor.nbytes].hex()]
+print(json.dumps(found))
+"""
+
+
+class SimulatedGpuTest(unittest.TestCase):
+    """Device memory on the simulated driver, which lies beside the library."""
+
+    def test_a_tensor_on_the_gpu_has_the_array_interface_of_cuda(self) -> None:
+        import json
+
+        simulator = pathlib.Path(os.environ["GSHARE_STORE_LIBRARY"]).resolve().parent / "libfake_cuda.so"
+        with tempfile.TemporaryDirectory() as directory:
+            socket, arrays = os.path.join(directory, "store.sock"), {
+                "w": numpy.arange(1000, dtype="float32"), "b": numpy.arange(6).reshape(2, 3), "none": numpy.zeros((0, 2))}
+            for name in ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"):
+                os.symlink(simulator, os.path.join(directory, name))
+            environment = os.environ | {
+                "LD_LIBRARY_PATH": directory, "GSHARE_SIM_DEVICE": os.path.join(directory, "device"),
+                "GSHARE_SIM_PROFILE": "v100"}
+            command = [os.environ.get("GSHARE_COMMAND", "gshare"), "store", "serve", "--socket", socket, "--gpu", "64MiB"]
+            server = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+            try:
+                deadline = time.monotonic() + 20
+                while not os.path.exists(socket):
+                    self.assertLess(time.monotonic(), deadline, "the store does not start")
+                    time.sleep(0.01)
+                with gshare_store.connect(socket) as store:
+                    store.put("m", arrays)
+                    with self.assertRaisesRegex(gshare_store.StoreError, "driver"):
+                        store.get("m", tier=gshare_store.GPU)  # without a driver in this process
+                package = str(pathlib.Path(gshare_store.__file__).resolve().parent.parent)
+                client = subprocess.run([sys.executable, "-c", ON_GPU, socket, package], env=environment, capture_output=True)
+                self.assertEqual(client.returncode, 0, client.stderr.decode())
+                found = json.loads(client.stdout)
+                for name, array in arrays.items():
+                    self.assertEqual(found[name], [array.dtype.str, array.tobytes().hex()])
+            finally:
+                server.kill()
+                server.wait()
+
+
 if __name__ == "__main__":
     unittest.main()

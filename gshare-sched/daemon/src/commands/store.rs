@@ -1,12 +1,16 @@
 //! `gshare store`: the model store as a server, and its client on the command line.
 
+use super::libraries::{SimulatorDir, prepend};
 use super::print_json;
 use anyhow::Context as _;
 use gshare_core::Bytes;
 use gshare_core::store::{Access, ContentHash, MemoryTier, StoreLimits};
+use gshare_modelstore::backend::cuda::{VmmBackend, run_loader};
+use gshare_modelstore::backend::{HostBackend, ModelBackend};
 use gshare_modelstore::client::{Client, GetOptions};
 use gshare_modelstore::server::{Server, ServerConfig};
 use indicatif::{ProgressBar, ProgressStyle};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -36,6 +40,9 @@ pub(crate) struct Options {
 enum Command {
     /// Run a store in the foreground. SIGTERM and SIGINT stop it; clients keep what they have mapped.
     Serve(Serve),
+    /// What the store starts to fill memory of a GPU.
+    #[command(hide = true)]
+    Loader,
     /// The models that you may read.
     Ls,
     /// Memory, references, loads and evictions.
@@ -46,6 +53,9 @@ enum Command {
         name: String,
         /// The file.
         file: PathBuf,
+        /// Where to.
+        #[arg(long, value_enum, default_value_t = Tier::Host)]
+        tier: Tier,
         /// Who may read it.
         #[arg(long, value_enum, default_value_t = Who::Private)]
         access: Who,
@@ -54,6 +64,9 @@ enum Command {
     Get {
         /// Name of the model, or its content hash.
         model: String,
+        /// In which memory.
+        #[arg(long, value_enum, default_value_t = Tier::Host)]
+        tier: Tier,
         /// How long to wait for a load.
         #[arg(long, value_name = "TIME", default_value = "60s")]
         timeout: gshare_core::Duration,
@@ -86,6 +99,23 @@ struct Serve {
     /// Host memory for models.
     #[arg(long, value_name = "BYTES", default_value = "4GiB")]
     host: Bytes,
+    /// Memory of a GPU for models. The store has no context there, so it takes no more than the models; a process that lives as
+    /// long as one load fills it. Clients import it and map it for reading.
+    #[arg(long, value_name = "BYTES")]
+    gpu: Option<Bytes>,
+    /// Which GPU.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "gpu")]
+    device: u32,
+    /// Simulate the GPU: a profile such as v100, a100 or h200, or a profile file.
+    #[arg(
+        long,
+        value_name = "PROFILE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        requires = "gpu"
+    )]
+    sim: Option<String>,
     /// Directory whose *.safetensors files are models for everybody, loaded when they are asked for.
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
@@ -114,6 +144,23 @@ fn user_limit(text: &str) -> Result<(u32, Bytes), String> {
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Tier {
+    /// Of the GPU.
+    Gpu,
+    /// Of the host.
+    Host,
+}
+
+impl From<Tier> for MemoryTier {
+    fn from(tier: Tier) -> Self {
+        match tier {
+            Tier::Gpu => Self::Gpu,
+            Tier::Host => Self::Host,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Who {
     /// You.
     Private,
@@ -137,8 +184,11 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let environment =
         || std::env::var_os("GSHARE_STORE_SOCKET").filter(|text| !text.is_empty()).map(PathBuf::from);
     let socket = options.socket.clone().or_else(environment).unwrap_or_else(|| DEFAULT_SOCKET.into());
-    if let Command::Serve(serve) = &options.command {
-        return run_server(socket, serve);
+    match &options.command {
+        Command::Serve(Serve { sim: Some(profile), .. }) => return simulated(profile),
+        Command::Serve(serve) => return run_server(socket, serve),
+        Command::Loader => return Ok(run_loader()?),
+        _ => {}
     }
     let client = Client::connect(&socket).with_context(|| {
         format!(
@@ -148,7 +198,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     })?;
     let done = |text: String| if options.json { print_json(&json!({"done": true})) } else { say(&text) };
     match &options.command {
-        Command::Serve(_) => Ok(()),
+        Command::Serve(_) | Command::Loader => Ok(()),
         Command::Ls => {
             let list = client.list()?;
             if options.json { print_json(&list) } else { say(&table(&list)) }
@@ -157,10 +207,11 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             let stat = client.stat()?;
             if options.json { print_json(&stat) } else { say(&figures(&stat)) }
         }
-        Command::Put { name, file, access } => {
+        Command::Put { name, file, tier, access } => {
             let opened = std::fs::File::open(file).with_context(|| file.display().to_string())?;
             let bar = bar(opened.metadata().map_or(0, |about| about.len()));
-            let stored = client.put_file(name, (*access).into(), MemoryTier::Host, &opened, |done, total| {
+            let (access, tier) = ((*access).into(), (*tier).into());
+            let stored = client.put_file(name, access, tier, &opened, |done, total| {
                 bar.set_length(total);
                 bar.set_position(done);
             });
@@ -172,9 +223,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
                 say(&format!("{name} {} {}", Bytes(stored.bytes), stored.content))
             }
         }
-        Command::Get { model, timeout } => {
+        Command::Get { model, tier, timeout } => {
             let timeout = std::time::Duration::from_nanos(timeout.as_nanos());
-            let get = GetOptions { timeout, ..GetOptions::default() };
+            let get = GetOptions { tier: (*tier).into(), timeout };
             let got = match model.parse::<ContentHash>() {
                 Ok(content) => client.get_content(content, &get)?,
                 Err(_) => client.get(model, &get)?,
@@ -232,6 +283,32 @@ fn bar(bytes: u64) -> ProgressBar {
     bar
 }
 
+/// Runs the same command where it finds the simulated driver.
+fn simulated(profile: &str) -> anyhow::Result<()> {
+    eprintln!("gshare: simulated device");
+    let dir = SimulatorDir::new()?;
+    let mut command = std::process::Command::new(std::env::current_exe()?);
+    command.args(std::env::args_os().skip(1).filter(|word| !word.to_string_lossy().starts_with("--sim")));
+    command.env("LD_LIBRARY_PATH", prepend("LD_LIBRARY_PATH", dir.path()));
+    if !profile.is_empty() {
+        command.env("GSHARE_SIM_PROFILE", profile);
+    }
+    // Before the child is there: a signal that comes between must not be lost.
+    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    let mut child = command.spawn()?;
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    std::thread::spawn(move || {
+        for signal in signals.forever() {
+            let signal = if signal == SIGINT { Signal::INT } else { Signal::TERM };
+            let _ = pid.map(|pid| kill_process(pid, signal));
+        }
+    });
+    let status = child.wait()?;
+    drop(dir);
+    anyhow::ensure!(status.success(), "the store on the simulated device: {status}");
+    Ok(())
+}
+
 fn run_server(socket: PathBuf, serve: &Serve) -> anyhow::Result<()> {
     let mut config = ServerConfig::at(socket);
     config.store.host = serve.host;
@@ -252,7 +329,15 @@ fn run_server(socket: PathBuf, serve: &Serve) -> anyhow::Result<()> {
     // Before the store is there: a signal that comes between must not be lost.
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     let socket = config.socket.clone();
-    let running = Server::new(config)?.spawn()?;
+    let mut gpu: Option<Box<dyn ModelBackend>> = None;
+    if let Some(bytes) = serve.gpu {
+        config.store.gpu = bytes;
+        let loader = vec![std::env::current_exe()?.into(), "store".into(), "loader".into()];
+        let backend = VmmBackend::new(serve.device, loader)
+            .context("no memory of a GPU; to serve from a simulated one, add --sim")?;
+        gpu = Some(Box::new(backend));
+    }
+    let running = Server::with_backends(config, Box::new(HostBackend), gpu)?.spawn()?;
     eprintln!("the store listens at {}", socket.display());
     signals.forever().next();
     running.stop();
