@@ -199,7 +199,7 @@ struct Reader<'a> {
     file: &'a File,
     direct: Option<File>,
     /// By stretch: 0 not known, 1 in the page cache, 2 not.
-    where_: Vec<AtomicU8>,
+    stretches: Vec<AtomicU8>,
 }
 
 impl<'a> Reader<'a> {
@@ -211,12 +211,12 @@ impl<'a> Reader<'a> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECT;
         let direct = rustix::fs::open(path, flags, Mode::empty()).ok().map(File::from);
         let stretches = file.metadata().map_or(0, |about| about.len()).div_ceil(STRETCH);
-        let where_ = (0..stretches).map(|_| AtomicU8::new(0)).collect();
-        Self { file, direct, where_ }
+        let stretches = (0..stretches).map(|_| AtomicU8::new(0)).collect();
+        Self { file, direct, stretches }
     }
 
     fn cached(&self, at: u64) -> bool {
-        let stretch = usize::try_from(at / STRETCH).ok().and_then(|stretch| self.where_.get(stretch));
+        let stretch = usize::try_from(at / STRETCH).ok().and_then(|stretch| self.stretches.get(stretch));
         let (Some(_), Some(stretch)) = (&self.direct, stretch) else { return true };
         match stretch.load(Ordering::Relaxed) {
             0 => {
@@ -363,7 +363,11 @@ mod tests {
         data.iter().for_each(|data| file.write_all(data).unwrap());
         let source = Arc::new(Source::open(file.try_clone().unwrap()).unwrap());
         let origin = Origin::File(source.clone());
-        for threads in [1, 3] {
+        for (threads, cold) in [(1, false), (3, true)] {
+            if cold {
+                file.sync_all().unwrap();
+                rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+            }
             let arena = HostBackend.create(source.layout.arena_bytes).unwrap();
             let hashes = fill(&origin, &*arena, threads, &|_| {}).unwrap();
             assert_eq!(hash(&source.layout, &*arena, threads, &|_| {}).unwrap(), hashes);

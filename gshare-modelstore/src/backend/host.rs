@@ -170,4 +170,37 @@ mod tests {
         arena.read_at(5, &mut out).unwrap();
         assert_eq!(&out, b"weights");
     }
+
+    #[test]
+    fn many_threads_write_at_once_and_the_manifest_lies_behind() {
+        let (piece, pieces) = (1usize << 20, 24u64);
+        let arena = HostBackend.create(pieces << 20).unwrap();
+        let pattern = |n: u64| -> Vec<u8> { (0..piece as u64).map(|at| (at * 7 + n * 13) as u8).collect() };
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let arena = &arena;
+                scope.spawn(move || {
+                    for n in (thread..pieces).step_by(4) {
+                        // Odd ends as well: not whole words, not at a page.
+                        let bytes = pattern(n);
+                        let (first, rest) = bytes.split_at(piece - 128 * 1_024 - 5);
+                        arena.write_at(n << 20, first).unwrap();
+                        arena.write_at((n << 20) + first.len() as u64, rest).unwrap();
+                    }
+                });
+            }
+        });
+        assert!(arena.write_at((pieces << 20) - 1, b"xx").is_err(), "beyond the end");
+        assert!(arena.append(b"manifest").unwrap());
+        arena.seal().unwrap();
+        let mut out = vec![0; piece];
+        for n in 0..pieces {
+            arena.read_at(n << 20, &mut out).unwrap();
+            assert!(out == pattern(n), "piece {n}");
+        }
+        let mut behind = [0; 8];
+        arena.read_at(pieces << 20, &mut behind).unwrap();
+        assert_eq!(&behind, b"manifest");
+        assert_eq!(arena.export().map(|(handle, _)| handle), Some(Handle::HostFile));
+    }
 }

@@ -11,12 +11,20 @@ struct Store {
 
 impl Store {
     fn start() -> Self {
+        Self::with(&[])
+    }
+
+    fn with(flags: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut command = gshare(dir.path());
-        let child = command.args(["serve", "--host", "64MiB"]).stderr(Stdio::null()).spawn().unwrap();
+        let child =
+            command.args(["serve", "--host", "64MiB"]).args(flags).stderr(Stdio::null()).spawn().unwrap();
         let begun = Instant::now();
         while !dir.path().join("store.sock").exists() {
-            assert!(begun.elapsed() < Duration::from_secs(20), "no socket");
+            assert!(
+                begun.elapsed() < Duration::from_secs(300),
+                "no socket, even if a simulator had to be built"
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
         Self { child, dir }
@@ -49,18 +57,25 @@ impl Drop for Store {
 fn gshare(dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gshare"));
     command.args(["store", "--socket"]).arg(dir.join("store.sock"));
+    command.env("GSHARE_SIM_DEVICE", dir.join("device"));
     command
+}
+
+/// A safetensors file of one tensor, `w`.
+fn model(path: &Path) -> Vec<u8> {
+    let header = r#"{"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}"#;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend([7; 24]);
+    std::fs::write(path, &bytes).unwrap();
+    bytes
 }
 
 #[test]
 fn a_model_is_put_listed_got_verified_and_evicted() {
     let store = Store::start();
     let file = store.dir.path().join("tiny.safetensors");
-    let header = r#"{"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}"#;
-    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-    bytes.extend(header.as_bytes());
-    bytes.extend([7; 24]);
-    std::fs::write(&file, &bytes).unwrap();
+    let bytes = model(&file);
     let path = file.to_str().unwrap();
 
     let put = store.json(&["put", "tiny", path, "--access", "public"]);
@@ -94,4 +109,33 @@ fn without_a_store_the_error_says_how_to_start_one() {
     let output = gshare(dir.path()).arg("ls").output().unwrap();
     assert!(!output.status.success());
     assert!(String::from_utf8(output.stderr).unwrap().contains("gshare store serve"));
+}
+
+#[test]
+fn a_store_on_a_simulated_gpu_holds_a_model_there_and_ends_when_it_is_told_to() {
+    let mut store = Store::with(&["--gpu", "64MiB", "--sim=v100"]);
+    let file = store.dir.path().join("tiny.safetensors");
+    model(&file);
+    let put = store.json(&["put", "tiny", file.to_str().unwrap(), "--tier", "gpu"]);
+    let stat = store.json(&["stat"]);
+    let of = |tier: &str| stat[tier]["committed_bytes"].as_u64();
+    assert_eq!((of("gpu"), of("host")), (Some(2 << 20), Some(0)));
+    assert_eq!(store.json(&["get", "tiny", "--tier", "gpu"])["content"], put["content"]);
+    let loaded = store.json(&["get", "tiny"]);
+    assert_eq!(loaded["content"], put["content"], "in host memory as well, since it was asked for");
+    let pid = i32::try_from(store.child.id()).ok().and_then(rustix::process::Pid::from_raw).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(store.child.wait().unwrap().success());
+    assert!(!store.dir.path().join("store.sock").exists());
+}
+
+#[test]
+fn without_a_gpu_the_error_says_how_to_simulate_one() {
+    if Path::new("/dev/nvidiactl").exists() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let output = gshare(dir.path()).args(["serve", "--gpu", "1GiB"]).output().unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8(output.stderr).unwrap().contains("--sim"));
 }

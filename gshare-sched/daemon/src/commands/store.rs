@@ -389,8 +389,13 @@ fn figures(stat: &Value) -> String {
     }
     let _ = write!(
         text,
-        "\n{} gets, {} loads ({} failed), {} evictions, {} refusals",
-        stat["gets"], stat["loads"], stat["load_failures"], stat["evictions"], stat["refusals"]
+        "\n{} gets, {} loads ({} failed), {} copied off the GPU, {} evictions, {} refusals",
+        stat["gets"],
+        stat["loads"],
+        stat["load_failures"],
+        stat["demotions"],
+        stat["evictions"],
+        stat["refusals"]
     );
     text
 }
