@@ -1,6 +1,5 @@
 //! `gshare store`: the model store as a server, and its client on the command line.
 
-use super::libraries::{SimulatorDir, prepend};
 use super::print_json;
 use anyhow::Context as _;
 use gshare_core::Bytes;
@@ -9,6 +8,7 @@ use gshare_modelstore::backend::cuda::{VmmBackend, run_loader};
 use gshare_modelstore::backend::{HostBackend, ModelBackend};
 use gshare_modelstore::client::{Client, GetOptions};
 use gshare_modelstore::server::{Server, ServerConfig};
+use gshared::libraries::{SimulatorDir, prepend};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
