@@ -40,76 +40,127 @@ fn touch(bytes: &[u8]) -> u64 {
     bytes.iter().step_by(PAGE).map(|&byte| u64::from(byte)).sum()
 }
 
-/// Time of `rounds` messages there and empty answers back.
-fn round_trips(bytes: usize, how: How, spin: Duration, rounds: u64) -> Duration {
-    let (mut there, mut here) = pair(bytes, spin);
-    let (mut answer, mut answered) = pair(PAGE, spin);
-    let echo = thread::spawn(move || {
-        let mut private = vec![1u8; if how == How::Copy { bytes } else { 1 }];
-        for round in 0..=rounds {
-            let message = here.receive(PATIENCE).expect("a message");
-            match how {
-                How::Nothing => {}
-                How::Touch => drop(black_box(touch(message.bytes()))),
-                How::Copy => private.copy_from_slice(message.bytes()),
+/// A channel there, one back for empty answers, and a thread that answers until the first is closed. It lives as long as
+/// its figure is measured, so that all but the first message find pages, caches and thread as they are in use.
+struct Lane {
+    there: Sender,
+    answered: Receiver,
+    private: Vec<u8>,
+    bytes: usize,
+    how: How,
+    sent: u64,
+    echo: Option<thread::JoinHandle<()>>,
+}
+
+impl Lane {
+    fn new(bytes: usize, how: How, spin: Duration) -> Self {
+        let (there, mut here) = pair(bytes, spin);
+        let (mut answer, answered) = pair(PAGE, spin);
+        let private = |byte: u8| vec![byte; if how == How::Copy { bytes } else { 1 }];
+        let mut theirs = private(1);
+        let echo = thread::spawn(move || {
+            while let Ok(message) = here.receive(PATIENCE) {
+                match how {
+                    How::Nothing => {}
+                    How::Touch => drop(black_box(touch(message.bytes()))),
+                    How::Copy => theirs.copy_from_slice(message.bytes()),
+                }
+                black_box(&theirs);
+                let tag = message.tag();
+                drop(message);
+                answer.send(tag, &[], PATIENCE).expect("room");
             }
-            black_box(&private);
-            drop(message);
-            answer.send(round, &[], PATIENCE).expect("room");
+        });
+        let mut lane = Self { there, answered, private: private(2), bytes, how, sent: 0, echo: Some(echo) };
+        lane.round_trips(4);
+        lane
+    }
+
+    /// Time of `rounds` messages there and empty answers back.
+    fn round_trips(&mut self, rounds: u64) -> Duration {
+        let begun = Instant::now();
+        for _ in 0..rounds {
+            let mut loan = self.there.loan(PATIENCE).expect("a slot");
+            match self.how {
+                How::Nothing => {}
+                How::Touch => loan.bytes().iter_mut().step_by(PAGE).for_each(|byte| *byte = 3),
+                How::Copy => loan.bytes().copy_from_slice(black_box(&self.private)),
+            }
+            let length = if self.how == How::Nothing { 0 } else { self.bytes };
+            loan.publish(self.sent, length as u64).expect("it fits");
+            self.sent += 1;
+            drop(self.answered.receive(PATIENCE).expect("an answer"));
         }
-    });
-    let private = vec![2u8; if how == How::Copy { bytes } else { 1 }];
-    let mut begun = Instant::now();
-    for round in 0..=rounds {
-        let mut loan = there.loan(PATIENCE).expect("a slot");
-        match how {
-            How::Nothing => {}
-            How::Touch => loan.bytes().iter_mut().step_by(PAGE).for_each(|byte| *byte = 3),
-            How::Copy => loan.bytes().copy_from_slice(black_box(&private)),
-        }
-        let length = if how == How::Nothing { 0 } else { bytes };
-        loan.publish(round, length as u64).expect("it fits");
-        drop(answered.receive(PATIENCE).expect("an answer"));
-        if round == 0 {
-            // The first one warms caches and thread up.
-            begun = Instant::now();
+        begun.elapsed()
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.there.close();
+        if let Some(echo) = self.echo.take() {
+            echo.join().expect("the echo ends");
         }
     }
-    let took = begun.elapsed();
-    echo.join().expect("the echo ends");
-    took
 }
 
 /// The same through ipc-channel, bytes copied into a message and out of it.
-fn ipc(bytes: usize, rounds: u64) -> Duration {
-    let (there, here) = ipc_channel::ipc::bytes_channel().expect("a channel");
-    let (answer, answered) = ipc_channel::ipc::bytes_channel().expect("a channel");
-    let echo = thread::spawn(move || {
-        for _ in 0..=rounds {
-            black_box(here.recv().expect("a message"));
-            answer.send(&[0]).expect("room");
+struct Ipc {
+    there: Option<ipc_channel::ipc::IpcBytesSender>,
+    answered: ipc_channel::ipc::IpcBytesReceiver,
+    private: Vec<u8>,
+    echo: Option<thread::JoinHandle<()>>,
+}
+
+impl Ipc {
+    fn new(bytes: usize) -> Self {
+        let (there, here) = ipc_channel::ipc::bytes_channel().expect("a channel");
+        let (answer, answered) = ipc_channel::ipc::bytes_channel().expect("a channel");
+        let echo = thread::spawn(move || {
+            while let Ok(message) = here.recv() {
+                black_box(message);
+                answer.send(&[0]).expect("room");
+            }
+        });
+        let mut lane = Self { there: Some(there), answered, private: vec![2u8; bytes], echo: Some(echo) };
+        lane.round_trips(2);
+        lane
+    }
+
+    fn round_trips(&mut self, rounds: u64) -> Duration {
+        let begun = Instant::now();
+        for _ in 0..rounds {
+            self.there.as_ref().expect("open").send(black_box(&self.private)).expect("room");
+            drop(self.answered.recv().expect("an answer"));
         }
-    });
-    let private = vec![2u8; bytes];
-    let mut begun = Instant::now();
-    for round in 0..=rounds {
-        there.send(black_box(&private)).expect("room");
-        drop(answered.recv().expect("an answer"));
-        if round == 0 {
-            begun = Instant::now();
+        begun.elapsed()
+    }
+}
+
+impl Drop for Ipc {
+    fn drop(&mut self) {
+        drop(self.there.take());
+        if let Some(echo) = self.echo.take() {
+            echo.join().expect("the echo ends");
         }
     }
-    let took = begun.elapsed();
-    echo.join().expect("the echo ends");
-    took
+}
+
+/// Empty round trips that are measured to be taken off.
+const EMPTY: u64 = 2_000;
+
+/// What `rounds` of [`EMPTY`] took.
+fn share(all: Duration, rounds: u64) -> Duration {
+    all.mul_f64(rounds as f64 / EMPTY as f64)
 }
 
 fn channel(c: &mut Criterion) {
     let mut group = c.benchmark_group("channel");
     let spins = [("asleep", Duration::ZERO), ("spinning", Duration::from_secs(1))];
     for (waits, spin) in spins {
+        let mut empty = Lane::new(PAGE, How::Nothing, spin);
         group.bench_function(BenchmarkId::new("wake alone", waits), |b| {
-            b.iter_custom(|rounds| round_trips(PAGE, How::Nothing, spin, rounds) / 2);
+            b.iter_custom(|rounds| empty.round_trips(rounds) / 2);
         });
     }
     for (size, bytes) in SIZES {
@@ -127,19 +178,20 @@ fn channel(c: &mut Criterion) {
         });
         drop((to, from));
         for (waits, spin) in spins {
-            // An empty way back is measured with it, so half of the empty round trips is taken off.
-            let one_way = |how, rounds| {
-                let empty = round_trips(PAGE, How::Nothing, spin, rounds) / 2;
-                round_trips(bytes, how, spin, rounds).saturating_sub(empty)
-            };
             for (name, how) in [("no touch", How::Nothing), ("in place", How::Touch), ("copies", How::Copy)] {
+                // An empty way back is measured with it, so half of the empty round trips is taken off. They have ended
+                // by then: a thread that still looks for messages would take a CPU.
+                let way_back = Lane::new(PAGE, How::Nothing, spin).round_trips(EMPTY) / 2;
+                let mut lane = Lane::new(bytes, how, spin);
                 group.bench_function(BenchmarkId::new(format!("{name}, {waits}"), size), |b| {
-                    b.iter_custom(|rounds| one_way(how, rounds));
+                    b.iter_custom(|rounds| lane.round_trips(rounds).saturating_sub(share(way_back, rounds)));
                 });
             }
         }
+        let way_back = Ipc::new(1).round_trips(EMPTY) / 2;
+        let mut lane = Ipc::new(bytes);
         group.bench_function(BenchmarkId::new("ipc-channel, copies", size), |b| {
-            b.iter_custom(|rounds| ipc(bytes, rounds).saturating_sub(ipc(1, rounds) / 2));
+            b.iter_custom(|rounds| lane.round_trips(rounds).saturating_sub(share(way_back, rounds)));
         });
     }
     group.finish();
