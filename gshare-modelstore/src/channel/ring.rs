@@ -107,7 +107,7 @@ mod loom_tests {
     /// wake-up (nobody can go on) and on a slot that both touch at once.
     #[test]
     fn loom_no_wake_up_is_lost_and_no_slot_is_torn() {
-        // Every interleaving with up to three preemptions: all of them take hours, and each mistake found here needed two.
+        // Every interleaving with up to three preemptions; unbounded it does not end within minutes.
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {
