@@ -63,13 +63,23 @@ fn ask<T: for<'de> Deserialize<'de>>(socket: &Path, query: &Query) -> io::Result
 
 /// Answers questions until the daemon is gone.
 pub(crate) fn serve(listener: &UnixListener, handle: &Handle, access: &Access) {
-    for stream in listener.incoming() {
-        let answered = stream.and_then(|stream| {
-            if !access.allows(socket_peercred(&stream)?.uid.as_raw()) {
-                return Err(io::ErrorKind::PermissionDenied.into());
+    loop {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            // It was shut down.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
+            Err(error) => {
+                tracing::debug!(%error, "an admin question was not heard");
+                // No descriptor left, most likely: others have to close theirs first.
+                std::thread::sleep(Duration::from_millis(10));
+                continue;
             }
-            answer(stream, handle)
-        });
+        };
+        let allowed = || match access.allows(socket_peercred(&stream)?.uid.as_raw()) {
+            true => Ok(()),
+            false => Err(io::Error::from(io::ErrorKind::PermissionDenied)),
+        };
+        let answered = allowed().and_then(|()| answer(stream, handle));
         match answered {
             Ok(true) => {}
             Ok(false) => return,

@@ -256,20 +256,16 @@ impl Daemon {
 
     /// Serves until it is told to stop.
     pub fn run(mut self) -> Result<(), DaemonError> {
-        let admin = self.start_admin()?;
+        let (admin, listener) = self.start_admin()?;
         tracing::info!(socket = %self.sockets[0].display(), epoch = self.epoch, "listening");
         let served = self.serve();
         tracing::info!("stopping");
         drop(self.endpoint.take());
         self.node.finish();
-        // The admin thread wakes up to find the daemon gone.
-        let admin_socket = self.sockets[1].clone();
         let sockets = std::mem::take(&mut self.sockets);
         drop(self);
-        let _ = std::os::unix::net::UnixStream::connect(admin_socket).map(|mut stream| {
-            use std::io::Write as _;
-            stream.write_all(b"{\"query\":\"snapshot\"}\n")
-        });
+        // Not by a connection: the socket's file may be gone.
+        let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
         let _ = admin.join();
         for socket in sockets {
             let _ = std::fs::remove_file(socket);
@@ -277,12 +273,15 @@ impl Daemon {
         served
     }
 
-    fn start_admin(&mut self) -> Result<std::thread::JoinHandle<()>, DaemonError> {
+    /// The thread that answers questions; it ends when the listener is shut down.
+    fn start_admin(&mut self) -> Result<(std::thread::JoinHandle<()>, UnixListener), DaemonError> {
         let listener = self.admin.take().ok_or(DaemonError::Stopped)?;
+        let to_end_it = listener.try_clone()?;
         let handle = self.handle();
         let access = Arc::clone(&self.access);
         let serve = move || admin::serve(&listener, &handle, &access);
-        Ok(std::thread::Builder::new().name("gshared-admin".into()).stack_size(256 << 10).spawn(serve)?)
+        let thread = std::thread::Builder::new().name("gshared-admin".into()).stack_size(256 << 10);
+        Ok((thread.spawn(serve)?, to_end_it))
     }
 
     fn serve(&mut self) -> Result<(), DaemonError> {

@@ -165,3 +165,15 @@ fn metrics_are_served_where_the_configuration_says() {
     daemon.stop().unwrap();
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
+
+/// Whoever cleans up a directory may be faster than the daemon that was told to stop.
+#[test]
+fn a_daemon_whose_sockets_are_gone_ends_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::new(Config::at(dir.path().join("gone.sock"))).unwrap().spawn().unwrap();
+    daemon.handle().snapshot().unwrap();
+    drop(dir);
+    let stopping = std::thread::spawn(move || daemon.stop());
+    within(|| stopping.is_finished().then_some(()));
+    stopping.join().unwrap().unwrap();
+}
