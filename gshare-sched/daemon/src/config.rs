@@ -48,7 +48,7 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// Not TOML, an unknown key, or a value that is not what the key wants. The text shows the line.
-    #[error("{0}")]
+    #[error(transparent)]
     Syntax(#[from] toml::de::Error),
     /// A value that cannot be.
     #[error("line {line}: {key}: {message}")]
