@@ -2,3 +2,27 @@
 #![forbid(unsafe_code)]
 
 pub mod openfaas;
+
+/// PTX of a kernel each of whose threads looks at the device's clock until `micros` us have passed. The simulated driver
+/// goes by the name, `spin_MICROSus`, which may have a suffix: `_full` fills the device whatever the grid.
+pub fn spin_ptx(name: &str, micros: u32) -> String {
+    format!(
+        "
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry {name}()
+{{
+    .reg .u64 %begin, %now;
+    .reg .pred %more;
+    mov.u64 %begin, %globaltimer;
+again:
+    mov.u64 %now, %globaltimer;
+    sub.u64 %now, %now, %begin;
+    setp.lt.u64 %more, %now, {micros}000;
+    @%more bra again;
+    ret;
+}}
+"
+    )
+}

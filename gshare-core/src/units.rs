@@ -620,6 +620,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_share_is_read_as_it_is_written() {
+        for points in 0..=10_000 {
+            let (quota, sm) = (Quota::new(points).unwrap(), SmShare::new(points).unwrap());
+            assert_eq!(quota.to_string().parse(), Ok(quota));
+            assert_eq!(sm.to_string().parse(), Ok(sm));
+        }
+    }
+
+    #[test]
     fn shares_parse_exactly_or_not_at_all() {
         assert_eq!("0.3".parse::<Quota>().unwrap().get(), 3_000);
         assert_eq!("30%".parse::<Quota>().unwrap().get(), 3_000);

@@ -9,26 +9,10 @@
 use anyhow::{Context, Result};
 use cudarc::driver::{CudaContext, DriverError, LaunchConfig, sys};
 use cudarc::nvrtc::Ptx;
+use gshare_examples::spin_ptx;
 use std::time::{Duration, Instant};
 
-/// Spins for a millisecond by the device's own clock. The simulated driver goes by the name.
-const PTX: &str = "
-.version 6.0
-.target sm_50
-.address_size 64
-.visible .entry spin_1000us_full()
-{
-    .reg .u64 %begin, %now;
-    .reg .pred %more;
-    mov.u64 %begin, %globaltimer;
-again:
-    mov.u64 %now, %globaltimer;
-    sub.u64 %now, %now, %begin;
-    setp.lt.u64 %more, %now, 1000000;
-    @%more bra again;
-    ret;
-}
-";
+const KERNEL: &str = "spin_1000us_full";
 const BLOCK: usize = 16 << 20;
 
 fn main() -> Result<()> {
@@ -50,7 +34,7 @@ fn main() -> Result<()> {
     let allocated = blocks.len() * BLOCK;
     drop(blocks);
 
-    let kernel = context.load_module(Ptx::from_src(PTX))?.load_function("spin_1000us_full")?;
+    let kernel = context.load_module(Ptx::from_src(spin_ptx(KERNEL, 1_000)))?.load_function(KERNEL)?;
     // Every SM is busy, so that nothing else runs beside it.
     let config = LaunchConfig { grid_dim: (1024, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
     let (start, mut launches) = (Instant::now(), 0u64);

@@ -21,29 +21,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use cudarc::driver::{CudaContext, LaunchConfig};
 use cudarc::nvrtc::Ptx;
+use gshare_examples::spin_ptx;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Spins for two milliseconds by the device's own clock. The simulated driver goes by the name.
-const PTX: &str = "
-.version 6.0
-.target sm_50
-.address_size 64
-.visible .entry spin_2000us()
-{
-    .reg .u64 %begin, %now;
-    .reg .pred %more;
-    mov.u64 %begin, %globaltimer;
-again:
-    mov.u64 %now, %globaltimer;
-    sub.u64 %now, %now, %begin;
-    setp.lt.u64 %more, %now, 2000000;
-    @%more bra again;
-    ret;
-}
-";
+const KERNEL: &str = "spin_2000us";
 
 type Job = oneshot::Sender<Result<Duration, String>>;
 
@@ -85,7 +69,7 @@ fn main() -> Result<()> {
 fn gpu(kernels: u32, todo: &Receiver<Job>, ready: &Sender<()>) -> Result<()> {
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;
-    let kernel = context.load_module(Ptx::from_src(PTX))?.load_function("spin_2000us")?;
+    let kernel = context.load_module(Ptx::from_src(spin_ptx(KERNEL, 2_000)))?.load_function(KERNEL)?;
     let config = LaunchConfig { grid_dim: (16, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
     let _weights = stream.alloc_zeros::<u8>(64 << 20)?;
     ready.send(())?;

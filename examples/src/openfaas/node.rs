@@ -217,13 +217,11 @@ fn spawn(node: &Node, runner: &Runner, launch: &Launch, instance: &str) -> io::R
     command.env("secret_mount_path", node.store.mount(&launch.deployment)?);
     command.env("OPENFAAS_NAME", &launch.deployment.service);
     if let Some(share) = launch.plan.share {
-        let decimal = |bp: u16| format!("{}.{:04}", bp / 10_000, bp % 10_000);
-        let (request, limit) = (share.quota().request().get(), share.quota().limit().get());
-        let sm = format!("{}.{:02}", share.sm().get() / 100, share.sm().get() % 100);
-        command.env("GSHARE_QUOTA", format!("{}:{}", decimal(request), decimal(limit)));
+        let sm = share.sm().to_string();
+        command.env("GSHARE_QUOTA", share.quota().to_string());
         command.env("GSHARE_SM", &sm);
         if runner.partitioned {
-            command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", &sm);
+            command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", sm.trim_end_matches('%'));
         }
         match share.memory() {
             Some(memory) => command.env("GSHARE_MEM", memory.get().to_string()),

@@ -166,13 +166,8 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
             None => command.env_remove(key),
         };
     };
-    let decimal = |share: f64| format!("{share:.4}");
-    let quota = |quota: QuotaRange| {
-        format!("{}:{}", decimal(quota.request().as_fraction()), decimal(quota.limit().as_fraction()))
-    };
-    let percent = |sm: SmShare| format!("{}.{:02}", sm.get() / 100, sm.get() % 100);
-    set("GSHARE_QUOTA", options.quota.map(quota));
-    set("GSHARE_SM", options.sm.map(percent));
+    set("GSHARE_QUOTA", options.quota.map(|quota| quota.to_string()));
+    set("GSHARE_SM", options.sm.map(|sm| sm.to_string()));
     set("GSHARE_MEM", options.mem.map(|bytes| bytes.get().to_string()));
     let best_effort = options.best_effort.then_some(ServiceClass::BestEffort);
     set("GSHARE_CLASS", options.slo_sensitive.or(best_effort).map(|class| class.to_string()));
@@ -194,7 +189,7 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
     };
     let partitioned = simulator.is_some() || gshared::mps::Mps::find().is_some_and(|mps| mps.is_running());
     if let (true, Some(sm)) = (partitioned, options.sm) {
-        command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent(sm));
+        command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", sm.to_string().trim_end_matches('%'));
     }
     Ok(Prepared { command, simulator })
 }
