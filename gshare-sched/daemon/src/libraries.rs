@@ -95,7 +95,8 @@ impl Checkout {
         // Tests lie one deeper.
         let dir = if dir.ends_with("deps") { dir.parent()? } else { dir };
         let target = dir.parent()?;
-        if !target.join("CACHEDIR.TAG").is_file() {
+        // Cargo leaves one in the directory of each profile; its CACHEDIR.TAG is in targets that it made itself only.
+        if !dir.join(".cargo-lock").is_file() {
             return None;
         }
         let profile = dir.file_name()?.to_str()?.to_owned();
@@ -157,4 +158,16 @@ pub fn prepend(variable: &str, first: &Path) -> std::ffi::OsString {
         value.push(rest);
     }
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_finds_the_checkout_it_was_built_in() {
+        let checkout = Checkout::around().unwrap();
+        assert!(checkout.root.join("gshare-sched/daemon/Cargo.toml").is_file());
+        assert!(std::env::current_exe().unwrap().starts_with(checkout.target.join(checkout.profile)));
+    }
 }
