@@ -17,7 +17,7 @@
 //! 51 even 51 x 60 = 3060 is more, so the walk ends and 60 x 60 is never looked at.
 //!
 //! GPUs without placements are kept apart ([`ClassIndex::EMPTY`]) and asked last: an open GPU with a hole is always
-//! preferred to another GPU. A third set orders open GPUs by free area for re-arrangement.
+//! preferred to another GPU.
 //!
 //! A key packs the place in the class into 50 bits: area above the class's smallest (21), short side (7), GPU (21),
 //! orientation (1, tells a x b from b x a in a class on the diagonal).
@@ -65,11 +65,9 @@ pub(crate) struct ClassIndex {
 impl ClassIndex {
     /// The set of GPUs without placements.
     const EMPTY: usize = CLASSES * CLASSES;
-    /// The set of GPUs with placements, by free area.
-    const FREE_AREA: usize = Self::EMPTY + 1;
 
     pub(crate) fn new() -> Self {
-        Self { sets: Sets::new(Self::FREE_AREA + 1), rows: [0; CLASSES] }
+        Self { sets: Sets::new(Self::EMPTY + 1), rows: [0; CLASSES] }
     }
 
     pub(crate) fn insert(&mut self, size: Rect, gpu: u32) {
@@ -93,25 +91,6 @@ impl ClassIndex {
 
     pub(crate) fn remove_empty(&mut self, size: Rect, gpu: u32) {
         self.sets.remove(Self::EMPTY, empty_key(size, gpu));
-    }
-
-    pub(crate) fn insert_free_area(&mut self, area: u32, gpu: u32) {
-        self.sets.insert(Self::FREE_AREA, u64::from(area) << GPU_BITS | u64::from(gpu));
-    }
-
-    pub(crate) fn remove_free_area(&mut self, area: u32, gpu: u32) {
-        self.sets.remove(Self::FREE_AREA, u64::from(area) << GPU_BITS | u64::from(gpu));
-    }
-
-    /// Open GPUs with at least `area` free, the freest first (ties: largest id first).
-    pub(crate) fn freest(&self, area: u32) -> impl Iterator<Item = u32> + '_ {
-        let mut cursor = self.sets.last(Self::FREE_AREA);
-        std::iter::from_fn(move || {
-            let at = cursor?;
-            let key = self.sets.key(at);
-            cursor = self.sets.previous(at);
-            (key >> GPU_BITS >= u64::from(area)).then_some((key & u64::from(MAX_GPUS - 1)) as u32)
-        })
     }
 
     /// The smallest free rectangle (area, short side, GPU) of an open GPU that holds w x h and that `accept` takes.

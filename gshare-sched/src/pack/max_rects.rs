@@ -7,6 +7,7 @@ use gshare_core::pack::{
 };
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 
+use super::areas::FreeAreas;
 use super::geometry::{FreeSet, Rect, best_corner};
 use super::index::{ClassIndex, MAX_GPUS};
 use super::rearrange::Arranger;
@@ -283,6 +284,8 @@ pub struct MaxRects {
     slots: Vec<Slot>,
     free_slots: Vec<u32>,
     index: ClassIndex,
+    /// Open GPUs that are not cordoned. Not kept without re-arrangement.
+    areas: FreeAreas,
     /// Distinct sizes of the pool's GPUs with their count: few, and enough to say "never fits".
     specs: Vec<(GpuSpec, u32)>,
     open: u32,
@@ -303,6 +306,7 @@ impl MaxRects {
             slots: Vec::new(),
             free_slots: Vec::new(),
             index: ClassIndex::new(),
+            areas: FreeAreas::new(),
             specs: Vec::new(),
             open: 0,
             set: FreeSet::default(),
@@ -356,6 +360,7 @@ impl MaxRects {
             + self.slots.capacity() * size_of::<Slot>()
             + self.free_slots.capacity() * size_of::<u32>()
             + self.index.bytes()
+            + self.areas.bytes()
     }
 
     /// Everything it holds.
@@ -495,7 +500,9 @@ impl MaxRects {
         let (w, h) = (demand.quota.get(), demand.sm.get());
         let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId(gpu));
         if self.config.rearrange_gpus > 0 {
-            let candidates = self.index.freest(u32::from(w) * u32::from(h)).filter(|gpu| accept(*gpu));
+            let area = u32::from(w) * u32::from(h);
+            let room = |gpu: &u32| self.gpus[*gpu as usize].area_free() >= area && accept(*gpu);
+            let candidates = self.areas.freest(area).filter(room);
             for gpu in candidates.take(self.config.rearrange_gpus as usize) {
                 let state = &self.gpus[gpu as usize];
                 items.clear();
@@ -734,7 +741,7 @@ impl MaxRects {
             if was_whole {
                 self.index.remove_empty(state.bin(), gpu);
             } else if self.config.rearrange_gpus > 0 {
-                self.index.remove_free_area(state.area_free(), gpu);
+                self.areas.remove(state.area_free(), gpu);
             }
         }
         match self.config.cut {
@@ -754,7 +761,7 @@ impl MaxRects {
         let Some(index) = pods.iter().position(|pod| pod.slot == slot) else { return };
         let freed = pods[index].rect;
         if !state.cordoned && self.config.rearrange_gpus > 0 {
-            self.index.remove_free_area(state.area_free(), gpu);
+            self.areas.remove(state.area_free(), gpu);
         }
         self.pods.remove(&mut state.pods, index);
         state.area_used -= freed.area();
@@ -800,7 +807,7 @@ impl MaxRects {
                     }
                 }
                 if self.config.rearrange_gpus > 0 {
-                    self.index.insert_free_area(state.area_free(), gpu);
+                    self.areas.insert(state.area_free(), gpu);
                 }
             }
         }
@@ -860,7 +867,7 @@ impl MaxRects {
             }
         }
         if self.config.rearrange_gpus > 0 {
-            self.index.remove_free_area(state.area_free(), gpu);
+            self.areas.remove(state.area_free(), gpu);
         }
     }
 
@@ -881,7 +888,7 @@ impl MaxRects {
             }
         }
         if self.config.rearrange_gpus > 0 {
-            self.index.insert_free_area(state.area_free(), gpu);
+            self.areas.insert(state.area_free(), gpu);
         }
     }
 
@@ -951,6 +958,9 @@ impl Packer for MaxRects {
         }
         if self.gpus.len() <= gpu.index() {
             self.gpus.resize(gpu.index() + 1, Gpu::default());
+            if self.config.rearrange_gpus > 0 {
+                self.areas.reserve(self.gpus.len());
+            }
         }
         match self.specs.iter_mut().find(|(known, _)| *known == spec) {
             Some((_, count)) => *count += 1,

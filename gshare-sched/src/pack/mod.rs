@@ -53,6 +53,7 @@
 //! | [`DiluPacker`](crate::place::DiluPacker) | requests and limits of SMs that are re-divided at run time; no time quotas |
 
 pub mod admission;
+mod areas;
 mod batch;
 mod geometry;
 mod guillotine;

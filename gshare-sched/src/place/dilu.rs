@@ -105,7 +105,7 @@ struct Slot {
 const NOWHERE: u32 = u32::MAX;
 /// Set of GPUs without placements, smallest first.
 const EMPTY: usize = 0;
-/// Set of GPUs with placements, by free memory.
+/// Set of GPUs with placements, by free memory. Kept from the first large model on.
 const BY_MEMORY: usize = 1;
 
 /// Dilu's placement over a pool of GPUs. See the [module documentation](super).
@@ -138,6 +138,7 @@ pub struct DiluPacker {
     free_slots: Vec<u32>,
     grid: Grid,
     orders: Sets,
+    has_by_memory: bool,
     largest: (u32, u64),
     specs: Vec<(GpuSpec, u32)>,
     open: u32,
@@ -162,6 +163,7 @@ impl DiluPacker {
             free_slots: Vec::new(),
             grid: Grid::new(weights, config.gamma_bp, 10_000, 0),
             orders: Sets::new(2),
+            has_by_memory: false,
             largest: (10_000, 0),
             specs: Vec::new(),
             open: 0,
@@ -238,6 +240,12 @@ impl DiluPacker {
         (0..).map(GpuId).zip(&self.gpus).filter(|(_, gpu)| gpu.present)
     }
 
+    /// The GPUs that are open and not cordoned.
+    fn indexed(&self) -> impl Iterator<Item = u32> {
+        let open = self.present().filter(|(_, gpu)| !gpu.cordoned && gpu.pods.len() > 0);
+        open.map(|(id, _)| id.0)
+    }
+
     fn free(&self, gpu: u32) -> Free {
         let state = &self.gpus[gpu as usize];
         let sm = u32::from(state.sm);
@@ -279,6 +287,10 @@ impl DiluPacker {
     fn choose_open(&self, demand: &Demand, need: Need, allowed: &impl Fn(GpuId) -> bool) -> Option<u32> {
         let accept = |gpu: u32| allowed(GpuId(gpu)) && self.keeps_apart(gpu, demand);
         match demand.workload {
+            Workload::LargeModel if self.config.large_models_worst_fit && !self.has_by_memory => {
+                let holds = |gpu: &u32| self.free(*gpu).holds(need) && accept(*gpu);
+                self.indexed().filter(holds).max_by_key(|gpu| memory_key(&self.free(*gpu), *gpu))
+            }
             Workload::LargeModel if self.config.large_models_worst_fit => {
                 let mut cursor = self.orders.last(BY_MEMORY);
                 while let Some(at) = cursor {
@@ -375,8 +387,15 @@ impl DiluPacker {
     }
 
     fn attach(&mut self, gpu: u32, slot: u32) {
-        self.unlink(gpu);
         let demand = self.slots[slot as usize].demand;
+        if demand.workload == Workload::LargeModel && !self.has_by_memory {
+            self.has_by_memory = true;
+            let keys: Vec<u64> = self.indexed().map(|gpu| memory_key(&self.free(gpu), gpu)).collect();
+            for key in keys {
+                self.orders.insert(BY_MEMORY, key);
+            }
+        }
+        self.unlink(gpu);
         let need = need(&demand);
         let state = &mut self.gpus[gpu as usize];
         self.open += u32::from(state.pods.len() == 0);
@@ -429,7 +448,9 @@ impl DiluPacker {
         }
         let free = self.free(gpu);
         self.grid.remove(&free, gpu);
-        self.orders.remove(BY_MEMORY, memory_key(&free, gpu));
+        if self.has_by_memory {
+            self.orders.remove(BY_MEMORY, memory_key(&free, gpu));
+        }
     }
 
     fn link(&mut self, gpu: u32) {
@@ -443,7 +464,9 @@ impl DiluPacker {
         }
         let free = self.free(gpu);
         self.grid.insert(&free, gpu);
-        self.orders.insert(BY_MEMORY, memory_key(&free, gpu));
+        if self.has_by_memory {
+            self.orders.insert(BY_MEMORY, memory_key(&free, gpu));
+        }
     }
 
     /// Places all or none, in the order given.
@@ -601,12 +624,10 @@ impl Packer for DiluPacker {
             self.largest.1 = spec.memory.get();
             let weights = Weights { alpha: self.config.alpha_bp, beta: self.config.beta_bp };
             self.grid = Grid::new(weights, self.config.gamma_bp, self.largest.0, self.largest.1);
-            for id in 0..u32::try_from(self.gpus.len()).unwrap_or(u32::MAX) {
-                let state = &self.gpus[id as usize];
-                if state.present && !state.cordoned && state.pods.len() > 0 {
-                    let free = self.free(id);
-                    self.grid.insert(&free, id);
-                }
+            let indexed: Vec<u32> = self.indexed().collect();
+            for id in indexed {
+                let free = self.free(id);
+                self.grid.insert(&free, id);
             }
         }
         self.link(gpu.0);

@@ -15,6 +15,9 @@ pub(super) const MAX_GPUS: u32 = 1 << GPU_BITS;
 const FRACTION: u32 = 20;
 /// Steps that free limits are told apart by in a key.
 const STEP_BITS: u32 = 8;
+/// Steps that cells are told apart by in the rows' bits, as a shift.
+const CLASS_BITS: u32 = 4;
+const CLASSES: usize = 1 << (STEP_BITS - CLASS_BITS);
 /// A score in a key lies above this.
 const SCORE_SHIFT: u32 = GPU_BITS + STEP_BITS;
 
@@ -24,6 +27,10 @@ const fn gpu_of(key: u64) -> u32 {
 
 const fn step_of(key: u64) -> u8 {
     key as u8
+}
+
+const fn class_of(step: u8) -> usize {
+    (step >> CLASS_BITS) as usize
 }
 
 /// What is free on a GPU, and its size.
@@ -82,8 +89,8 @@ impl Weights {
 pub(super) struct Grid {
     /// By cell.
     sets: Sets,
-    /// The cells that are not empty.
-    rows: [u128; ROWS],
+    /// By class of steps, the cells that have a GPU of this class or above. Class 0: those that are not empty.
+    rows: Box<[[u128; ROWS]; CLASSES]>,
     /// By cell: the least key, and the most step.
     least: Vec<u64>,
     most: Vec<u8>,
@@ -104,7 +111,7 @@ impl Grid {
         let largest_sm = u64::from(largest_sm);
         Self {
             sets: Sets::new(ROWS * COLUMNS),
-            rows: [0; ROWS],
+            rows: Box::new([[0; ROWS]; CLASSES]),
             least: vec![u64::MAX; ROWS * COLUMNS],
             most: vec![0; ROWS * COLUMNS],
             weights,
@@ -134,23 +141,33 @@ impl Grid {
     pub(super) fn insert(&mut self, free: &Free, gpu: u32) {
         let (row, column) = self.cell(free);
         let (cell, key) = (row * COLUMNS + column, self.key(free, gpu));
+        let known = if self.sets.is_empty(cell) { 0 } else { class_of(self.most[cell]) + 1 };
         self.sets.insert(cell, key);
-        self.rows[row] |= 1 << column;
         self.least[cell] = self.least[cell].min(key);
         self.most[cell] = self.most[cell].max(step_of(key));
+        for rows in self.rows.iter_mut().take(class_of(step_of(key)) + 1).skip(known) {
+            rows[row] |= 1 << column;
+        }
     }
 
     pub(super) fn remove(&mut self, free: &Free, gpu: u32) {
         let (row, column) = self.cell(free);
         let (cell, key) = (row * COLUMNS + column, self.key(free, gpu));
         self.sets.remove(cell, key);
+        let known = class_of(self.most[cell]) + 1;
         let first = self.sets.first(cell);
         self.least[cell] = first.map_or(u64::MAX, |at| self.sets.key(at));
-        if first.is_none() {
-            self.rows[row] &= !(1 << column);
+        let left = if first.is_none() {
             self.most[cell] = 0;
-        } else if step_of(key) == self.most[cell] {
-            self.most[cell] = self.most_step(cell, step_of(key));
+            0
+        } else {
+            if step_of(key) == self.most[cell] {
+                self.most[cell] = self.most_step(cell, step_of(key));
+            }
+            class_of(self.most[cell]) + 1
+        };
+        for rows in self.rows.iter_mut().take(known).skip(left) {
+            rows[row] &= !(1 << column);
         }
     }
 
@@ -177,9 +194,14 @@ impl Grid {
             return None;
         }
         let need_step = self.step(need.limit);
+        // A GPU from here on in each of the three holds the need, whatever the cells leave open.
+        let sure_row = need.request.div_ceil(100) as usize;
+        let sure_column = need.memory.div_ceil(self.unit) as usize;
+        let sure_step = need.limit.div_ceil(self.step);
         let mut best: Option<u64> = None;
+        let rows = &self.rows[class_of(need_step)];
         for row in first_row..ROWS {
-            let mut columns = self.rows[row] >> first_column << first_column;
+            let mut columns = rows[row] >> first_column << first_column;
             while columns != 0 {
                 let column = columns.trailing_zeros() as usize;
                 columns &= columns - 1;
@@ -187,17 +209,28 @@ impl Grid {
                     break;
                 }
                 let cell = row * COLUMNS + column;
-                if self.most[cell] < need_step || best.is_some_and(|best| self.least[cell] >= best) {
+                let least = self.least[cell];
+                if self.most[cell] < need_step || best.is_some_and(|best| least >= best) {
                     continue;
                 }
-                let mut cursor = self.sets.first(cell);
+                let sure_cell = row >= sure_row && column >= sure_column;
+                let fits = |key: u64| {
+                    let sure = sure_cell && u32::from(step_of(key)) >= sure_step;
+                    step_of(key) >= need_step
+                        && (sure || free_of(gpu_of(key)).holds(need))
+                        && accept(gpu_of(key))
+                };
+                if fits(least) {
+                    best = Some(least);
+                    continue;
+                }
+                let mut cursor = self.sets.first(cell).and_then(|at| self.sets.next(at));
                 while let Some(at) = cursor {
                     let key = self.sets.key(at);
                     if best.is_some_and(|best| key >= best) {
                         break;
                     }
-                    let gpu = gpu_of(key);
-                    if step_of(key) >= need_step && free_of(gpu).holds(need) && accept(gpu) {
+                    if fits(key) {
                         best = Some(key);
                         break;
                     }
@@ -230,7 +263,7 @@ impl Grid {
         for column in (0..COLUMNS).rev() {
             let start = out.len();
             for row in (request / 100) as usize..ROWS {
-                if self.rows[row] >> column & 1 == 0 {
+                if self.rows[0][row] >> column & 1 == 0 {
                     continue;
                 }
                 let mut cursor = self.sets.first(row * COLUMNS + column);
@@ -252,6 +285,6 @@ impl Grid {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.sets.bytes() + size_of_val(&self.rows) + self.least.len() * size_of::<u64>() + self.most.len()
+        self.sets.bytes() + size_of_val(&*self.rows) + self.least.len() * size_of::<u64>() + self.most.len()
     }
 }

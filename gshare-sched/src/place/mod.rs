@@ -24,7 +24,8 @@
 //! (1/127 of the largest GPU), with a bit per cell that is not empty, and per cell an ordered set of (score, GPU, free limit
 //! in 256 steps), its least key and its largest step. A query walks rows from the request upwards, and in each the set
 //! bits from the memory upwards, while the least score a cell can hold is below the best found; a cell whose largest free
-//! limit is too small, or whose least key is worse than the best, is passed by without a look into its set.
+//! limit is too small, or whose least key is worse than the best, is passed by without a look into its set; the bits are kept
+//! once for each of 16 classes of free limit. The order by free memory, for worst fit, is kept from the first large model on.
 //!
 //! Worked example (40 GB GPUs, alpha 0.6, beta 0.4): A has 0.5 of its SMs and 10 GB free: 0.6 x 0.5 + 0.4 x 0.25 =
 //! 0.40. B has 0.3 and 30 GB free: 0.18 + 0.30 = 0.48. A demand of (0.2, 5 GB) fits both and goes to A; one of (0.2, 20
