@@ -3,8 +3,9 @@
 //! The simulated driver's kernel `zero` costs nothing on the device, so that a bare launch is little more than the call.
 //! The benchmark starts a daemon whose tokens last for the whole run (what is measured is the path, not the waiting) and
 //! runs itself again under the hook. There `dlsym` gives the wrappers; the bare functions come from the C library's own
-//! `dlsym`. After criterion's figures a table says what is added, beside what is aimed at: medians of batches that alternate, bare and
-//! hooked.
+//! `dlsym`. After criterion's figures a table says what is added, beside what is aimed at: medians of batches that
+//! alternate, bare and hooked. `added` is by the clock; with more threads than CPUs that counts the others' turns, so what
+//! is added `of a CPU` stands beside it.
 //!
 //! | row | what |
 //! |---|---|
@@ -21,10 +22,10 @@ use std::time::{Duration, Instant};
 use criterion::Criterion;
 
 mod hook_common;
-use hook_common::{Alloc, Free, KINDS, Kind, Setup, Way, build, launches, occupy, ok, release};
+use hook_common::{Alloc, Free, KINDS, Kind, Setup, Time, Way, build, launches, occupy, ok, release};
 
 /// The same by several threads at once; gives the mean of their times.
-fn by_threads(setup: &Setup, way: Way, kind: Kind, threads: u32, count: u64) -> Duration {
+fn by_threads(setup: &Setup, way: Way, kind: Kind, threads: u32, count: u64) -> Time {
     let barrier = Barrier::new(threads as usize);
     let work = || {
         let stream = setup.stream();
@@ -34,11 +35,12 @@ fn by_threads(setup: &Setup, way: Way, kind: Kind, threads: u32, count: u64) -> 
         setup.destroy(stream);
         time
     };
-    let total: Duration = std::thread::scope(|scope| {
+    let times: Vec<Time> = std::thread::scope(|scope| {
         let all: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        all.into_iter().map(|thread| thread.join().expect("no launch fails")).sum()
+        all.into_iter().map(|thread| thread.join().expect("no launch fails")).collect()
     });
-    total / threads
+    let mean = |part: fn(&Time) -> Duration| times.iter().map(part).sum::<Duration>() / threads;
+    Time { wall: mean(|time| time.wall), cpu: mean(|time| time.cpu) }
 }
 
 /// `count` pairs of an allocation and its free.
@@ -75,7 +77,7 @@ fn criterion_figures(criterion: &mut Criterion, setup: &Setup, hook: &str) {
         for threads in [1, 2, 4] {
             for way in ways {
                 group.bench_function(format!("{threads}_threads/{}", way.name), |bencher| {
-                    bencher.iter_custom(|count| by_threads(setup, way, kind, threads, count));
+                    bencher.iter_custom(|count| by_threads(setup, way, kind, threads, count).wall);
                 });
             }
         }
@@ -103,43 +105,60 @@ fn criterion_figures(criterion: &mut Criterion, setup: &Setup, hook: &str) {
 }
 
 /// Medians of `batches` batches of both ways in turn, in ns per unit.
-fn medians(batches: usize, units: u64, mut measure: impl FnMut(bool, u64) -> Duration) -> (f64, f64) {
-    let (mut bare, mut hooked) = (Vec::new(), Vec::new());
-    for _ in 0..batches {
-        #[allow(clippy::cast_precision_loss)] // a duration of a benchmark
-        let mut per_unit = |is_hooked| measure(is_hooked, units).as_nanos() as f64 / units as f64;
-        bare.push(per_unit(false));
-        hooked.push(per_unit(true));
+fn medians<const N: usize>(
+    batches: usize,
+    units: u64,
+    mut measure: impl FnMut(bool, u64) -> [Duration; N],
+) -> [(f64, f64); N] {
+    let mut all = vec![[[0.0; N]; 2]; batches];
+    for pair in &mut all {
+        for (is_hooked, times) in [false, true].into_iter().zip(pair) {
+            #[allow(clippy::cast_precision_loss)] // a duration of a benchmark
+            let per_unit = |time: Duration| time.as_nanos() as f64 / units as f64;
+            *times = measure(is_hooked, units).map(per_unit);
+        }
     }
-    let median = |mut all: Vec<f64>| {
-        all.sort_by(f64::total_cmp);
-        all[all.len() / 2]
-    };
-    (median(bare), median(hooked))
+    core::array::from_fn(|which| {
+        let median = |way: usize| {
+            let mut times: Vec<f64> = all.iter().map(|pair| pair[way][which]).collect();
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        };
+        (median(0), median(1))
+    })
 }
 
 fn table_of_what_is_added(setup: &Setup, hook: &str, quick: bool) {
     let way = |is_hooked: bool| if is_hooked { setup.hooked } else { setup.bare };
-    let line = |name: String, (bare, hooked): (f64, f64), aim: u32| {
-        println!("{name:<28} {bare:>10.1} {hooked:>10.1} {:>10.1} {aim:>10}", hooked - bare);
+    let line = |name: String, (bare, hooked): (f64, f64), cpu: Option<(f64, f64)>, aim: u32| {
+        let cpu = cpu.map_or("-".into(), |(bare, hooked)| format!("{:.1}", hooked - bare));
+        println!("{name:<28} {bare:>10.1} {hooked:>10.1} {:>10.1} {cpu:>10} {aim:>10}", hooked - bare);
     };
     let (batches, count) = if quick { (3, 1_000) } else { (101, 50_000) };
-    println!("{:<28} {:>10} {:>10} {:>10} {:>10}", "ns", "bare", "hooked", "added", "aim");
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    println!("{cpus} CPUs");
+    println!("{:<28} {:>10} {:>10} {:>10} {:>10} {:>10}", "ns", "bare", "hooked", "added", "of a CPU", "aim");
     for (name, kind) in KINDS {
         for threads in [1, 2, 4] {
-            let measure = |hooked, count| by_threads(setup, way(hooked), kind, threads, count);
+            let measure = |hooked, count| {
+                let time = by_threads(setup, way(hooked), kind, threads, count);
+                [time.wall, time.cpu]
+            };
             let aim = if threads == 1 { 10 } else { 20 };
-            line(format!("{name}, {threads} threads"), medians(batches, count, measure), aim);
+            let [wall, cpu] = medians(batches, count, measure);
+            line(format!("{name}, {threads} threads"), wall, Some(cpu), aim);
         }
     }
     for live in [0, 10_000] {
         let kept = occupy(setup, live, 4096);
-        let measure = |hooked, count| pairs(way(hooked), count);
-        line(format!("alloc and free, {live} live"), medians(batches, count / 10, measure), 500);
+        let measure = |hooked, count| [pairs(way(hooked), count)];
+        let [wall] = medians(batches, count / 10, measure);
+        line(format!("alloc and free, {live} live"), wall, None, 500);
         release(setup, kept);
     }
-    let measure = |hooked, _| start_up(Some(hook).filter(|_| hooked));
-    line("start to first launch".into(), medians(if quick { 3 } else { 41 }, 1, measure), 2_000_000);
+    let measure = |hooked, _| [start_up(Some(hook).filter(|_| hooked))];
+    let [wall] = medians(if quick { 3 } else { 41 }, 1, measure);
+    line("start to first launch".into(), wall, None, 2_000_000);
 }
 
 fn main() {

@@ -75,7 +75,7 @@ fn play(name: &str) {
             let each = count("BENCH_COUNT") / THREADS;
             let work = || {
                 let stream = setup.stream();
-                let time = launches(&setup, setup.hooked, Kind::Kernel, stream, each);
+                let time = launches(&setup, setup.hooked, Kind::Kernel, stream, each).wall;
                 synchronise(&setup);
                 setup.destroy(stream);
                 time

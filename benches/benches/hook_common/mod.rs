@@ -197,8 +197,34 @@ pub enum Kind {
 pub const KINDS: [(&str, Kind); 3] =
     [("kernel", Kind::Kernel), ("kernel_ex", Kind::KernelEx), ("graph", Kind::Graph)];
 
+/// What something took a thread: by the clock, and of a CPU. With more threads than CPUs the first counts the others, too.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Time {
+    pub wall: Duration,
+    pub cpu: Duration,
+}
+
+struct Watch(Instant, Duration);
+
+impl Watch {
+    fn start() -> Self {
+        Self(Instant::now(), cpu_time())
+    }
+
+    fn time(&self) -> Time {
+        let cpu = cpu_time() - self.1;
+        Time { wall: self.0.elapsed(), cpu }
+    }
+}
+
+/// CPU time of the calling thread.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).expect("CPU time is not negative")
+}
+
 /// `count` launches on one stream; gives the time they took.
-pub fn launches(setup: &Setup, way: Way, kind: Kind, stream: *mut c_void, count: u64) -> Duration {
+pub fn launches(setup: &Setup, way: Way, kind: Kind, stream: *mut c_void, count: u64) -> Time {
     let f = setup.function;
     let nothing = null_mut();
     // SAFETY: the driver's functions by their C signatures, in a thread with the context.
@@ -206,11 +232,11 @@ pub fn launches(setup: &Setup, way: Way, kind: Kind, stream: *mut c_void, count:
         match kind {
             Kind::Kernel => {
                 let launch: Kernel = way.get(c"cuLaunchKernel");
-                let start = Instant::now();
+                let watch = Watch::start();
                 for _ in 0..count {
                     launch(f, 1, 1, 1, 1, 1, 1, 0, stream, nothing, nothing);
                 }
-                start.elapsed()
+                watch.time()
             }
             Kind::KernelEx => {
                 let launch: KernelEx = way.get(c"cuLaunchKernelEx");
@@ -222,19 +248,19 @@ pub fn launches(setup: &Setup, way: Way, kind: Kind, stream: *mut c_void, count:
                     attributes: null_mut(),
                     count: 0,
                 };
-                let start = Instant::now();
+                let watch = Watch::start();
                 for _ in 0..count {
                     launch(&raw const config, f, nothing, nothing);
                 }
-                start.elapsed()
+                watch.time()
             }
             Kind::Graph => {
                 let launch: Two = way.get(c"cuGraphLaunch");
-                let start = Instant::now();
+                let watch = Watch::start();
                 for _ in 0..count {
                     launch(setup.graph, stream);
                 }
-                start.elapsed()
+                watch.time()
             }
         }
     }
