@@ -6,7 +6,7 @@
 //!
 //! # Terms
 //! - **key**: function handle (kernel, executable graph, copy function) and **shape**, the size of the launch in steps
-//!   of a quarter octave: 1,000 and 1,150 blocks are the same shape, 1,000 and 1,300 are not.
+//!   of a quarter octave: 1,050 and 1,250 threads are the same shape, 1,050 and 1,300 are not.
 //! - **sample**: one measured duration of one launch, in ns.
 //!
 //! # Algorithm
@@ -31,8 +31,16 @@ const ROWS: usize = 4096;
 const REACH: usize = 8;
 
 /// Number of a row, as [`CostTable::find`] gives it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Row(u32);
+
+impl Row {
+    /// In how many bits two rows differ is of no interest, only whether: one operation for a launch to add up.
+    #[inline(always)]
+    pub(crate) fn difference(self, other: Self) -> u32 {
+        self.0 ^ other.0
+    }
+}
 
 #[derive(Debug)]
 struct Slot {
@@ -51,12 +59,12 @@ pub(crate) struct CostTable {
     typical: AtomicU64,
 }
 
-/// The size of a launch in quarter octaves: two bits below the leading one, and its position.
+/// The size of a launch in quarter octaves: exponent and upper two bits of the fraction of a floating-point number are
+/// just that, and lie above all bits of a handle.
 #[inline(always)]
+#[allow(clippy::cast_possible_wrap, clippy::cast_precision_loss)] // sizes from 2^53 on may round up to the next shape
 pub(crate) fn shape(size: u64) -> u64 {
-    let size = size | 4;
-    let exponent = u64::from(63 - size.leading_zeros());
-    exponent << 2 | (size >> (exponent - 2) & 3)
+    (size as i64 as f64).to_bits() >> 50 << 50
 }
 
 impl Default for CostTable {
@@ -80,18 +88,17 @@ impl CostTable {
     /// The row of a key, and its cost in ns if anything was measured.
     #[inline(always)]
     pub(crate) fn find(&self, handle: u64, shape: u64) -> (Row, Option<u64>) {
-        let key = (handle ^ shape << 56).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        let place = (key >> 52) as usize % ROWS;
-        let slot = &self.slots[place];
-        if slot.key.load(Ordering::Relaxed) == key {
-            #[allow(clippy::cast_possible_truncation)] // below ROWS
-            return (Row(place as u32), self.cost(place));
+        let key = (handle ^ shape).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let mut place = (key >> 52) as usize % ROWS;
+        if self.slots[place].key.load(Ordering::Relaxed) != key {
+            place = self.find_further(key, place) % ROWS;
         }
-        self.find_further(key, place)
+        #[allow(clippy::cast_possible_truncation)] // below ROWS
+        (Row(place as u32), self.cost(place))
     }
 
     #[cold]
-    fn find_further(&self, key: u64, place: usize) -> (Row, Option<u64>) {
+    fn find_further(&self, key: u64, place: usize) -> usize {
         let mut last = place;
         for step in 0..REACH {
             last = (place + step) % ROWS;
@@ -106,8 +113,7 @@ impl CostTable {
                 break;
             }
         }
-        #[allow(clippy::cast_possible_truncation)] // below ROWS
-        (Row(last as u32), self.cost(last))
+        last
     }
 
     #[inline(always)]

@@ -51,6 +51,8 @@ use crate::tls;
 
 /// Streams that a thread's launches are tracked on at once.
 const RUNS: usize = 4;
+/// The segment has launches in it that say nothing about its row.
+const MIXED: u32 = u32::MAX;
 /// Predicted GPU time of a full segment, in ns: a fraction of any useful in-flight bound.
 const SEGMENT_NS: u64 = 400_000;
 /// Launches of a full segment.
@@ -91,6 +93,7 @@ pub(crate) struct Pending {
 
 /// One thread's launches on one stream. Written by its thread; the helper reads the atomics and writes `presumed`.
 #[derive(Debug)]
+#[repr(align(128))] // found by a shift
 struct Run {
     stream: usize,
     device: AtomicPtr<Device>,
@@ -102,8 +105,9 @@ struct Run {
     /// Launches since the segment began, and how many there may be before the slow way is due.
     count: u32,
     limit: u32,
-    row: Option<Row>,
-    mixed: bool,
+    row: Row,
+    /// Not 0 when there are launches of other rows.
+    mixed: u32,
     /// Times the run is full before a segment begins again.
     skip: u8,
     begun: u32,
@@ -127,8 +131,8 @@ impl Run {
             presumed: AtomicU64::new(0),
             count: 0,
             limit: 0,
-            row: None,
-            mixed: false,
+            row: Row::default(),
+            mixed: 0,
             skip: 0,
             begun: 0,
             start: None,
@@ -173,7 +177,7 @@ impl Run {
         }
         end(self, Ending::Taken);
         self.refund();
-        (self.stream, self.mixed, self.skip) = (stream, false, 0);
+        (self.stream, self.mixed, self.skip) = (stream, 0, 0);
         self.device.store(core::ptr::from_ref(device).cast_mut(), Ordering::Relaxed);
         self.destroyed = CONTROL.destroyed();
     }
@@ -183,7 +187,7 @@ impl Run {
     fn add(&mut self, row: Row, cost: u64) {
         self.predicted.store(self.predicted.load(Ordering::Relaxed) + cost, Ordering::Release);
         self.count += 1;
-        self.mixed |= self.row != Some(row);
+        self.mixed |= self.row.difference(row);
     }
 }
 
@@ -497,7 +501,7 @@ fn conclude(ticket: Ticket, stream: usize, result: CUresult) {
         let left = run.predicted.load(Ordering::Relaxed).saturating_sub(ticket.cost);
         run.predicted.store(left, Ordering::Release);
         run.count = run.count.saturating_sub(1);
-        run.mixed = true;
+        run.mixed = MIXED;
         if let Some(device) = run.device() {
             device.refused.fetch_add(ticket.cost, Ordering::AcqRel);
         }
@@ -545,10 +549,11 @@ pub(crate) fn stream_of<T>(stream: *mut T, per_thread: bool) -> usize {
     if per_thread && stream == 0 { PER_THREAD_STREAM } else { stream }
 }
 
-/// Which of a thread's runs a stream uses.
+/// Which of a thread's runs a stream uses: the upper bits of its low half times an odd number.
 #[inline(always)]
+#[allow(clippy::cast_possible_truncation)] // the low half
 fn place(stream: usize) -> usize {
-    (stream ^ stream >> 4 ^ stream >> 8) % RUNS
+    ((stream as u32).wrapping_mul(0x9E37_79B1) >> (u32::BITS - RUNS.ilog2())) as usize
 }
 
 /// The calling thread's record, if it has one.
@@ -578,11 +583,10 @@ fn begin(runtime: &Runtime, run: &mut Run, cost: u64, row: Row) -> bool {
     run.limit = 0;
     run.begun = run.begun.wrapping_add(1);
     // Where different functions take turns, a segment says little about each: now and then one is measured alone.
-    if core::mem::take(&mut run.mixed) && run.begun.is_multiple_of(4) && !CONTROL.capturing() {
-        run.row = None;
+    if core::mem::take(&mut run.mixed) != 0 && run.begun.is_multiple_of(4) && !CONTROL.capturing() {
         return true;
     }
-    (run.row, run.first) = (Some(row), cost);
+    (run.row, run.first) = (row, cost);
     // Until an event is recorded: launches are settled as predicted, and it is tried again later.
     run.skip = 4;
     if CONTROL.capturing() {
@@ -679,7 +683,7 @@ fn end(run: &mut Run, why: Ending) {
         predicted,
         carried,
         launches: count,
-        row: run.row.filter(|_| !run.mixed),
+        row: (run.mixed == 0).then_some(run.row),
         dense,
         gap: 0,
         opened: run.opened,
@@ -713,7 +717,7 @@ fn probe(
     }
     // The run's own segment, if any, has a stranger in it from now on.
     // SAFETY: the record is this thread's own.
-    unsafe { thread.run(stream) }.mixed = true;
+    unsafe { thread.run(stream) }.mixed = MIXED;
     measure_alone(runtime, device, thread, row, stream, slack, cost)
 }
 

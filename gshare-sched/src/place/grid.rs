@@ -200,8 +200,8 @@ impl Grid {
         let sure_step = need.limit.div_ceil(self.step);
         let mut best: Option<u64> = None;
         let rows = &self.rows[class_of(need_step)];
-        for row in first_row..ROWS {
-            let mut columns = rows[row] >> first_column << first_column;
+        for (row, columns) in rows.iter().enumerate().skip(first_row) {
+            let mut columns = columns >> first_column << first_column;
             while columns != 0 {
                 let column = columns.trailing_zeros() as usize;
                 columns &= columns - 1;
