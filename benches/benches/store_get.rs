@@ -71,13 +71,11 @@ fn ask(socket: &OwnedFd) {
     assert_eq!(control.drain().count(), 1, "a descriptor");
 }
 
-/// Times of `count` runs. Between them the other side gets time to be idle again: it may still be busy with what was given back.
+/// Times of `count` runs. Between them the other side gets time, and on one CPU the CPU, to be idle again: it may still be busy
+/// with what was given back.
 fn timed(out: &mut Vec<u64>, count: usize, mut work: impl FnMut() -> u64) {
     for _ in 0..count {
-        let begun = Instant::now();
-        while begun.elapsed() < PAUSE {
-            std::hint::spin_loop();
-        }
+        std::thread::sleep(PAUSE);
         out.push(work());
     }
 }
