@@ -1,6 +1,8 @@
 //! Example hosts that embed gshare. Each is a binary or example of this package.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "kubernetes")]
+pub mod knative;
 pub mod openfaas;
 
 /// PTX of a kernel each of whose threads looks at the device's clock until `micros` us have passed. The simulated driver

@@ -4,6 +4,7 @@ use super::api::ApiError;
 use super::core::{Core, Launch, Turn, View};
 use super::logs::Logs;
 use super::store::Store;
+use axum::http::StatusCode;
 use gshare_core::request::RequestId;
 use gshare_core::scale::InstanceId;
 use gshare_core::{Bytes, Duration, Timestamp};
@@ -144,7 +145,7 @@ impl Ticket {
                 Some(Turn::Go { instance, port }) => (instance, port),
                 Some(Turn::No(reason)) => return Err(super::core::refusal(reason)),
                 None => {
-                    let status = axum::http::StatusCode::BAD_GATEWAY;
+                    let status = StatusCode::BAD_GATEWAY;
                     return Err(ApiError::new(status, "the replica is gone"));
                 }
             };

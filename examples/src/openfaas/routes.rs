@@ -13,7 +13,7 @@ use super::{later, proxy};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{MatchedPath, Path, Query, Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
@@ -270,7 +270,7 @@ async fn info() -> Response {
 }
 
 async fn namespace(Path(name): Path<String>, request: Request) -> Result<Response, ApiError> {
-    if *request.method() != axum::http::Method::GET {
+    if *request.method() != Method::GET {
         let why = format!("there is one namespace, `{NAMESPACE}`");
         return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, why));
     }

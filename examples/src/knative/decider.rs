@@ -1,0 +1,481 @@
+//! How many pods the load of a target asks for: [`HorizontalScaler`] behind what Knative's annotations add to it. Pure.
+//!
+//! # Problem
+//! The engines name each instance they start and are told when it is ready or gone. A Deployment knows numbers only.
+//! And Knative's annotations have two rules about numbers that the engines do not: more pods than the load asks for when
+//! the target wakes up (`activation-scale`), and fewer only after a while (`scale-down-delay`).
+//!
+//! # Algorithm
+//! - A pod serves `target` of load, so the profile of a target is that one point. Load and target are in thousandths of a
+//!   request, at a time or per second: the engines do not care which.
+//! - Instances that start become ready in their order, as more pods are ready. One that is drained is gone at once: its
+//!   requests are the Deployment's business from there on. One that is too late is given up and may be started anew.
+//! - *Desired* is the number of instances that start or are ready. While the target wakes up from 0, until `activation-scale`
+//!   pods were ready, it is at least that. Within `scale-down-delay` it is at least what it was.
+//! - A target that runs already when it is first seen has the instances it has.
+//!
+//! # Which engine
+//! | policy | engine | for |
+//! |---|---|---|
+//! | lazy | [`LazyHorizontal`]: the horizontal half of [`CoScaler`](gshare_sched::scale::CoScaler) | nodes whose daemons scale vertically: bursts are theirs, load that stays is met by pods |
+//! | heuristic | [`HeuristicHorizontal`] | nodes that do not |
+//!
+//! The `window` annotation sets the reports that they look at; without it they keep their own. Lazy scaling starts a pod
+//! when half of a window (20 of 40 s) was above capacity and takes one away when three quarters of it were below.
+
+use super::settings::{Metric, Settings};
+use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
+use gshare_core::scale::{
+    FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceId,
+};
+use gshare_core::{Duration, FunctionId, Quota, SmShare, Timestamp};
+use gshare_sched::scale::{
+    ConfigError, FleetConfig, HeuristicHorizontal, HeuristicHorizontalConfig, LazyHorizontal,
+    LazyHorizontalConfig,
+};
+use std::collections::VecDeque;
+
+/// The one function of an engine.
+const FUNCTION: FunctionId = FunctionId(0);
+
+/// Time between two looks at the load of a target.
+pub const TICK: Duration = Duration::from_secs(1);
+
+/// Which engine decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Policy {
+    /// Load must stay before a pod is started (Dilu, section 3.4.2).
+    Lazy,
+    /// As many pods as the highest load of late asks for (FaST-GShare, Algorithm 1).
+    Heuristic,
+}
+
+/// Why a target cannot be decided about.
+#[derive(Debug)]
+pub enum DeciderError {
+    /// A setting that the engine refuses.
+    Config(ConfigError),
+    /// An event that it refuses.
+    Event(HorizontalError),
+    /// A target of load that is no number.
+    Profile(gshare_core::profile::ProfileError),
+}
+
+impl std::fmt::Display for DeciderError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Config(error) => error.fmt(f),
+            Self::Event(error) => error.fmt(f),
+            Self::Profile(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for DeciderError {}
+
+/// Decides for one target.
+pub struct Decider {
+    settings: Settings,
+    policy: Policy,
+    patience: std::time::Duration,
+    scaler: Box<dyn HorizontalScaler>,
+    /// In the order in which they were started.
+    starting: VecDeque<InstanceId>,
+    ready: VecDeque<InstanceId>,
+    /// From 0 pods to as many as it is to wake up with.
+    waking: bool,
+    /// What was desired at which time within the delay; no number is followed by a larger one.
+    recent: VecDeque<(Timestamp, u32)>,
+    desired: Option<u32>,
+    unmet: RequestRate,
+}
+
+impl std::fmt::Debug for Decider {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Decider").field("settings", &self.settings).field("desired", &self.desired).finish()
+    }
+}
+
+impl Decider {
+    /// For a target that has `replicas` pods now. A pod that is not ready within `patience` is given up.
+    ///
+    /// # Errors
+    /// When a setting is out of the engine's bounds.
+    pub fn new(
+        settings: &Settings,
+        policy: Policy,
+        patience: std::time::Duration,
+        now: Timestamp,
+        replicas: u32,
+    ) -> Result<Self, DeciderError> {
+        let scaler = engine(settings, policy, patience).map_err(DeciderError::Config)?;
+        let point = ProfilePoint::measured(
+            SmShare::WHOLE,
+            Quota::WHOLE,
+            1,
+            settings.target.as_f64(),
+            Duration::from_millis(1),
+            Duration::from_millis(1),
+        );
+        let point = point.map_err(DeciderError::Profile)?;
+        let mut decider = Self {
+            settings: settings.clone(),
+            policy,
+            patience,
+            scaler,
+            starting: VecDeque::new(),
+            ready: VecDeque::new(),
+            waking: replicas == 0,
+            recent: VecDeque::new(),
+            desired: None,
+            unmet: RequestRate::ZERO,
+        };
+        let (min, max) = (settings.min, settings.max.max(1));
+        let spec = FunctionScale {
+            profile: ProfileTable::sparse(vec![point]).map_err(DeciderError::Profile)?,
+            max_p95: None,
+            min_instances: replicas.min(max),
+            max_instances: max,
+        };
+        decider.tell(now, HorizontalEvent::FunctionAdded { function: FUNCTION, spec })?;
+        let bounds =
+            HorizontalEvent::BoundsChanged { function: FUNCTION, min_instances: min, max_instances: max };
+        decider.tell(now, bounds)?;
+        Ok(decider)
+    }
+
+    /// Other annotations. What is known of the load is kept if only bounds have changed.
+    ///
+    /// # Errors
+    /// When a setting is out of the engine's bounds; nothing changed then.
+    pub fn retune(&mut self, settings: &Settings, now: Timestamp) -> Result<(), DeciderError> {
+        if *settings == self.settings {
+            return Ok(());
+        }
+        let bounded = Settings { min: settings.min, max: settings.max, ..self.settings.clone() };
+        if bounded == *settings {
+            self.tell(
+                now,
+                HorizontalEvent::BoundsChanged {
+                    function: FUNCTION,
+                    min_instances: settings.min,
+                    max_instances: settings.max.max(1),
+                },
+            )?;
+            self.settings = bounded;
+        } else {
+            let mut new = Self::new(settings, self.policy, self.patience, now, self.deployed())?;
+            (new.desired, new.waking) = (self.desired, self.waking);
+            *self = new;
+        }
+        Ok(())
+    }
+
+    /// So many pods are ready, and that is the load; `None`: nobody could be asked. Once per [`TICK`]. Answers what is
+    /// desired, if any load was ever known.
+    ///
+    /// # Errors
+    /// When time goes back.
+    pub fn observe(
+        &mut self,
+        now: Timestamp,
+        ready: u32,
+        load: Option<RequestRate>,
+    ) -> Result<Option<u32>, DeciderError> {
+        while self.ready.len() < ready as usize
+            && let Some(instance) = self.starting.pop_front()
+        {
+            self.ready.push_back(instance);
+            self.tell(now, HorizontalEvent::InstanceReady { instance })?;
+        }
+        let Some(load) = load else { return Ok(self.desired) };
+        self.unmet = RequestRate::ZERO;
+        match self.tell(now, HorizontalEvent::LoadReported { function: FUNCTION, rate: load }) {
+            Err(DeciderError::Event(HorizontalError::ReportTooEarly { .. })) => return Ok(self.desired),
+            told => told?,
+        }
+        let deployed = self.deployed();
+        if deployed == 0 {
+            self.waking = true;
+        } else if ready >= self.settings.activation {
+            self.waking = false;
+        }
+        let awake =
+            if self.waking && deployed > 0 { deployed.max(self.settings.activation) } else { deployed };
+        while self.recent.back().is_some_and(|(_, pods)| *pods <= awake) {
+            self.recent.pop_back();
+        }
+        self.recent.push_back((now, awake));
+        let delay = Duration::from_nanos(u64::try_from(self.settings.delay.as_nanos()).unwrap_or(u64::MAX));
+        while self.recent.len() > 1
+            && self.recent.front().is_some_and(|(at, _)| now.saturating_since(*at) > delay)
+        {
+            self.recent.pop_front();
+        }
+        self.desired = self.recent.front().map(|(_, pods)| *pods);
+        Ok(self.desired)
+    }
+
+    /// What is desired, if any load was ever known.
+    pub const fn desired(&self) -> Option<u32> {
+        self.desired
+    }
+
+    /// Load that no pod will serve: there are as many as there may be.
+    pub const fn unmet(&self) -> RequestRate {
+        self.unmet
+    }
+
+    /// What holds for this target.
+    pub const fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    fn deployed(&self) -> u32 {
+        u32::try_from(self.starting.len() + self.ready.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Tells the engine, and keeps the names of what it orders.
+    fn tell(&mut self, now: Timestamp, event: HorizontalEvent) -> Result<(), DeciderError> {
+        let mut todo = VecDeque::from([event]);
+        let mut orders = Vec::new();
+        while let Some(event) = todo.pop_front() {
+            self.scaler.handle(now, event, &mut orders).map_err(DeciderError::Event)?;
+            for order in orders.drain(..) {
+                match order {
+                    HorizontalAction::Start { instance, .. } => self.starting.push_back(instance),
+                    HorizontalAction::Drain { instance } => {
+                        self.ready.retain(|other| *other != instance);
+                        todo.push_back(HorizontalEvent::InstanceGone { instance });
+                    }
+                    HorizontalAction::Stop { instance, .. } => {
+                        self.starting.retain(|other| *other != instance);
+                        self.ready.retain(|other| *other != instance);
+                    }
+                    HorizontalAction::Unmet { rate, .. } => self.unmet = rate,
+                    _ => {}
+                }
+            }
+        }
+        self.invariants();
+        Ok(())
+    }
+
+    /// The names kept here are those the engine counts, in debug builds.
+    fn invariants(&self) {
+        if cfg!(debug_assertions) {
+            let counts = self.scaler.instances(FUNCTION).unwrap_or_default();
+            // One that is ready by now may not have been told of.
+            assert_eq!(counts.starting + counts.ready, self.deployed(), "{self:?}");
+            assert_eq!(counts.draining, 0);
+        }
+    }
+}
+
+fn engine(
+    settings: &Settings,
+    policy: Policy,
+    patience: std::time::Duration,
+) -> Result<Box<dyn HorizontalScaler>, ConfigError> {
+    let mut fleet = FleetConfig::default();
+    fleet.tick = TICK;
+    fleet.start_timeout = Duration::from_secs(patience.as_secs().clamp(1, 3600));
+    fleet.max_functions = 1;
+    let reports = u32::try_from(settings.window.as_secs()).unwrap_or(u32::MAX);
+    Ok(match policy {
+        Policy::Lazy => {
+            let mut config = LazyHorizontalConfig::default();
+            config.fleet = fleet;
+            config.keep_alive = Duration::from_secs(settings.window.as_secs());
+            if settings.windowed {
+                config.window_reports = reports;
+                config.out_reports = (reports / 2).max(1);
+                config.in_reports = (reports / 4 * 3).max(1);
+                config.cooldown = Duration::from_secs(u64::from(config.out_reports));
+            }
+            Box::new(LazyHorizontal::new(config)?)
+        }
+        Policy::Heuristic => {
+            let mut config = HeuristicHorizontalConfig::default();
+            config.fleet = fleet;
+            if settings.windowed {
+                config.predict_reports = reports;
+            }
+            // The target is that already.
+            config.headroom = gshare_core::BasisPoints::ZERO;
+            Box::new(HeuristicHorizontal::new(config)?)
+        }
+    })
+}
+
+/// What one pod says of itself, in requests.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct PodLoad {
+    /// At a time.
+    pub concurrent: f64,
+    /// Of these, those that came through an activator.
+    pub proxied: f64,
+    /// Per second.
+    pub rate: f64,
+}
+
+/// The load of a target: what its `ready` pods say (those that did not answer count like the others), and what
+/// waits at activators or is on its way through one. `None`: nobody said anything.
+pub fn load(metric: Metric, ready: u32, pods: &[PodLoad], waiting: Option<f64>) -> Option<RequestRate> {
+    if pods.is_empty() && (ready > 0 || waiting.is_none()) {
+        return None;
+    }
+    let each = |pod: &PodLoad| match (metric, waiting) {
+        (Metric::Rps, _) => pod.rate,
+        // Activators count what goes through them.
+        (Metric::Concurrency, Some(_)) => (pod.concurrent - pod.proxied).max(0.0),
+        (Metric::Concurrency, None) => pod.concurrent,
+    };
+    let told: f64 = pods.iter().map(each).sum();
+    #[expect(clippy::cast_precision_loss, reason = "at most some thousand pods")]
+    let all = if pods.is_empty() { 0.0 } else { told * (f64::from(ready) / pods.len() as f64).max(1.0) };
+    let waiting = match metric {
+        Metric::Concurrency => waiting.unwrap_or(0.0),
+        // What waits is no rate, but it must wake the target up.
+        Metric::Rps if pods.is_empty() => waiting.unwrap_or(0.0),
+        Metric::Rps => 0.0,
+    };
+    super::settings::milli((all + waiting).min(1e6)).map(RequestRate::from_milli)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::api::{PodAutoscaler, PodAutoscalerSpec};
+    use super::super::settings::Defaults;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn settings(annotations: &[(&str, &str)]) -> Settings {
+        let mut pa = PodAutoscaler::new("f", PodAutoscalerSpec::default());
+        let base = [("metric", "rps"), ("target", "10"), ("target-utilization-percentage", "100")];
+        let all = base.iter().chain(annotations);
+        let key = |name: &str| format!("autoscaling.knative.dev/{name}");
+        pa.metadata.annotations = Some(all.map(|(name, value)| (key(name), (*value).to_owned())).collect());
+        Settings::of(&pa, &Defaults::default()).unwrap()
+    }
+
+    fn decider(annotations: &[(&str, &str)], policy: Policy, replicas: u32) -> Decider {
+        let patience = std::time::Duration::from_secs(600);
+        Decider::new(&settings(annotations), policy, patience, Timestamp::ZERO, replicas).unwrap()
+    }
+
+    const fn at(second: u64) -> Timestamp {
+        Timestamp::from_millis(second * 1_000)
+    }
+
+    fn rps(rate: u64) -> Option<RequestRate> {
+        Some(RequestRate::per_second(rate))
+    }
+
+    /// Dilu, section 3.4.2: a burst starts nothing, load that stays does.
+    #[test]
+    fn lazy_scaling_waits_for_load_that_stays() {
+        let mut lazy = decider(&[], Policy::Lazy, 1);
+        for second in 0..19 {
+            assert_eq!(lazy.observe(at(second), 1, rps(15)).unwrap(), Some(1));
+        }
+        for second in 19..50 {
+            assert_eq!(lazy.observe(at(second), 1, rps(5)).unwrap(), Some(1), "a burst");
+        }
+        let desired: Vec<_> =
+            (50..90).map(|second| lazy.observe(at(second), 1, rps(15)).unwrap().unwrap()).collect();
+        assert_eq!((desired[0], desired[39]), (1, 2));
+    }
+
+    #[test]
+    fn heuristic_scaling_starts_what_is_missing_at_once() {
+        let mut heuristic = decider(&[("max-scale", "4")], Policy::Heuristic, 1);
+        assert_eq!(heuristic.observe(at(0), 1, rps(30)).unwrap(), Some(3));
+        assert_eq!(heuristic.observe(at(1), 3, rps(100)).unwrap(), Some(4));
+        assert_eq!(heuristic.unmet(), RequestRate::per_second(60));
+    }
+
+    #[test]
+    fn nothing_is_desired_before_anything_is_known() {
+        let mut new = decider(&[], Policy::Lazy, 3);
+        assert_eq!(new.observe(at(0), 3, None).unwrap(), None);
+        assert_eq!(new.observe(at(1), 3, rps(25)).unwrap(), Some(3), "what runs is kept");
+        assert_eq!(new.observe(at(2), 3, None).unwrap(), Some(3));
+    }
+
+    #[test]
+    fn it_wakes_up_with_as_many_as_are_asked_for() {
+        let mut sleeper = decider(&[("activation-scale", "3")], Policy::Lazy, 0);
+        assert_eq!(sleeper.observe(at(0), 0, rps(0)).unwrap(), Some(0));
+        assert_eq!(sleeper.observe(at(1), 0, rps(1)).unwrap(), Some(3));
+        assert_eq!(sleeper.observe(at(2), 2, rps(1)).unwrap(), Some(3));
+        assert_eq!(sleeper.observe(at(3), 3, rps(1)).unwrap(), Some(1), "were there once");
+        assert_eq!(sleeper.observe(at(4), 2, rps(1)).unwrap(), Some(1));
+    }
+
+    #[test]
+    fn other_bounds_hold_at_once_and_keep_what_is_known() {
+        let mut lazy = decider(&[], Policy::Lazy, 1);
+        lazy.observe(at(0), 1, rps(5)).unwrap();
+        lazy.retune(&settings(&[("min-scale", "2")]), at(1)).unwrap();
+        assert_eq!(lazy.observe(at(1), 1, rps(5)).unwrap(), Some(2));
+        lazy.retune(&settings(&[("min-scale", "2"), ("scale-down-delay", "10s")]), at(2)).unwrap();
+        assert_eq!(lazy.desired(), Some(2));
+        assert_eq!(lazy.observe(at(2), 2, rps(5)).unwrap(), Some(2));
+    }
+
+    #[test]
+    fn load_is_what_pods_and_activators_say() {
+        let pod = |concurrent, proxied, rate| PodLoad { concurrent, proxied, rate };
+        let pods = [pod(4.0, 1.0, 20.0), pod(2.0, 0.0, 10.0)];
+        let milli = |load: Option<RequestRate>| load.map(RequestRate::as_milli);
+        assert_eq!(milli(load(Metric::Concurrency, 2, &pods, None)), Some(6_000));
+        assert_eq!(milli(load(Metric::Concurrency, 2, &pods, Some(3.0))), Some(8_000), "none counted twice");
+        assert_eq!(milli(load(Metric::Rps, 2, &pods, Some(3.0))), Some(30_000));
+        assert_eq!(milli(load(Metric::Rps, 4, &pods, None)), Some(60_000), "two did not answer");
+        assert_eq!(milli(load(Metric::Rps, 0, &[], Some(2.0))), Some(2_000), "wakes it up");
+        assert_eq!(load(Metric::Rps, 1, &[], Some(2.0)), None, "there is one, and it said nothing");
+        assert_eq!(load(Metric::Concurrency, 0, &[], None), None);
+    }
+
+    proptest! {
+        /// Loads, pods and annotations in any order: desired stays within its bounds, and within the delay it is what the
+        /// largest number of that time was.
+        #[test]
+        fn desired_is_bounded_and_falls_only_after_its_delay(
+            policy in prop_oneof![Just(Policy::Lazy), Just(Policy::Heuristic)],
+            min in 0u32..3,
+            more in 1u32..5,
+            activation in 1u32..4,
+            delay in 0u64..20,
+            replicas in 0u32..9,
+            steps in prop::collection::vec((0u32..8, prop::option::of(0u64..90), 1u64..4), 1..120),
+        ) {
+            let max = min + more;
+            let all = [
+                ("min-scale", min.to_string()),
+                ("max-scale", max.to_string()),
+                ("activation-scale", activation.to_string()),
+                ("scale-down-delay", format!("{delay}s")),
+                ("window", "6s".to_owned()),
+            ];
+            let all: Vec<_> = all.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            let mut decider = decider(&all, policy, replicas);
+            let mut seen: Vec<(u64, u32)> = Vec::new();
+            let mut second = 0;
+            for (ready, load, pause) in steps {
+                second += pause;
+                let desired = decider.observe(at(second), ready, load.map(RequestRate::per_second)).unwrap();
+                if load.is_none() {
+                    continue;
+                }
+                let deployed = decider.deployed();
+                let awake = if decider.waking && deployed > 0 { deployed.max(activation.min(max)) } else { deployed };
+                seen.push((second, awake));
+                let recent = seen.iter().filter(|(at, _)| second - at <= delay).map(|(_, pods)| *pods);
+                prop_assert_eq!(desired, recent.max());
+                prop_assert!(desired.is_some_and(|pods| (min..=max).contains(&pods)));
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! An autoscaler class for Knative Serving: revisions that name it are scaled by the engines.
+//!
+//! # Problem
+//! Knative makes a `PodAutoscaler` for each revision, with the revision's annotations, and leaves it to whoever owns the class
+//! that `autoscaling.knative.dev/class` names. Pods that share GPUs want another one than Knative's own: bursts are met on
+//! the nodes by moving GPU time between pods, so pods are started only for load that stays (Dilu, section 3.4).
+//!
+//! # Terms
+//! - **target**: the Deployment of a revision; **load**: requests at its pods and at activators;
+//! - **pass**: one look at an object and what belongs to it, with the writes that follow;
+//! - Knative's words: **activator** (keeps requests for targets without pods), **queue-proxy** (sidecar of each pod, counts its
+//!   requests), **`ServerlessService`** (who gets the requests: pods, or the activator).
+//!
+//! # Who decides
+//! ```text
+//! pods :9090, activators :9090 ── load, once a second ──▶ Decider ── pods desired ──▶ core ── scale, service, status ──▶ API server
+//!                                                        the engine                    ▲ watches, wake-ups
+//! ```
+//! [`decider`] and [`core`] are pure and told the time; [`shell`] watches and writes; [`outside`] asks pods and activators;
+//! [`dry`] plays a load through the two pure parts on virtual time, without a cluster.
+//!
+//! # What it reads of a revision
+//! `min-scale` (not where no route leads), `max-scale`, `initial-scale`, `activation-scale`, `scale-down-delay`, `window`,
+//! `scale-to-zero-pod-retention-period`, `metric` (concurrency, rps), `target`, `target-utilization-percentage`, all below
+//! `autoscaling.knative.dev/`. Knative does not check them for classes that are not its own; a bad one is named in the
+//! condition `Active`.
+//!
+//! # Limits
+//! The load of a target without pods is known only by the gauge of activators that is read as Prometheus text: since Knative
+//! 1.19 `metrics-protocol: prometheus` must be set in its `config-observability`. Cluster-wide defaults are options of this
+//! program, not read from `config-autoscaler`. Pods are asked by their addresses, which a strict service mesh forbids. One
+//! replica of this program at a time: no leader is elected. Both resources are internal to Knative and may change.
+
+pub mod api;
+pub mod core;
+pub mod decider;
+pub mod dry;
+pub mod outside;
+pub mod settings;
+pub mod shell;
+
+use anyhow::Context as _;
+use decider::Policy;
+use gshare_core::Timestamp;
+use k8s_openapi::jiff;
+use settings::Defaults;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Scale Knative revisions of class coscale.gshare.io. Talks to the cluster of the service account or kubeconfig that is there.
+#[derive(Debug, Clone, clap::Parser)]
+#[command(name = "knative")]
+pub struct Options {
+    /// The autoscaler class to serve.
+    #[arg(long, default_value = "coscale.gshare.io")]
+    pub class: String,
+    /// Which engine decides.
+    #[arg(long, value_enum, default_value = "lazy")]
+    pub policy: Policy,
+    /// Where Knative Serving runs.
+    #[arg(long, default_value = "knative-serving")]
+    pub system_namespace: String,
+    /// What the names of services end in.
+    #[arg(long, default_value = "cluster.local")]
+    pub cluster_domain: String,
+    /// Where queue-proxies and activators tell of their load.
+    #[arg(long, default_value_t = 9090)]
+    pub metrics_port: u16,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub defaults: Defaults,
+    /// Talk to no cluster: play a load through the decisions, on virtual time, and print them. A file has lines of
+    /// `SECOND REQUESTS_PER_SECOND`, from which second on how many come.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    pub dry_run: Option<Option<PathBuf>>,
+}
+
+/// Serves until the process is told to end, or plays a dry run.
+///
+/// # Errors
+/// When there is no cluster to talk to, or the load of a dry run does not read.
+pub fn serve(options: &Options) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        !options.class.ends_with(".knative.dev"),
+        "--class {}: need another domain than knative.dev, whose classes are Knative's own",
+        options.class
+    );
+    if let Some(file) = &options.dry_run {
+        let load = match file {
+            Some(file) => {
+                let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+                dry::parse(&text).with_context(|| file.display().to_string())?
+            }
+            None => dry::BUILT_IN.to_vec(),
+        };
+        return dry::play(&load, options, &mut std::io::stdout());
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let config =
+            kube::Config::infer().await.context("no cluster: neither kubeconfig nor service account")?;
+        println!("knative: class {} of {}", options.class, config.cluster_url);
+        let client = kube::Client::try_from(config)?;
+        let outside = outside::Http {
+            metrics_port: options.metrics_port,
+            domain: options.cluster_domain.clone(),
+            service_ports: (80, 81),
+        };
+        let config = shell::Config {
+            class: options.class.clone(),
+            policy: options.policy,
+            defaults: options.defaults.clone(),
+            system_namespace: options.system_namespace.clone(),
+        };
+        let started = std::time::Instant::now();
+        let clock = move || shell::Moment {
+            wall: jiff::Timestamp::now(),
+            uptime: Timestamp::from_nanos(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX)),
+        };
+        let mut ended = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+        let stop = async {
+            tokio::select! {
+                _ = ended.recv() => {}
+                _ = tokio::signal::ctrl_c() => {}
+            }
+        };
+        shell::run(client, config, Arc::new(outside), Box::new(clock), stop).await;
+        Ok(())
+    })
+}

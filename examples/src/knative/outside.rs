@@ -1,0 +1,285 @@
+//! What is asked of others than the API server: pods and activators about their load, and services who answers for them.
+
+use super::decider::PodLoad;
+use super::settings::milli;
+use axum::body::Body;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use hyper_util::rt::TokioIo;
+use prost::Message as _;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// What a queue-proxy says of its pod in the second before: `metrics.Stat` of Knative, as protobuf.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Stat {
+    /// The pod.
+    #[prost(string, tag = "1")]
+    pub pod_name: String,
+    /// Requests at a time.
+    #[prost(double, tag = "2")]
+    pub average_concurrent_requests: f64,
+    /// Of these, those that came through an activator.
+    #[prost(double, tag = "3")]
+    pub average_proxied_concurrent_requests: f64,
+    /// Requests that came.
+    #[prost(double, tag = "4")]
+    pub request_count: f64,
+    /// Of these, those that came through an activator.
+    #[prost(double, tag = "5")]
+    pub proxied_request_count: f64,
+    /// For how long it has run, in seconds.
+    #[prost(double, tag = "6")]
+    pub process_uptime: f64,
+    /// When this was, in ms since 1970.
+    #[prost(int64, tag = "7")]
+    pub timestamp: i64,
+}
+
+/// Why nothing was found out.
+#[derive(Debug, PartialEq, Eq)]
+pub enum OutsideError {
+    /// Nobody there, or an answer that breaks off.
+    Connection(String),
+    /// No answer in time.
+    Late,
+    /// An answer, but not 200.
+    Status(u16),
+    /// An answer in another form.
+    ContentType(String),
+    /// More bytes than any answer has.
+    TooLong,
+    /// No message of that kind.
+    Message(String),
+    /// A load that is no number of requests.
+    Number(&'static str, String),
+}
+
+impl std::fmt::Display for OutsideError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Connection(why) => write!(f, "{why}"),
+            Self::Late => write!(f, "no answer within {} s", PATIENCE.as_secs()),
+            Self::Status(status) => write!(f, "status {status}, need 200"),
+            Self::ContentType(kind) => write!(f, "content-type: `{kind}`: need {PROTOBUF}"),
+            Self::TooLong => write!(f, "an answer of more than {MOST} bytes"),
+            Self::Message(why) => write!(f, "no Stat: {why}"),
+            Self::Number(field, value) => write!(f, "{field}: {value}: need 0 to 1000000"),
+        }
+    }
+}
+
+impl std::error::Error for OutsideError {}
+
+/// For one answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Bytes of an answer, the most: what an activator says grows with the revisions.
+const MOST: usize = 16 << 20;
+const PROTOBUF: &str = "application/protobuf";
+
+/// Decodes what a queue-proxy says.
+///
+/// # Errors
+/// When it is no such message, or not a number of requests.
+pub fn decode(bytes: &[u8]) -> Result<PodLoad, OutsideError> {
+    let stat = Stat::decode(bytes).map_err(|error| OutsideError::Message(error.to_string()))?;
+    let check = |field, value: f64| match milli(value) {
+        Some(_) => Ok(value),
+        None => Err(OutsideError::Number(field, value.to_string())),
+    };
+    Ok(PodLoad {
+        concurrent: check("average_concurrent_requests", stat.average_concurrent_requests)?,
+        proxied: check("average_proxied_concurrent_requests", stat.average_proxied_concurrent_requests)?,
+        rate: check("request_count", stat.request_count)?,
+    })
+}
+
+/// Requests at activators, by namespace and revision.
+pub type Waiting = BTreeMap<(String, String), f64>;
+
+/// Reads what waits at an activator: the gauge `activator_request_concurrency` of its Prometheus text,
+/// `kn_revision_request_concurrency` since Knative 1.19. Lines of other gauges, and what cannot be read, are skipped.
+pub fn waiting(text: &str) -> Waiting {
+    const GAUGES: [(&str, &str, &str); 2] = [
+        ("activator_request_concurrency{", "namespace_name", "revision_name"),
+        ("kn_revision_request_concurrency{", "k8s_namespace_name", "kn_revision_name"),
+    ];
+    let mut found = BTreeMap::new();
+    for line in text.lines() {
+        for (gauge, namespace, revision) in GAUGES {
+            let Some((labels, value)) = line.strip_prefix(gauge).and_then(|rest| rest.rsplit_once('}'))
+            else {
+                continue;
+            };
+            // Names of objects have no quotes or commas in them.
+            let label = |name: &str| {
+                let labels = labels.split(',').filter_map(|label| label.split_once('='));
+                let mut labels = labels.filter(|(key, _)| *key == name);
+                labels.next().map(|(_, value)| value.trim_matches('"').to_owned())
+            };
+            let value = value.split_whitespace().next().and_then(|value| value.parse::<f64>().ok());
+            if let (Some(namespace), Some(revision), Some(value)) = (label(namespace), label(revision), value)
+                && milli(value).is_some()
+            {
+                *found.entry((namespace, revision)).or_insert(0.0) += value;
+            }
+        }
+    }
+    found
+}
+
+/// Whoever can be asked.
+pub trait Outside: Send + Sync {
+    /// The load of the pod at this address.
+    fn pod(&self, address: IpAddr) -> BoxFuture<'_, Result<PodLoad, OutsideError>>;
+    /// What waits at the activator at this address: see [`waiting`].
+    fn activator(&self, address: IpAddr) -> BoxFuture<'_, Result<Waiting, OutsideError>>;
+    /// Whether the activator answers for a service.
+    fn is_backed(&self, namespace: &str, service: &str, h2c: bool) -> BoxFuture<'_, bool>;
+}
+
+/// The real ones, over HTTP.
+#[derive(Debug, Clone)]
+pub struct Http {
+    /// Where queue-proxies and activators tell of their load.
+    pub metrics_port: u16,
+    /// What the names of services end in.
+    pub domain: String,
+    /// Port of services for HTTP/1, and for HTTP/2.
+    pub service_ports: (u16, u16),
+}
+
+impl Outside for Http {
+    fn pod(&self, address: IpAddr) -> BoxFuture<'_, Result<PodLoad, OutsideError>> {
+        async move {
+            let (kind, bytes) =
+                get((address, self.metrics_port), "/metrics", &[("accept", PROTOBUF)]).await?;
+            if kind != PROTOBUF {
+                return Err(OutsideError::ContentType(kind));
+            }
+            decode(&bytes)
+        }
+        .boxed()
+    }
+
+    fn activator(&self, address: IpAddr) -> BoxFuture<'_, Result<Waiting, OutsideError>> {
+        async move {
+            let (_, bytes) =
+                get((address, self.metrics_port), "/metrics", &[("accept", "text/plain")]).await?;
+            Ok(waiting(&String::from_utf8_lossy(&bytes)))
+        }
+        .boxed()
+    }
+
+    fn is_backed(&self, namespace: &str, service: &str, h2c: bool) -> BoxFuture<'_, bool> {
+        let host = format!("{service}.{namespace}.svc.{}", self.domain);
+        let port = if h2c { self.service_ports.1 } else { self.service_ports.0 };
+        async move {
+            let probe = [("k-network-probe", "activator"), ("user-agent", "Knative-Autoscaling-Probe")];
+            let answer = get((host.as_str(), port), "/healthz", &probe).await;
+            answer.is_ok_and(|(_, body)| body == b"activator"[..])
+        }
+        .boxed()
+    }
+}
+
+/// The content type and the body of an answer of 200.
+async fn get(
+    target: impl tokio::net::ToSocketAddrs,
+    path: &str,
+    headers: &[(&str, &str)],
+) -> Result<(String, axum::body::Bytes), OutsideError> {
+    let broken = |error: &dyn std::fmt::Display| OutsideError::Connection(error.to_string());
+    let ask = async {
+        let stream = tokio::net::TcpStream::connect(target).await.map_err(|error| broken(&error))?;
+        let host = stream.peer_addr().map_err(|error| broken(&error))?.to_string();
+        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = handshake.map_err(|error| broken(&error))?;
+        // Its errors are the request's.
+        tokio::spawn(connection.map(drop));
+        let mut request = hyper::Request::get(path).header("host", host);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Body::empty()).map_err(|error| broken(&error))?;
+        let answer = sender.send_request(request).await.map_err(|error| broken(&error))?;
+        if answer.status() != 200 {
+            return Err(OutsideError::Status(answer.status().as_u16()));
+        }
+        let kind = answer.headers().get("content-type").and_then(|kind| kind.to_str().ok());
+        let kind = kind.unwrap_or_default().to_owned();
+        let body = axum::body::to_bytes(Body::new(answer.into_body()), MOST).await;
+        Ok((kind, body.map_err(|_| OutsideError::TooLong)?))
+    };
+    tokio::time::timeout(PATIENCE, ask).await.map_err(|_| OutsideError::Late)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::Router;
+    use axum::http::HeaderMap;
+    use axum::routing::get as on_get;
+
+    #[test]
+    fn a_stat_reads_as_queue_proxy_writes_it() {
+        // Made by hand: field 1 is text, 2 to 6 are doubles in little endian, 7 a varint.
+        let mut bytes = b"\x0a\x05pod-1".to_vec();
+        for (field, value) in [(2u8, 2.5f64), (3, 0.5), (4, 30.0), (5, 6.0), (6, 12.0)] {
+            bytes.push(field << 3 | 1);
+            bytes.extend(value.to_le_bytes());
+        }
+        bytes.extend(b"\x38\xac\x02");
+        assert_eq!(decode(&bytes).unwrap(), PodLoad { concurrent: 2.5, proxied: 0.5, rate: 30.0 });
+        assert_eq!(Stat::decode(&*bytes).unwrap().timestamp, 300);
+        // A field of a later version is skipped.
+        bytes.extend(b"\x40\x01");
+        assert!(decode(&bytes).is_ok());
+        assert_eq!(decode(b""), Ok(PodLoad::default()), "nothing is said of what is 0");
+        assert!(matches!(decode(&bytes[..9]), Err(OutsideError::Message(_))));
+        let nan = Stat { request_count: f64::NAN, ..Stat::default() }.encode_to_vec();
+        assert_eq!(decode(&nan), Err(OutsideError::Number("request_count", "NaN".into())));
+    }
+
+    #[test]
+    fn what_waits_is_read_from_old_and_new_activators() {
+        let text = "\
+# TYPE activator_request_concurrency gauge
+activator_request_concurrency{configuration_name=\"f\",namespace_name=\"default\",revision_name=\"f-1\"} 3
+kn_revision_request_concurrency{k8s_namespace_name=\"default\",kn_revision_name=\"f-1\"} 1.5 1700000000
+kn_revision_request_concurrency{k8s_namespace_name=\"default\",kn_revision_name=\"g-1\"} NaN
+activator_request_count{namespace_name=\"default\",revision_name=\"f-1\"} 9
+activator_request_concurrency{namespace_name=\"default\"} 7
+activator_request_concurrency{
+";
+        let key = ("default".to_owned(), "f-1".to_owned());
+        assert_eq!(waiting(text), BTreeMap::from([(key, 4.5)]));
+    }
+
+    #[tokio::test]
+    async fn pods_and_activators_are_asked_over_http() {
+        let stat = Stat { average_concurrent_requests: 4.0, request_count: 8.0, ..Stat::default() };
+        let metrics = move |headers: HeaderMap| {
+            let protobuf = headers["accept"] == PROTOBUF;
+            let text = "activator_request_concurrency{namespace_name=\"n\",revision_name=\"r\"} 2\n";
+            let (kind, body) =
+                if protobuf { (PROTOBUF, stat.encode_to_vec()) } else { ("text/plain", text.into()) };
+            std::future::ready(([("content-type", kind)], body))
+        };
+        let probe =
+            |headers: HeaderMap| std::future::ready(headers["k-network-probe"].to_str().unwrap().to_owned());
+        let router = Router::new().route("/metrics", on_get(metrics)).route("/healthz", on_get(probe));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        let http = Http { metrics_port: port, domain: "invalid".into(), service_ports: (port, port) };
+        let here: IpAddr = "127.0.0.1".parse().unwrap();
+        assert_eq!(http.pod(here).await, Ok(PodLoad { concurrent: 4.0, proxied: 0.0, rate: 8.0 }));
+        assert_eq!(http.activator(here).await.unwrap()[&("n".into(), "r".into())], 2.0);
+        let (_, body) = get((here, port), "/healthz", &[("k-network-probe", "activator")]).await.unwrap();
+        assert_eq!(body, "activator");
+        assert_eq!(get((here, port), "/nothing", &[]).await, Err(OutsideError::Status(404)));
+        assert!(!http.is_backed("n", "s", false).await, "no such name");
+    }
+}

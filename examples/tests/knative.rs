@@ -1,0 +1,13 @@
+//! The Knative host before a mock of the API server that keeps objects as the real one does: versions and conflicts, merge
+//! patches, subresources, lists, watches that break off or have gone too far back, and the rights of `knative/rbac.yaml`.
+//! Each request is recorded; what is written is compared to the letter.
+#![cfg(feature = "kubernetes")]
+
+#[path = "knative/api_server.rs"]
+mod api_server;
+#[path = "knative/life.rs"]
+mod life;
+#[path = "knative/manifests.rs"]
+mod manifests;
+#[path = "knative/transitions.rs"]
+mod transitions;
