@@ -175,13 +175,15 @@ impl Outside for Http {
     fn is_backed(&self, namespace: &str, service: &str, h2c: bool) -> BoxFuture<'_, bool> {
         let host = format!("{service}.{namespace}.svc.{}", self.domain);
         let port = if h2c { self.service_ports.1 } else { self.service_ports.0 };
-        async move {
-            let probe = [("k-network-probe", "activator"), ("user-agent", "Knative-Autoscaling-Probe")];
-            let answer = get((host.as_str(), port), "/healthz", &probe).await;
-            answer.is_ok_and(|(_, body)| body == b"activator"[..])
-        }
-        .boxed()
+        async move { is_activator((host.as_str(), port)).await }.boxed()
     }
+}
+
+/// Whether it is the activator that answers there.
+async fn is_activator(target: impl tokio::net::ToSocketAddrs) -> bool {
+    let probe = [("k-network-probe", "activator"), ("user-agent", "Knative-Autoscaling-Probe")];
+    let answer = get(target, "/healthz", &probe).await;
+    answer.is_ok_and(|(_, body)| body == b"activator"[..])
 }
 
 /// The content type and the body of an answer of 200.
@@ -221,6 +223,7 @@ mod tests {
     use axum::Router;
     use axum::http::HeaderMap;
     use axum::routing::get as on_get;
+    use proptest::prelude::*;
 
     #[test]
     fn a_stat_reads_as_queue_proxy_writes_it() {
@@ -277,9 +280,40 @@ activator_request_concurrency{
         let here: IpAddr = "127.0.0.1".parse().unwrap();
         assert_eq!(http.pod(here).await, Ok(PodLoad { concurrent: 4.0, proxied: 0.0, rate: 8.0 }));
         assert_eq!(http.activator(here).await.unwrap()[&("n".into(), "r".into())], 2.0);
-        let (_, body) = get((here, port), "/healthz", &[("k-network-probe", "activator")]).await.unwrap();
-        assert_eq!(body, "activator");
+        assert!(is_activator((here, port)).await);
         assert_eq!(get((here, port), "/nothing", &[]).await, Err(OutsideError::Status(404)));
-        assert!(!http.is_backed("n", "s", false).await, "no such name");
+        // A pod answers, but as itself.
+        let router = Router::new().route("/healthz", on_get(|| std::future::ready("queue")));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        assert!(!is_activator((here, port)).await);
+    }
+
+    proptest! {
+        /// Whatever is said, what is read of it are numbers of requests.
+        #[test]
+        fn what_is_read_are_numbers_of_requests(
+            bytes in prop::collection::vec(any::<u8>(), 0..80),
+            text in "(activator_request_concurrency|kn_revision_request_concurrency)\\{[a-z_=,\"{} ]{0,60}\\} ?[-+.0-9eNaninf]{0,12}\\PC{0,8}",
+            values in prop::array::uniform3(any::<f64>()),
+        ) {
+            let numbers = |load: PodLoad| [load.concurrent, load.proxied, load.rate];
+            let sensible = |number: f64| (0.0..=1e6).contains(&number);
+            if let Ok(load) = decode(&bytes) {
+                prop_assert!(numbers(load).into_iter().all(sensible));
+            }
+            let stat = Stat {
+                average_concurrent_requests: values[0],
+                average_proxied_concurrent_requests: values[1],
+                request_count: values[2],
+                ..Stat::default()
+            };
+            let read = decode(&stat.encode_to_vec());
+            prop_assert_eq!(read.is_ok(), values.into_iter().all(sensible));
+            let said = PodLoad { concurrent: values[0], proxied: values[1], rate: values[2] };
+            prop_assert!(read.is_err() || read == Ok(said));
+            prop_assert!(waiting(&text).into_values().all(sensible));
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The controller: watches, asks, lets [`core`](super::core) and [`Decider`] decide, and writes.
+//! The controller: watches, asks, lets [`core`] and [`Decider`] decide, and writes.
 //!
 //! Reads come from watches, except for the number of pods of a target. A pass is made when something it reads has changed,
 //! when its own wake-up has come, and when a look at the load, once a second, makes another number of pods desired; load is asked
@@ -8,6 +8,7 @@
 //!   nothing is overwritten; the pass is made again after the watch has brought the new version.
 //! - **Not found (404)**: the object or its target was deleted in between; the pass is made again, if the object is still there.
 //! - **Gone (410)**, and a watch that ends: the watcher lists anew, or goes on from where it was.
+//! - **Start**: no pass is made before all that it reads was listed once; what is not known yet is not taken for not there.
 
 use super::api::{CLASS, PodAutoscaler, SERVICE_NAME, SERVICE_TYPE, SKS_NAME, ServerlessService};
 use super::core::{self, Observed, Pass, Write};
@@ -136,6 +137,12 @@ impl Shell {
 
     fn deciders(&self) -> MutexGuard<'_, BTreeMap<Key, Decider>> {
         self.deciders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until all that a pass reads was listed once.
+    async fn listed(&self) {
+        // It fails when the watch has ended, and then the controller has, too.
+        let _ = futures::join!(self.services.wait_until_ready(), self.slices.wait_until_ready());
     }
 
     /// Whether the object is ours to look after.
@@ -444,6 +451,7 @@ async fn passes(
 ) {
     let pass = |pa: Arc<PodAutoscaler>, shell: Arc<Shell>| {
         async move {
+            shell.listed().await;
             let wake = shell.pass(&pa).await?;
             Ok(wake.map_or_else(Action::await_change, Action::requeue))
         }

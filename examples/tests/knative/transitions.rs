@@ -493,6 +493,60 @@ async fn the_least_is_kept_while_a_route_leads_there() {
 }
 
 #[tokio::test]
+async fn fewer_pods_wait_for_the_delay() {
+    let mut world = World::active(&[("scale-down-delay", "30s"), ("window", "6s")]).await;
+    world.at(11);
+    world.load(25.0, 1).await;
+    world.try_pass().await.0.unwrap();
+    world.api.lock().put(PODS, slice(3));
+    world.try_pass().await.0.unwrap();
+    let mut fell = None;
+    for second in 12..80 {
+        world.at(second);
+        world.load(5.0, 3).await;
+        let (passed, seen) = world.try_pass().await;
+        passed.unwrap();
+        if seen.len() > 1 {
+            assert_eq!(seen[1].body, replicas(1).2);
+            fell = fell.or(Some(second));
+        }
+    }
+    // Three were wanted until the engine had waited 10 s after the start; 30 s more, and the next look.
+    assert_eq!(fell, Some(51));
+}
+
+#[tokio::test]
+async fn a_window_of_its_own_is_what_it_must_be_active_for() {
+    let mut world = World::active(&[("window", "20s")]).await;
+    for second in 11..30 {
+        world.at(second);
+        world.load(0.0, 1).await;
+    }
+    world.try_pass().await.0.unwrap();
+    assert_eq!(world.pass(&[]).await, Some(Duration::from_secs(1)), "active since second 10");
+    world.at(30);
+    let (passed, seen) = world.try_pass().await;
+    passed.unwrap();
+    assert_eq!(seen[1].body["spec"]["mode"], "Proxy");
+}
+
+#[tokio::test]
+async fn it_is_not_ready_while_its_service_is_not() {
+    let mut world = World::active(&[]).await;
+    let why = json!({ "type": "Ready", "status": "Unknown", "reason": "X", "message": "no endpoints" });
+    world.api.lock().edit(SKS, &json!({ "status": { "conditions": [why] } }));
+    world.at(20);
+    let conditions = [
+        is_true("Active", 10),
+        condition("Ready", "Unknown", 20, "NotReady", "no endpoints"),
+        condition("SKSReady", "Unknown", 20, "NotReady", "no endpoints"),
+        is_true("ScaleTargetInitialized", 10),
+    ];
+    let version = world.version(PA);
+    world.pass(&[status(&version, &conditions, true, -1, 1)]).await;
+}
+
+#[tokio::test]
 async fn without_enough_pods_it_is_activating_again() {
     let mut world = World::active(&[]).await;
     world.at(11);
