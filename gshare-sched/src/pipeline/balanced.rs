@@ -41,7 +41,7 @@ struct Entry {
     /// Compared only between graphs; empty where there is one.
     cuts: Vec<u32>,
     search: usize,
-    rank: usize,
+    way: u32,
 }
 
 impl Ord for Entry {
@@ -94,29 +94,31 @@ impl Balanced {
             side_by_side: normal,
             begun: false,
         };
-        list.push(0, 1, 0);
+        list.push(0, 1, None);
         list
     }
 
-    /// Puts the `rank`-th pipeline of `stages` stages on the heap, if there is one.
-    fn push(&mut self, search: usize, stages: usize, rank: usize) {
+    /// Puts the first pipeline of `stages` stages on the heap, or the one after another, if there is one.
+    fn push(&mut self, search: usize, stages: usize, after: Option<u32>) {
         let alone = self.searches.len() == 1;
         let (found, graph) = (&mut self.searches[search], search);
-        if !found.ensure(stages, 0, rank) {
-            return;
-        }
-        let cost = found.found(stages, 0, rank).cost();
-        let cuts = if alone { Vec::new() } else { found.cuts(stages, rank) };
+        let way = match after {
+            None => found.first(stages, 0),
+            Some(way) => found.after(stages, 0, way),
+        };
+        let Some(way) = way else { return };
+        let cost = found.ways[way as usize].cost();
+        let cuts = if alone { Vec::new() } else { found.cuts(stages, way) };
         let total = found.graph.before[found.graph.end()];
         let balance = Balance::new(index(stages), total, cost.squares);
-        self.heap.push(Reverse(Entry { balance, hand: cost.hand, cuts, search: graph, rank }));
+        self.heap.push(Reverse(Entry { balance, hand: cost.hand, cuts, search: graph, way }));
     }
 
     fn pipeline(&self, entry: &Entry) -> Pipeline {
         let (search, stages) = (&self.searches[entry.search], entry.balance.stages as usize);
         let mut parts = Vec::with_capacity(stages);
         let mut from = 0;
-        search.walk(stages, entry.rank, |stage, to| {
+        search.walk(stages, entry.way, |stage, to| {
             let fork = self
                 .forks
                 .iter()
@@ -150,7 +152,7 @@ impl Iterator for Balanced {
                 self.searches[search].prepare(self.max_stages);
                 for stages in 1..=self.max_stages {
                     if (search, stages) != (0, 1) {
-                        self.push(search, stages, 0);
+                        self.push(search, stages, None);
                     }
                 }
             }
@@ -159,7 +161,7 @@ impl Iterator for Balanced {
         let pipeline = self.pipeline(&entry);
         self.searches[entry.search].listed += 1;
         if self.begun {
-            self.push(entry.search, entry.balance.stages as usize, entry.rank + 1);
+            self.push(entry.search, entry.balance.stages as usize, Some(entry.way));
         }
         Some(pipeline)
     }
@@ -233,21 +235,24 @@ impl Cost {
     }
 }
 
-/// A way to the end: its cost, its first step, and which of the ways from there it goes on with.
+/// A way to the end: its cost, its first step, and the way from there that it goes on with.
 ///
-/// The derived order is by cost and then by cuts: `to` is the first cut, and `rank` orders the rest.
-/// Flat, so that it takes 32 bytes: the search spends its time on heaps of these.
+/// The derived order is by cost and then by cuts: `to` is the first cut, and of the ways from there better ones were found
+/// earlier. Flat, so that it takes 32 bytes: the search spends its time on heaps of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Way {
     squares: u128,
     hand: u64,
     to: u32,
-    rank: u32,
+    /// Number of the rest; `NONE` at the end, and where the best one has not been looked for.
+    rest: u32,
 }
 
+const NONE: u32 = u32::MAX;
+
 impl Way {
-    const fn new(cost: Cost, to: u32, rank: u32) -> Self {
-        Self { squares: cost.squares, hand: cost.hand, to, rank }
+    const fn new(cost: Cost, to: u32) -> Self {
+        Self { squares: cost.squares, hand: cost.hand, to, rest: NONE }
     }
 
     const fn cost(self) -> Cost {
@@ -255,9 +260,12 @@ impl Way {
     }
 }
 
-#[derive(Debug, Default)]
+/// The ways of so many steps from one ideal.
+#[derive(Debug)]
 struct Node {
-    found: Vec<Way>,
+    /// Numbers of the best way found and of the worst; `NONE` before there is one.
+    best: u32,
+    worst: u32,
     candidates: BinaryHeap<Reverse<Way>>,
     /// The last way taken from the candidates; its successor joins them when it is needed.
     last: Option<Way>,
@@ -274,6 +282,9 @@ struct Search {
     /// Number of the node for (k, i) in `nodes`, plus 1; 0 where there is none yet. Laid out as `best`.
     numbers: Vec<u32>,
     nodes: Vec<Node>,
+    /// All ways found, and the number of the next one of the same node.
+    ways: Vec<Way>,
+    next: Vec<u32>,
     listed: usize,
 }
 
@@ -282,7 +293,16 @@ impl Search {
         let size = graph.before.len();
         let mut best = vec![Cost::NO_WAY; size];
         best[size - 1] = Cost::ZERO;
-        Self { graph, ancestors, best, numbers: vec![0; size], nodes: Vec::new(), listed: 0 }
+        Self {
+            graph,
+            ancestors,
+            best,
+            numbers: vec![0; size],
+            nodes: Vec::new(),
+            ways: Vec::new(),
+            next: Vec::new(),
+            listed: 0,
+        }
     }
 
     fn size(&self) -> usize {
@@ -313,24 +333,17 @@ impl Search {
         self.numbers[k * self.size() + from] as usize - 1
     }
 
-    fn found(&self, k: usize, from: usize, rank: usize) -> Way {
-        self.nodes[self.number(k, from)].found[rank]
-    }
-
     /// Makes the node for (k, from) with a candidate for each step.
     fn open(&mut self, k: usize, from: usize) -> usize {
         let place = k * self.size() + from;
         if self.numbers[place] == 0 {
-            let mut node = Node::default();
-            if k == 0 {
-                // The end of every way: one way of no steps.
-                node.found.push(Way::new(Cost::ZERO, index(from), 0));
-            } else {
+            let mut node = Node { best: NONE, worst: NONE, candidates: BinaryHeap::new(), last: None };
+            if k > 0 {
                 let rest = &self.best[(k - 1) * self.size()..k * self.size()];
                 let way = |step: &Step| {
                     let rest = rest[step.to as usize];
                     (rest.squares != u128::MAX)
-                        .then(|| Reverse(Way::new(self.graph.cost(from, step).plus(rest), step.to, 0)))
+                        .then(|| Reverse(Way::new(self.graph.cost(from, step).plus(rest), step.to)))
                 };
                 let ways: Vec<Reverse<Way>> =
                     self.graph.lattice.steps_from(from).iter().filter_map(way).collect();
@@ -338,48 +351,79 @@ impl Search {
             }
             self.nodes.push(node);
             self.numbers[place] = index(self.nodes.len());
+            if k == 0 {
+                // The end of every way: one way of no steps.
+                self.add(self.nodes.len() - 1, Way::new(Cost::ZERO, index(from)));
+            }
         }
         self.number(k, from)
     }
 
-    /// Finds ways of `k` steps from `from` until there are more than `rank`; says whether there are.
-    fn ensure(&mut self, k: usize, from: usize, rank: usize) -> bool {
+    /// Numbers a way of a node, the worst so far.
+    fn add(&mut self, node: usize, way: Way) -> u32 {
+        let number = index(self.ways.len());
+        self.ways.push(way);
+        self.next.push(NONE);
+        let node = &mut self.nodes[node];
+        match core::mem::replace(&mut node.worst, number) {
+            NONE => node.best = number,
+            before => self.next[before as usize] = number,
+        }
+        number
+    }
+
+    /// The best way of `k` steps from `from`.
+    fn first(&mut self, k: usize, from: usize) -> Option<u32> {
         self.prepare(k);
         let node = self.open(k, from);
-        while self.nodes[node].found.len() <= rank {
+        match self.nodes[node].best {
+            NONE => self.find(k, from, node),
+            best => Some(best),
+        }
+    }
+
+    /// The next best after one of the ways of `k` steps from `from`.
+    fn after(&mut self, k: usize, from: usize, way: u32) -> Option<u32> {
+        match self.next[way as usize] {
+            NONE => self.find(k, from, self.number(k, from)),
+            next => Some(next),
+        }
+    }
+
+    /// Finds one more way of a node.
+    fn find(&mut self, k: usize, from: usize, node: usize) -> Option<u32> {
+        loop {
             // The successor of the last way: it goes on with the next best from where it leads to.
             let mut next = None;
-            if let Some(last) = self.nodes[node].last.take() {
-                let (to, rank) = (last.to as usize, last.rank as usize + 1);
-                if self.ensure(k - 1, to, rank) {
-                    let ways = &self.nodes[self.number(k - 1, to)].found;
-                    let (before, rest) = (ways[rank - 1], ways[rank]);
-                    next = Some(Way {
-                        squares: last.squares - before.squares + rest.squares,
-                        hand: last.hand - before.hand + rest.hand,
-                        to: last.to,
-                        rank: last.rank + 1,
-                    });
-                }
+            if let Some(last) = self.nodes[node].last.take()
+                && let Some(rest) = self.after(k - 1, last.to as usize, last.rest)
+            {
+                let (old, new) = (self.ways[last.rest as usize], self.ways[rest as usize]);
+                next = Some(Way {
+                    squares: last.squares - old.squares + new.squares,
+                    hand: last.hand - old.hand + new.hand,
+                    to: last.to,
+                    rest,
+                });
             }
             // The smallest of it and the candidates; it takes the other's place among them.
             let candidates = &mut self.nodes[node].candidates;
-            let way = match (next, candidates.peek_mut()) {
+            let mut way = match (next, candidates.peek_mut()) {
                 (Some(next), Some(mut top)) if top.0 < next => core::mem::replace(&mut *top, Reverse(next)).0,
                 (Some(next), _) => next,
                 (None, Some(top)) => PeekMut::pop(top).0,
-                (None, None) => return false,
+                (None, None) => return None,
             };
             // The first way from there has been counted on by its cost alone.
-            if k > 0 && way.rank == 0 && !self.ensure(k - 1, way.to as usize, 0) {
-                continue;
-            }
-            if self.is_normal(k, from, way) {
-                self.nodes[node].found.push(way);
+            if way.rest == NONE {
+                let Some(rest) = self.first(k - 1, way.to as usize) else { continue };
+                way.rest = rest;
             }
             self.nodes[node].last = Some(way);
+            if self.is_normal(k, from, way) {
+                return Some(self.add(node, way));
+            }
         }
-        true
     }
 
     /// Whether no later stage of `way` could come before its first one and is smaller.
@@ -388,33 +432,33 @@ impl Search {
         let ideals = &self.graph.lattice.ideals;
         let key = |stage: ComponentSet| (stage.len(), stage);
         let first = ideals[way.to as usize].without(ideals[from]);
-        let (mut at, mut rank) = (way.to as usize, way.rank as usize);
-        for left in (1..k).rev() {
-            let next = self.found(left, at, rank);
+        let (mut at, mut rest) = (way.to as usize, way.rest);
+        for _ in 1..k {
+            let next = self.ways[rest as usize];
             let stage = ideals[next.to as usize].without(ideals[at]);
             let passed = ideals[at].without(ideals[from]);
             let smaller = key(stage) < key(first);
             if smaller && stage.iter().all(|one| ancestors[one].intersection(passed).is_empty()) {
                 return false;
             }
-            (at, rank) = (next.to as usize, next.rank as usize);
+            (at, rest) = (next.to as usize, next.rest);
         }
         true
     }
 
-    /// Visits the stages of a way from the empty ideal: number, and the ideal it ends with.
-    fn walk(&self, k: usize, rank: usize, mut visit: impl FnMut(usize, usize)) {
-        let (mut at, mut rank) = (0, rank);
-        for left in (1..=k).rev() {
-            let way = self.found(left, at, rank);
-            (at, rank) = (way.to as usize, way.rank as usize);
-            visit(k - left, at);
+    /// Visits the stages of a way of `k` steps: number, and the ideal it ends with.
+    fn walk(&self, k: usize, way: u32, mut visit: impl FnMut(usize, usize)) {
+        let mut at = way;
+        for stage in 0..k {
+            let way = self.ways[at as usize];
+            visit(stage, way.to as usize);
+            at = way.rest;
         }
     }
 
-    fn cuts(&self, k: usize, rank: usize) -> Vec<u32> {
+    fn cuts(&self, k: usize, way: u32) -> Vec<u32> {
         let mut cuts = Vec::with_capacity(k);
-        self.walk(k, rank, |_, ideal| cuts.push(index(ideal)));
+        self.walk(k, way, |_, ideal| cuts.push(index(ideal)));
         cuts
     }
 }
