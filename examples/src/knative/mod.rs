@@ -105,6 +105,7 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
             metrics_port: options.metrics_port,
             domain: options.cluster_domain.clone(),
             service_ports: (80, 81),
+            patience: outside::PATIENCE,
         };
         let config = shell::Config {
             class: options.class.clone(),

@@ -60,7 +60,7 @@ impl std::fmt::Display for OutsideError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Connection(why) => write!(f, "{why}"),
-            Self::Late => write!(f, "no answer within {} s", PATIENCE.as_secs()),
+            Self::Late => write!(f, "no answer in time"),
             Self::Status(status) => write!(f, "status {status}, need 200"),
             Self::ContentType(kind) => write!(f, "content-type: `{kind}`: need {PROTOBUF}"),
             Self::TooLong => write!(f, "an answer of more than {MOST} bytes"),
@@ -72,8 +72,8 @@ impl std::fmt::Display for OutsideError {
 
 impl std::error::Error for OutsideError {}
 
-/// For one answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Time for one answer: all of them are wanted once a second.
+pub const PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes of an answer, the most: what an activator says grows with the revisions.
 const MOST: usize = 16 << 20;
 const PROTOBUF: &str = "application/protobuf";
@@ -148,13 +148,15 @@ pub struct Http {
     pub domain: String,
     /// Port of services for HTTP/1, and for HTTP/2.
     pub service_ports: (u16, u16),
+    /// Time for one answer.
+    pub patience: Duration,
 }
 
 impl Outside for Http {
     fn pod(&self, address: IpAddr) -> BoxFuture<'_, Result<PodLoad, OutsideError>> {
         async move {
             let (kind, bytes) =
-                get((address, self.metrics_port), "/metrics", &[("accept", PROTOBUF)]).await?;
+                get((address, self.metrics_port), "/metrics", &[("accept", PROTOBUF)], self.patience).await?;
             if kind != PROTOBUF {
                 return Err(OutsideError::ContentType(kind));
             }
@@ -166,7 +168,8 @@ impl Outside for Http {
     fn activator(&self, address: IpAddr) -> BoxFuture<'_, Result<Waiting, OutsideError>> {
         async move {
             let (_, bytes) =
-                get((address, self.metrics_port), "/metrics", &[("accept", "text/plain")]).await?;
+                get((address, self.metrics_port), "/metrics", &[("accept", "text/plain")], self.patience)
+                    .await?;
             Ok(waiting(&String::from_utf8_lossy(&bytes)))
         }
         .boxed()
@@ -175,14 +178,14 @@ impl Outside for Http {
     fn is_backed(&self, namespace: &str, service: &str, h2c: bool) -> BoxFuture<'_, bool> {
         let host = format!("{service}.{namespace}.svc.{}", self.domain);
         let port = if h2c { self.service_ports.1 } else { self.service_ports.0 };
-        async move { is_activator((host.as_str(), port)).await }.boxed()
+        async move { is_activator((host.as_str(), port), self.patience).await }.boxed()
     }
 }
 
 /// Whether it is the activator that answers there.
-async fn is_activator(target: impl tokio::net::ToSocketAddrs) -> bool {
+async fn is_activator(target: impl tokio::net::ToSocketAddrs, patience: Duration) -> bool {
     let probe = [("k-network-probe", "activator"), ("user-agent", "Knative-Autoscaling-Probe")];
-    let answer = get(target, "/healthz", &probe).await;
+    let answer = get(target, "/healthz", &probe, patience).await;
     answer.is_ok_and(|(_, body)| body == b"activator"[..])
 }
 
@@ -191,6 +194,7 @@ async fn get(
     target: impl tokio::net::ToSocketAddrs,
     path: &str,
     headers: &[(&str, &str)],
+    patience: Duration,
 ) -> Result<(String, axum::body::Bytes), OutsideError> {
     let broken = |error: &dyn std::fmt::Display| OutsideError::Connection(error.to_string());
     let ask = async {
@@ -214,7 +218,7 @@ async fn get(
         let body = axum::body::to_bytes(Body::new(answer.into_body()), MOST).await;
         Ok((kind, body.map_err(|_| OutsideError::TooLong)?))
     };
-    tokio::time::timeout(PATIENCE, ask).await.map_err(|_| OutsideError::Late)?
+    tokio::time::timeout(patience, ask).await.map_err(|_| OutsideError::Late)?
 }
 
 #[cfg(test)]
@@ -273,21 +277,54 @@ activator_request_concurrency{
         let probe =
             |headers: HeaderMap| std::future::ready(headers["k-network-probe"].to_str().unwrap().to_owned());
         let router = Router::new().route("/metrics", on_get(metrics)).route("/healthz", on_get(probe));
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        tokio::spawn(async move { axum::serve(listener, router).await });
-        let http = Http { metrics_port: port, domain: "invalid".into(), service_ports: (port, port) };
-        let here: IpAddr = "127.0.0.1".parse().unwrap();
+        let (here, port) = serve(router).await;
+        let http = Http {
+            metrics_port: port,
+            domain: "invalid".into(),
+            service_ports: (port, port),
+            patience: LONG,
+        };
         assert_eq!(http.pod(here).await, Ok(PodLoad { concurrent: 4.0, proxied: 0.0, rate: 8.0 }));
         assert_eq!(http.activator(here).await.unwrap()[&("n".into(), "r".into())], 2.0);
-        assert!(is_activator((here, port)).await);
-        assert_eq!(get((here, port), "/nothing", &[]).await, Err(OutsideError::Status(404)));
+        assert!(is_activator((here, port), LONG).await);
+        assert_eq!(get((here, port), "/nothing", &[], LONG).await, Err(OutsideError::Status(404)));
         // A pod answers, but as itself.
-        let router = Router::new().route("/healthz", on_get(|| std::future::ready("queue")));
+        let pod = serve(Router::new().route("/healthz", on_get(|| std::future::ready("queue")))).await;
+        assert!(!is_activator(pod, LONG).await);
+    }
+
+    /// Long, for a machine that does other things, too.
+    const LONG: Duration = Duration::from_secs(600);
+
+    async fn serve(router: Router) -> (IpAddr, u16) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
+        let address = listener.local_addr().unwrap();
         tokio::spawn(async move { axum::serve(listener, router).await });
-        assert!(!is_activator((here, port)).await);
+        (address.ip(), address.port())
+    }
+
+    #[tokio::test]
+    async fn answers_that_are_none_are_told_apart() {
+        let text = on_get(|| std::future::ready(([("content-type", "text/plain")], "queue_requests 1")));
+        let (here, metrics_port) = serve(Router::new().route("/metrics", text)).await;
+        let http = Http { metrics_port, domain: "invalid".into(), service_ports: (80, 81), patience: LONG };
+        assert_eq!(http.pod(here).await, Err(OutsideError::ContentType("text/plain".into())));
+        let long = on_get(|| std::future::ready(vec![b'#'; MOST + 1]));
+        let target = serve(Router::new().route("/metrics", long)).await;
+        assert_eq!(get(target, "/metrics", &[], LONG).await, Err(OutsideError::TooLong));
+        // Bound, so that nobody else is there, and deaf.
+        let nobody = tokio::net::TcpSocket::new_v4().unwrap();
+        nobody.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let answer = get(nobody.local_addr().unwrap(), "/metrics", &[], LONG).await;
+        assert!(matches!(answer, Err(OutsideError::Connection(_))));
+    }
+
+    /// On virtual time.
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_long() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let answer = get(silent.local_addr().unwrap(), "/metrics", &[], PATIENCE).await;
+        assert_eq!(answer, Err(OutsideError::Late));
     }
 
     proptest! {

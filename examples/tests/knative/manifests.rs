@@ -136,3 +136,16 @@ fn a_class_of_knatives_own_domain_is_refused() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && said.contains("need another domain than knative.dev"), "{said}");
 }
+
+#[test]
+fn without_a_cluster_it_says_so() {
+    let home = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_knative"));
+    command.env("HOME", home.path()).env("KUBECONFIG", home.path().join("none"));
+    let output = command.env_remove("KUBERNETES_SERVICE_HOST").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        !output.status.success() && said.contains("no cluster: neither kubeconfig nor service account"),
+        "{said}"
+    );
+}
