@@ -3,6 +3,8 @@
 
 #[cfg(feature = "kubernetes")]
 pub mod knative;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 pub mod openfaas;
 
 /// PTX of a kernel each of whose threads looks at the device's clock until `micros` us have passed. The simulated driver

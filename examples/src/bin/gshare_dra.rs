@@ -1,0 +1,9 @@
+//! Shares of this node's GPUs for Kubernetes' own scheduler: see [`gshare_examples::kubernetes::dra`].
+
+use clap::Parser as _;
+use gshare_examples::kubernetes::dra::command::{Options, run};
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    run(Options::parse()).await
+}

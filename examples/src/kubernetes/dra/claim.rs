@@ -1,0 +1,472 @@
+//! From an allocated claim to what its containers get. Pure.
+
+use super::slice::{MEMORY, QUOTA, SM};
+use super::{DRIVER, Gpu, Injection, Node, cdi, kubelet};
+use crate::kubernetes::{DOMAIN, share_environment};
+use gshare_core::scale::ServiceClass;
+use gshare_core::{Bytes, Quota, QuotaRange, ResourceSpec, SmShare, SpecError};
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Where the hook is in a container.
+pub const HOOK: &str = "/usr/lib/gshare/libgshare_hook.so";
+/// Where the daemon's socket is in a container, in a directory of its own.
+const SOCKET_DIR: &str = "/run/gshare";
+
+/// Why a claim is refused. Names the field.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClaimError {
+    /// It goes into a file name.
+    #[error("metadata.uid: `{uid}`: need 1 to 63 of a-z, A-Z, 0-9 and -")]
+    BadUid {
+        /// As given.
+        uid: String,
+    },
+    /// Another claim has that name by now.
+    #[error("metadata.uid: the claim has {found}, the kubelet asks for {asked}")]
+    OtherUid {
+        /// What the kubelet asks for.
+        asked: String,
+        /// What the API server has.
+        found: String,
+    },
+    /// The scheduler has not decided.
+    #[error("status.allocation: missing: the claim is not allocated")]
+    NotAllocated,
+    /// Nothing of it is this driver's, on this node.
+    #[error("status.allocation.devices.results: none is of driver {DRIVER} and pool {pool}")]
+    NotHere {
+        /// This node's pool.
+        pool: String,
+    },
+    /// More shares than a process can be told of.
+    #[error(
+        "status.allocation.devices.results: {count} shares in one claim: need one, with a claim for each share"
+    )]
+    Several {
+        /// How many.
+        count: usize,
+    },
+    /// A GPU that this node does not have.
+    #[error("{field}.device: {pool} has no `{device}`")]
+    UnknownDevice {
+        /// Which result.
+        field: String,
+        /// This node's pool.
+        pool: String,
+        /// As given.
+        device: String,
+    },
+    /// It was allocated without a share.
+    #[error("{field}.adminAccess: true: need a share")]
+    Admin {
+        /// Which result.
+        field: String,
+    },
+    /// A capacity that is missing or no such quantity.
+    #[error("{field}.consumedCapacity[{key}]: {found}: need {need}")]
+    Capacity {
+        /// Which result.
+        field: String,
+        /// Which capacity.
+        key: &'static str,
+        /// As given.
+        found: String,
+        /// What it must be.
+        need: String,
+    },
+    /// The share cannot be as it stands.
+    #[error("{field}: {source}")]
+    Share {
+        /// Which result.
+        field: String,
+        /// What is wrong.
+        source: SpecError,
+    },
+    /// An option of the claim or its class.
+    #[error("status.allocation.devices.config[{index}].opaque.parameters: {reason}")]
+    Option {
+        /// Which.
+        index: usize,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// What a claim, or a `DeviceClass`, may say about its shares beyond their size.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ShareOptions {
+    api_version: String,
+    kind: String,
+    /// Most GPU time it may have when others leave it, in per cent. As much as is guaranteed by default.
+    quota_limit_percent: Option<u16>,
+    /// `slo-sensitive[:PERCENT]` or `best-effort`.
+    class: Option<String>,
+    /// `open` or `closed`.
+    on_daemon_loss: Option<String>,
+}
+
+/// The UID of a claim is part of a file's name.
+///
+/// # Errors
+/// [`ClaimError::BadUid`].
+pub fn check_uid(uid: &str) -> Result<(), ClaimError> {
+    let ok = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    if (1..=63).contains(&uid.len()) && uid.bytes().all(ok) && !uid.starts_with('-') && !uid.ends_with('-') {
+        return Ok(());
+    }
+    Err(ClaimError::BadUid { uid: uid.to_owned() })
+}
+
+/// The CDI spec of an allocated claim: what its containers are given.
+///
+/// # Errors
+/// When the claim cannot be granted as it stands.
+pub fn prepare(node: &Node, uid: &str, claim: &ResourceClaim) -> Result<cdi::Spec, ClaimError> {
+    check_uid(uid)?;
+    let found = claim.metadata.uid.clone().unwrap_or_default();
+    if found != uid {
+        return Err(ClaimError::OtherUid { asked: uid.to_owned(), found });
+    }
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let devices = allocation.ok_or(ClaimError::NotAllocated)?.devices.as_ref();
+    let results = devices.and_then(|devices| devices.results.as_deref()).unwrap_or_default();
+    let here: Vec<_> =
+        results.iter().enumerate().filter(|(_, r)| r.driver == DRIVER && r.pool == node.name).collect();
+    let [(index, result)] = here[..] else {
+        return Err(match here.len() {
+            0 => ClaimError::NotHere { pool: node.name.clone() },
+            count => ClaimError::Several { count },
+        });
+    };
+    let field = format!("status.allocation.devices.results[{index}]");
+    if result.admin_access == Some(true) {
+        return Err(ClaimError::Admin { field });
+    }
+    let unknown = || ClaimError::UnknownDevice {
+        field: field.clone(),
+        pool: node.name.clone(),
+        device: result.device.clone(),
+    };
+    let gpu = node.gpus.iter().find(|gpu| gpu.name() == result.device).ok_or_else(unknown)?;
+    let mut options = ShareOptions::default();
+    for (index, config) in devices.iter().flat_map(|devices| devices.config.iter().flatten()).enumerate() {
+        let Some(opaque) = config.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER) else { continue };
+        // A subrequest is named `request/subrequest`, and an option for the request is for it as well.
+        let names =
+            |name: &String| *name == result.request || result.request.starts_with(&format!("{name}/"));
+        let requests = config.requests.as_deref().unwrap_or_default();
+        if requests.is_empty() || requests.iter().any(names) {
+            // Those of the class come first.
+            options = read_options(&opaque.parameters.0, options)
+                .map_err(|reason| ClaimError::Option { index, reason })?;
+        }
+    }
+    let share = share(&field, gpu, result, &options)?;
+    Ok(spec(node, uid, claim, result, gpu, &share, &options))
+}
+
+/// `later` over `earlier`, field by field.
+fn read_options(later: &serde_json::Value, earlier: ShareOptions) -> Result<ShareOptions, String> {
+    let later: ShareOptions = serde_path_to_error::deserialize(later).map_err(|error| error.to_string())?;
+    let version = format!("{DOMAIN}/v1");
+    if (later.api_version.as_str(), later.kind.as_str()) != (version.as_str(), "ShareOptions") {
+        return Err(format!(
+            "apiVersion, kind: `{}`, `{}`: need `{version}`, `ShareOptions`",
+            later.api_version, later.kind
+        ));
+    }
+    if let Some(class) = &later.class {
+        class.parse::<ServiceClass>().map_err(|error| format!("class: `{class}`: {error}"))?;
+    }
+    if let Some(percent) = later.quota_limit_percent.filter(|percent| !(1..=100).contains(percent)) {
+        return Err(format!("quotaLimitPercent: {percent}: need 1 to 100"));
+    }
+    if let Some(policy) = later.on_daemon_loss.as_deref().filter(|p| !["open", "closed"].contains(p)) {
+        return Err(format!("onDaemonLoss: `{policy}`: need open or closed"));
+    }
+    Ok(ShareOptions {
+        quota_limit_percent: later.quota_limit_percent.or(earlier.quota_limit_percent),
+        class: later.class.or(earlier.class),
+        on_daemon_loss: later.on_daemon_loss.or(earlier.on_daemon_loss),
+        ..later
+    })
+}
+
+fn share(
+    field: &str,
+    gpu: &Gpu,
+    result: &DeviceRequestAllocationResult,
+    options: &ShareOptions,
+) -> Result<ResourceSpec, ClaimError> {
+    let capacity = |key: &'static str, most: u64| {
+        let text = result.consumed_capacity.as_ref().and_then(|all| all.get(key)).map(|q| q.0.as_str());
+        let number = text.and_then(whole).filter(|number| (1..=most).contains(number));
+        number.ok_or_else(|| ClaimError::Capacity {
+            field: field.to_owned(),
+            key,
+            found: text.map_or("missing".into(), |text| format!("`{text}`")),
+            need: format!("1 to {most}"),
+        })
+    };
+    let percent = |key| capacity(key, 100).map(|percent| u16::try_from(percent).unwrap_or(100));
+    let (sm, request) = (percent(SM)?, percent(QUOTA)?);
+    let memory = Bytes(capacity(MEMORY, gpu.memory.get())?);
+    let limit = options.quota_limit_percent.unwrap_or(request);
+    // All three are at most 100.
+    let quota = |percent| Quota::from_percent(percent).unwrap_or(Quota::WHOLE);
+    let sm = SmShare::from_percent(sm).unwrap_or(SmShare::WHOLE);
+    QuotaRange::new(quota(request), quota(limit))
+        .and_then(|quota| ResourceSpec::new(quota, sm, Some(memory)))
+        .map_err(|source| ClaimError::Share { field: field.to_owned(), source })
+}
+
+fn mount(host: &Path, container: &str, mode: &str) -> cdi::Mount {
+    cdi::Mount {
+        host_path: host.display().to_string(),
+        container_path: container.to_owned(),
+        options: [mode, "nosuid", "nodev", "rbind"].map(str::to_owned).into(),
+    }
+}
+
+fn spec(
+    node: &Node,
+    uid: &str,
+    claim: &ResourceClaim,
+    result: &DeviceRequestAllocationResult,
+    gpu: &Gpu,
+    share: &ResourceSpec,
+    options: &ShareOptions,
+) -> cdi::Spec {
+    let name = claim.metadata.name.as_deref().unwrap_or_default();
+    let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
+    let socket = node.socket.file_name().unwrap_or_default().to_string_lossy();
+    let told = share_environment(&format!("{namespace}/{name}"), share, &format!("{SOCKET_DIR}/{socket}"));
+    let mut env: Vec<_> = told.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+    env.extend(options.class.iter().map(|class| format!("GSHARE_CLASS={class}")));
+    env.extend(options.on_daemon_loss.iter().map(|policy| format!("GSHARE_ON_DAEMON_LOSS={policy}")));
+    let mut mounts = vec![
+        mount(&node.hook, HOOK, "ro"),
+        mount(node.socket.parent().unwrap_or(Path::new("/")), SOCKET_DIR, "ro"),
+    ];
+    match node.injection {
+        Injection::File => mounts.push(mount(&node.preload_file, "/etc/ld.so.preload", "ro")),
+        Injection::Environment => env.push(format!("LD_PRELOAD={HOOK}")),
+    }
+    if let Some(mps) = &node.mps {
+        let percent = share.sm().to_string();
+        env.push("CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps".into());
+        env.push(format!("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={}", percent.trim_end_matches('%')));
+        mounts.push(mount(&mps.pipes, "/tmp/nvidia-mps", "rw"));
+        mounts.push(mount(&mps.shm, "/dev/shm", "rw"));
+    }
+    let kind = format!("{DRIVER}/{}", cdi::CLASS);
+    let mut annotations = BTreeMap::new();
+    let mut note = |key: &str, value: String| {
+        annotations.insert(format!("{DOMAIN}/{key}"), value);
+    };
+    note("claim", format!("{namespace}/{name}"));
+    note("uid", uid.to_owned());
+    note("request", result.request.clone());
+    note("pool", result.pool.clone());
+    note("device", result.device.clone());
+    if let Some(id) = &result.share_id {
+        note("share-id", id.clone());
+    }
+    let gpu = node.gpu_kind.as_ref().map(|kind| format!("{kind}={} ", gpu.uuid)).unwrap_or_default();
+    note("cdi-devices", format!("{gpu}{kind}={uid}"));
+    cdi::Spec {
+        cdi_version: cdi::VERSION.into(),
+        kind,
+        annotations,
+        devices: vec![cdi::Device { name: uid.to_owned(), container_edits: cdi::Edits { env, mounts } }],
+    }
+}
+
+/// What the kubelet is told of a prepared claim. None if the spec is not one of ours for it.
+pub fn answer(uid: &str, spec: &cdi::Spec) -> Option<kubelet::Device> {
+    let note = |key: &str| spec.annotations.get(&format!("{DOMAIN}/{key}"));
+    if note("uid")? != uid {
+        return None;
+    }
+    let request = note("request")?;
+    // The kubelet knows a subrequest by its request.
+    let request = request.split_once('/').map_or(request.as_str(), |(request, _)| request);
+    Some(kubelet::Device {
+        request_names: vec![request.to_owned()],
+        pool_name: note("pool")?.clone(),
+        device_name: note("device")?.clone(),
+        cdi_device_ids: note("cdi-devices")?.split(' ').map(str::to_owned).collect(),
+        share_id: note("share-id").cloned(),
+    })
+}
+
+/// A quantity of Kubernetes that is a whole number: `24`, `1Gi`, `500M`, `2e9`, `3000m`.
+pub fn whole(text: &str) -> Option<u64> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, suffix) = text.split_at(digits);
+    let number: u64 = number.parse().ok()?;
+    let exponent = suffix.strip_prefix(['e', 'E']).filter(|rest| !rest.is_empty());
+    let factor = match (suffix, exponent) {
+        ("", _) => 1,
+        ("m", _) => return number.is_multiple_of(1000).then_some(number / 1000),
+        ("k", _) => 1000,
+        ("M", _) => 1000_u64.pow(2),
+        ("G", _) => 1000_u64.pow(3),
+        ("T", _) => 1000_u64.pow(4),
+        ("P", _) => 1000_u64.pow(5),
+        ("E", _) => 1000_u64.pow(6),
+        ("Ki", _) => 1 << 10,
+        ("Mi", _) => 1 << 20,
+        ("Gi", _) => 1 << 30,
+        ("Ti", _) => 1 << 40,
+        ("Pi", _) => 1 << 50,
+        ("Ei", _) => 1 << 60,
+        (_, Some(exponent)) => 10_u64.checked_pow(exponent.parse().ok()?)?,
+        _ => return None,
+    };
+    number.checked_mul(factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{UID, claim, node};
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn quantities_are_whole_numbers_in_any_of_their_forms() {
+        for (text, number) in [
+            ("24", Some(24)),
+            ("3000m", Some(3)),
+            ("1500m", None),
+            ("1Gi", Some(1 << 30)),
+            ("500M", Some(500_000_000)),
+            ("2e9", Some(2_000_000_000)),
+            ("1E", Some(1_000_000_000_000_000_000)),
+            ("16Ei", None),
+            ("-1", None),
+            ("", None),
+            ("Gi", None),
+            ("1.5Gi", None),
+            ("1 Gi", None),
+            ("1e99999999999", None),
+        ] {
+            assert_eq!(whole(text), number, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_allocation_becomes_an_environment_and_mounts() {
+        let spec = prepare(&node(), UID, &claim()).unwrap();
+        let edits = &spec.devices[0].container_edits;
+        let has = |text: &str| edits.env.iter().any(|env| env == text);
+        assert!(has("GSHARE_QUOTA=30%:80%") && has("GSHARE_SM=24%"), "{:?}", edits.env);
+        assert!(has("GSHARE_MEM=1073741824") && has("GSHARE_NAME=team/rnnt"), "{:?}", edits.env);
+        assert!(!edits.env.iter().any(|env| env.starts_with("LD_PRELOAD")));
+        let preload = edits.mounts.iter().find(|m| m.container_path == "/etc/ld.so.preload").unwrap();
+        assert!(preload.options.contains(&"ro".into()));
+        let device = answer(UID, &spec).unwrap();
+        assert_eq!(
+            device.cdi_device_ids,
+            ["nvidia.com/gpu=GPU-b".into(), format!("gpu.gshare.io/share={UID}")]
+        );
+        assert_eq!((device.device_name.as_str(), device.share_id.as_deref()), ("gpu-1", Some("s-1")));
+        assert_eq!(answer("another", &spec), None);
+    }
+
+    #[test]
+    fn mps_and_the_environment_are_injected_where_they_are_asked_for() {
+        let mut node = node();
+        node.injection = Injection::Environment;
+        node.mps = Some(super::super::MpsDirs { pipes: "/run/mps".into(), shm: "/run/mps-shm".into() });
+        node.gpu_kind = None;
+        let spec = prepare(&node, UID, &claim()).unwrap();
+        let edits = &spec.devices[0].container_edits;
+        let has = |text: &str| edits.env.iter().any(|env| env == text);
+        assert!(has("LD_PRELOAD=/usr/lib/gshare/libgshare_hook.so"));
+        assert!(has("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=24"));
+        let mounted: Vec<_> = edits.mounts.iter().map(|m| m.container_path.as_str()).collect();
+        assert_eq!(mounted, [HOOK, "/run/gshare", "/tmp/nvidia-mps", "/dev/shm"]);
+        assert_eq!(answer(UID, &spec).unwrap().cdi_device_ids.len(), 1);
+    }
+
+    #[test]
+    fn what_cannot_be_granted_is_refused_by_the_name_of_its_field() {
+        let good = serde_json::to_value(claim()).unwrap();
+        let result = "/status/allocation/devices/results/0";
+        let options = "/status/allocation/devices/config/0/opaque/parameters";
+        let cases = [
+            ("/metadata/uid", json!("f00"), "metadata.uid"),
+            ("/status/allocation", json!(null), "status.allocation: missing"),
+            ("/status/allocation/devices/results", json!([]), "none is of driver gpu.gshare.io"),
+            (&format!("{result}/pool"), json!("n2"), "pool n1"),
+            (&format!("{result}/driver"), json!("gpu.nvidia.com"), "none is of driver"),
+            (&format!("{result}/device"), json!("gpu-9"), "results[0].device: n1 has no `gpu-9`"),
+            (&format!("{result}/adminAccess"), json!(true), "adminAccess"),
+            (&format!("{result}/consumedCapacity"), json!({"sm": "24"}), "consumedCapacity[quota]: missing"),
+            (
+                &format!("{result}/consumedCapacity/sm"),
+                json!("101"),
+                "consumedCapacity[sm]: `101`: need 1 to 100",
+            ),
+            (&format!("{result}/consumedCapacity/sm"), json!("500m"), "consumedCapacity[sm]: `500m`"),
+            (&format!("{result}/consumedCapacity/quota"), json!("0"), "consumedCapacity[quota]: `0`"),
+            (&format!("{result}/consumedCapacity/memory"), json!("1Ti"), "consumedCapacity[memory]: `1Ti`"),
+            (&format!("{options}/quotaLimitPercent"), json!(20), "quota request 30% is larger"),
+            (
+                &format!("{options}/quotaLimitPercent"),
+                json!(101),
+                "config[0].opaque.parameters: quotaLimitPercent",
+            ),
+            (&format!("{options}/quotaLimitPercent"), json!("x"), "quotaLimitPercent"),
+            (&format!("{options}/kind"), json!("Other"), "apiVersion, kind"),
+            (&format!("{options}/class"), json!("vip"), "class: `vip`"),
+            (&format!("{options}/onDaemonLoss"), json!("panic"), "onDaemonLoss"),
+            (&format!("{options}/colour"), json!("red"), "colour"),
+        ];
+        for (path, value, expected) in cases {
+            let mut bad = good.clone();
+            let (parent, key) = path.rsplit_once('/').unwrap();
+            bad.pointer_mut(parent).unwrap()[key] = value;
+            let bad: ResourceClaim = serde_json::from_value(bad).unwrap();
+            let error = prepare(&node(), UID, &bad).unwrap_err().to_string();
+            assert!(error.contains(expected), "{path}: {error}");
+        }
+        let mut two = claim();
+        let devices = two.status.as_mut().unwrap().allocation.as_mut().unwrap().devices.as_mut().unwrap();
+        let results = devices.results.as_mut().unwrap();
+        results.push(results[0].clone());
+        assert_eq!(prepare(&node(), UID, &two).unwrap_err(), ClaimError::Several { count: 2 });
+        for uid in ["", "../../etc/passwd", "a/b", "-a", "a_b", &"a".repeat(64)] {
+            assert_eq!(prepare(&node(), uid, &claim()), Err(ClaimError::BadUid { uid: uid.to_owned() }));
+        }
+    }
+
+    #[test]
+    fn a_class_speaks_first_the_claim_after_it_and_only_to_the_requests_it_names() {
+        let options = |requests: &[&str], limit: u32, class: Option<&str>| {
+            let mut parameters =
+                json!({"apiVersion": "gshare.io/v1", "kind": "ShareOptions", "quotaLimitPercent": limit});
+            if let Some(class) = class {
+                parameters["class"] = class.into();
+            }
+            json!({"source": "FromClaim", "requests": requests,
+                "opaque": {"driver": DRIVER, "parameters": parameters}})
+        };
+        let mut value = serde_json::to_value(claim()).unwrap();
+        value["status"]["allocation"]["devices"]["config"] = json!([
+            options(&[], 50, Some("best-effort")),
+            options(&["share"], 60, None),
+            options(&["other"], 99, None),
+            {"source": "FromClaim", "opaque": {"driver": "gpu.nvidia.com", "parameters": {"sharing": 1}}},
+        ]);
+        let claim = serde_json::from_value(value).unwrap();
+        let env = prepare(&node(), UID, &claim).unwrap().devices.remove(0).container_edits.env;
+        assert!(env.contains(&"GSHARE_QUOTA=30%:60%".into()), "{env:?}");
+        assert!(env.contains(&"GSHARE_CLASS=best-effort".into()), "{env:?}");
+    }
+}

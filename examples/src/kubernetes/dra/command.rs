@@ -1,0 +1,162 @@
+//! The command line of the driver.
+
+use super::driver::{Driver, Sockets, serve};
+use super::{DRIVER, Injection, MpsDirs, Node, cdi, claim, gpus, publish, slice};
+use anyhow::{Context as _, ensure};
+use gshare_core::Bytes;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Time between two looks at the slice, and after one that failed.
+const LOOK: Duration = Duration::from_secs(60);
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Publish this node's GPUs as devices with consumable capacity, and give claims their share.
+#[derive(Debug, clap::Parser)]
+#[command(name = "gshare-dra")]
+pub struct Options {
+    /// Name of this node [default: `$NODE_NAME`].
+    #[arg(long)]
+    pub node: Option<String>,
+    /// So many simulated GPUs in place of those that nvidia-smi lists.
+    #[arg(long, value_name = "GPUS", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
+    pub sim: Option<u32>,
+    /// Memory of a simulated GPU.
+    #[arg(long, value_name = "BYTES", default_value = "16GiB")]
+    pub sim_memory: Bytes,
+    /// The hook on this node.
+    #[arg(long, value_name = "FILE", default_value = "/opt/gshare/libgshare_hook.so")]
+    pub hook: String,
+    /// The daemon's socket. Its directory is mounted into containers, so nothing else may be in it.
+    #[arg(long, value_name = "FILE", default_value = "/run/gshare/pods/gshare.sock")]
+    pub socket: String,
+    /// How the hook is loaded.
+    #[arg(long, value_enum, default_value_t = Injection::File)]
+    pub inject: Injection,
+    /// MPS runs with its pipes here: SM partitions are what is summed.
+    #[arg(long, value_name = "DIR", requires = "mps_shm")]
+    pub mps_pipes: Option<String>,
+    /// Its shared memory, mounted at /dev/shm.
+    #[arg(long, value_name = "DIR", requires = "mps_pipes")]
+    pub mps_shm: Option<String>,
+    /// Kind of the CDI devices of `nvidia-ctk cdi generate --device-name-strategy=uuid`, which bring the GPU itself.
+    #[arg(long, default_value = "nvidia.com/gpu")]
+    pub gpu_kind: String,
+    /// Where container runtimes look for CDI specs.
+    #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
+    pub cdi: PathBuf,
+    /// The kubelet's directory.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
+    pub kubelet: PathBuf,
+    /// Without a cluster: print the slice, and the CDI spec of --claim.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// An allocated `ResourceClaim`, in YAML or JSON.
+    #[arg(long, value_name = "FILE", requires = "dry_run")]
+    pub claim: Option<PathBuf>,
+}
+
+impl Options {
+    fn describe(&self) -> anyhow::Result<Node> {
+        let node = self.node.clone().or_else(|| std::env::var("NODE_NAME").ok());
+        let gpus = match self.sim {
+            Some(count) => gpus::simulated(count, self.sim_memory),
+            None => gpus::of_this_node()?,
+        };
+        let hook = PathBuf::from(&self.hook);
+        let mps = self.mps_pipes.as_ref().zip(self.mps_shm.as_ref());
+        Ok(Node {
+            name: node.context("--node: missing, and there is no $NODE_NAME")?,
+            gpus,
+            preload_file: hook.with_file_name("ld.so.preload"),
+            hook,
+            injection: self.inject,
+            socket: PathBuf::from(&self.socket),
+            mps: mps.map(|(pipes, shm)| MpsDirs { pipes: pipes.into(), shm: shm.into() }),
+            gpu_kind: self.sim.is_none().then(|| self.gpu_kind.clone()),
+        })
+    }
+}
+
+/// Runs the driver until it is asked to end.
+///
+/// # Errors
+/// When it cannot start, or the kubelet refuses it.
+pub async fn run(options: Options) -> anyhow::Result<()> {
+    let node = options.describe()?;
+    if options.dry_run {
+        return dry_run(&node, options.claim.as_deref());
+    }
+    ensure!(node.hook.is_file(), "--hook: {}: no such file", options.hook);
+    let admin = gshared::config::admin_socket_of(&node.socket);
+    ensure!(
+        !admin.exists(),
+        "--socket: {}: the daemon's admin socket is beside it, and containers would get both. Set `admin_socket` in its configuration",
+        options.socket
+    );
+    if node.injection == Injection::File {
+        std::fs::write(&node.preload_file, format!("{}\n", claim::HOOK))
+            .with_context(|| node.preload_file.display().to_string())?;
+    }
+    let directory = cdi::Directory::open(&options.cdi).with_context(|| options.cdi.display().to_string())?;
+    let client = kube::Client::try_default().await.context("no API server. Without a cluster: --dry-run")?;
+    let sockets = Sockets {
+        registry: options.kubelet.join("plugins_registry"),
+        plugins: options.kubelet.join("plugins"),
+    };
+    let node = Arc::new(node);
+    let driver = Driver::new(Arc::clone(&node), client.clone(), directory);
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let end = async move {
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+    };
+    let simulated = if options.sim.is_some() { ", simulated" } else { "" };
+    println!("gshare-dra: {DRIVER} on {}  {} GPU{simulated}", node.name, node.gpus.len());
+    let publisher = tokio::spawn(async move {
+        loop {
+            let pause = match publish::publish(&client, &node).await {
+                Ok(0) => LOOK,
+                Ok(_) => {
+                    println!("gshare-dra: published {}", slice::name(&node));
+                    LOOK
+                }
+                Err(error) => {
+                    eprintln!("gshare-dra: {error}");
+                    RETRY
+                }
+            };
+            tokio::time::sleep(pause).await;
+        }
+    });
+    let served = serve(driver, &sockets, end).await;
+    publisher.abort();
+    Ok(served?)
+}
+
+/// What the driver would publish and write.
+fn dry_run(node: &Node, file: Option<&Path>) -> anyhow::Result<()> {
+    println!("# no cluster: what gshare-dra would publish");
+    let owner = OwnerReference {
+        api_version: "v1".into(),
+        kind: "Node".into(),
+        name: node.name.clone(),
+        uid: "<uid of the node>".into(),
+        ..OwnerReference::default()
+    };
+    print!("{}", serde_saphyr::to_string(&slice::slice(node, owner, 1))?);
+    if let Some(file) = file {
+        let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+        let claim: ResourceClaim =
+            serde_saphyr::from_str(&text).with_context(|| file.display().to_string())?;
+        let uid = claim.metadata.uid.clone().unwrap_or_default();
+        let spec = claim::prepare(node, &uid, &claim)?;
+        println!("---\n# /var/run/cdi/{DRIVER}-{}_{uid}.json", cdi::CLASS);
+        print!("{}", serde_saphyr::to_string(&spec)?);
+    }
+    Ok(())
+}

@@ -1,0 +1,187 @@
+//! What the driver publishes: one `ResourceSlice` with the GPUs of its node.
+
+use super::{DRIVER, Gpu, Node};
+use k8s_openapi::api::resource::v1::{
+    CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity, ResourcePool,
+    ResourceSlice, ResourceSliceSpec,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use std::collections::BTreeMap;
+
+/// SM partition, in per cent of the SMs.
+pub const SM: &str = "sm";
+/// Guaranteed share of GPU time, in per cent.
+pub const QUOTA: &str = "quota";
+/// GPU memory.
+pub const MEMORY: &str = "memory";
+
+/// Most shares of a GPU. Where a capacity is no sum but a bound on each claim, it is so many times the whole.
+const SHARES: u64 = 100;
+const MIB: u64 = 1 << 20;
+
+/// The slice of `node`, which goes with the Node object `owner`.
+pub fn slice(node: &Node, owner: OwnerReference, generation: i64) -> ResourceSlice {
+    ResourceSlice {
+        metadata: ObjectMeta {
+            name: Some(name(node)),
+            owner_references: Some(vec![owner]),
+            ..ObjectMeta::default()
+        },
+        spec: spec(node, generation),
+    }
+}
+
+/// Its name, the same at each start.
+pub fn name(node: &Node) -> String {
+    format!("{}-{DRIVER}", node.name)
+}
+
+/// What it says.
+pub fn spec(node: &Node, generation: i64) -> ResourceSliceSpec {
+    ResourceSliceSpec {
+        driver: DRIVER.into(),
+        node_name: Some(node.name.clone()),
+        pool: ResourcePool { name: node.name.clone(), generation, resource_slice_count: 1 },
+        devices: Some(node.gpus.iter().map(|gpu| device(gpu, node.mps.is_some())).collect()),
+        ..ResourceSliceSpec::default()
+    }
+}
+
+fn device(gpu: &Gpu, side_by_side: bool) -> Device {
+    let text = |text: &str| DeviceAttribute { string: Some(text.into()), ..DeviceAttribute::default() };
+    let attributes = [
+        // The same key as NVIDIA's driver, for selectors that know it.
+        ("uuid", text(&gpu.uuid)),
+        ("productName", text(&gpu.model)),
+        ("index", DeviceAttribute { int: Some(gpu.index.into()), ..DeviceAttribute::default() }),
+        ("mps", DeviceAttribute { bool: Some(side_by_side), ..DeviceAttribute::default() }),
+    ];
+    let percent = |summed: bool| {
+        let value = if summed { 100 } else { 100 * SHARES };
+        capacity(value.to_string(), "1".into(), "100".into(), "1".into())
+    };
+    // Whole MiB, as the policy counts in steps.
+    let mib = gpu.memory.get() / MIB;
+    let memory = capacity(format!("{mib}Mi"), "1Mi".into(), format!("{mib}Mi"), "1Mi".into());
+    let capacity = [(SM, percent(side_by_side)), (QUOTA, percent(!side_by_side)), (MEMORY, memory)];
+    Device {
+        name: gpu.name(),
+        allow_multiple_allocations: Some(true),
+        attributes: Some(attributes.map(|(key, value)| (key.to_owned(), value)).into()),
+        capacity: Some(capacity.map(|(key, value)| (key.to_owned(), value)).into()),
+        ..Device::default()
+    }
+}
+
+/// Who asks for nothing gets all that one claim may have.
+fn capacity(value: String, min: String, max: String, step: String) -> DeviceCapacity {
+    let range = CapacityRequestPolicyRange {
+        min: Quantity(min),
+        max: Some(Quantity(max.clone())),
+        step: Some(Quantity(step)),
+    };
+    let policy = CapacityRequestPolicy {
+        default: Some(Quantity(max)),
+        valid_range: Some(range),
+        ..CapacityRequestPolicy::default()
+    };
+    DeviceCapacity { value: Quantity(value), request_policy: Some(policy) }
+}
+
+/// What is to be done so that the API server has exactly the slice of this node.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Plan {
+    /// Names of slices to delete.
+    pub delete: Vec<String>,
+    /// A slice to make.
+    pub create: Option<ResourceSlice>,
+    /// A slice to write over the one there is, at the version it was read at.
+    pub replace: Option<ResourceSlice>,
+}
+
+/// Compares what there is with what there should be.
+pub fn plan(node: &Node, owner: &OwnerReference, found: &[ResourceSlice]) -> Plan {
+    let newest = found.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);
+    let mine = name(node);
+    let (kept, extra): (Vec<_>, Vec<_>) =
+        found.iter().partition(|slice| slice.metadata.name.as_ref() == Some(&mine));
+    let mut plan = Plan {
+        delete: extra.into_iter().filter_map(|slice| slice.metadata.name.clone()).collect(),
+        ..Plan::default()
+    };
+    match kept.first() {
+        None => plan.create = Some(slice(node, owner.clone(), newest + 1)),
+        Some(old) => {
+            let same_owner = old.metadata.owner_references.iter().flatten().any(|o| o.uid == owner.uid);
+            if old.spec != spec(node, newest) || !same_owner {
+                let mut new = slice(node, owner.clone(), newest + 1);
+                new.metadata.resource_version.clone_from(&old.metadata.resource_version);
+                plan.replace = Some(new);
+            }
+        }
+    }
+    plan
+}
+
+/// Whether the API server kept what makes a device shareable; without its feature gate it drops that silently.
+pub fn is_shareable(slice: &ResourceSlice) -> bool {
+    slice.spec.devices.iter().flatten().all(|device| {
+        device.allow_multiple_allocations == Some(true)
+            && device.capacity.iter().flat_map(BTreeMap::values).all(|c| c.request_policy.is_some())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::node;
+    use super::*;
+
+    fn owner() -> OwnerReference {
+        OwnerReference { uid: "u1".into(), name: "n1".into(), ..OwnerReference::default() }
+    }
+
+    #[test]
+    fn a_slice_is_made_once_kept_while_it_is_right_and_replaced_when_it_is_not() {
+        let node = node();
+        let first = plan(&node, &owner(), &[]);
+        let made = first.create.unwrap();
+        assert_eq!(made.spec.pool.generation, 1);
+        assert!(is_shareable(&made));
+        assert_eq!(plan(&node, &owner(), std::slice::from_ref(&made)), Plan::default());
+
+        let mut grown = node.clone();
+        grown.gpus.pop();
+        let mut read = made.clone();
+        read.metadata.resource_version = Some("7".into());
+        let mut stray = made.clone();
+        stray.metadata.name = Some("stray".into());
+        stray.spec.pool.generation = 5;
+        let third = plan(&grown, &owner(), &[stray, read]);
+        let replaced = third.replace.unwrap();
+        assert_eq!(replaced.spec.pool.generation, 6, "above every generation there is");
+        assert_eq!(replaced.metadata.resource_version.as_deref(), Some("7"));
+        assert_eq!((third.delete, third.create), (vec!["stray".into()], None));
+    }
+
+    #[test]
+    fn policies_keep_to_what_the_api_server_asks_of_them() {
+        for mps in [true, false] {
+            let mut node = node();
+            node.mps = mps.then(|| super::super::MpsDirs { pipes: "/p".into(), shm: "/s".into() });
+            for device in spec(&node, 1).devices.unwrap() {
+                for (key, capacity) in device.capacity.unwrap() {
+                    let number = |q: &Quantity| super::super::claim::whole(&q.0).unwrap();
+                    let policy = capacity.request_policy.unwrap();
+                    let (range, default) = (policy.valid_range.unwrap(), number(&policy.default.unwrap()));
+                    let (min, max) = (number(&range.min), number(&range.max.unwrap()));
+                    let (step, value) = (number(&range.step.unwrap()), number(&capacity.value));
+                    assert!(min <= default && default <= max && max <= value, "{key}");
+                    assert!(max % step == 0 && default % step == 0 && min + step <= value, "{key}");
+                    let summed = if mps { key != QUOTA } else { key != SM };
+                    assert_eq!(max == value, summed, "{key}: summed over the claims, or a bound on each");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! A host for Kubernetes: shares of GPUs as devices that its scheduler gives out ([`dra`]).
+
+pub mod dra;
+
+use gshare_core::ResourceSpec;
+
+/// The domain under which these hosts name what is theirs: API groups, annotations, drivers.
+pub const DOMAIN: &str = "gshare.io";
+
+/// Hash of a text that stays the same from build to build (FNV-1a).
+pub(crate) fn hash(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// What a process under the hook is told of its share. All processes that are told the same name share one.
+pub(crate) fn share_environment(
+    name: &str,
+    share: &ResourceSpec,
+    socket: &str,
+) -> Vec<(&'static str, String)> {
+    let mut environment = vec![
+        ("GSHARE_SOCKET", socket.to_owned()),
+        ("GSHARE_NAME", name.to_owned()),
+        ("GSHARE_RUN", hash(name).max(1).to_string()),
+        ("GSHARE_QUOTA", share.quota().to_string()),
+        ("GSHARE_SM", share.sm().to_string()),
+    ];
+    environment.extend(share.memory().map(|memory| ("GSHARE_MEM", memory.get().to_string())));
+    environment
+}
