@@ -55,6 +55,64 @@ fn a_device_named_by_uuid_is_metered_as_itself() {
     assert_same("by_uuid", &bare, &hooked);
 }
 
+/// The second line that `mig` prints.
+fn uuid(run: &common::Done) -> &str {
+    run.stdout.lines().nth(1).unwrap_or_else(|| panic!("{}{}", run.stdout, run.stderr))
+}
+
+#[test]
+fn each_mig_device_is_a_device_of_its_own() {
+    let program = program("devices", &[]);
+    let place = tempfile::tempdir().unwrap();
+    let device = place.path().join("shared");
+    let cut = |run: Run| {
+        run.env("GSHARE_SIM_PROFILE", "a100")
+            .env("GSHARE_SIM_MIG", "3g.40gb,1g.10gb")
+            .env("GSHARE_SIM_DEVICE", &device)
+    };
+    // Without a list a process sees the first slice alone, with one the first that is named.
+    let first = cut(Run::bare(&program, &["mig"])).finish();
+    let told = first.stdout.lines().next().unwrap_or_default();
+    assert_eq!(
+        told, "1 device: NVIDIA A100-SXM4-80GB MIG 3g.40gb (simulated), 40192 MiB",
+        "{}",
+        first.stderr
+    );
+    let listed = cut(Run::bare(&program, &["mig_list"])).finish().stdout;
+    let listed: Vec<&str> = listed.lines().collect();
+    assert_eq!((listed.len(), listed[0]), (2, uuid(&first)));
+    let two = cut(Run::bare(&program, &["mig"]))
+        .env("CUDA_VISIBLE_DEVICES", format!("{},{}", listed[1], listed[0]))
+        .finish();
+    assert_eq!(uuid(&two), listed[1]);
+    assert!(two.stdout.contains("MIG 1g.10gb (simulated), 9856 MiB\n"), "{}{}", two.stdout, two.stderr);
+    assert!(two.stdout.contains("nvml: 9856 MiB of the slice, 81155 MiB of the GPU\n"), "{}", two.stdout);
+
+    let daemon = Daemon::start(
+        &place.path().join("g.sock"),
+        limited_to(Bytes::from_mib(256)),
+        Duration::from_millis(10),
+    );
+    let served = |uuid: &str| {
+        let run = cut(Run::hooked(&program, &["mig"])).env("CUDA_VISIBLE_DEVICES", uuid);
+        run.env("GSHARE_SOCKET", &daemon.socket).finish()
+    };
+    for bare in [&first, &two] {
+        let hooked = served(uuid(bare));
+        assert_eq!(hooked.code, Some(0), "{}", hooked.stderr);
+        assert_eq!(uuid(&hooked), uuid(bare));
+        // The limit is on the slice; the GPU is nobody's.
+        assert!(hooked.stdout.contains("256 MiB\n"), "{}", hooked.stdout);
+        assert!(
+            hooked.stdout.contains("nvml: 256 MiB of the slice, 81155 MiB of the GPU\n"),
+            "{}",
+            hooked.stdout
+        );
+    }
+    let told: Vec<String> = daemon.told().devices.iter().map(|uuid| format!("{uuid:x?}")).collect();
+    assert!(told.len() == 2 && told[0] != told[1], "one device a slice: {told:?}");
+}
+
 #[test]
 fn memory_that_another_process_shares_is_charged_to_its_owner_alone() {
     let program = program("devices", &[]);

@@ -29,6 +29,7 @@
 //! | `GSHARE_SIM_DEVICE` | path of the device file | in `XDG_RUNTIME_DIR`, or `/tmp` by uid |
 //! | `GSHARE_SIM_PROFILE` | `v100`, `a100`, `h100`, `h200`, `t4`, `tiny` or a path | the file's own; `v100` for a new file |
 //! | `GSHARE_SIM_GPUS` | number of GPUs | the profile's |
+//! | `GSHARE_SIM_MIG` | MIG devices that the one GPU is cut into, such as `3g.40gb,2g.20gb` (`a100`, `h100`) | none |
 //! | `GSHARE_SIM_DRIVER_VERSION` | such as `12.8` or `13000` | `12.8` |
 //! | `GSHARE_SIM_VERBOSE` | a line on stderr at `cuInit` | off |
 //! | `CUDA_VISIBLE_DEVICES`, `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | as with the real driver | |

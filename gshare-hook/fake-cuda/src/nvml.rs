@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use crate::driver::core::{driver, driver_version};
-use crate::driver::device::{pci_text, uuid_text};
+use crate::driver::device::{gpu_uuid, pci_text, uuid_text};
 use crate::sim::device::{device_name, device_uuid};
 use crate::sim::{SimDevice, Truth};
 
@@ -47,19 +47,79 @@ fn open() -> Option<&'static SimDevice> {
     if let Ok(driver) = driver() {
         return Some(&driver.device);
     }
-    let opened = DEVICE.get_or_init(|| {
-        let profile = std::env::var("GSHARE_SIM_PROFILE").ok().filter(|s| !s.is_empty());
-        let gpus = std::env::var("GSHARE_SIM_GPUS").ok().and_then(|n| n.parse().ok());
-        SimDevice::open(&crate::sim::default_path(), profile.as_deref(), gpus).ok()
-    });
+    let opened = DEVICE.get_or_init(|| SimDevice::of_environment().ok());
     opened.as_ref()
 }
 
-/// A device's handle is its number + 1.
-fn gpu(handle: Handle) -> Result<(&'static SimDevice, u32), Return> {
+/// What a handle stands for.
+struct Part {
+    device: &'static SimDevice,
+    /// Of the GPU.
+    number: u32,
+    /// Of the MIG device, if it is one.
+    slice: Option<u32>,
+}
+
+/// Added to the handles of MIG devices.
+const SLICES: usize = 0x1000;
+
+/// A GPU's handle is its number + 1; a MIG device's is its number + 1 + `SLICES`.
+fn part(handle: Handle) -> Result<Part, Return> {
     let device = device()?;
     let number = (handle as usize).wrapping_sub(1);
-    if number < device.profile().gpus as usize { Ok((device, number as u32)) } else { Err(INVALID_ARGUMENT) }
+    if number < device.profile().gpus as usize {
+        return Ok(Part { device, number: number as u32, slice: None });
+    }
+    let slice = number.wrapping_sub(SLICES);
+    if device.is_cut() && slice < device.devices().len() {
+        return Ok(Part { device, number: 0, slice: Some(slice as u32) });
+    }
+    Err(INVALID_ARGUMENT)
+}
+
+/// A GPU and its number; MIG devices are refused.
+fn gpu(handle: Handle) -> Result<(&'static SimDevice, u32), Return> {
+    let part = part(handle)?;
+    if part.slice.is_some() { Err(INVALID_ARGUMENT) } else { Ok((part.device, part.number)) }
+}
+
+impl Part {
+    /// The devices of the file that this is.
+    fn devices(&self) -> std::ops::Range<usize> {
+        match self.slice {
+            Some(slice) => slice as usize..slice as usize + 1,
+            None if self.device.is_cut() => 0..self.device.devices().len(),
+            None => self.number as usize..self.number as usize + 1,
+        }
+    }
+
+    /// Total and used bytes.
+    fn memory(&self) -> (u64, u64) {
+        let truth = self.device.truth();
+        let used = truth.gpus[self.devices()].iter().map(|g| g.memory_used_bytes).sum();
+        let total = match self.slice {
+            Some(slice) => self.device.devices()[slice as usize].memory_bytes,
+            None => self.device.profile().memory_bytes,
+        };
+        (total, used)
+    }
+
+    fn uuid(&self) -> String {
+        match self.slice {
+            Some(slice) => uuid_text("MIG", &device_uuid(self.device.path(), slice)),
+            None => uuid_text("GPU", &gpu_uuid(self.device, self.number)),
+        }
+    }
+
+    /// Live processes: pid, bytes, MIG device where there are some.
+    fn users(&self) -> Vec<(u32, u64, c_uint)> {
+        let truth = self.device.truth();
+        let of = |device| {
+            let slice = if self.device.is_cut() { device as c_uint } else { c_uint::MAX };
+            users_of(&truth, device as u32).into_iter().map(move |(pid, used)| (pid, used, slice))
+        };
+        self.devices().flat_map(of).collect()
+    }
 }
 
 unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Return> {
@@ -224,8 +284,10 @@ nvml! {
             return Err(INVALID_ARGUMENT);
         }
         let asked = CStr::from_ptr(uuid).to_string_lossy();
-        let found = (0..device.profile().gpus).find(|i| uuid_text(&device_uuid(device.path(), *i)) == asked);
-        put(handle, (found.ok_or(NOT_FOUND)? as usize + 1) as Handle)
+        let slices = if device.is_cut() { device.devices().len() } else { 0 };
+        let all = (0..device.profile().gpus as usize).chain(SLICES..SLICES + slices).map(|n| (n + 1) as Handle);
+        let found = all.into_iter().find(|handle| part(*handle).is_ok_and(|part| part.uuid() == asked));
+        put(handle, found.ok_or(NOT_FOUND)?)
     }
     fn nvmlDeviceGetHandleByPciBusId | nvmlDeviceGetHandleByPciBusId_v2 (bus: *const c_char, handle: *mut Handle) {
         let device = device()?;
@@ -239,11 +301,12 @@ nvml! {
     fn nvmlDeviceGetIndex (handle: Handle, index: *mut c_uint) { put(index, gpu(handle)?.1) }
     fn nvmlDeviceGetMinorNumber (handle: Handle, minor: *mut c_uint) { put(minor, gpu(handle)?.1) }
     fn nvmlDeviceGetName (handle: Handle, name: *mut c_char, length: c_uint) {
-        put_text(name, length, &device_name(gpu(handle)?.0.profile()))
+        let part = part(handle)?;
+        let slice = part.slice.map(|slice| &part.device.devices()[slice as usize]);
+        put_text(name, length, &device_name(slice.unwrap_or(part.device.profile())))
     }
     fn nvmlDeviceGetUUID (handle: Handle, uuid: *mut c_char, length: c_uint) {
-        let (device, number) = gpu(handle)?;
-        put_text(uuid, length, &uuid_text(&device_uuid(device.path(), number)))
+        put_text(uuid, length, &part(handle)?.uuid())
     }
     fn nvmlDeviceGetPciInfo | nvmlDeviceGetPciInfo_v2 | nvmlDeviceGetPciInfo_v3 (handle: Handle, pci: *mut Pci) {
         let (_, number) = gpu(handle)?;
@@ -264,47 +327,50 @@ nvml! {
         put(minor, b as c_int)
     }
     fn nvmlDeviceGetMemoryInfo (handle: Handle, memory: *mut Memory) {
-        let (device, number) = gpu(handle)?;
-        let truth = device.truth();
-        let g = &truth.gpus[number as usize];
-        let (total, used) = (g.memory_bytes, g.memory_used_bytes);
+        let (total, used) = part(handle)?.memory();
         put(memory, Memory { total, free: total - used, used })
     }
     fn nvmlDeviceGetMemoryInfo_v2 (handle: Handle, memory: *mut Memory2) {
-        let (device, number) = gpu(handle)?;
+        let part = part(handle)?;
         if memory.is_null() {
             return Err(INVALID_ARGUMENT);
         }
         let version = (*memory).version;
-        let truth = device.truth();
-        let g = &truth.gpus[number as usize];
-        let (total, used) = (g.memory_bytes, g.memory_used_bytes);
+        let (total, used) = part.memory();
         put(memory, Memory2 { version, total, reserved: 0, free: total - used, used })
     }
     fn nvmlDeviceGetUtilizationRates (handle: Handle, rates: *mut [c_uint; 2]) {
         let (device, number) = gpu(handle)?;
+        if device.is_cut() {
+            // As with the real one: not told of a GPU in MIG mode.
+            return Err(NOT_SUPPORTED);
+        }
         put(rates, [device.truth().gpus[number as usize].utilisation_percent, 0])
     }
     fn nvmlDeviceGetComputeRunningProcesses (handle: Handle, count: *mut c_uint, list: *mut Process1) {
-        let (device, number) = gpu(handle)?;
-        let all = users_of(&device.truth(), number);
-        put_list(all.into_iter().map(|(pid, used)| Process1 { pid, used }).collect(), count, list)
+        let all = part(handle)?.users().into_iter();
+        put_list(all.map(|(pid, used, _)| Process1 { pid, used }).collect(), count, list)
     }
     fn nvmlDeviceGetComputeRunningProcesses_v2 | nvmlDeviceGetComputeRunningProcesses_v3 (handle: Handle, count: *mut c_uint, list: *mut Process2) {
-        let (device, number) = gpu(handle)?;
-        let all = users_of(&device.truth(), number).into_iter();
-        let none = c_uint::MAX;
-        put_list(all.map(|(pid, used)| Process2 { pid, used, gpu_instance: none, compute_instance: none }).collect(), count, list)
+        let all = part(handle)?.users().into_iter();
+        let told = |(pid, used, slice)| {
+            let compute_instance = if slice == c_uint::MAX { slice } else { 0 };
+            Process2 { pid, used, gpu_instance: slice, compute_instance }
+        };
+        put_list(all.map(told).collect(), count, list)
     }
     fn nvmlDeviceGetGraphicsRunningProcesses | nvmlDeviceGetGraphicsRunningProcesses_v2
         | nvmlDeviceGetGraphicsRunningProcesses_v3 | nvmlDeviceGetMPSComputeRunningProcesses
         | nvmlDeviceGetMPSComputeRunningProcesses_v2 | nvmlDeviceGetMPSComputeRunningProcesses_v3
         (handle: Handle, count: *mut c_uint, _list: *mut c_void) {
-        gpu(handle)?;
+        part(handle)?;
         put(count, 0)
     }
     fn nvmlDeviceGetProcessUtilization (handle: Handle, list: *mut ProcessSample, count: *mut c_uint, since_us: c_ulonglong) {
         let (device, number) = gpu(handle)?;
+        if device.is_cut() {
+            return Err(NOT_SUPPORTED);
+        }
         let truth = device.truth();
         let time_us = truth.time_ns / 1000;
         let samples: Vec<ProcessSample> = truth
@@ -323,12 +389,39 @@ nvml! {
     }
     fn nvmlDeviceGetComputeMode (handle: Handle, mode: *mut c_uint) { gpu(handle)?; put(mode, 0) }
     fn nvmlDeviceGetPersistenceMode (handle: Handle, mode: *mut c_uint) { gpu(handle)?; put(mode, 1) }
-    fn nvmlDeviceGetMigMode (handle: Handle, _current: *mut c_uint, _pending: *mut c_uint) {
-        gpu(handle)?;
-        Err(NOT_SUPPORTED)
+    fn nvmlDeviceGetMigMode (handle: Handle, current: *mut c_uint, pending: *mut c_uint) {
+        let (device, _) = gpu(handle)?;
+        if device.profile().mig.is_empty() {
+            return Err(NOT_SUPPORTED);
+        }
+        put(current, c_uint::from(device.is_cut()))?;
+        put(pending, c_uint::from(device.is_cut()))
     }
-    fn nvmlDeviceGetMaxMigDeviceCount (handle: Handle, count: *mut c_uint) { gpu(handle)?; put(count, 0) }
-    fn nvmlDeviceIsMigDeviceHandle (handle: Handle, is_mig: *mut c_uint) { gpu(handle)?; put(is_mig, 0) }
+    fn nvmlDeviceGetMaxMigDeviceCount (handle: Handle, count: *mut c_uint) {
+        let (device, _) = gpu(handle)?;
+        put(count, if device.profile().mig.is_empty() { 0 } else { 7 })
+    }
+    fn nvmlDeviceGetMigDeviceHandleByIndex (handle: Handle, index: c_uint, slice: *mut Handle) {
+        let (device, _) = gpu(handle)?;
+        if !device.is_cut() || index as usize >= device.devices().len() {
+            return Err(NOT_FOUND);
+        }
+        put(slice, (SLICES + index as usize + 1) as Handle)
+    }
+    fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle (handle: Handle, whole: *mut Handle) {
+        part(handle)?.slice.ok_or(INVALID_ARGUMENT)?;
+        put(whole, 1 as Handle)
+    }
+    fn nvmlDeviceIsMigDeviceHandle (handle: Handle, is_mig: *mut c_uint) {
+        put(is_mig, c_uint::from(part(handle)?.slice.is_some()))
+    }
+    fn nvmlDeviceGetGpuInstanceId (handle: Handle, id: *mut c_uint) {
+        put(id, part(handle)?.slice.ok_or(INVALID_ARGUMENT)?)
+    }
+    fn nvmlDeviceGetComputeInstanceId (handle: Handle, id: *mut c_uint) {
+        part(handle)?.slice.ok_or(INVALID_ARGUMENT)?;
+        put(id, 0)
+    }
 }
 
 /// The text of a return code.

@@ -51,10 +51,28 @@ pub struct Profile {
     /// Costs by name.
     #[serde(default)]
     pub kernel: Vec<KernelCost>,
+    /// What a GPU can be cut into.
+    #[serde(default)]
+    pub mig: Vec<MigSlice>,
+    /// MIG devices that the one GPU of this device file is cut into, by name; none: it is whole.
+    #[serde(default)]
+    pub cut: Vec<String>,
 }
 
 fn one() -> u32 {
     1
+}
+
+/// A MIG device: an instance of the GPU, with one compute instance that fills it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MigSlice {
+    /// Such as `1g.10gb`.
+    pub name: String,
+    /// Streaming multiprocessors.
+    pub sms: u32,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
 }
 
 /// Duration by launch size.
@@ -96,6 +114,12 @@ pub enum ProfileError {
     /// A number is out of range.
     #[error("profile {0:?}: {1} must be {2}")]
     Range(String, &'static str, &'static str),
+    /// The GPU has no such MIG slice.
+    #[error("profile {0:?}: no MIG slice {1:?}; it has {2}")]
+    Slice(String, String, String),
+    /// More is cut off than there is.
+    #[error("profile {0:?}: slices of {1} {2} are cut off {3}")]
+    Cut(String, u64, &'static str, u64),
 }
 
 const BUILT_IN: [(&str, &str); 6] = [
@@ -151,8 +175,50 @@ impl Profile {
             p if p.device_bandwidth == 0 => range("device_bandwidth", "positive"),
             p if p.threads_per_sm == 0 => range("threads_per_sm", "positive"),
             p if p.blocks_per_sm == 0 => range("blocks_per_sm", "positive"),
-            _ => Ok(profile),
+            p if p.cut.len() > 7 => range("cut", "at most 7 slices"),
+            p if !p.cut.is_empty() && p.gpus > 1 => range("gpus", "1 where it is cut into slices"),
+            p if p.mig.iter().any(|s| s.sms == 0 || s.memory_bytes == 0) => range("mig", "of SMs and memory"),
+            p => p.checked_cut(origin).map(|()| profile),
         }
+    }
+
+    fn checked_cut(&self, origin: &str) -> Result<(), ProfileError> {
+        let (mut sms, mut memory) = (0, 0);
+        for name in &self.cut {
+            let Some(slice) = self.slice(name) else {
+                let known: Vec<&str> = self.mig.iter().map(|s| s.name.as_str()).collect();
+                let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                return Err(ProfileError::Slice(origin.to_owned(), name.clone(), known));
+            };
+            sms += u64::from(slice.sms);
+            memory += slice.memory_bytes;
+        }
+        for (cut, what, all) in [(sms, "SMs", u64::from(self.sms)), (memory, "bytes", self.memory_bytes)] {
+            if cut > all {
+                return Err(ProfileError::Cut(origin.to_owned(), cut, what, all));
+            }
+        }
+        Ok(())
+    }
+
+    fn slice(&self, name: &str) -> Option<&MigSlice> {
+        self.mig.iter().find(|s| s.name == name)
+    }
+
+    /// The devices a process may use, each with its own SMs and memory: the GPUs, or the one GPU's MIG devices.
+    pub fn devices(&self) -> Vec<Self> {
+        if self.cut.is_empty() {
+            return vec![self.clone(); self.gpus as usize];
+        }
+        let slices = self.cut.iter().filter_map(|name| self.slice(name));
+        slices
+            .map(|slice| Self {
+                device_name: format!("{} MIG {}", self.device_name, slice.name),
+                sms: slice.sms,
+                memory_bytes: slice.memory_bytes,
+                ..self.clone()
+            })
+            .collect()
     }
 
     /// What the kernel's name says about its cost.
@@ -266,6 +332,22 @@ mod tests {
         assert_eq!((sms, two - one), (108, p.cost.ns_per_wave));
         assert_eq!(p.cost(by_size, 1, 32, None), (1, p.cost.fixed_ns + p.cost.ns_per_wave));
         assert_eq!(p.cost(p.named("spin_ns"), 4, 32, Some(77)), (4, 77));
+    }
+
+    #[test]
+    fn a_cut_gpu_is_as_many_devices_as_slices() {
+        let cut = |list: &str| {
+            Profile::parse(&format!("cut = {list}\n{}", load_text("a100").unwrap()), "x")
+                .map_err(|e| e.to_string())
+        };
+        let devices = cut(r#"["3g.40gb", "1g.10gb"]"#).unwrap().devices();
+        assert_eq!(devices.iter().map(|d| d.sms).collect::<Vec<_>>(), [42, 14]);
+        assert_eq!(devices[1].device_name, "NVIDIA A100-SXM4-80GB MIG 1g.10gb");
+        assert_eq!(a100().devices(), [a100()]);
+        assert!(cut(r#"["1g.5gb"]"#).unwrap_err().contains("no MIG slice \"1g.5gb\"; it has 1g.10gb"));
+        assert!(cut(r#"["4g.40gb", "4g.40gb"]"#).unwrap_err().contains("slices of 112 SMs are cut off 108"));
+        let text = cut(r#"["7g.80gb", "1g.10gb"]"#).unwrap_err();
+        assert!(text.contains("SMs are cut off 108"), "{text}");
     }
 
     #[test]

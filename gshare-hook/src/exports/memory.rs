@@ -569,12 +569,16 @@ fn seen(free: u64, total: u64) -> Option<(u64, u64)> {
     Some(device.memory.view(free, total))
 }
 
-/// The memory limit of a device. Before the device is used, the environment's word is all there is.
+/// The memory limit of a device. Before it has a context, the environment's word is all there is.
 fn limit_of(device: c_int) -> Option<u64> {
     if CONTROL.state() == State::Off as u32 {
         return None;
     }
-    match CONTROL.runtime().and_then(|runtime| runtime.known_device(device)) {
+    let current = lifecycle::current_ordinal() == Some(device);
+    let runtime = if current { metering() } else { CONTROL.runtime() };
+    match runtime
+        .and_then(|runtime| if current { runtime.device(device) } else { runtime.known_device(device) })
+    {
         Some(device) => device.memory.limit(),
         None => lifecycle::limit_from_environment(),
     }

@@ -19,6 +19,8 @@ pub struct Told {
     pub names: Vec<String>,
     /// Attach messages, with the memory they re-stated.
     pub attached: Vec<u64>,
+    /// UUIDs of their devices.
+    pub devices: Vec<[u8; 16]>,
     /// GPU time used, by lease, in ns.
     pub used: BTreeMap<u64, u64>,
     /// Memory handed out and not given back, in bytes.
@@ -152,10 +154,11 @@ fn hear(
             told.names.push(name);
             peer.say(&ToClient::Welcome { epoch: 1 });
         }
-        ToDaemon::Attach { ordinal, allocated, .. } => {
+        ToDaemon::Attach { ordinal, device, allocated, .. } => {
             // A client is a process on a device.
             let client = ClientId::new(peer.client.slot() * 64 + ordinal, 1);
             told.attached.push(allocated.0);
+            told.devices.push(device);
             let (window, in_flight) = (Duration::from_millis(100), Duration::from_millis(2));
             peer.say(&ToClient::Attached { ordinal, client, gpu: GpuId(0), spec, window, in_flight });
         }

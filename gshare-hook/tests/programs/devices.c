@@ -12,6 +12,7 @@ Result cuIpcGetMemHandle(IpcHandle *, Pointer);
 Result cuIpcOpenMemHandle_v2(Pointer *, IpcHandle, unsigned);
 Result cuIpcCloseMemHandle(Pointer);
 Result cuDeviceGetUuid_v2(Uuid *, int);
+Result cuDeviceGetName(char *, int, int);
 Result cuDeviceGetDevResource(int, Resource *, unsigned);
 Result cuDevResourceGenerateDesc(Handle *, Resource *, unsigned);
 Result cuGreenCtxCreate(Handle *, Handle, int, unsigned);
@@ -168,6 +169,61 @@ static void views(void) {
         printf("process: mine %d used %llu\n", processes[i].pid == (unsigned)getpid(), processes[i].used / MIB);
 }
 
+/* The UUIDs of a GPU's MIG devices, as an operator lists them. */
+static void mig_list(void) {
+    Handle gpu, slice;
+    char text[96];
+    void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    int (*init)(void) = (int (*)(void))dlsym(nvml, "nvmlInit_v2");
+    int (*by_index)(unsigned, Handle *) = (int (*)(unsigned, Handle *))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2");
+    int (*slice_by_index)(Handle, unsigned, Handle *) =
+        (int (*)(Handle, unsigned, Handle *))dlsym(nvml, "nvmlDeviceGetMigDeviceHandleByIndex");
+    int (*uuid)(Handle, char *, unsigned) = (int (*)(Handle, char *, unsigned))dlsym(nvml, "nvmlDeviceGetUUID");
+    MUST(init());
+    MUST(by_index(0, &gpu));
+    for (unsigned i = 0; !slice_by_index(gpu, i, &slice); i++) {
+        MUST(uuid(slice, text, sizeof text));
+        printf("%s\n", text);
+    }
+}
+
+/* A MIG device: alone, whatever the list says, with its own name, memory and UUID, which NVML knows it by. */
+static void mig(void) {
+    Uuid uuid;
+    Handle whole, slice;
+    Memory1 memory;
+    Pointer p;
+    int count;
+    size_t total;
+    char name[96], text[96] = "MIG-";
+    context_of_device_0();
+    MUST(cuDeviceGetCount(&count));
+    MUST(cuDeviceGetName(name, sizeof name, 0));
+    MUST(cuDeviceTotalMem_v2(&total, 0));
+    printf("%d device: %s, %zu MiB\n", count, name, total / MIB);
+    MUST(cuDeviceGetUuid_v2(&uuid, 0));
+    for (int i = 0; i < 16; i++)
+        sprintf(text + strlen(text), "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid.bytes[i]);
+    printf("%s\n", text);
+    MUST(cuMemAlloc_v2(&p, 64 * MIB));
+    printf("too much: %d\n", cuMemAlloc_v2(&p, total));
+    void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    int (*init)(void) = (int (*)(void))dlsym(nvml, "nvmlInit_v2");
+    int (*by_uuid)(const char *, Handle *) = (int (*)(const char *, Handle *))dlsym(nvml, "nvmlDeviceGetHandleByUUID");
+    int (*gpu)(Handle, Handle *) = (int (*)(Handle, Handle *))dlsym(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle");
+    int (*info)(Handle, Memory1 *) = (int (*)(Handle, Memory1 *))dlsym(nvml, "nvmlDeviceGetMemoryInfo");
+    MUST(init());
+    MUST(by_uuid(text, &slice));
+    MUST(gpu(slice, &whole));
+    MUST(info(slice, &memory));
+    printf("nvml: %llu MiB of the slice", memory.total / MIB);
+    MUST(info(whole, &memory));
+    printf(", %llu MiB of the GPU\n", memory.total / MIB);
+    Handle f = kernel("spin_1ms");
+    for (int n = 0; n < 50; n++) MUST(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0));
+    SHOW(cuCtxSynchronize());
+}
+
 /* Launches as they come back. */
 static void launches(void) {
     context_of_device_0();
@@ -184,6 +240,8 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "ipc")) ipc();
     else if (!strcmp(kind, "green")) green();
     else if (!strcmp(kind, "views")) views();
+    else if (!strcmp(kind, "mig")) mig();
+    else if (!strcmp(kind, "mig_list")) mig_list();
     else if (!strcmp(kind, "launches")) launches();
     else return 2;
     return 0;

@@ -126,17 +126,19 @@ pub(super) unsafe fn cuCtxCreate_v2(pctx: *mut sys::CUcontext, flags: c_uint, de
 }
 
 /// SMs of the affinities (type 0 is a number of SMs), read as integers.
-unsafe fn affinity(list: *const c_void, count: c_int) -> Result<Option<u32>, CUresult> {
+unsafe fn affinity(list: *const c_void, count: c_int, dev: CUdevice) -> Result<Option<u32>, CUresult> {
     if count < 0 || count > 0 && list.is_null() {
         return Err(INVALID_VALUE);
     }
+    let driver = driver()?;
+    let all = driver.profile_of(driver.gpu(dev)?).sms;
     let mut sms = None;
     for i in 0..count as usize {
         let at = list.cast::<[u32; 2]>().add(i).read_unaligned();
         if at[0] != 0 || at[1] == 0 {
             return Err(INVALID_VALUE);
         }
-        sms = Some(at[1].min(driver()?.profile().sms));
+        sms = Some(at[1].min(all));
     }
     Ok(sms)
 }
@@ -148,7 +150,7 @@ pub(super) unsafe fn cuCtxCreate_v3(
     flags: c_uint,
     dev: CUdevice,
 ) -> Answer {
-    create(pctx, flags, dev, affinity(paramsArray.cast(), numParams)?)
+    create(pctx, flags, dev, affinity(paramsArray.cast(), numParams, dev)?)
 }
 
 /// `CUctxCreateParams`: affinities, their number, parameters of graphics contexts.
@@ -167,7 +169,7 @@ pub(super) unsafe fn cuCtxCreate_v4(
         if !graphics.is_null() {
             return Err(NOT_SUPPORTED);
         }
-        affinity(list, count)?
+        affinity(list, count, dev)?
     };
     create(pctx, flags, dev, sms)
 }
@@ -351,7 +353,7 @@ pub(super) unsafe fn cuCtxGetExecAffinity(
     if type_ != 0 {
         return Err(NOT_SUPPORTED);
     }
-    let sms = context.sms.unwrap_or(driver()?.profile().sms);
+    let sms = context.sms.unwrap_or(driver()?.profile_of(context.gpu).sms);
     put(pExecAffinity.cast::<[u32; 2]>(), [0, sms])
 }
 
@@ -391,11 +393,11 @@ pub(super) unsafe fn cuDeviceGetDevResource(
     type_: c_uint,
 ) -> Answer {
     let driver = driver()?;
-    driver.gpu(device)?;
+    let gpu = driver.gpu(device)?;
     if type_ != 1 {
         return Err(NOT_SUPPORTED);
     }
-    put_resource(resource, driver.profile().sms)
+    put_resource(resource, driver.profile_of(gpu).sms)
 }
 
 pub(super) unsafe fn cuCtxGetDevResource(
@@ -407,7 +409,7 @@ pub(super) unsafe fn cuCtxGetDevResource(
     if type_ != 1 {
         return Err(NOT_SUPPORTED);
     }
-    put_resource(resource, context.sms.unwrap_or(driver()?.profile().sms))
+    put_resource(resource, context.sms.unwrap_or(driver()?.profile_of(context.gpu).sms))
 }
 
 pub(super) unsafe fn cuDevSmResourceSplitByCount(
@@ -461,10 +463,10 @@ pub(super) unsafe fn cuGreenCtxCreate(
     flags: c_uint,
 ) -> Answer {
     let driver = driver()?;
-    driver.gpu(dev)?;
+    let gpu = driver.gpu(dev)?;
     // CU_GREEN_CTX_DEFAULT_STREAM is required.
     let sms = desc as usize as u32;
-    if flags != 1 || sms == 0 || sms > driver.profile().sms || phCtx.is_null() {
+    if flags != 1 || sms == 0 || sms > driver.profile_of(gpu).sms || phCtx.is_null() {
         return Err(INVALID_VALUE);
     }
     put(phCtx, Context::create(dev, false, 0, Some(sms), false)?.handle())

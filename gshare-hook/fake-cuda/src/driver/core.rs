@@ -150,21 +150,19 @@ pub(crate) fn driver_version() -> u32 {
 
 fn open_device() -> Result<Driver, CUresult> {
     let say = |text: &dyn std::fmt::Display| eprintln!("gshare simulated CUDA driver: {text}");
-    let path = crate::sim::default_path();
-    let spec = std::env::var("GSHARE_SIM_PROFILE").ok().filter(|s| !s.is_empty());
-    let gpus = std::env::var("GSHARE_SIM_GPUS").ok().and_then(|n| n.parse().ok());
-    let device = SimDevice::open(&path, spec.as_deref(), gpus).map_err(|e| {
+    let device = SimDevice::of_environment().map_err(|e| {
         say(&e);
         CUresult::CUDA_ERROR_SYSTEM_NOT_READY
     })?;
     let visible = device::visible(&device);
     if std::env::var_os("GSHARE_SIM_VERBOSE").is_some() {
         say(&format_args!(
-            "{} of {} GPUs visible, {}, {}",
+            "{} of {} {} visible, {}, {}",
             visible.len(),
-            device.profile().gpus,
+            device.devices().len(),
+            if device.is_cut() { "MIG devices" } else { "GPUs" },
             device.profile().device_name,
-            path.display()
+            device.path().display()
         ));
     }
     if visible.is_empty() {
@@ -214,6 +212,11 @@ pub(crate) fn initialise() -> Answer {
 impl Driver {
     pub(crate) fn profile(&self) -> &Profile {
         self.device.profile()
+    }
+
+    /// What a GPU (or MIG device) of the file is like.
+    pub(crate) fn profile_of(&self, gpu: u32) -> &Profile {
+        &self.device.devices()[gpu as usize]
     }
 
     /// GPU of the file for an ordinal.

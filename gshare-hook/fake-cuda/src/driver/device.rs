@@ -7,28 +7,52 @@ use super::*;
 use crate::sim::SimDevice;
 use crate::sim::device::{device_name, device_uuid};
 
-/// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
-pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
+/// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…`.
+pub(crate) fn uuid_text(kind: &str, uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
-    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+    format!("{kind}-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// The GPU that device `index` of the file is, or is a slice of.
+pub(crate) fn gpu_uuid(device: &SimDevice, index: u32) -> [u8; 16] {
+    // No index of a device: the GPU is none of its slices.
+    device_uuid(device.path(), if device.is_cut() { u32::MAX } else { index })
 }
 
 pub(crate) fn pci_text(gpu: u32) -> String {
     format!("0000:{:02X}:00.0", gpu + 1)
 }
 
-/// The GPUs that `CUDA_VISIBLE_DEVICES` shows, by index or UUID; the list ends at the first bad entry.
+/// The GPUs that `CUDA_VISIBLE_DEVICES` shows, by index or UUID; the list ends at the first bad entry. Of the slices of a GPU a
+/// process sees one alone: the first that is named, or the first.
 pub(crate) fn visible(device: &SimDevice) -> Vec<u32> {
-    let count = device.profile().gpus;
-    let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else { return (0..count).collect() };
+    let list = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let mut shown = listed(device, list.as_deref());
+    shown.truncate(if device.is_cut() { 1 } else { shown.len() });
+    shown
+}
+
+fn listed(device: &SimDevice, list: Option<&str>) -> Vec<u32> {
+    let count = device.devices().len() as u32;
+    let Some(list) = list else { return (0..count).collect() };
+    // By number and as a GPU, the GPU that is cut: its first slice.
+    let numbered = if device.is_cut() { 1 } else { count };
     let mut out = Vec::new();
     for word in list.split(',').map(str::trim) {
-        let found = if word.starts_with("GPU-") {
-            let mut matches =
-                (0..count).filter(|i| uuid_text(&device_uuid(device.path(), *i)).starts_with(word));
+        let only = |mut matches: Box<dyn Iterator<Item = u32> + '_>| {
             matches.next().filter(|_| matches.next().is_none())
+        };
+        let found = if word.starts_with("MIG-") {
+            let slices = if device.is_cut() { count } else { 0 };
+            only(Box::new(
+                (0..slices).filter(|i| uuid_text("MIG", &device_uuid(device.path(), *i)).starts_with(word)),
+            ))
+        } else if word.starts_with("GPU-") {
+            only(Box::new(
+                (0..numbered).filter(|i| uuid_text("GPU", &gpu_uuid(device, *i)).starts_with(word)),
+            ))
         } else {
-            word.parse().ok().filter(|i: &u32| *i < count)
+            word.parse().ok().filter(|i: &u32| *i < numbered)
         };
         match found {
             Some(gpu) if !out.contains(&gpu) => out.push(gpu),
@@ -61,30 +85,33 @@ pub(super) unsafe fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) -> Answe
 
 pub(super) unsafe fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: CUdevice) -> Answer {
     let driver = driver()?;
-    driver.gpu(dev)?;
-    put_text(name, len, &device_name(driver.profile()))
+    let gpu = driver.gpu(dev)?;
+    put_text(name, len, &device_name(driver.profile_of(gpu)))
 }
 
 pub(super) unsafe fn cuDeviceGetUuid(uuid: *mut sys::CUuuid, dev: CUdevice) -> Answer {
     let driver = driver()?;
     let gpu = driver.gpu(dev)?;
-    put(uuid.cast::<[u8; 16]>(), device_uuid(driver.device.path(), gpu))
+    put(uuid.cast::<[u8; 16]>(), gpu_uuid(&driver.device, gpu))
 }
 
+/// Of the MIG device, where version 1 gives its GPU's.
 pub(super) unsafe fn cuDeviceGetUuid_v2(uuid: *mut sys::CUuuid, dev: CUdevice) -> Answer {
-    cuDeviceGetUuid(uuid, dev)
+    let driver = driver()?;
+    let gpu = driver.gpu(dev)?;
+    put(uuid.cast::<[u8; 16]>(), device_uuid(driver.device.path(), gpu))
 }
 
 pub(super) unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) -> Answer {
     let driver = driver()?;
-    driver.gpu(dev)?;
-    put(bytes, driver.profile().memory_bytes as usize)
+    let gpu = driver.gpu(dev)?;
+    put(bytes, driver.profile_of(gpu).memory_bytes as usize)
 }
 
 pub(super) unsafe fn cuDeviceTotalMem(bytes: *mut c_uint, dev: CUdevice) -> Answer {
     let driver = driver()?;
-    driver.gpu(dev)?;
-    put(bytes, u32::try_from(driver.profile().memory_bytes).unwrap_or(u32::MAX))
+    let gpu = driver.gpu(dev)?;
+    put(bytes, u32::try_from(driver.profile_of(gpu).memory_bytes).unwrap_or(u32::MAX))
 }
 
 pub(super) unsafe fn cuDeviceComputeCapability(
@@ -169,7 +196,7 @@ pub(super) unsafe fn cuDeviceGetTexture1DLinearMaxWidth(
 pub(super) unsafe fn cuDeviceGetAttribute(pi: *mut c_int, attrib: c_uint, dev: CUdevice) -> Answer {
     let driver = driver()?;
     let gpu = driver.gpu(dev)?;
-    let p = driver.profile();
+    let p = driver.profile_of(gpu);
     let shared = p.shared_memory_per_sm_bytes as c_int;
     let hopper = c_int::from(p.compute_capability.0 >= 9);
     put(

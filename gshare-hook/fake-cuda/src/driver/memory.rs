@@ -164,7 +164,7 @@ impl Registry {
         ordinal: i32,
         context: u64,
     ) -> Result<u64, CUresult> {
-        let total = driver()?.profile().memory_bytes;
+        let total = driver()?.profile_of(gpu).memory_bytes;
         let mut inner = lock(&self.inner);
         let span = span_of(bytes);
         let address = inner.arenas[gpu as usize % MAX_GPUS].take(span, total)?;

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::core::*;
 use super::graph::{Node, legacy_not_implied};
 use super::*;
-use crate::profile::{Duration, Named};
+use crate::profile::{Duration, Named, Profile};
 use crate::sim::Work;
 
 /// Code: what is known about an image.
@@ -52,6 +52,12 @@ impl Kind for Function {
     const MAGIC: u64 = 0x6773_6861_7265_4655;
 }
 
+/// Of the calling thread's device, or of the GPU.
+fn current_profile() -> Result<&'static Profile, CUresult> {
+    let driver = driver()?;
+    Ok(current_opt().map_or(driver.profile(), |context| driver.profile_of(context.gpu)))
+}
+
 /// One launch, priced.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
@@ -91,7 +97,7 @@ impl Launch {
         {
             return Err(INVALID_VALUE);
         }
-        let profile = driver()?.profile();
+        let profile = current_profile()?;
         if self.shared > profile.shared_memory_per_sm_bytes {
             return Err(INVALID_VALUE);
         }
@@ -108,7 +114,8 @@ impl Launch {
         let driver = driver()?;
         let (mut sms, mut ns) =
             driver.profile().cost(self.function.named, self.blocks(), self.threads(), self.first);
-        if let Some(cap) = context_sms(stream).filter(|cap| *cap < sms) {
+        let slice = driver.profile_of(stream.context.gpu).sms;
+        if let Some(cap) = context_sms(stream).or(Some(slice)).filter(|cap| *cap < sms) {
             ns = u64::try_from((u128::from(ns) * u128::from(sms)).div_ceil(u128::from(cap.max(1))))
                 .unwrap_or(ns);
             sms = cap.max(1);
@@ -787,7 +794,7 @@ pub(super) unsafe fn cuOccupancyMaxPotentialBlockSize(
     Object::<Function>::get(func)?;
     let size = if (1..1024).contains(&blockSizeLimit) { blockSizeLimit } else { 1024 };
     let fit = blocks_per_sm(size, dynamicSMemSize)?;
-    put(minGridSize, fit * driver()?.profile().sms as i32)?;
+    put(minGridSize, fit * current_profile()?.sms as i32)?;
     put(blockSize, size)
 }
 

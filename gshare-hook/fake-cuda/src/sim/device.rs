@@ -107,6 +107,7 @@ pub struct SimDevice {
     file: &'static File,
     path: PathBuf,
     profile: Profile,
+    devices: Vec<Profile>,
 }
 
 // SAFETY: the mapping is never unmapped; `Open` is atomics, `Locked` is reached under the mutex only.
@@ -149,13 +150,42 @@ fn own_image() -> u64 {
 }
 
 impl SimDevice {
+    /// Opens the device file that the environment names, with the profile, number and slices of GPUs that it asks for.
+    pub fn of_environment() -> Result<Self, DeviceError> {
+        let text = |key| std::env::var(key).ok().filter(|value| !value.is_empty());
+        let gpus = text("GSHARE_SIM_GPUS").and_then(|n| n.parse().ok());
+        let (profile, mig) = (text("GSHARE_SIM_PROFILE"), text("GSHARE_SIM_MIG"));
+        let slices: Vec<&str> = mig.iter().flat_map(|list| list.split(',')).map(str::trim).collect();
+        Self::open_cut(&default_path(), profile.as_deref(), gpus, &slices)
+    }
+
     /// Opens the device file, creating it if need be. `profile` is a name or path; `None` takes the file's own, or V100 for
     /// a new one. A file of another boot, layout or profile is replaced unless a process uses it.
     pub fn open(path: &Path, profile: Option<&str>, gpus: Option<u32>) -> Result<Self, DeviceError> {
+        Self::open_cut(path, profile, gpus, &[])
+    }
+
+    /// As [`open`](Self::open), with the one GPU cut into these MIG slices; none: as the profile says.
+    pub fn open_cut(
+        path: &Path,
+        profile: Option<&str>,
+        gpus: Option<u32>,
+        slices: &[&str],
+    ) -> Result<Self, DeviceError> {
         let io = |e| DeviceError::Io(path.to_owned(), e);
+        if !slices.is_empty() && gpus.is_some_and(|n| n > 1) {
+            let bound = "1 where it is cut into slices";
+            return Err(ProfileError::Range(path.display().to_string(), "gpus", bound).into());
+        }
         let wanted = match profile {
-            None => None,
-            Some(spec) => Some((load_text(spec)?, spec)),
+            None if slices.is_empty() => None,
+            spec => {
+                let spec = spec.unwrap_or("v100");
+                let text = load_text(spec)?;
+                // A key of the file must stand before its tables.
+                let cut = if slices.is_empty() { String::new() } else { format!("cut = {slices:?}\n") };
+                Some((cut + &text, spec))
+            }
         };
         for _ in 0..100 {
             let file = open_once(path).map_err(io)?;
@@ -223,12 +253,23 @@ impl SimDevice {
 
     fn ready(image: *mut Image, file: &'static File, path: &Path, profile: Profile) -> Self {
         unlock(file);
-        Self { image, file, path: path.to_owned(), profile }
+        let devices = profile.devices();
+        Self { image, file, path: path.to_owned(), profile, devices }
     }
 
     /// The profile in force.
     pub fn profile(&self) -> &Profile {
         &self.profile
+    }
+
+    /// What a process may use, each with its own SMs and memory: GPUs, or MIG devices where the GPU is cut.
+    pub fn devices(&self) -> &[Profile] {
+        &self.devices
+    }
+
+    /// Whether the devices are slices of one GPU.
+    pub fn is_cut(&self) -> bool {
+        !self.profile.cut.is_empty()
     }
 
     /// Where the file lies.
@@ -477,11 +518,12 @@ unsafe fn initialise(image: *mut Image, text: &str, profile: &Profile) {
         libc::pthread_mutex_init(addr_of_mut!((*header).mutex), attributes.as_ptr());
         libc::pthread_mutexattr_destroy(attributes.as_mut_ptr());
         let locked = addr_of_mut!((*image).locked);
-        (*locked).gpus_len = profile.gpus;
-        for g in 0..profile.gpus as usize {
-            (*locked).gpus[g].sms = profile.sms;
-            (*locked).gpus[g].sm_free = profile.sms;
-            (*locked).gpus[g].mem_total = profile.memory_bytes;
+        let devices = profile.devices();
+        (*locked).gpus_len = devices.len() as u32;
+        for (g, device) in devices.iter().enumerate() {
+            (*locked).gpus[g].sms = device.sms;
+            (*locked).gpus[g].sm_free = device.sms;
+            (*locked).gpus[g].mem_total = device.memory_bytes;
         }
         (*header).magic.store(MAGIC, std::sync::atomic::Ordering::Release);
     }
