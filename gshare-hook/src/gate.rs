@@ -14,8 +14,9 @@
 //! A run prepays [`PREPAY_NS`] at a time out of its thread's shard of the credit, with one atomic operation; launches
 //! that cost more than that take it each. All else is colder still:
 //!
-//! 1. *Unknown cost*: the launch gets an event pair of its own and is charged a guess. While two such launches of the same
-//!    row are being measured, the next one waits for the result (at most [`PROBE_WAIT`]).
+//! 1. *Unknown cost*: the launch gets an event pair of its own and is charged a guess. While such a launch of the same
+//!    row is being measured, the next one waits for the result (at most [`PROBE_WAIT`]): two kernels of 30 ms at a guess
+//!    of 0.5 ms would be a debt of more than half a second for a client that may have a tenth of the time.
 //! 2. *Segment full* ([`SEGMENT_NS`] of predicted time or [`SEGMENT_LAUNCHES`]): its end event is recorded and the pair
 //!    goes to the helper thread, which measures, corrects the account and lets credit in.
 //! 3. *No credit*: the thread records the end of its own segments, so that their completion can be seen, and waits its
@@ -64,9 +65,9 @@ const PREPAY_NS: u64 = 8_000;
 /// A segment shorter than this is not worth ending at a synchronising call, in ns.
 const WORTHWHILE_NS: u64 = 100_000;
 /// Launches of unknown cost that go ahead unmeasured.
-const PROBES: u32 = 2;
+const PROBES: u32 = 1;
 /// How long a launch of unknown cost waits for a measurement.
-const PROBE_WAIT: StdDuration = StdDuration::from_millis(50);
+const PROBE_WAIT: StdDuration = StdDuration::from_millis(200);
 /// How long a thread waits in line without the line moving before it stops waiting for those ahead.
 const LINE_STUCK: StdDuration = StdDuration::from_secs(2);
 /// `CU_STREAM_PER_THREAD`.
