@@ -1,6 +1,7 @@
 """The function of FluidFaaS, Figure 7, with arithmetic in the place of models: 1, 2 -> 3 -> 4 -> 5.
 
-    python3 example.py build            prints the DAG with a profile
+    gshare build-dag --slices 1g.10gb=MIG-… -- python3 example.py build     prints the DAG with its profile
+    python3 example.py build            prints one that is timed here, for one slice
     python3 example.py                  is a stage, when a host starts it as one"""
 
 import json

@@ -19,6 +19,7 @@
 //! | [`planner`] | which setting next |
 //! | [`trial`], [`load`], [`stats`] | one trial: calls, warm-up, steady state, throughput with its interval |
 //! | [`executor`] | what runs the function: virtual time here; feature `process`: a program of the user's |
+//! | [`dag`] | the components of a function on slices, for whoever cuts it into stages (FluidFaaS) |
 //! | [`run`](mod@run) | a strategy from its first trial to its answer |
 //! | `store` (feature) | trials in one SQLite file, for runs that are killed |
 //! | `report` (feature) | a page with plots that a person can read |
@@ -58,6 +59,7 @@
     allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
 )]
 
+pub mod dag;
 pub mod executor;
 pub mod load;
 pub mod planner;

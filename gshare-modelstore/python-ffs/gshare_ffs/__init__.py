@@ -13,10 +13,11 @@
     def handler_run(event, context):     # what a stage's command calls
         Enhance(event, context, FFS.RUN).run()
 
-    def handler_build(event, context):   # once, before it is deployed
-        return Enhance(event, context, FFS.BUILD_DAG).profile(example, slice="1g.10gb")
+    def handler_build(event, context):   # before it is deployed
+        return Enhance(event, context, FFS.BUILD_DAG).profile(example)
 
-The two entry points are those of FluidFaaS, Figure 7. In RUN mode the process is one stage: which, and with which
+The two entry points are those of FluidFaaS, Figure 7. `gshare build-dag` starts the second: once to see the components
+and the bytes between them, and once for each component on each slice, to measure it from outside. In RUN mode the process is one stage: which, and with which
 components, it reads from the assignment (`GSHARE_FFS_ASSIGNMENT`). Requests and answers are pickles, of the tuple of
 inputs and of what `defDAG` returns; all stages of a function trust each other."""
 
@@ -25,6 +26,7 @@ import json
 import os
 import pickle
 import signal
+import sys
 import time
 
 from .channel import Channel, ChannelError, Closed
@@ -146,8 +148,15 @@ class FFaaS:
             reason = f"{type(error).__name__}: {error}"[:500]
             return tag | FAILED, json.dumps({"stage": index, "reason": reason, "attempts": 1}).encode()
 
-    def profile(self, *example, slice, batch=1, repeat=5):
-        """Runs each component on an example and answers the DAG with its profile, as `gshare partition` reads it."""
+    def profile(self, *example, slice=None, batch=1, repeat=5):
+        """Runs each component on an example. Under `gshare build-dag` that program measures, and this does not return;
+        else each component is timed here, and the answer is the DAG with a profile for `slice`, as `gshare partition`
+        reads it."""
+        if "GSHARE_FFS_BUILD" in os.environ:
+            self._build(os.environ["GSHARE_FFS_BUILD"], example)
+            raise SystemExit(0)
+        if slice is None:
+            raise TypeError("profile: need a slice, or to be started by gshare build-dag")
         values = dict(zip((value.name for value in self.inputs), example))
         components, size = [], {}
         for name, (cls, inputs, _) in self.components.items():
@@ -167,10 +176,47 @@ class FFaaS:
             size[name] = len(pickle.dumps(values[name], protocol=5))
             on = {"slice": slice, "batch": batch, "time_ns": time_ns, "memory_bytes": memory}
             components.append({"name": name, "profiles": [on]})
-        edges = [
+        return {"name": type(self).__name__, "components": components, "edges": self._edges(size)}
+
+    def _edges(self, size):
+        return [
             {"from": need, "to": name, "bytes": size[need]}
             for name, (_, inputs, _) in self.components.items()
             for need in dict.fromkeys(inputs)
             if need in self.components
         ]
-        return {"name": type(self).__name__, "components": components, "edges": edges}
+
+    def _build(self, folder, example):
+        """What `gshare build-dag` asks for: the shape, or one component that answers a line with a line."""
+        values = dict(zip((value.name for value in self.inputs), example))
+        names = list(self.components)
+        place = lambda name: os.path.join(folder, f"value-{names.index(name) + 1}")
+        only = os.environ.get("GSHARE_FFS_COMPONENT")
+        if only is None:
+            size = {}
+            for name in names:
+                self._compute(self._load([name]), values)
+                data = pickle.dumps(values[name], protocol=5)
+                size[name] = len(data)
+                with open(place(name), "wb") as file:
+                    file.write(data)
+            shape = {"name": type(self).__name__, "components": [{"name": name} for name in names]}
+            with open(os.path.join(folder, "shape.json"), "w", encoding="utf-8") as file:
+                json.dump({**shape, "edges": self._edges(size)}, file)
+            return
+        if only not in self.components:
+            raise KeyError(f"no component {only!r} in the DAG")
+        # A line is an answer: whatever the function prints goes to standard error.
+        answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        for need in self.components[only][1]:
+            if need in self.components:
+                with open(place(need), "rb") as file:
+                    values[need] = pickle.load(file)
+        loaded = self._load([only])
+        print("ready", file=answers, flush=True)
+        for _ in sys.stdin:
+            self._compute(loaded, values)
+            if torch is not None and torch.cuda.is_available():
+                torch.cuda.synchronize()
+            print("done", file=answers, flush=True)

@@ -222,9 +222,18 @@ struct TruthProcess {
 #[derive(Debug, serde::Deserialize)]
 struct TruthGpu {
     busy_ns: u64,
+    memory_bytes: std::collections::BTreeMap<String, u64>,
+    memory_peak_bytes: u64,
 }
 
 impl TruthNow {
+    /// Most memory that the processes there are now have taken, without their contexts.
+    pub(crate) fn memory(&self) -> u64 {
+        let gpus = self.processes.iter().filter(|process| process.live).flat_map(|process| &process.gpus);
+        let own = |gpu: &TruthGpu| gpu.memory_bytes.get("context").copied().unwrap_or_default();
+        gpus.map(|gpu| gpu.memory_peak_bytes.saturating_sub(own(gpu))).sum()
+    }
+
     /// Time with at least one kernel of the process running, over all GPUs.
     pub(crate) fn busy_ns(&self, pid: u32) -> Option<u64> {
         let process = self.processes.iter().find(|process| process.pid == pid && process.live)?;
@@ -312,6 +321,23 @@ impl Nvml {
         list.truncate(usize::try_from(count)?);
         // All ones: not known.
         Ok(list.iter().map(|info| (info.pid, if info.bytes == u64::MAX { 0 } else { info.bytes })).collect())
+    }
+
+    /// Bytes in use on the device, whole or MIG, with this UUID.
+    pub(crate) fn memory_used(&self, uuid: &str) -> anyhow::Result<u64> {
+        let name = std::ffi::CString::new(uuid)?;
+        let mut handle: *mut c_void = std::ptr::null_mut();
+        // Total, free and used.
+        let mut memory = [0u64; 3];
+        call!(
+            self,
+            b"nvmlDeviceGetHandleByUUID\0",
+            (*const c_char, *mut *mut c_void),
+            name.as_ptr(),
+            &raw mut handle
+        );
+        call!(self, b"nvmlDeviceGetMemoryInfo\0", (*mut c_void, *mut u64), handle, memory.as_mut_ptr());
+        Ok(memory[2])
     }
 
     /// Whether MIG is on; an error where the device knows no MIG.

@@ -2,6 +2,7 @@
 //!
 //! With `--json` a command prints exactly one JSON object on standard output; progress and logs go to standard error.
 
+mod build_dag;
 mod bypass;
 mod cuda;
 mod daemon;
@@ -47,6 +48,7 @@ enum Command {
     Pack(pack::Options),
     Partition(partition::Options),
     Profile(profile::Options),
+    BuildDag(build_dag::Options),
     Doctor(doctor::Options),
     Serve(serve::Options),
     #[command(name = model::NAME)]
@@ -71,6 +73,7 @@ pub(crate) fn execute(gshare: Gshare) -> ExitCode {
         Command::Engine(options) => log::exit(engine::run(&options)),
         Command::Replay(options) => log::exit(replay::run(&options)),
         Command::Profile(options) => log::exit(profile::run(&options)),
+        Command::BuildDag(options) => log::exit(build_dag::run(&options)),
         Command::Pack(options) => log::exit(pack::run(&options)),
         Command::Partition(options) => log::exit(partition::run(&options)),
         Command::Doctor(options) => log::exit(doctor::run(&options)),

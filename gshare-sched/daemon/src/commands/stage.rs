@@ -4,7 +4,8 @@
 
 use super::cuda::Kernel;
 use anyhow::Context as _;
-use gshared::ffs::{FfsFunction, Stage};
+use gshare_core::BasisPoints;
+use gshared::ffs::{FfsFunction, Graph, Run, Stage};
 use std::ffi::CStr;
 use std::io::{BufRead as _, Write as _};
 use std::path::PathBuf;
@@ -15,6 +16,9 @@ pub(crate) struct Options {
     /// Do without a device.
     #[arg(long)]
     no_device: bool,
+    /// Be the function of four components, in whichever mode.
+    #[arg(long)]
+    graph: bool,
 }
 
 /// Run a pipeline: each line in is a request, each line out an answer.
@@ -67,7 +71,50 @@ impl Device {
     }
 }
 
+/// One whose time goes with its blocks and the slice's SMs.
+const SIZED: &CStr = c"
+.version 7.0
+.target sm_52
+.address_size 64
+.visible .entry layers()
+{
+    ret;
+}
+";
+
+/// A component: so much memory for its weights, so many blocks a call; what it reads, with its letter behind it.
+fn layers(letter: u8, mib: usize, blocks: u32) -> impl FnOnce() -> Result<Run, String> {
+    move || {
+        let load = || -> anyhow::Result<Kernel> {
+            let kernel = Kernel::load(SIZED, c"layers")?;
+            kernel.allocate(mib << 20)?;
+            Ok(kernel)
+        };
+        let kernel = load().map_err(|error| format!("{error:#}"))?;
+        let run: Run = Box::new(move |inputs: &[&[u8]]| {
+            let call = || kernel.launch(blocks, 1_024, None).and_then(|()| kernel.synchronize());
+            call().map_err(|error| format!("{error:#}"))?;
+            Ok([inputs.concat(), vec![letter]].concat())
+        });
+        Ok(run)
+    }
+}
+
+/// `r -> d, e -> m`; `e` is a branch that half of the requests take, and needs 12 GiB.
+fn graph() -> Graph {
+    let half = BasisPoints::from_percent(50).unwrap_or(BasisPoints::WHOLE);
+    Graph::new("scene")
+        .component("resize", &[], layers(b'r', 64, 1))
+        .component("detect", &["resize"], layers(b'd', 512, 35_000))
+        .component("depth", &["resize"], layers(b'e', 12 << 10, 1))
+        .for_share(half)
+        .component("merge", &["detect", "depth"], layers(b'm', 64, 1))
+}
+
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    if options.graph {
+        return Ok(graph().serve()?);
+    }
     let stage = Stage::from_env()?;
     let mut device = if options.no_device { None } else { Some(Device::open()?) };
     let number = u8::try_from(stage.index())?;

@@ -10,7 +10,9 @@
 //!   configuration layer, that host and stages read ([`Assignment`]);
 //! - **accepted**: [`FfsFunction::submit`] answered with a [`Ticket`]. Such a request is answered once, or fails once with a
 //!   [`FfsError`] that says why;
-//! - **host**: the process with the [`FfsFunction`]. **Stage**: one with a [`Stage`].
+//! - **host**: the process with the [`FfsFunction`]. **Stage**: one with a [`Stage`];
+//! - **mode**: `RUN`, a process is a stage; `BUILD_DAG`, it tells its components and is measured, before it is deployed.
+//!   A [`Graph`] is a function for both, as is one of the Python package `gshare_ffs`.
 //!
 //! # Algorithm
 //! 1. The host makes a channel ([`gshare_modelstore::channel`]) before, between and after the stages, and starts each stage's
@@ -33,9 +35,11 @@
 //! the keeper's order here, not a flag that stages poll.
 
 mod function;
+mod graph;
 mod stage;
 
 pub use function::{FfsFunction, StageStatus, Ticket};
+pub use graph::{Graph, Run};
 pub use stage::Stage;
 
 use gshare_modelstore::channel::ChannelError;
@@ -48,6 +52,11 @@ pub(crate) const ENV_STAGE: &str = "GSHARE_FFS_STAGE";
 pub(crate) const ENV_HOST: &str = "GSHARE_FFS_HOST";
 pub(crate) const ENV_INPUT: &str = "GSHARE_FFS_INPUT";
 pub(crate) const ENV_OUTPUT: &str = "GSHARE_FFS_OUTPUT";
+
+/// Environment of a process in `BUILD_DAG` mode: the folder for what it tells, see [`Graph`].
+pub const ENV_BUILD: &str = "GSHARE_FFS_BUILD";
+/// With [`ENV_BUILD`]: the component that is measured. Without it the process tells the shape.
+pub const ENV_COMPONENT: &str = "GSHARE_FFS_COMPONENT";
 
 /// Set in the tag of a message that is a failure.
 pub(crate) const FAILED: u64 = 1 << 63;
@@ -182,6 +191,20 @@ pub enum FfsError {
     /// The function was stopped.
     #[error("the function was stopped")]
     Stopped,
+    /// A function whose components cannot be, or a folder that cannot be used.
+    #[error("function: {what}")]
+    BadGraph {
+        /// What is wrong.
+        what: String,
+    },
+    /// A component could not be loaded, or failed while it was measured.
+    #[error("component `{component}`: {reason}")]
+    Component {
+        /// Which.
+        component: String,
+        /// What it said.
+        reason: String,
+    },
     /// This process was not started as a stage.
     #[error("not a stage: {what}")]
     NotAStage {

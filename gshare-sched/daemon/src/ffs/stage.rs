@@ -13,7 +13,7 @@ use std::path::PathBuf;
 #[derive(Debug)]
 pub struct Stage {
     index: u32,
-    spec: StageSpec,
+    assignment: Assignment,
     input: Receiver,
     output: Sender,
 }
@@ -38,8 +38,9 @@ impl Stage {
         }
         let assignment = Assignment::read(&PathBuf::from(text(ENV_ASSIGNMENT)?))?;
         let index = number(ENV_STAGE)?;
-        let spec = assignment.stages.get(index as usize).cloned();
-        let spec = spec.ok_or_else(|| not("the assignment has no such stage"))?;
+        if index as usize >= assignment.stages.len() {
+            return Err(not("the assignment has no such stage"));
+        }
         let channel = |name: &str| -> Result<(Channel, OwnedFd), FfsError> {
             let path = text(name)?;
             let file = std::fs::OpenOptions::new().read(true).write(true).open(&path);
@@ -52,7 +53,7 @@ impl Stage {
         let options = ChannelOptions::default();
         Ok(Self {
             index,
-            spec,
+            assignment,
             input: input.0.into_receiver(options).with_peer(input.1),
             output: output.0.into_sender(options).with_peer(output.1),
         })
@@ -64,8 +65,13 @@ impl Stage {
     }
 
     /// Its part of the assignment.
-    pub const fn spec(&self) -> &StageSpec {
-        &self.spec
+    pub fn spec(&self) -> &StageSpec {
+        &self.assignment.stages[self.index as usize]
+    }
+
+    /// The assignment of the whole function.
+    pub const fn assignment(&self) -> &Assignment {
+        &self.assignment
     }
 
     /// Runs `work` for each request until the host closes the function. It reads the input in place, writes the output in
@@ -118,7 +124,7 @@ impl Stage {
 }
 
 /// Copies what fits.
-fn copy(from: &[u8], to: &mut [u8]) -> usize {
+pub(super) fn copy(from: &[u8], to: &mut [u8]) -> usize {
     let length = from.len().min(to.len());
     to[..length].copy_from_slice(&from[..length]);
     length
