@@ -1,9 +1,10 @@
-//! The driver beside a small kubelet, over its UNIX sockets, and an API server that is a function.
+//! The driver beside a small kubelet, over its UNIX sockets, and before a mock of the API server.
 
 #[allow(dead_code, reason = "each test uses a part of it")]
-mod support {
-    pub(crate) mod api;
-}
+#[path = "support/api_server.rs"]
+mod api_server;
+
+use api_server::{Api, rights};
 
 use gshare_core::Bytes;
 use gshare_examples::kubernetes::dra::driver::{Driver, ServeError, Sockets, serve};
@@ -13,17 +14,35 @@ use gshare_examples::kubernetes::dra::kubelet::*;
 use gshare_examples::kubernetes::dra::publish::{PublishError, publish};
 use gshare_examples::kubernetes::dra::{DRIVER, Injection, Node, cdi, gpus};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use support::api::{Calls, api, list, refusal, rights};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 
 const UID: &str = "5c1d9a52-7f0e-4c5b-9d55-1f6b2d0e8a11";
+const RBAC: &str = include_str!("../kubernetes/dra/rbac.yaml");
+const NODE: &str = "/api/v1/nodes/n1";
+const CLAIM: &str = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/rnnt";
+const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
+const LOOK: [&str; 2] = ["GET /api/v1/nodes/n1", "GET /apis/resource.k8s.io/v1/resourceslices"];
+
+/// An API server that knows the node and has one claim.
+fn server() -> (Api, kube::Client) {
+    let (api, client) = Api::start(RBAC, "");
+    let known = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "uid": "node-uid"}});
+    api.lock().put(NODE, known);
+    api.lock().put(CLAIM, allocated());
+    (api, client)
+}
+
+/// A slice of this node that the driver would not make.
+fn stray(driver: &str) -> Value {
+    json!({"metadata": {"name": "stray"}, "spec": {"driver": driver, "nodeName": "n1",
+        "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1}}})
+}
 
 fn node() -> Arc<Node> {
     Arc::new(Node {
@@ -62,12 +81,12 @@ struct Running {
     sockets: Sockets,
     end: oneshot::Sender<()>,
     served: JoinHandle<Result<(), ServeError>>,
-    calls: Calls,
+    api: Api,
 }
 
-/// A driver on the directories of `dir`, and an API server with one claim.
-fn start(dir: &TempDir, answer: impl FnMut(&support::api::Call) -> (u16, Value) + Send + 'static) -> Running {
-    let (client, calls) = api(answer);
+/// A driver on the directories of `dir`, and an API server.
+fn start(dir: &TempDir) -> Running {
+    let (api, client) = server();
     let cdi = cdi::Directory::open(dir.path().join("cdi")).unwrap();
     let sockets = Sockets { registry: dir.path().join("registry"), plugins: dir.path().join("plugins") };
     let (end, ended) = oneshot::channel();
@@ -81,7 +100,7 @@ fn start(dir: &TempDir, answer: impl FnMut(&support::api::Call) -> (u16, Value) 
             .await
         }
     });
-    Running { sockets, end, served, calls }
+    Running { sockets, end, served, api }
 }
 
 async fn registered(running: &Running) -> DRAPluginClient<Channel> {
@@ -123,7 +142,7 @@ fn specs(dir: &TempDir) -> Vec<String> {
 #[tokio::test]
 async fn a_kubelet_registers_prepares_and_unprepares_and_each_of_them_twice() {
     let dir = TempDir::new().unwrap();
-    let running = start(&dir, |_| (200, allocated()));
+    let running = start(&dir);
     let mut plugin = registered(&running).await;
 
     let device = prepare(&mut plugin, UID).await.unwrap();
@@ -139,10 +158,10 @@ async fn a_kubelet_registers_prepares_and_unprepares_and_each_of_them_twice() {
     assert_eq!((&spec["cdiVersion"], &spec["kind"]), (&json!("0.6.0"), &json!("gpu.gshare.io/share")));
     let edits = &spec["devices"][0]["containerEdits"];
     assert!(edits["env"].as_array().unwrap().contains(&json!("GSHARE_QUOTA=30%:30%")), "{edits}");
-    assert_eq!(running.calls.lines(), ["GET /apis/resource.k8s.io/v1/namespaces/team/resourceclaims/rnnt"]);
+    assert_eq!(running.api.lock().lines(), [format!("GET {CLAIM}")]);
 
     assert_eq!(prepare(&mut plugin, UID).await.unwrap(), device);
-    assert!(running.calls.take().is_empty(), "the spec has all that is needed to answer again");
+    assert!(running.api.lock().take().is_empty(), "the spec has all that is needed to answer again");
     assert_eq!(unprepare(&mut plugin, UID).await, "");
     assert_eq!(unprepare(&mut plugin, UID).await, "");
     assert!(specs(&dir).is_empty());
@@ -156,7 +175,7 @@ async fn a_kubelet_registers_prepares_and_unprepares_and_each_of_them_twice() {
 #[tokio::test]
 async fn a_driver_that_was_killed_answers_from_what_it_had_written() {
     let dir = TempDir::new().unwrap();
-    let first = start(&dir, |_| (200, allocated()));
+    let first = start(&dir);
     let mut plugin = registered(&first).await;
     let device = prepare(&mut plugin, UID).await.unwrap();
     // Its sockets stay where they are, and so does a file that it was about to write.
@@ -164,7 +183,7 @@ async fn a_driver_that_was_killed_answers_from_what_it_had_written() {
     let _ = first.served.await;
     std::fs::write(dir.path().join("cdi/gpu.gshare.io-share_x.1-1.tmp"), "{").unwrap();
 
-    let second = start(&dir, |_| refusal(500, "the API server is away"));
+    let second = start(&dir);
     assert_eq!(specs(&dir).len(), 1);
     let mut plugin = loop {
         // The old registration socket refuses until the new one is in its place.
@@ -174,7 +193,7 @@ async fn a_driver_that_was_killed_answers_from_what_it_had_written() {
         tokio::task::yield_now().await;
     };
     assert_eq!(prepare(&mut plugin, UID).await.unwrap(), device);
-    assert!(second.calls.take().is_empty());
+    assert!(second.api.lock().take().is_empty(), "the API server may be away");
     assert_eq!(unprepare(&mut plugin, UID).await, "");
     assert!(specs(&dir).is_empty());
 }
@@ -182,25 +201,18 @@ async fn a_driver_that_was_killed_answers_from_what_it_had_written() {
 #[tokio::test]
 async fn one_bad_claim_is_refused_alone_and_leaves_nothing_behind() {
     let dir = TempDir::new().unwrap();
-    let mut answers = 0;
-    let running = start(&dir, move |_| {
-        answers += 1;
-        match answers {
-            1 => refusal(404, "NotFound"),
-            2 => refusal(403, "Forbidden"),
-            3 => {
-                let mut claim = allocated();
-                claim["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"]["sm"] = json!("0");
-                (200, claim)
-            }
-            _ => (200, allocated()),
-        }
-    });
+    let running = start(&dir);
     let mut plugin = registered(&running).await;
+    running.api.lock().delete(CLAIM);
     assert_eq!(prepare(&mut plugin, UID).await.unwrap_err(), "claim team/rnnt: no ResourceClaim team/rnnt");
+    let mut claim = allocated();
+    claim["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"]["sm"] = json!("0");
+    running.api.lock().put(CLAIM, claim);
+    running.api.lock().fail(format!("GET {CLAIM}"), 403, "Forbidden");
     assert!(prepare(&mut plugin, UID).await.unwrap_err().contains("Forbidden"));
     let error = prepare(&mut plugin, UID).await.unwrap_err();
     assert!(error.contains("results[0].consumedCapacity[sm]: `0`: need 1 to 100"), "{error}");
+    running.api.lock().put(CLAIM, allocated());
     let request = NodePrepareResourcesRequest { claims: claims(&[UID, "../evil", "other"]) };
     let response = plugin.node_prepare_resources(request).await.unwrap().into_inner().claims;
     assert_eq!(response.len(), 3);
@@ -214,7 +226,7 @@ async fn one_bad_claim_is_refused_alone_and_leaves_nothing_behind() {
 #[tokio::test]
 async fn a_driver_that_the_kubelet_refuses_ends_with_its_reason() {
     let dir = TempDir::new().unwrap();
-    let running = start(&dir, |_| refusal(500, ""));
+    let running = start(&dir);
     while !running.sockets.registration().exists() {
         tokio::task::yield_now().await;
     }
@@ -226,49 +238,15 @@ async fn a_driver_that_the_kubelet_refuses_ends_with_its_reason() {
     assert_eq!(error.to_string(), "the kubelet refuses the driver: no such version");
 }
 
-fn known_node() -> (u16, Value) {
-    (200, json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "uid": "node-uid"}}))
-}
-
 #[tokio::test]
 async fn the_slice_is_made_kept_replaced_and_strays_are_deleted() {
-    let mut slices: Vec<Value> = Vec::new();
-    let mut version = 7;
-    let (client, calls) = api(move |call| match (call.method.as_str(), call.path.as_str()) {
-        ("GET", "/api/v1/nodes/n1") => known_node(),
-        ("GET", "/apis/resource.k8s.io/v1/resourceslices") => {
-            assert!(
-                call.query.contains("spec.driver%3Dgpu.gshare.io%2Cspec.nodeName%3Dn1"),
-                "{}",
-                call.query
-            );
-            list("ResourceSliceList", &slices)
-        }
-        ("POST" | "PUT", _) => {
-            version += 1;
-            let mut slice = call.body.clone();
-            slice["metadata"]["resourceVersion"] = json!(version.to_string());
-            slices.retain(|other| other["metadata"]["name"] != slice["metadata"]["name"]);
-            slices.push(slice.clone());
-            if call.method == "POST" {
-                // Of an older driver, or of another name of this one.
-                let mut stray = slice.clone();
-                stray["metadata"]["name"] = json!("stray");
-                slices.push(stray);
-            }
-            (201, slice)
-        }
-        ("DELETE", "/apis/resource.k8s.io/v1/resourceslices/stray") => {
-            slices.retain(|other| other["metadata"]["name"] != "stray");
-            // Somebody else was faster.
-            refusal(404, "NotFound")
-        }
-        other => panic!("{other:?}"),
-    });
-    let look = ["GET /api/v1/nodes/n1", "GET /apis/resource.k8s.io/v1/resourceslices"];
+    let (api, client) = server();
+    // Of another driver: none of ours.
+    let foreign = format!("{SLICES}/foreign");
+    api.lock().put(&foreign, stray("gpu.example.com"));
     assert_eq!(publish(&client, &node()).await.unwrap(), 1);
-    let made = calls.take();
-    assert_eq!(made[2].line(), "POST /apis/resource.k8s.io/v1/resourceslices");
+    let made = api.lock().take();
+    assert_eq!(made[2].line(), format!("POST {SLICES}"));
     let slice = &made[2].body;
     assert_eq!(slice["metadata"]["ownerReferences"][0]["uid"], "node-uid");
     let device = &slice["spec"]["devices"][1];
@@ -277,45 +255,47 @@ async fn the_slice_is_made_kept_replaced_and_strays_are_deleted() {
         "validRange": {"min": "1Mi", "max": "16384Mi", "step": "1Mi"}}});
     assert_eq!(device["capacity"]["memory"], memory);
 
+    // Of an older driver, or of another name of this one; and somebody else is faster.
+    let old = format!("{SLICES}/stray");
+    api.lock().put(&old, stray(DRIVER));
+    api.lock().fail(format!("DELETE {old}"), 404, "NotFound");
     assert_eq!(publish(&client, &node()).await.unwrap(), 1, "the stray");
-    let delete = "DELETE /apis/resource.k8s.io/v1/resourceslices/stray";
-    assert_eq!(calls.lines(), [look[0], look[1], delete]);
+    assert_eq!(api.lock().lines(), [LOOK[0], LOOK[1], &format!("DELETE {old}")]);
+    assert_eq!(publish(&client, &node()).await.unwrap(), 1, "it was there still");
+    api.lock().take();
     assert_eq!(publish(&client, &node()).await.unwrap(), 0);
-    assert_eq!(calls.lines(), look);
+    assert_eq!(api.lock().lines(), LOOK);
+    assert!(api.lock().object(&foreign).is_some() && api.lock().object(&old).is_none());
 
     let mut fewer = (*node()).clone();
     fewer.gpus.pop();
+    let path = format!("{SLICES}/n1-gpu.gshare.io");
+    let version = api.lock().object(&path).unwrap()["metadata"]["resourceVersion"].clone();
     assert_eq!(publish(&client, &fewer).await.unwrap(), 1);
-    let replaced = calls.take();
-    assert_eq!(replaced[2].line(), "PUT /apis/resource.k8s.io/v1/resourceslices/n1-gpu.gshare.io");
-    assert_eq!(replaced[2].body["metadata"]["resourceVersion"], "8");
+    let replaced = api.lock().take();
+    assert_eq!(replaced[2].line(), format!("PUT {path}"));
+    assert_eq!(replaced[2].body["metadata"]["resourceVersion"], version);
     assert_eq!(replaced[2].body["spec"]["pool"]["generation"], 2);
+    assert_eq!(api.lock().used.len(), 5, "what it asks of slices and nodes");
 }
 
 #[tokio::test]
 async fn what_hinders_publishing_is_told() {
-    let (client, _) = api(|_| refusal(404, "NotFound"));
+    let (api, client) = server();
+    api.lock().delete(NODE);
     let error = publish(&client, &node()).await.unwrap_err();
     assert!(matches!(error, PublishError::NoNode { .. }), "{error}");
 
     for code in [409, 404, 403] {
-        let (client, _) = api(move |call| match call.method.as_str() {
-            "GET" if call.path.contains("/nodes/") => known_node(),
-            "GET" => list("ResourceSliceList", &[]),
-            _ => refusal(code, "no"),
-        });
+        let (api, client) = server();
+        api.lock().fail(format!("POST {SLICES}"), code, "Because");
         let error = publish(&client, &node()).await.unwrap_err();
         assert_eq!(matches!(error, PublishError::Conflict), code != 403, "{error}");
     }
     // Without the feature gate the API server drops what it does not know.
-    let (client, _) = api(|call| match call.method.as_str() {
-        "GET" if call.path.contains("/nodes/") => known_node(),
-        "GET" => list("ResourceSliceList", &[]),
-        _ => {
-            let mut slice = call.body.clone();
-            slice["spec"]["devices"][0].as_object_mut().unwrap().remove("allowMultipleAllocations");
-            (201, slice)
-        }
+    let (api, client) = server();
+    api.lock().admit = Some(|slice| {
+        slice["spec"]["devices"][0].as_object_mut().unwrap().remove("allowMultipleAllocations");
     });
     let error = publish(&client, &node()).await.unwrap_err();
     assert!(matches!(error, PublishError::NotShareable), "{error}");
@@ -324,32 +304,18 @@ async fn what_hinders_publishing_is_told() {
 /// Everything that the driver asks of an API server, against the role that its manifest gives it.
 #[tokio::test]
 async fn the_role_allows_what_is_used_and_no_more() {
-    let stray = json!({"metadata": {"name": "stray"}, "spec": {"driver": DRIVER, "nodeName": "n1",
-        "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1}}});
-    let mut old = stray.clone();
-    old["metadata"]["name"] = json!("n1-gpu.gshare.io");
-    let mut found = vec![stray];
-    let answer = move |call: &support::api::Call| match call.method.as_str() {
-        "GET" if call.path.contains("/nodes/") => known_node(),
-        "GET" if call.path.contains("/resourceclaims/") => (200, allocated()),
-        "GET" => {
-            let answer = list("ResourceSliceList", &found);
-            found = vec![old.clone()];
-            answer
-        }
-        "DELETE" => (200, json!({"kind": "Status", "apiVersion": "v1", "status": "Success"})),
-        _ => (201, call.body.clone()),
-    };
-    let (client, calls) = api(answer);
+    let (api, client) = server();
+    api.lock().put(&format!("{SLICES}/stray"), stray(DRIVER));
     publish(&client, &node()).await.unwrap();
-    publish(&client, &node()).await.unwrap();
+    let mut fewer = (*node()).clone();
+    fewer.gpus.pop();
+    publish(&client, &fewer).await.unwrap();
     let dir = TempDir::new().unwrap();
     let driver = Driver::new(node(), client, cdi::Directory::open(dir.path()).unwrap());
     let request = NodePrepareResourcesRequest { claims: claims(&[UID]) };
     use gshare_examples::kubernetes::dra::kubelet::plugin_server::DRAPlugin as _;
     driver.node_prepare_resources(tonic::Request::new(request)).await.unwrap();
-    let used: BTreeSet<_> = calls.take().iter().map(support::api::Call::right).collect();
-    assert_eq!(used, rights(include_str!("../kubernetes/dra/rbac.yaml")));
+    assert_eq!(api.lock().used, rights(RBAC));
 }
 
 #[test]

@@ -3,8 +3,11 @@
 //! Each request is recorded; what is written is compared to the letter.
 #![cfg(feature = "kubernetes")]
 
-#[path = "knative/api_server.rs"]
+#[allow(dead_code, reason = "each test uses a part of it")]
+#[path = "support/api_server.rs"]
 mod api_server;
+#[path = "support/kustomize.rs"]
+mod kustomize;
 #[path = "knative/life.rs"]
 mod life;
 #[path = "knative/manifests.rs"]

@@ -1,6 +1,8 @@
-//! A host for Kubernetes: shares of GPUs as devices that its scheduler gives out ([`dra`]).
+//! Hosts for Kubernetes: shares of GPUs as devices that its scheduler gives out ([`dra`]), and pods that our packer places
+//! ([`fastpod`]).
 
 pub mod dra;
+pub mod fastpod;
 
 use gshare_core::ResourceSpec;
 

@@ -1,5 +1,6 @@
 //! What is said over the wire, and the one place where it is checked.
 
+use crate::SHARE_PREFIXES;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use gshare_core::profile::ProfilePoint;
@@ -9,8 +10,6 @@ use std::collections::BTreeMap;
 
 /// The one namespace there is.
 pub const NAMESPACE: &str = "openfaas-fn";
-/// Prefixes of the annotations that are shares (FaST-GShare, Figure 4).
-const SHARE_PREFIXES: [&str; 2] = ["fastgshare/", "faasshare/"];
 /// Load that nothing reaches: a function of unknown speed is never started twice because of its load.
 const ANY_RATE: f64 = 1e9;
 

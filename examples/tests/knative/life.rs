@@ -2,8 +2,8 @@
 
 use super::api_server::{Api, rights};
 use super::transitions::{
-    GATES, PA, PAS, PODS, Pods, SERVICES, SKS, SLICES, TARGET, address, config, deployment, gate, revision,
-    service_status, slice,
+    GATES, PA, PAS, PODS, Pods, RBAC, SERVICES, SKS, SLICES, TARGET, address, config, deployment, gate,
+    revision, service_status, slice, start,
 };
 use gshare_core::Timestamp;
 use gshare_examples::knative::decider::PodLoad;
@@ -30,7 +30,7 @@ struct Life {
 impl Life {
     /// A new revision with one pod. Nobody scales it yet.
     fn start() -> Self {
-        let (api, client) = Api::start();
+        let (api, client) = start();
         api.lock().put(PA, revision(&[]));
         api.lock().put(TARGET, deployment(1));
         api.lock().put(GATES, gate());
@@ -83,8 +83,8 @@ impl Life {
     fn requests(&self) -> Vec<String> {
         let seen = self.api.lock().take();
         let of = seen.iter().filter(|seen| ![PAS, SERVICES, SLICES].contains(&seen.path.as_str()));
-        let of = of.filter(|seen| !seen.query.contains("watch=true") && !GATES.starts_with(&seen.path));
-        of.map(|seen| format!("{} {}", seen.method, seen.path)).collect()
+        let of = of.filter(|seen| !seen.is_watch() && !GATES.starts_with(&seen.path));
+        of.map(|seen| seen.line()).collect()
     }
 
     fn edit(&self, path: &str, patch: &Value) {
@@ -153,7 +153,7 @@ async fn from_its_first_pod_to_none_and_back_with_the_rights_of_the_manifest() {
         life.load(5, 10).await;
         assert_eq!((life.replicas(), life.conditions()), (1, READY.map(str::to_owned)));
         assert_eq!(life.field(SKS, "/spec/mode"), "Serve");
-        assert_eq!(life.api.lock().used, rights(), "each right is used, and no other is needed");
+        assert_eq!(life.api.lock().used, rights(RBAC), "each right is used, and no other is needed");
         // Deleted: nothing is done for it any more.
         life.api.lock().delete(PA);
         life.load(100, 5).await;
@@ -173,7 +173,7 @@ fn least(pods: u32) -> Value {
 fn reads(life: &Life, collection: &str) -> (usize, usize) {
     let server = life.api.lock();
     let of = || server.seen.iter().filter(|seen| seen.path == collection);
-    let watches = of().filter(|seen| seen.query.contains("watch=true")).count();
+    let watches = of().filter(|seen| seen.is_watch()).count();
     (of().count() - watches, watches)
 }
 

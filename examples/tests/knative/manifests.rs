@@ -1,11 +1,12 @@
 //! The manifests, and what the README shows.
 
+use super::api_server::documents;
+use super::kustomize::{check, one};
 use clap::Parser as _;
 use gshare_examples::knative::Options;
 use gshare_examples::knative::api::{CLASS, PodAutoscaler, PodAutoscalerSpec};
 use gshare_examples::knative::settings::Settings;
 use serde_json::Value;
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -13,58 +14,24 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("knative")
 }
 
-fn documents(file: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(folder().join(file)).unwrap();
-    serde_saphyr::from_multiple(&text).unwrap()
-}
-
-fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
-    value.pointer(pointer).and_then(Value::as_str).unwrap_or_else(|| panic!("{pointer} of {value}"))
-}
-
-/// All that the kustomization lists.
-fn resources() -> (Value, Vec<Value>) {
-    let kustomization = documents("kustomization.yaml").remove(0);
-    let files = kustomization["resources"].as_array().unwrap().iter();
-    let all = files.flat_map(|file| documents(file.as_str().unwrap())).collect();
-    (kustomization, all)
-}
-
-fn names(all: &[Value]) -> BTreeSet<(String, String)> {
-    let name = |one: &Value| (text(one, "/kind").to_owned(), text(one, "/metadata/name").to_owned());
-    all.iter().map(name).collect()
+fn read(file: &str) -> Vec<Value> {
+    documents(&std::fs::read_to_string(folder().join(file)).unwrap())
 }
 
 #[test]
-fn the_manifests_fit_together() {
-    let (kustomization, all) = resources();
-    let one = |kind: &str| {
-        let mut of = all.iter().filter(|one| one["kind"] == *kind);
-        let found = of.next().unwrap_or_else(|| panic!("{kind}"));
-        assert!(of.next().is_none(), "two of {kind}");
-        found
-    };
-    for resource in &all {
-        text(resource, "/apiVersion");
-    }
-    let namespace = text(one("Namespace"), "/metadata/name");
-    assert_eq!(text(&kustomization, "/namespace"), namespace);
-    let (role, binding, account) = (one("ClusterRole"), one("ClusterRoleBinding"), one("ServiceAccount"));
-    assert_eq!(text(binding, "/roleRef/name"), text(role, "/metadata/name"));
-    assert_eq!(text(binding, "/subjects/0/name"), text(account, "/metadata/name"));
-    assert_eq!(text(binding, "/subjects/0/namespace"), namespace);
-    let deployment = one("Deployment");
+fn the_manifests_fit_together_and_kubectl_renders_the_same() {
+    let all = check(&folder());
+    let kustomization = read("kustomization.yaml").remove(0);
+    let deployment = one(&all, "Deployment");
+    assert_eq!(deployment["metadata"]["namespace"], kustomization["namespace"]);
     assert_eq!(deployment["spec"]["replicas"], 1, "no leader is elected");
-    assert_eq!(text(deployment, "/spec/strategy/type"), "Recreate");
-    let template = &deployment["spec"]["template"];
-    assert_eq!(deployment["spec"]["selector"]["matchLabels"], template["metadata"]["labels"]);
-    assert_eq!(text(template, "/spec/serviceAccountName"), text(account, "/metadata/name"));
-    let container = &template["spec"]["containers"][0];
-    assert_eq!(text(container, "/image"), text(&kustomization, "/images/0/name"));
+    assert_eq!(deployment["spec"]["strategy"]["type"], "Recreate");
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container["image"], "gshare-knative:latest");
     // The program takes these arguments, and its class is that of the example.
     let arguments = container["args"].as_array().unwrap().iter().map(|argument| argument.as_str().unwrap());
     let options = Options::try_parse_from(["knative"].into_iter().chain(arguments)).unwrap();
-    let service = documents("service.yaml").remove(0);
+    let service = read("service.yaml").remove(0);
     let annotations = &service["spec"]["template"]["metadata"]["annotations"];
     assert_eq!(annotations[CLASS], options.class.as_str());
     let concurrency = &service["spec"]["template"]["spec"]["containerConcurrency"];
@@ -76,22 +43,6 @@ fn the_manifests_fit_together() {
     pa.metadata.annotations = serde_json::from_value(annotations.clone()).unwrap();
     let settings = Settings::of(&pa, &options.defaults).unwrap();
     assert_eq!((settings.min, settings.max, settings.target.as_milli()), (0, 8, 27_000));
-}
-
-#[test]
-fn kubectl_renders_the_kustomization() {
-    let Ok(output) = Command::new("kubectl").arg("kustomize").arg(folder()).output() else {
-        return eprintln!(
-            "kubectl is not here: the kustomization is not rendered; that its parts fit is tested without it"
-        );
-    };
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let rendered: Vec<Value> =
-        serde_saphyr::from_multiple(&String::from_utf8(output.stdout).unwrap()).unwrap();
-    assert_eq!(names(&rendered), names(&resources().1));
-    let deployment = rendered.iter().find(|one| one["kind"] == "Deployment").unwrap();
-    assert_eq!(text(deployment, "/metadata/namespace"), "gshare");
-    assert_eq!(text(deployment, "/spec/template/spec/containers/0/image"), "gshare-knative:latest");
 }
 
 #[test]

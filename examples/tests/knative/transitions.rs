@@ -33,6 +33,13 @@ pub(crate) const PAS: &str = "/apis/autoscaling.internal.knative.dev/v1alpha1/po
 pub(crate) const SERVICES: &str = "/apis/networking.internal.knative.dev/v1alpha1/serverlessservices";
 pub(crate) const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 
+pub(crate) const RBAC: &str = include_str!("../../knative/rbac.yaml");
+
+/// An API server with the rights of the manifest, and a client of it.
+pub(crate) fn start() -> (Api, kube::Client) {
+    Api::start(RBAC, "gshare-knative")
+}
+
 /// Pods and activators of this test.
 #[derive(Default)]
 pub(crate) struct Pods {
@@ -182,7 +189,7 @@ where
 impl World {
     /// A revision with these annotations, whose Deployment has one pod that is not ready.
     fn new(annotations: &[(&str, &str)]) -> Self {
-        let (api, client) = Api::start();
+        let (api, client) = start();
         api.lock().put(PA, revision(annotations));
         api.lock().put(TARGET, deployment(1));
         let (services_store, services) = reflector::store();

@@ -1,4 +1,6 @@
-//! An API server in memory behind `tower-test`.
+//! An API server in memory behind `tower-test`: it keeps objects as the real one does, with versions and conflicts, merge
+//! patches, subresources, lists by selectors, watches that break off or have gone too far back, and the rights that a manifest
+//! gives. Each request is recorded.
 
 use axum::body::{Body, Bytes};
 use futures::channel::mpsc::{UnboundedSender, unbounded};
@@ -11,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// Group, resource with its subresource, verb.
 pub(crate) type Right = (String, String, String);
 
-/// A request that was made; paths are without what is asked of each write.
+/// A request that was made.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Seen {
     pub(crate) method: String,
@@ -20,9 +22,20 @@ pub(crate) struct Seen {
     pub(crate) body: Value,
 }
 
+impl Seen {
+    /// `GET /api/v1/nodes/n1`.
+    pub(crate) fn line(&self) -> String {
+        format!("{} {}", self.method, self.path)
+    }
+
+    pub(crate) fn is_watch(&self) -> bool {
+        self.query.contains("watch=true")
+    }
+}
+
 struct Watch {
     collection: String,
-    label: Option<(String, String)>,
+    selectors: Selectors,
     events: UnboundedSender<Result<Bytes, Infallible>>,
 }
 
@@ -34,6 +47,10 @@ pub(crate) struct Server {
     pub(crate) seen: Vec<Seen>,
     pub(crate) used: BTreeSet<Right>,
     rights: BTreeSet<Right>,
+    /// The name under which all writes are made.
+    manager: &'static str,
+    /// What becomes of an object before it is made: admission, and fields that are not known.
+    pub(crate) admit: Option<fn(&mut Value)>,
     /// Answers to come instead of what would be right: start of `METHOD path`, status, reason.
     pub(crate) faults: VecDeque<(String, u16, &'static str)>,
     watches: Vec<Watch>,
@@ -44,21 +61,25 @@ pub(crate) struct Server {
 #[derive(Clone, Default)]
 pub(crate) struct Api(Arc<Mutex<Server>>);
 
-/// What the manifest allows.
-pub(crate) fn rights() -> BTreeSet<Right> {
-    let manifest = include_str!("../../knative/rbac.yaml");
-    let documents: Vec<Value> = serde_saphyr::from_multiple(manifest).unwrap();
-    let role = documents.iter().find(|document| document["kind"] == "ClusterRole").unwrap();
+/// The documents of a YAML file.
+pub(crate) fn documents(text: &str) -> Vec<Value> {
+    serde_saphyr::from_multiple(text).unwrap()
+}
+
+/// What the roles in a manifest allow.
+pub(crate) fn rights(manifest: &str) -> BTreeSet<Right> {
     let texts = |rule: &Value, key: &str| -> Vec<String> {
         let texts = rule[key].as_array().unwrap().iter();
         texts.map(|text| text.as_str().unwrap().to_owned()).collect()
     };
     let mut rights = BTreeSet::new();
-    for rule in role["rules"].as_array().unwrap() {
-        for group in texts(rule, "apiGroups") {
-            for resource in texts(rule, "resources") {
-                for verb in texts(rule, "verbs") {
-                    assert!(rights.insert((group.clone(), resource.clone(), verb)), "twice: {rule}");
+    for document in documents(manifest) {
+        for rule in document["rules"].as_array().into_iter().flatten() {
+            for group in texts(rule, "apiGroups") {
+                for resource in texts(rule, "resources") {
+                    for verb in texts(rule, "verbs") {
+                        assert!(rights.insert((group.clone(), resource.clone(), verb)), "twice: {rule}");
+                    }
                 }
             }
         }
@@ -79,7 +100,11 @@ struct Target {
 
 fn target(path: &str) -> Target {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
-    let ["apis", group, _, rest @ ..] = parts.as_slice() else { panic!("{path}: not of a group") };
+    let (group, rest) = match parts.as_slice() {
+        ["apis", group, _, rest @ ..] => (*group, rest),
+        ["api", "v1", rest @ ..] => ("", rest),
+        _ => panic!("{path}: not of a group"),
+    };
     let (resource, rest) = match rest {
         ["namespaces", _, resource, rest @ ..] | [resource, rest @ ..] => (*resource, rest),
         [] => panic!("{path}: no resource"),
@@ -87,7 +112,7 @@ fn target(path: &str) -> Target {
     let below: usize = rest.iter().map(|part| part.len() + 1).sum();
     let collection = path[..path.len() - below].to_owned();
     Target {
-        group: (*group).to_owned(),
+        group: group.to_owned(),
         resource: resource.to_owned(),
         object: rest.first().map(|name| format!("{collection}/{name}")),
         subresource: rest.get(1).map(|sub| (*sub).to_owned()),
@@ -113,12 +138,43 @@ fn merge(into: &mut Value, patch: &Value) {
 /// Whether an object is in a collection: in the one of its namespace, or in that of all.
 fn is_in(path: &str, collection: &str) -> bool {
     let own = target(path).collection;
-    let (start, rest) = own.split_once("/namespaces/").unwrap();
-    own == collection || format!("{start}/{}", rest.split_once('/').unwrap().1) == collection
+    let of_all = own.split_once("/namespaces/").map(|(start, rest)| {
+        let (_, resource) = rest.split_once('/').unwrap();
+        format!("{start}/{resource}")
+    });
+    own == collection || of_all.as_deref() == Some(collection)
 }
 
-fn is_labelled(object: &Value, label: Option<&(String, String)>) -> bool {
-    label.is_none_or(|(key, value)| object["metadata"]["labels"][key] == **value)
+/// What labels and fields are to be; a label without a value is to be there.
+#[derive(Default)]
+struct Selectors(Vec<(String, Option<String>)>);
+
+impl Selectors {
+    fn of(query: &BTreeMap<String, String>) -> Self {
+        let parts = |key: &str| query.get(key).map_or("", String::as_str).split(',').map(str::to_owned);
+        let labels = parts("labelSelector").map(|part| (true, part));
+        let all = labels.chain(parts("fieldSelector").map(|part| (false, part)));
+        let read = |(of_label, part): (bool, String)| {
+            let (key, value) = match part.split_once('=') {
+                Some((key, value)) => (key, Some(value.to_owned())),
+                None => (part.as_str(), None),
+            };
+            // As a pointer into the object.
+            let pointer = match of_label {
+                true => format!("/metadata/labels/{}", key.replace('/', "~1")),
+                false => format!("/{}", key.replace('.', "/")),
+            };
+            (!part.is_empty()).then_some((pointer, value))
+        };
+        Self(all.filter_map(read).collect())
+    }
+
+    fn select(&self, object: &Value) -> bool {
+        self.0.iter().all(|(pointer, value)| {
+            let found = object.pointer(pointer);
+            found.is_some_and(|found| value.as_ref().is_none_or(|value| found == value.as_str()))
+        })
+    }
 }
 
 impl Server {
@@ -129,6 +185,16 @@ impl Server {
     /// Requests since the last call.
     pub(crate) fn take(&mut self) -> Vec<Seen> {
         std::mem::take(&mut self.seen)
+    }
+
+    /// The same; only methods and paths.
+    pub(crate) fn lines(&mut self) -> Vec<String> {
+        self.take().iter().map(Seen::line).collect()
+    }
+
+    /// Answers the next request that starts so with an error.
+    pub(crate) fn fail(&mut self, line: impl Into<String>, code: u16, reason: &'static str) {
+        self.faults.push_back((line.into(), code, reason));
     }
 
     /// Another one than the controller makes or changes an object.
@@ -166,7 +232,7 @@ impl Server {
         let event = json!({ "type": kind, "object": object });
         self.history.push((self.version, path.to_owned(), event.clone()));
         for watch in &self.watches {
-            if is_in(path, &watch.collection) && is_labelled(&object, watch.label.as_ref()) {
+            if is_in(path, &watch.collection) && watch.selectors.select(&object) {
                 send(&watch.events, &event);
             }
         }
@@ -204,11 +270,15 @@ impl Server {
             ("GET", None) if is_watch => "watch",
             ("GET", None) => "list",
             ("POST", None) => "create",
+            // Of a subresource that is no part of its object, such as a binding.
+            ("POST", Some(_)) if at.subresource.is_some() => "create",
             ("PATCH", Some(_)) => "patch",
+            ("PUT", Some(_)) => "update",
+            ("DELETE", Some(_)) => "delete",
             other => panic!("{other:?} of {}", request.path),
         };
-        if request.method != "GET" {
-            assert_eq!(query.get("fieldManager").map(String::as_str), Some("gshare-knative"));
+        if !["get", "list", "watch", "delete"].contains(&verb) && !self.manager.is_empty() {
+            assert_eq!(query.get("fieldManager").map(String::as_str), Some(self.manager));
         }
         let resource = at.subresource.iter().fold(at.resource.clone(), |all, sub| format!("{all}/{sub}"));
         let right = (at.group.clone(), resource, verb.to_owned());
@@ -221,14 +291,11 @@ impl Server {
             let (_, status, reason) = self.faults.remove(index).unwrap();
             return failure(status, reason);
         }
-        let label = query.get("labelSelector").map(|label| {
-            let (key, value) = label.split_once('=').unwrap();
-            (key.to_owned(), value.to_owned())
-        });
+        let selectors = Selectors::of(&query);
         match (verb, at.object, at.subresource.as_deref()) {
             ("list", ..) => {
                 let of = |(path, object): &(&String, &Value)| {
-                    is_in(path, &at.collection) && is_labelled(object, label.as_ref())
+                    is_in(path, &at.collection) && selectors.select(object)
                 };
                 let items: Vec<_> =
                     self.objects.iter().filter(of).map(|(_, object)| object.clone()).collect();
@@ -238,8 +305,8 @@ impl Server {
                     &json!({ "apiVersion": "v1", "kind": "List", "metadata": version, "items": items }),
                 )
             }
-            ("watch", ..) => self.watch(&at.collection, label, &query["resourceVersion"]),
-            ("create", ..) => {
+            ("watch", ..) => self.watch(&at.collection, selectors, &query["resourceVersion"]),
+            ("create", None, _) => {
                 let name = request.body["metadata"]["name"].as_str().unwrap();
                 let path = format!("{}/{name}", at.collection);
                 if self.objects.contains_key(&path) {
@@ -247,6 +314,10 @@ impl Server {
                 }
                 let mut object = request.body.clone();
                 object["metadata"]["generation"] = json!(1);
+                object["metadata"]["uid"] = json!(format!("made-{}", self.version + 1));
+                if let Some(admit) = self.admit {
+                    admit(&mut object);
+                }
                 self.put(&path, object);
                 success(201, &self.objects[&path])
             }
@@ -255,19 +326,61 @@ impl Server {
                 if sub == Some("scale") {
                     return self.scale(&path, &request.body);
                 }
-                let version = &request.body["metadata"]["resourceVersion"];
-                if !version.is_null() && *version != object["metadata"]["resourceVersion"] {
-                    return failure(409, "Conflict");
+                let body = &request.body;
+                for key in ["uid", "resourceVersion"] {
+                    for part in ["metadata", "preconditions"] {
+                        if !body[part][key].is_null() && body[part][key] != object["metadata"][key] {
+                            return failure(409, "Conflict");
+                        }
+                    }
                 }
-                // A subresource takes its own part only, and the object's own path takes no status.
-                let part = sub.unwrap_or("spec");
-                let parts: Vec<_> = request.body.as_object().unwrap().keys().collect();
-                assert_eq!(parts, ["metadata", part]);
-                self.edit(&path, &json!({ part: request.body[part] }));
-                success(200, &self.objects[&path])
+                self.change(verb, &path, sub, body)
             }
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Does to an object what it was read for.
+    fn change(&mut self, verb: &str, path: &str, sub: Option<&str>, body: &Value) -> Response<Body> {
+        match (verb, sub) {
+            ("get", None) => {}
+            ("delete", None) => {
+                let object = self.objects[path].clone();
+                self.delete(path);
+                return success(200, &object);
+            }
+            ("create", Some("binding")) => {
+                if !self.objects[path]["spec"]["nodeName"].is_null() {
+                    return failure(409, "Conflict");
+                }
+                self.edit(path, &json!({ "spec": { "nodeName": body["target"]["name"] } }));
+                return success(201, &json!({ "apiVersion": "v1", "kind": "Status", "status": "Success" }));
+            }
+            ("update", part) => {
+                let mut object = body.clone();
+                object["metadata"]["uid"] = self.objects[path]["metadata"]["uid"].clone();
+                if let Some(part) = part {
+                    // A subresource takes its own part only.
+                    object = self.objects[path].clone();
+                    object[part] = body[part].clone();
+                }
+                self.put(path, object);
+            }
+            // The object's own path takes no status.
+            ("patch", part) => {
+                let known = ["metadata", part.unwrap_or("spec")];
+                assert!(body.as_object().unwrap().keys().all(|key| known.contains(&key.as_str())), "{body}");
+                let mut patch = body.clone();
+                let annotations = &body["metadata"]["annotations"];
+                patch["metadata"] = json!({});
+                if !annotations.is_null() {
+                    patch["metadata"]["annotations"] = annotations.clone();
+                }
+                self.edit(path, &patch);
+            }
+            other => panic!("{other:?} of {path}"),
+        }
+        success(200, &self.objects[path])
     }
 
     /// Reads the scale of a target, or sets it.
@@ -283,7 +396,7 @@ impl Server {
         success(200, &scale)
     }
 
-    fn watch(&mut self, collection: &str, label: Option<(String, String)>, version: &str) -> Response<Body> {
+    fn watch(&mut self, collection: &str, selectors: Selectors, version: &str) -> Response<Body> {
         let (events, received) = unbounded();
         let version: u64 = version.parse().unwrap();
         let forgotten = self.history.first().map_or(self.version, |(first, ..)| first - 1);
@@ -291,10 +404,10 @@ impl Server {
             send(&events, &expired());
         } else {
             let missed = self.history.iter().filter(|(at, path, event)| {
-                *at > version && is_in(path, collection) && is_labelled(&event["object"], label.as_ref())
+                *at > version && is_in(path, collection) && selectors.select(&event["object"])
             });
             missed.for_each(|(_, _, event)| send(&events, event));
-            self.watches.push(Watch { collection: collection.to_owned(), label, events });
+            self.watches.push(Watch { collection: collection.to_owned(), selectors, events });
         }
         Response::builder().status(200).body(Body::from_stream(received)).unwrap()
     }
@@ -327,14 +440,15 @@ fn failure(code: u16, reason: &str) -> Response<Body> {
 
 /// Without percent signs.
 fn plain(text: &str) -> String {
-    text.replace("%3D", "=").replace("%2F", "/").replace("%26", "&")
+    text.replace("%3D", "=").replace("%2F", "/").replace("%26", "&").replace("%2C", ",")
 }
 
 impl Api {
-    /// A server with the rights of the manifest, and a client of it.
-    pub(crate) fn start() -> (Self, kube::Client) {
+    /// A server that gives the rights of a manifest to who writes under this name, and a client of it.
+    pub(crate) fn start(manifest: &str, manager: &'static str) -> (Self, kube::Client) {
         let api = Self::default();
-        api.lock().rights = rights();
+        api.lock().rights = rights(manifest);
+        api.lock().manager = manager;
         let (mock, mut handle) = tower_test::mock::pair::<Request<kube::client::Body>, Response<Body>>();
         let server = api.clone();
         tokio::spawn(async move {

@@ -1,0 +1,9 @@
+//! FaSTPods on Kubernetes: see [`gshare_examples::kubernetes::fastpod`].
+
+use clap::Parser as _;
+use gshare_examples::kubernetes::fastpod::command::{Options, run};
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    run(Options::parse()).await
+}

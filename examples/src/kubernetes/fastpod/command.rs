@@ -1,0 +1,172 @@
+//! The command line of the controller.
+
+use super::FaSTPod;
+use super::controller::Controller;
+use super::core::{Observed, Settings, Write, reconcile};
+use super::pods::{Injected, Place};
+use super::shares::Profiles;
+use anyhow::{Context as _, bail};
+use gshare_core::Bytes;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::{CustomResourceExt as _, ResourceExt as _};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Pack the pods of FaSTPods over the GPUs of a cluster's nodes.
+#[derive(Debug, clap::Parser)]
+#[command(name = "fastpod")]
+pub struct Options {
+    /// Directory of the hook on every node.
+    #[arg(long, value_name = "DIR", default_value = "/opt/gshare")]
+    pub hook_dir: PathBuf,
+    /// The daemon's socket on every node. Its directory is mounted into containers, so nothing else may be in it.
+    #[arg(long, value_name = "FILE", default_value = "/run/gshare/pods/gshare.sock")]
+    pub socket: PathBuf,
+    /// MPS runs on every node, with its pipes here.
+    #[arg(long, value_name = "DIR", requires = "mps_shm")]
+    pub mps_pipes: Option<PathBuf>,
+    /// Its shared memory, mounted at /dev/shm.
+    #[arg(long, value_name = "DIR", requires = "mps_pipes")]
+    pub mps_shm: Option<PathBuf>,
+    /// Profiles for FaSTPods that name one: NAME.json is what `gshare profile --output` wrote.
+    #[arg(long, value_name = "DIR")]
+    pub profiles: Option<PathBuf>,
+    /// Print the `CustomResourceDefinition`.
+    #[arg(long, exclusive = true)]
+    pub crd: bool,
+    /// Without a cluster: print where the pods of these FaSTPods would go.
+    #[arg(long, value_name = "FILE")]
+    pub dry_run: Option<PathBuf>,
+    /// Nodes of the dry run.
+    #[arg(long, requires = "dry_run", default_value_t = 1)]
+    pub nodes: u32,
+    /// GPUs of each.
+    #[arg(long, requires = "dry_run", default_value_t = 1)]
+    pub gpus: u32,
+    /// Memory of each GPU.
+    #[arg(long, requires = "dry_run", default_value = "16GiB")]
+    pub gpu_memory: Bytes,
+    /// Print the pods as well.
+    #[arg(long, requires = "dry_run")]
+    pub pods: bool,
+}
+
+/// Runs the controller until it is asked to end.
+///
+/// # Errors
+/// When there is no cluster, or a file is not what it should be.
+pub async fn run(options: Options) -> anyhow::Result<()> {
+    if options.crd {
+        print!("{}", crd()?);
+        return Ok(());
+    }
+    let settings = Settings {
+        injected: Injected {
+            hook: options.hook_dir.clone(),
+            socket: options.socket.clone(),
+            mps: options.mps_pipes.clone().zip(options.mps_shm.clone()),
+        },
+        profiles: match &options.profiles {
+            Some(directory) => {
+                profiles(directory).with_context(|| format!("--profiles {}", directory.display()))?
+            }
+            None => Profiles::new(),
+        },
+    };
+    if let Some(file) = &options.dry_run {
+        return dry_run(&options, file, &settings);
+    }
+    let client = kube::Client::try_default().await.context("no API server. Without a cluster: --dry-run")?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let end = async move {
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+    };
+    let known: Vec<_> = settings.profiles.keys().map(String::as_str).collect();
+    println!("fastpod: scheduler {}, profiles [{}]", super::pods::SCHEDULER, known.join(", "));
+    Controller::new(client, settings).run(end).await;
+    Ok(())
+}
+
+/// The definition as it is checked in.
+///
+/// # Errors
+/// Never, unless it cannot be written as YAML.
+pub fn crd() -> anyhow::Result<String> {
+    let text = serde_saphyr::to_string(&FaSTPod::crd())?;
+    Ok(format!("# Made by `cargo run -p gshare-examples --bin fastpod -- --crd`.\n{text}"))
+}
+
+/// Reads the profiles of a directory. Other files, and hidden ones, are left alone.
+fn profiles(directory: &Path) -> anyhow::Result<Profiles> {
+    let mut profiles = Profiles::new();
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        let name = path.file_stem().and_then(|name| name.to_str()).filter(|name| !name.starts_with('.'));
+        if let Some(name) = name.filter(|_| path.extension().is_some_and(|extension| extension == "json")) {
+            let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+            let table = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+            profiles.insert(name.to_owned(), table);
+        }
+    }
+    Ok(profiles)
+}
+
+fn dry_run(options: &Options, file: &Path, settings: &Settings) -> anyhow::Result<()> {
+    let name = || file.display().to_string();
+    let text = std::fs::read_to_string(file).with_context(name)?;
+    let mut fastpods: Vec<FaSTPod> = serde_saphyr::from_multiple(&text).with_context(name)?;
+    for (index, fastpod) in fastpods.iter_mut().enumerate() {
+        fastpod.metadata.uid.get_or_insert_with(|| format!("dry-run-{index}"));
+        fastpod.metadata.namespace.get_or_insert_with(|| "default".into());
+    }
+    let mib = options.gpu_memory.get() >> 20;
+    let nodes = (0..options.nodes).map(|node| {
+        serde_json::from_value::<Node>(json!({
+            "metadata": {"name": format!("node-{node}"), "labels": {
+                "nvidia.com/gpu.count": options.gpus.to_string(), "nvidia.com/gpu.memory": mib.to_string()}},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        }))
+    });
+    let observed = Observed { fastpods, pods: Vec::new(), nodes: nodes.collect::<Result<_, _>>()? };
+    let now = Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH);
+    let wanted = reconcile(&now, &observed, settings);
+    if let Some(complaint) = wanted.complaints.first() {
+        bail!("--gpus, --gpu-memory: {complaint}");
+    }
+    println!("# no cluster: nodes x GPUs: {} x {} of {}", options.nodes, options.gpus, options.gpu_memory);
+    println!("{:<32} {:<10} {:>4}  {:>6} {:>6}  at time, SM", "pod", "node", "GPU", "time", "SMs");
+    let pods = || {
+        wanted.writes.iter().filter_map(|write| match write {
+            Write::Create(pod) => Some(pod),
+            _ => None,
+        })
+    };
+    for pod in pods() {
+        let Some(Place { node, gpu, rectangle }) = Place::of(pod) else { continue };
+        println!(
+            "{:<32} {node:<10} {gpu:>4}  {:>6} {:>6}  {}, {}",
+            pod.name_any(),
+            rectangle.quota.to_string(),
+            rectangle.sm.to_string(),
+            rectangle.time_offset,
+            rectangle.sm_offset
+        );
+    }
+    for told in wanted.statuses.iter().cloned() {
+        let Some(fastpod) = told.write(&now, None) else { continue };
+        for condition in fastpod.status.iter().flat_map(|status| &status.conditions) {
+            if condition.status != "True" {
+                println!("{}: {}: {}", fastpod.name_any(), condition.reason, condition.message);
+            }
+        }
+    }
+    if options.pods {
+        for pod in pods() {
+            print!("---\n{}", serde_saphyr::to_string(pod)?);
+        }
+    }
+    Ok(())
+}

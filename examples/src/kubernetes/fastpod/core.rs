@@ -1,0 +1,345 @@
+//! What is to be written, given what there is. Pure: equal inputs give equal writes.
+
+use super::gpus::{Gpus, accepts};
+use super::pods::{self, Injected, LABEL, Place, is_going, is_over, is_ready, node_name};
+use super::shares::{self, Profiles};
+use super::{FaSTPod, FaSTPodStatus};
+use gshare_core::pack::PackError;
+use gshare_core::{PlacementId, ResourceSpec};
+use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::ResourceExt as _;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// How long a pod that failed keeps its node out for its FaSTPod.
+const FAILED_S: i64 = 60;
+/// The one condition.
+const PLACED: &str = "Placed";
+
+/// What the API server has.
+#[derive(Debug, Clone, Default)]
+pub struct Observed {
+    /// All FaSTPods.
+    pub fastpods: Vec<FaSTPod>,
+    /// All pods with [`LABEL`].
+    pub pods: Vec<Pod>,
+    /// The nodes with [`pods::NODE_LABEL`].
+    pub nodes: Vec<Node>,
+}
+
+/// What the controller was started with.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// What containers are given of their node.
+    pub injected: Injected,
+    /// From which shares are taken that FaSTPods leave out.
+    pub profiles: Profiles,
+}
+
+/// Which pod.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodName {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID: not another one of that name.
+    pub uid: String,
+}
+
+impl PodName {
+    fn of(pod: &Pod) -> Self {
+        Self {
+            namespace: pod.namespace().unwrap_or_default(),
+            name: pod.name_any(),
+            uid: pod.uid().unwrap_or_default(),
+        }
+    }
+}
+
+/// One request to the API server.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Write {
+    /// Delete a pod.
+    Delete(PodName),
+    /// Bind a pod to a node.
+    Bind(PodName, String),
+    /// Note where a pod is in its GPU by now.
+    Note(PodName, BTreeMap<String, String>),
+    /// Make a pod.
+    Create(Box<Pod>),
+}
+
+/// A FaSTPod with the status that it is to have, and the one that it has.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Told {
+    fastpod: FaSTPod,
+    before: Option<FaSTPodStatus>,
+}
+
+impl Told {
+    /// Of which FaSTPod.
+    pub fn uid(&self) -> String {
+        self.fastpod.uid().unwrap_or_default()
+    }
+
+    /// The FaSTPod as it is to be written, if it is another than the one that was read. `refused`: why the API server would
+    /// not have one of its pods.
+    pub fn write(mut self, now: &Time, refused: Option<&str>) -> Option<FaSTPod> {
+        if let (Some(why), Some(status)) = (refused, &mut self.fastpod.status) {
+            let generation = self.fastpod.metadata.generation;
+            let unplaced = Err(("Refused", why.to_owned()));
+            status.conditions = vec![condition(self.before.as_ref(), now, generation, unplaced)];
+        }
+        (self.fastpod.status != self.before).then_some(self.fastpod)
+    }
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Wanted {
+    /// In this order.
+    pub writes: Vec<Write>,
+    /// After them: what is to be said of each FaSTPod.
+    pub statuses: Vec<Told>,
+    /// Look again after so long, even if nothing changes.
+    pub again: Option<Duration>,
+    /// What is wrong with nodes or pods, for people.
+    pub complaints: Vec<String>,
+}
+
+impl Wanted {
+    fn again_in(&mut self, left: Duration) {
+        self.again = Some(self.again.map_or(left, |again| again.min(left)));
+    }
+}
+
+/// A pod that is to be made, when all have their places.
+struct Planned<'a> {
+    fastpod: &'a FaSTPod,
+    name: String,
+    spec: PodSpec,
+    share: ResourceSpec,
+    placement: PlacementId,
+}
+
+/// Arrival, then name: the order in which things are decided.
+fn order<K: kube::Resource>(object: &K) -> (Option<k8s_openapi::jiff::Timestamp>, Option<String>, String) {
+    let created = object.creation_timestamp().map(|time| time.0);
+    (created, object.namespace(), object.name_any())
+}
+
+/// What is to be written so that the cluster becomes what its FaSTPods ask for.
+pub fn reconcile(now: &Time, observed: &Observed, settings: &Settings) -> Wanted {
+    let mut wanted = Wanted::default();
+    let mut gpus = Gpus::new(&observed.nodes, &mut wanted.complaints);
+    // A pod that carries the label and is nobody's is none of ours.
+    let mut sorted: Vec<&Pod> = observed.pods.iter().filter(|pod| pods::owner(pod).is_some()).collect();
+    sorted.sort_by_cached_key(|pod| order(*pod));
+    let held = gpus.hold(&sorted, &mut wanted.complaints);
+
+    let mut fastpods: Vec<&FaSTPod> =
+        observed.fastpods.iter().filter(|fastpod| fastpod.metadata.deletion_timestamp.is_none()).collect();
+    fastpods.sort_by_cached_key(|fastpod| order(*fastpod));
+    let mut planned = Vec::new();
+    for fastpod in fastpods {
+        let own = sorted.iter().copied().filter(|pod| pods::is_owned(pod, fastpod)).collect();
+        let mut turn = Turn { now, fastpod, own, gpus: &mut gpus, wanted: &mut wanted };
+        let asked = turn.asked(&settings.profiles);
+        let share = asked.as_ref().ok().map(|(_, share)| *share);
+        let placed = turn.settle(asked, &mut planned);
+        let told = turn.tell(share, placed);
+        wanted.statuses.push(told);
+    }
+    // Whoever was placed last may have moved the others of its GPU: what they were given before that is out of date.
+    for (pod, placement) in held {
+        let place = placement.and_then(|id| gpus.place_of(id));
+        let moved = place.filter(|place| Place::of(pod).as_ref() != Some(place));
+        wanted.writes.extend(moved.map(|place| Write::Note(PodName::of(pod), place.annotations())));
+    }
+    for Planned { fastpod, name, spec, share, placement } in planned {
+        let Some(place) = gpus.place_of(placement) else { continue };
+        let pod = pods::pod(fastpod, &name, spec, &share, &place, &settings.injected);
+        wanted.writes.push(Write::Create(Box::new(pod)));
+    }
+    wanted
+}
+
+/// What the pods of a FaSTPod run, and the share of each.
+type Asked = (PodSpec, ResourceSpec);
+
+/// Why a FaSTPod has fewer pods than it asks for: reason and message of its condition.
+type Unplaced = (&'static str, String);
+
+/// One FaSTPod's turn.
+struct Turn<'a, 'g, 'b> {
+    now: &'a Time,
+    fastpod: &'a FaSTPod,
+    /// Its pods, by arrival.
+    own: Vec<&'a Pod>,
+    gpus: &'g mut Gpus<'b>,
+    wanted: &'g mut Wanted,
+}
+
+impl<'a> Turn<'a, '_, '_> {
+    fn replicas(&self) -> usize {
+        usize::try_from(self.fastpod.spec.replicas).unwrap_or(0)
+    }
+
+    /// Its pods that are neither over nor going.
+    fn live(&self) -> Vec<&'a Pod> {
+        self.own.iter().copied().filter(|pod| !is_going(pod) && !is_over(pod)).collect()
+    }
+
+    /// What its pods run, and their share.
+    fn asked(&self, profiles: &Profiles) -> Result<Asked, Unplaced> {
+        let bad = |why: String| ("BadPodSpec", format!("podSpec.{why}"));
+        let spec: PodSpec = serde_json::from_value(self.fastpod.spec.pod_spec.clone())
+            .map_err(|error| ("BadPodSpec", format!("podSpec: {error}")))?;
+        if let Some(node) = spec.node_name.as_deref().filter(|node| !node.is_empty()) {
+            return Err(bad(format!("nodeName: `{node}`: nodes are chosen here")));
+        }
+        if let Some(policy) = spec.restart_policy.as_deref().filter(|policy| *policy != "Always") {
+            return Err(bad(format!("restartPolicy: `{policy}`: need Always: replicas are there to stay")));
+        }
+        let share = shares::share(self.fastpod.annotations(), profiles)
+            .map_err(|error| ("BadShare", format!("annotations: {error}")))?;
+        Ok((spec, share))
+    }
+
+    /// A FaSTPod that does not say what its pods are to be like keeps those that it has, and gets no more.
+    fn settle(
+        &mut self,
+        asked: Result<Asked, Unplaced>,
+        planned: &mut Vec<Planned<'a>>,
+    ) -> Result<(), Unplaced> {
+        let kept_out = self.clear_failed();
+        let template = asked.as_ref().ok().map(|(_, share)| pods::template(self.fastpod, share));
+        let is_new = |pod: &Pod| template.as_ref().is_none_or(|template| pods::is_of(pod, template));
+        let mut live = self.live();
+        // The best first: of this template, bound, ready, older.
+        live.sort_by_key(|pod| (!is_new(pod), node_name(pod).is_none(), !is_ready(pod)));
+        let mut gone: BTreeSet<String> =
+            live.iter().skip(self.replicas()).map(|pod| pod.name_any()).collect();
+        for pod in &live {
+            // Never bound, and its place is gone: it has to be made for another one.
+            let lost = !Place::of(pod).is_some_and(|place| self.gpus.takes(&place));
+            if node_name(pod).is_none() && lost {
+                gone.insert(pod.name_any());
+            }
+        }
+        let old = |pod: &&&Pod| !is_new(pod) && !gone.contains(&pod.name_any());
+        let ready = live.iter().filter(|pod| is_ready(pod) && !gone.contains(&pod.name_any())).count();
+        let unready: Vec<_> =
+            live.iter().filter(old).filter(|pod| !is_ready(pod)).map(|p| p.name_any()).collect();
+        let one_old = live.iter().rfind(old).map(|pod| pod.name_any());
+        if !unready.is_empty() {
+            gone.extend(unready);
+        } else if ready >= self.replicas() {
+            gone.extend(one_old);
+        }
+        for pod in &live {
+            let name = PodName::of(pod);
+            if gone.contains(&name.name) {
+                self.wanted.writes.push(Write::Delete(name));
+            } else if node_name(pod).is_none()
+                && let Some(place) = Place::of(pod)
+            {
+                self.wanted.writes.push(Write::Bind(name, place.node));
+            }
+        }
+        let missing = self.replicas().saturating_sub(live.len() - gone.len());
+        let (spec, share) = asked?;
+        self.plan(missing, &spec, &share, &kept_out, planned)
+    }
+
+    /// Deletes what has failed long enough ago; gives the nodes of what has not.
+    fn clear_failed(&mut self) -> BTreeSet<String> {
+        let mut kept_out = BTreeSet::new();
+        for pod in self.own.iter().filter(|pod| is_over(pod) && !is_going(pod)) {
+            let made = pod.creation_timestamp().map_or(self.now.0, |time| time.0);
+            let left = FAILED_S - (self.now.0.as_second() - made.as_second());
+            match u64::try_from(left) {
+                Ok(left @ 1..) => {
+                    kept_out.extend(node_name(pod).map(str::to_owned));
+                    self.wanted.again_in(Duration::from_secs(left));
+                }
+                _ => self.wanted.writes.push(Write::Delete(PodName::of(pod))),
+            }
+        }
+        kept_out
+    }
+
+    fn plan(
+        &mut self,
+        missing: usize,
+        spec: &PodSpec,
+        share: &ResourceSpec,
+        kept_out: &BTreeSet<String>,
+        planned: &mut Vec<Planned<'a>>,
+    ) -> Result<(), Unplaced> {
+        let taken: BTreeSet<String> = self.own.iter().map(|pod| pod.name_any()).collect();
+        let fastpod = self.fastpod;
+        let names = (0..).map(|n| pods::name(fastpod, n)).filter(|name| !taken.contains(name));
+        for (done, name) in names.take(missing).enumerate() {
+            let allowed = |node: &Node| !kept_out.contains(&node.name_any()) && accepts(node, spec);
+            let placement = self.gpus.place(share, allowed).map_err(|error| {
+                let reason = match error {
+                    PackError::NeverFits { .. } => "NeverFits",
+                    _ => "NoRoom",
+                };
+                (reason, format!("{} of {missing} new pods: {error}", missing - done))
+            })?;
+            planned.push(Planned { fastpod, name, spec: spec.clone(), share: *share, placement });
+        }
+        Ok(())
+    }
+
+    /// The status that it is to have.
+    fn tell(&self, share: Option<ResourceSpec>, placed: Result<(), Unplaced>) -> Told {
+        let live = self.live();
+        let count = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+        let bound = live.iter().filter(|pod| node_name(pod).is_some()).filter_map(|pod| {
+            let place = Place::of(pod)?;
+            Some((pod.name_any(), format!("{}/{}", place.node, place.gpu)))
+        });
+        let before = self.fastpod.status.clone();
+        let generation = self.fastpod.metadata.generation;
+        let status = FaSTPodStatus {
+            observed_generation: generation.unwrap_or(0),
+            replicas: count(live.len()),
+            ready_replicas: count(live.iter().filter(|pod| is_ready(pod)).count()),
+            selector: format!("{LABEL}={}", self.fastpod.uid().unwrap_or_default()),
+            share: share.map(|share| shares::describe(&share)).unwrap_or_default(),
+            bound_device_ids: bound.collect(),
+            conditions: vec![condition(before.as_ref(), self.now, generation, placed)],
+        };
+        Told { fastpod: FaSTPod { status: Some(status), ..self.fastpod.clone() }, before }
+    }
+}
+
+/// Whether every replica has a place, and since when.
+fn condition(
+    before: Option<&FaSTPodStatus>,
+    now: &Time,
+    generation: Option<i64>,
+    placed: Result<(), Unplaced>,
+) -> Condition {
+    let (status, reason, message) = match placed {
+        Ok(()) => ("True", PLACED, String::new()),
+        Err((reason, message)) => ("False", reason, message),
+    };
+    let before = before.and_then(|before| before.conditions.iter().find(|old| old.type_ == PLACED));
+    let since = before.filter(|old| old.status == status).map(|old| old.last_transition_time.clone());
+    // Times are written in whole seconds: one that is not would never be found again as it was written.
+    let second = k8s_openapi::jiff::Timestamp::from_second(now.0.as_second()).unwrap_or(now.0);
+    Condition {
+        type_: PLACED.into(),
+        status: status.into(),
+        reason: reason.into(),
+        message,
+        observed_generation: generation,
+        last_transition_time: since.unwrap_or(Time(second)),
+    }
+}

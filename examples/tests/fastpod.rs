@@ -1,0 +1,15 @@
+//! FaSTPods: what is decided, on a cluster that is a value; what is asked of an API server, before a mock of it; and the
+//! manifests.
+#![cfg(feature = "kubernetes")]
+
+#[allow(dead_code, reason = "each test uses a part of it")]
+#[path = "support/api_server.rs"]
+mod api_server;
+#[path = "fastpod/decisions.rs"]
+mod decisions;
+#[path = "support/kustomize.rs"]
+mod kustomize;
+#[path = "fastpod/manifests.rs"]
+mod manifests;
+#[path = "fastpod/requests.rs"]
+mod requests;

@@ -1,0 +1,554 @@
+//! What is decided, on a cluster that is a value: nothing is asked, and time is what it is told.
+
+use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::{Duration, Quota, SmShare};
+use gshare_examples::kubernetes::fastpod::FaSTPod;
+use gshare_examples::kubernetes::fastpod::core::{Observed, PodName, Settings, Wanted, Write, reconcile};
+use gshare_examples::kubernetes::fastpod::pods::{LABEL, Place, share};
+use gshare_examples::kubernetes::fastpod::shares::demand;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(crate) fn at(seconds: i64) -> Time {
+    Time(Timestamp::from_second(seconds).unwrap())
+}
+
+pub(crate) fn node(name: &str, gpus: u32, mib: u32) -> Node {
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "labels": {"gshare.io/fastpod": "true", "disk": name,
+            "nvidia.com/gpu.count": gpus.to_string(), "nvidia.com/gpu.memory": mib.to_string()}},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }))
+    .unwrap()
+}
+
+pub(crate) fn fastpod(name: &str, replicas: i32, [sm, request, mib]: [u32; 3]) -> FaSTPod {
+    serde_json::from_value(json!({
+        "apiVersion": "gshare.io/v1alpha1", "kind": "FaSTPod",
+        "metadata": {"name": name, "namespace": "team", "uid": format!("uid-{name}"), "generation": 1,
+            "resourceVersion": "5", "annotations": {
+                "faasshare/sm_partition": sm.to_string(),
+                "faasshare/quota_request": format!("0.{request:02}"),
+                "faasshare/quota_limit": "1.0",
+                "faasshare/gpu_mem": (u64::from(mib) << 20).to_string()}},
+        "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "podSpec": {
+            "containers": [{"name": "main", "image": "x", "env": [{"name": "GSHARE_QUOTA", "value": "100%"}]}]}},
+    }))
+    .unwrap()
+}
+
+fn settings() -> Settings {
+    let point = |sm, quota, rate: f64, p95| {
+        let p95 = Duration::from_millis(p95);
+        let (sm, quota) = (SmShare::from_percent(sm).unwrap(), Quota::from_percent(quota).unwrap());
+        ProfilePoint::measured(sm, quota, 1, rate, p95, p95).unwrap()
+    };
+    let points = vec![point(12, 30, 4.0, 90), point(24, 40, 8.64, 60)];
+    let profiles = [("resnet".to_owned(), ProfileTable::sparse(points).unwrap())].into();
+    Settings { profiles, ..Settings::default() }
+}
+
+/// A cluster, and what a kubelet and Kubernetes' own controllers do to it.
+#[derive(Debug, Clone, Default)]
+struct Cluster {
+    observed: Observed,
+    made: u32,
+    seconds: i64,
+}
+
+impl Cluster {
+    fn new(nodes: Vec<Node>, fastpods: Vec<FaSTPod>) -> Self {
+        Self { observed: Observed { nodes, fastpods, pods: Vec::new() }, made: 0, seconds: 1000 }
+    }
+
+    fn pod(&mut self, name: &PodName) -> Option<&mut Pod> {
+        self.observed
+            .pods
+            .iter_mut()
+            .find(|pod| pod.name_any() == name.name && pod.uid().as_ref() == Some(&name.uid))
+    }
+
+    fn wanted(&self) -> Wanted {
+        reconcile(&at(self.seconds), &self.observed, &settings())
+    }
+
+    /// Does the first so many writes that are wanted, or all, and then says what is to be said.
+    fn apply(&mut self, most: Option<usize>) {
+        let Wanted { writes, statuses, .. } = self.wanted();
+        let done = writes.into_iter().take(most.unwrap_or(usize::MAX));
+        done.for_each(|write| self.write(write));
+        if most.is_none() {
+            let now = at(self.seconds);
+            for new in statuses.into_iter().filter_map(|told| told.write(&now, None)) {
+                let all = &mut self.observed.fastpods;
+                let old = all.iter_mut().find(|old| old.name_any() == new.name_any()).unwrap();
+                *old = new;
+            }
+            self.check();
+        }
+    }
+
+    /// Whether nothing is left to be written.
+    fn rests(&self) -> bool {
+        let Wanted { writes, statuses, .. } = self.wanted();
+        let now = at(self.seconds);
+        writes.is_empty() && statuses.into_iter().all(|told| told.write(&now, None).is_none())
+    }
+
+    fn write(&mut self, write: Write) {
+        match write {
+            Write::Create(mut pod) => {
+                assert!(
+                    self.observed.pods.iter().all(|other| other.name_any() != pod.name_any()),
+                    "the name is taken"
+                );
+                self.made += 1;
+                pod.metadata.uid = Some(format!("pod-{}", self.made));
+                pod.metadata.creation_timestamp = Some(at(self.seconds));
+                self.observed.pods.push(*pod);
+                self.check();
+            }
+            Write::Bind(name, node) => {
+                let pod = self.pod(&name).expect("a pod that is there");
+                let spec = pod.spec.as_mut().unwrap();
+                assert!(spec.node_name.replace(node).is_none(), "bound once");
+            }
+            Write::Delete(name) => {
+                let pod = self.pod(&name).expect("a pod that is there");
+                pod.metadata.deletion_timestamp = Some(at(0));
+            }
+            Write::Note(name, annotations) => {
+                let pod = self.pod(&name).expect("a pod that is there");
+                pod.annotations_mut().extend(annotations);
+            }
+        }
+    }
+
+    /// No GPU promises more than it has, once all that was moved to make room is noted. Literal: every two rectangles of a
+    /// GPU, and the sum of its memory.
+    fn check(&self) {
+        let mut memory: BTreeMap<(String, u32), u64> = BTreeMap::new();
+        let mut places = Vec::new();
+        for pod in &self.observed.pods {
+            if pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Failed") {
+                continue;
+            }
+            let place = Place::of(pod).unwrap();
+            let demand = demand(&share(pod).unwrap());
+            *memory.entry((place.node.clone(), place.gpu)).or_default() += demand.memory.get();
+            places.push(place);
+        }
+        for ((name, _), used) in memory {
+            if let Some(node) = self.observed.nodes.iter().find(|node| node.name_any() == name) {
+                let mib: u64 = node.labels()["nvidia.com/gpu.memory"].parse().unwrap();
+                assert!(used <= mib << 20, "{name}: {used} of {mib} MiB");
+            }
+        }
+        for (index, a) in places.iter().enumerate() {
+            for b in &places[..index] {
+                let (x, y) = (a.rectangle, b.rectangle);
+                let apart =
+                    |at: u16, size: u16, other: u16, its: u16| at + size <= other || other + its <= at;
+                assert!(
+                    (&a.node, a.gpu) != (&b.node, b.gpu)
+                        || apart(x.time_offset.get(), x.quota.get(), y.time_offset.get(), y.quota.get())
+                        || apart(x.sm_offset.get(), x.sm.get(), y.sm_offset.get(), y.sm.get()),
+                    "{a:?} and {b:?} overlap"
+                );
+            }
+        }
+    }
+
+    /// Kubelets start what is bound, and end what is deleted.
+    fn kubelets(&mut self) {
+        self.observed.pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
+        for pod in &mut self.observed.pods {
+            let bound = pod.spec.as_ref().unwrap().node_name.is_some();
+            let pending = pod.status.is_none();
+            if bound && pending {
+                pod.status = serde_json::from_value(json!({"phase": "Running",
+                    "conditions": [{"type": "Ready", "status": "True"}]}))
+                .unwrap();
+            }
+        }
+    }
+
+    /// Until nothing is wanted.
+    fn settle(&mut self) {
+        for _ in 0..100 {
+            if self.rests() && self.wanted().again.is_none() {
+                return;
+            }
+            self.apply(None);
+            self.kubelets();
+            self.seconds += 61;
+        }
+        panic!("it does not settle: {:?}", self.wanted());
+    }
+
+    fn status(&self, name: &str) -> (i32, i32, String, String) {
+        let fastpod = self.observed.fastpods.iter().find(|fastpod| fastpod.name_any() == name).unwrap();
+        let status = fastpod.status.clone().unwrap();
+        let condition = &status.conditions[0];
+        (status.replicas, status.ready_replicas, condition.reason.clone(), condition.message.clone())
+    }
+}
+
+#[test]
+fn pods_are_made_bound_and_told() {
+    let mut cluster = Cluster::new(vec![node("a", 1, 16384)], vec![fastpod("rnnt", 2, [12, 30, 1024])]);
+    let wanted = cluster.wanted();
+    let [Write::Create(pod), Write::Create(_)] = &wanted.writes[..] else { panic!("{wanted:?}") };
+    let spec = pod.spec.as_ref().unwrap();
+    assert_eq!((spec.scheduler_name.as_deref(), spec.node_name.as_deref()), (Some("gshare"), None));
+    let env = &spec.containers[0].env.as_ref().unwrap();
+    let value = |name: &str| {
+        let found: Vec<_> = env.iter().filter(|env| env.name == name).collect();
+        assert_eq!(found.len(), 1, "{name}");
+        found[0].value.clone().unwrap()
+    };
+    assert_eq!((value("GSHARE_QUOTA"), value("GSHARE_SM")), ("30%:100%".into(), "12%".into()));
+    assert_eq!((value("GSHARE_MEM"), value("NVIDIA_VISIBLE_DEVICES")), ("1073741824".into(), "0".into()));
+    let owner = &pod.metadata.owner_references.as_ref().unwrap()[0];
+    assert_eq!((owner.uid.as_str(), owner.controller), ("uid-rnnt", Some(true)));
+    assert_eq!((pod.labels()["app"].as_str(), pod.labels()[LABEL].as_str()), ("rnnt", "uid-rnnt"));
+
+    cluster.settle();
+    assert_eq!(cluster.status("rnnt"), (2, 2, "Placed".into(), String::new()));
+    let status = cluster.observed.fastpods[0].status.clone().unwrap();
+    assert_eq!(status.bound_device_ids.len(), 2);
+    assert!(status.bound_device_ids.values().all(|device| device == "a/0"));
+    assert_eq!(status.share, "30%:100% of the time, 12% of the SMs, 1 GiB");
+    assert!(cluster.rests(), "a second look writes nothing");
+}
+
+#[test]
+fn twenty_four_pods_of_figure_4_fill_a_gpu_and_the_next_one_waits() {
+    let mut cluster = Cluster::new(vec![node("a", 1, 65536)], vec![fastpod("rnnt", 25, [12, 30, 1024])]);
+    cluster.settle();
+    let (replicas, ready, reason, message) = cluster.status("rnnt");
+    assert_eq!((replicas, ready, reason.as_str()), (24, 24, "NoRoom"));
+    assert!(message.starts_with("1 of 1 new pods: no GPU has 30% of the time on 12%"), "{message}");
+    // Room elsewhere, and it goes there.
+    cluster.observed.nodes.push(node("b", 1, 65536));
+    cluster.settle();
+    assert_eq!(cluster.status("rnnt"), (25, 25, "Placed".into(), String::new()));
+    let mut fewer = cluster.observed.fastpods.remove(0);
+    fewer.spec.replicas = 3;
+    cluster.observed.fastpods.push(fewer);
+    cluster.settle();
+    assert_eq!(cluster.status("rnnt").0, 3);
+}
+
+#[test]
+fn a_crash_between_any_two_writes_is_like_no_crash() {
+    let start = Cluster::new(
+        vec![node("a", 2, 16384)],
+        vec![fastpod("one", 3, [50, 50, 1024]), fastpod("two", 2, [24, 40, 2048])],
+    );
+    let total = start.wanted().writes.len();
+    for done in 0..=total {
+        let mut cluster = start.clone();
+        cluster.apply(Some(done));
+        // Whoever comes next knows nothing but what there is.
+        cluster.settle();
+        assert_eq!(cluster.status("one"), (3, 3, "Placed".into(), String::new()), "after {done} writes");
+        assert_eq!(cluster.status("two").1, 2);
+    }
+}
+
+#[test]
+fn a_new_template_replaces_one_ready_pod_at_a_time() {
+    let mut cluster = Cluster::new(vec![node("a", 1, 16384)], vec![fastpod("f", 3, [30, 90, 1024])]);
+    cluster.settle();
+    cluster.observed.fastpods[0].spec.pod_spec["containers"][0]["image"] = json!("y");
+    let mut fewest = 3;
+    for _ in 0..30 {
+        cluster.apply(None);
+        let going =
+            cluster.observed.pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_some()).count();
+        assert!(going <= 1, "one at a time");
+        cluster.kubelets();
+        fewest = fewest.min(cluster.observed.pods.iter().filter(|pod| pod.status.is_some()).count());
+    }
+    cluster.settle();
+    assert!(
+        cluster
+            .observed
+            .pods
+            .iter()
+            .all(|p| p.spec.as_ref().unwrap().containers[0].image.as_deref() == Some("y"))
+    );
+    assert_eq!((cluster.status("f").1, fewest), (3, 2));
+}
+
+#[test]
+fn a_node_that_is_gone_full_tainted_or_cordoned_gets_no_pods() {
+    let with = |change: &dyn Fn(&mut Node, &mut FaSTPod)| {
+        let (mut one, mut pods) = (node("a", 1, 16384), fastpod("f", 1, [12, 30, 1024]));
+        change(&mut one, &mut pods);
+        let mut cluster = Cluster::new(vec![one], vec![pods]);
+        cluster.settle();
+        let (replicas, _, reason, _) = cluster.status("f");
+        (replicas, reason)
+    };
+    let refused = |reason: &str| (0, reason.to_owned());
+    let taint = |effect: &str| {
+        let taint = json!({"key": "nvidia.com/gpu", "value": "yes", "effect": effect});
+        move |node: &mut Node| node.spec = serde_json::from_value(json!({"taints": [taint.clone()]})).unwrap()
+    };
+    assert_eq!(with(&|_, _| {}).0, 1);
+    assert_eq!(
+        with(&|node, _| node.spec = serde_json::from_value(json!({"unschedulable": true})).unwrap()).0,
+        0
+    );
+    assert_eq!(with(&|node, _| node.status = None).0, 0);
+    assert_eq!(with(&|node, _| taint("NoSchedule")(node)).0, 0);
+    assert_eq!(with(&|node, _| taint("PreferNoSchedule")(node)).0, 1);
+    let tolerate = |toleration: Value| {
+        with(&|node, pods| {
+            taint("NoSchedule")(node);
+            pods.spec.pod_spec["tolerations"] = json!([toleration]);
+        })
+        .0
+    };
+    assert_eq!(tolerate(json!({"key": "nvidia.com/gpu", "operator": "Exists"})), 1);
+    assert_eq!(tolerate(json!({"operator": "Exists"})), 1);
+    assert_eq!(tolerate(json!({"key": "nvidia.com/gpu", "value": "yes", "effect": "NoSchedule"})), 1);
+    assert_eq!(tolerate(json!({"key": "nvidia.com/gpu", "value": "no"})), 0);
+    assert_eq!(tolerate(json!({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"})), 0);
+    let select = |disk: &str| with(&|_, pods| pods.spec.pod_spec["nodeSelector"] = json!({ "disk": disk })).0;
+    assert_eq!((select("a"), select("b")), (1, 0));
+    let annotate = |key: &str, value: &str| {
+        with(&|_, pods| drop(pods.annotations_mut().insert(format!("faasshare/{key}"), value.into())))
+    };
+    assert_eq!(annotate("gpu_mem", "32GiB"), refused("NeverFits"));
+    assert_eq!(annotate("quota_request", "0"), refused("BadShare"));
+    assert_eq!(annotate("sm_partition", "101"), refused("BadShare"));
+    assert_eq!(annotate("colour", "red"), refused("BadShare"));
+    let run = |key: &str, value: Value| with(&|_, pods| pods.spec.pod_spec[key] = value.clone());
+    assert_eq!(run("nodeName", json!("a")), refused("BadPodSpec"));
+    assert_eq!(run("restartPolicy", json!("Never")), refused("BadPodSpec"));
+    assert_eq!(run("containers", json!("x")), refused("BadPodSpec"));
+
+    // A node with labels that make no sense is told, and left out.
+    let mut bad = node("z", 1, 1);
+    bad.labels_mut().insert("nvidia.com/gpu.count".into(), "many".into());
+    let complaints = Cluster::new(vec![bad], Vec::new()).wanted().complaints;
+    assert_eq!(complaints, ["node z: label nvidia.com/gpu.count: `many`: need 1 to 64"]);
+
+    // A pod that was not bound when its node went is made for another one.
+    let mut cluster = Cluster::new(vec![node("a", 1, 16384)], vec![fastpod("f", 1, [12, 30, 1024])]);
+    cluster.apply(None);
+    cluster.observed.nodes = vec![node("b", 1, 16384)];
+    cluster.settle();
+    assert_eq!(
+        cluster.observed.fastpods[0]
+            .status
+            .clone()
+            .unwrap()
+            .bound_device_ids
+            .into_values()
+            .collect::<Vec<_>>(),
+        ["b/0"]
+    );
+}
+
+#[test]
+fn a_pod_that_its_node_refuses_is_tried_elsewhere_and_cleared_after_a_minute() {
+    let nodes = vec![node("a", 1, 16384), node("b", 1, 16384)];
+    let mut cluster = Cluster::new(nodes, vec![fastpod("f", 1, [12, 30, 1024])]);
+    cluster.settle();
+    cluster.observed.pods[0].status = serde_json::from_value(json!({"phase": "Failed"})).unwrap();
+    cluster.observed.pods[0].metadata.creation_timestamp = Some(at(cluster.seconds - 10));
+    let wanted = cluster.wanted();
+    assert_eq!(wanted.again, Some(std::time::Duration::from_secs(50)));
+    let place = |write: &Write| match write {
+        Write::Create(pod) => Place::of(pod),
+        _ => None,
+    };
+    let made: Vec<_> = wanted.writes.iter().filter_map(place).collect();
+    assert_eq!(made.iter().map(|place| place.node.as_str()).collect::<Vec<_>>(), ["b"]);
+    cluster.settle();
+    assert_eq!((cluster.observed.pods.len(), cluster.status("f").1), (1, 1));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// Whatever happens to a cluster, no GPU is promised twice (checked after every write) and it comes to rest.
+    #[test]
+    fn whatever_happens_nothing_is_promised_twice_and_it_comes_to_rest(
+        operations in proptest::collection::vec((0_u8..9, 0_usize..8, 1_u32..6), 1..40)
+    ) {
+        let mut cluster = Cluster::new(vec![node("a", 2, 8192), node("b", 1, 4096)], Vec::new());
+        for (index, (operation, which, size)) in operations.into_iter().enumerate() {
+            let fastpods = cluster.observed.fastpods.len().max(1);
+            let pods = cluster.observed.pods.len().max(1);
+            match operation {
+                0 | 1 => {
+                    let name = format!("f{index}");
+                    cluster.observed.fastpods.push(fastpod(&name, i32::try_from(which).unwrap(), [size * 17, 10 + size * 13, size * 700]));
+                }
+                2 => if let Some(one) = cluster.observed.fastpods.get_mut(which % fastpods) {
+                    one.spec.replicas = i32::try_from(size).unwrap();
+                },
+                3 => if let Some(one) = cluster.observed.fastpods.get_mut(which % fastpods) {
+                    one.annotations_mut().insert("faasshare/sm_partition".into(), (size * 9).to_string());
+                },
+                4 => if which < cluster.observed.fastpods.len() {
+                    // What Kubernetes collects: pods without an owner.
+                    let gone = cluster.observed.fastpods.remove(which).uid().unwrap();
+                    for pod in &mut cluster.observed.pods {
+                        if pod.labels()[LABEL] == gone {
+                            pod.metadata.deletion_timestamp = Some(at(0));
+                        }
+                    }
+                },
+                5 => if let Some(pod) = cluster.observed.pods.get_mut(which % pods) {
+                    pod.status = serde_json::from_value(json!({"phase": "Failed"})).unwrap();
+                },
+                6 => {
+                    let cordoned = size % 2 == 0;
+                    cluster.observed.nodes[which % 2].spec =
+                        serde_json::from_value(json!({"unschedulable": cordoned})).unwrap();
+                }
+                7 => cluster.kubelets(),
+                _ => {
+                    // Only some of the writes are done before it is looked at again.
+                    cluster.apply(Some(which));
+                }
+            }
+        }
+        cluster.settle();
+        let complaints = cluster.wanted().complaints;
+        prop_assert!(cluster.rests() && complaints.is_empty(), "{complaints:?}");
+    }
+}
+
+/// Free time on both sides of a pod is brought together by moving its rectangle: its process stays where it is.
+#[test]
+fn a_pod_that_runs_makes_room_within_its_gpu() {
+    let of = |name: &str, request| fastpod(name, 1, [100, request, 1024]);
+    let mut cluster =
+        Cluster::new(vec![node("a", 1, 16384)], vec![of("a", 30), of("b", 20), of("c", 30), of("d", 40)]);
+    cluster.settle();
+    assert_eq!(cluster.status("d").2, "NoRoom", "20 % are left");
+    let places = |cluster: &Cluster| -> BTreeMap<String, u16> {
+        let of = |pod: &Pod| Some((pod.labels()["app"].clone(), Place::of(pod)?.rectangle.time_offset.get()));
+        cluster.observed.pods.iter().filter_map(of).collect()
+    };
+    let before = places(&cluster);
+    cluster.observed.fastpods[1].spec.replicas = 0;
+    // Its time is free when it is gone, not before.
+    cluster.apply(None);
+    cluster.apply(None);
+    assert!(cluster.rests(), "it is on its way");
+    cluster.kubelets();
+    let wanted = cluster.wanted();
+    let Some((Write::Create(made), notes)) = wanted.writes.split_last() else { panic!("{wanted:?}") };
+    assert_eq!(made.labels()["app"], "d");
+    let of_app = |write: &Write| match write {
+        Write::Note(pod, _) => pod.name.split('-').next().unwrap().to_owned(),
+        other => panic!("{other:?}"),
+    };
+    let (noted, made): (BTreeSet<String>, _) = (notes.iter().map(of_app).collect(), made.clone());
+    cluster.settle();
+    assert_eq!(cluster.status("d").2, "Placed");
+    let after = places(&cluster);
+    let moved = ["a", "c"].into_iter().filter(|name| before[*name] != after[*name]);
+    let moved: BTreeSet<_> = moved.map(str::to_owned).collect();
+    assert!(!moved.is_empty() && moved == noted, "{before:?} {after:?}");
+    assert_eq!(Place::of(&made).unwrap().rectangle.time_offset.get(), after["d"], "made where it stays");
+}
+
+#[test]
+fn a_share_that_is_left_out_is_that_of_the_profile() {
+    let mut one = fastpod("f", 1, [1, 1, 1024]);
+    let annotations =
+        [("gshare.io/profile", "resnet"), ("gshare.io/slo", "69ms"), ("faasshare/gpu_mem", "1GiB")];
+    one.metadata.annotations = Some(annotations.map(|(k, v)| (k.to_owned(), v.to_owned())).into());
+    let mut cluster = Cluster::new(vec![node("a", 1, 16384)], vec![one]);
+    cluster.settle();
+    let made = share(&cluster.observed.pods[0]).unwrap();
+    assert_eq!((made.quota().to_string(), made.sm().to_string()), ("40%:40%".into(), "24%".into()));
+    let status = cluster.observed.fastpods[0].status.clone().unwrap();
+    assert_eq!(status.share, "40%:40% of the time, 24% of the SMs, 1 GiB");
+    // A slower answer is enough: the pod is replaced by one with less.
+    cluster.observed.fastpods[0].annotations_mut().insert("gshare.io/slo".into(), "1s".into());
+    cluster.settle();
+    let made: Vec<_> = cluster.observed.pods.iter().map(|pod| share(pod).unwrap().sm().to_string()).collect();
+    assert_eq!(made, ["12%"]);
+    // A profile that is not there: what runs stays.
+    cluster.observed.fastpods[0].annotations_mut().insert("gshare.io/profile".into(), "vgg".into());
+    cluster.settle();
+    assert_eq!((cluster.status("f").1, cluster.status("f").2), (1, "BadShare".into()));
+    cluster.observed.fastpods[0].spec.replicas = 0;
+    cluster.settle();
+    assert_eq!(cluster.observed.pods.len(), 0, "fewer are possible all the same");
+}
+
+#[test]
+fn what_others_did_to_pods_is_told_and_harms_nobody_else() {
+    let mut cluster =
+        Cluster::new(vec![node("a", 1, 16384), node("b", 1, 16384)], vec![fastpod("f", 1, [60, 60, 1024])]);
+    cluster.settle();
+    // Labelled like a pod of `f`, in another namespace, of nobody: neither counted nor deleted.
+    let mut forged = cluster.observed.pods[0].clone();
+    (forged.metadata.namespace, forged.metadata.name) = (Some("other".into()), Some("forged".into()));
+    cluster.observed.pods.push(forged.clone());
+    assert!(cluster.rests());
+    forged.metadata.owner_references = None;
+    *cluster.observed.pods.last_mut().unwrap() = forged;
+    assert!(cluster.rests());
+    cluster.observed.pods.pop();
+    // Nobody knows where it is now: its node gets no more, the other one does.
+    let used = cluster.observed.pods[0].spec.as_ref().unwrap().node_name.clone().unwrap();
+    cluster.observed.pods[0].annotations_mut().remove("gshare.io/rectangle");
+    let complaints = cluster.wanted().complaints;
+    assert!(complaints[0].ends_with(&format!("node {used} gets no more")), "{complaints:?}");
+    cluster.observed.fastpods.push(fastpod("g", 2, [30, 30, 1024]));
+    let wanted = cluster.wanted();
+    let nodes: Vec<_> = wanted
+        .writes
+        .iter()
+        .map(|write| match write {
+            Write::Create(pod) => Place::of(pod).unwrap().node,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert!(nodes.len() == 2 && nodes.iter().all(|node| *node != used), "{nodes:?}");
+}
+
+/// What the API server refuses is told until it no longer is.
+#[test]
+fn a_refusal_is_said_once_and_taken_back() {
+    let observed = Observed { fastpods: vec![fastpod("f", 1, [12, 30, 1024])], ..Observed::default() };
+    let tell = |observed: &Observed, now, why| {
+        let mut told = reconcile(&at(now), observed, &settings()).statuses;
+        told.remove(0).write(&at(now), why)
+    };
+    let refused = tell(&observed, 5, Some("quota")).unwrap();
+    let condition = refused.status.clone().unwrap().conditions.remove(0);
+    assert_eq!((condition.reason.as_str(), condition.message.as_str()), ("Refused", "quota"));
+    let mut observed = Observed { fastpods: vec![refused], ..observed };
+    assert_eq!(tell(&observed, 6, Some("quota")), None, "as before");
+    observed.nodes.push(node("a", 1, 16384));
+    let placed = tell(&observed, 7, None).unwrap().status.unwrap();
+    assert_eq!(
+        (placed.conditions[0].reason.as_str(), &placed.conditions[0].last_transition_time),
+        ("Placed", &at(7))
+    );
+}
+
+/// The status of a FaSTPod whose pods are all placed.
+pub(crate) fn settled() -> Value {
+    let mut cluster = Cluster::new(vec![node("a", 1, 16384)], vec![fastpod("f", 1, [12, 30, 1024])]);
+    cluster.settle();
+    json!(cluster.observed.fastpods[0].status)
+}

@@ -1,0 +1,166 @@
+//! The definition, the manifests and what the README shows.
+
+use super::api_server::documents;
+use super::decisions::settled;
+use super::kustomize::{check, one};
+use clap::Parser as _;
+use gshare_examples::kubernetes::fastpod::shares::{Profiles, share};
+use gshare_examples::kubernetes::fastpod::{FaSTPod, command};
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("kubernetes")
+}
+
+fn manifest(path: &str) -> String {
+    let path = folder().join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn the_definition_is_the_one_that_is_checked_in() {
+    assert_eq!(command::crd().unwrap(), manifest("fastpod/crd.yaml"), "write it: fastpod --crd");
+}
+
+/// The schema of the definition that is checked in, as a JSON schema.
+fn schema() -> jsonschema::Validator {
+    let definition = documents(&manifest("fastpod/crd.yaml")).remove(0);
+    jsonschema::validator_for(&definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]).unwrap()
+}
+
+#[test]
+fn the_schema_accepts_the_examples_and_refuses_each_bad_one() {
+    let schema = schema();
+    let examples = documents(&manifest("fastpod/example.yaml"));
+    assert!(!examples.is_empty());
+    for example in &examples {
+        assert!(schema.is_valid(example), "{example}");
+        let read: FaSTPod = serde_json::from_value(example.clone()).unwrap();
+        assert!(share(read.annotations(), &Profiles::new()).is_ok(), "what the schema cannot see");
+        // A status as the controller writes it.
+        let mut told = example.clone();
+        told["status"] = settled();
+        assert!(schema.is_valid(&told), "{told}");
+    }
+    let good = &examples[0];
+    for (path, bad) in [
+        ("/spec", Value::Null),
+        ("/spec", json!([])),
+        ("/spec/replicas", json!(-1)),
+        ("/spec/replicas", json!(1001)),
+        ("/spec/replicas", json!(1.5)),
+        ("/spec/replicas", json!("2")),
+        ("/spec/selector", json!("app=rnnt")),
+        ("/spec/selector/matchLabels", json!({"app": 5})),
+        ("/spec/podSpec", json!({})),
+        ("/spec/podSpec", json!("image")),
+        ("/spec/podSpec/containers", json!([])),
+        ("/spec/podSpec/containers", json!({"name": "rnnt"})),
+        // As Figure 4 prints them.
+        ("/spec/podSpec/containers/0", json!({"image": "x"})),
+        ("/spec/podSpec/containers/0", json!({"name": "rnnt"})),
+        ("/spec/podSpec/containers/0/name", json!("Not_A_Name")),
+        ("/spec/podSpec/containers/0/image", json!("")),
+        ("/spec/podSpec/nodeName", json!("a")),
+        ("/spec/podSpec/restartPolicy", json!("Never")),
+        ("/status", json!({"replicas": "two"})),
+        ("/status", json!({"boundDeviceIDs": ["a/0"]})),
+        ("/status", json!({"conditions": [{"type": "Placed"}]})),
+    ] {
+        let mut changed = good.clone();
+        let (parent, key) = path.rsplit_once('/').unwrap();
+        let parent = changed.pointer_mut(parent).unwrap();
+        match key.parse::<usize>() {
+            Ok(index) => parent[index] = bad.clone(),
+            Err(_) => parent[key] = bad.clone(),
+        }
+        assert!(!schema.is_valid(&changed), "{path}: {bad}");
+    }
+    let mut missing = good.clone();
+    missing.as_object_mut().unwrap().remove("spec");
+    assert!(!schema.is_valid(&missing));
+}
+
+#[test]
+fn the_manifests_belong_together_and_kubectl_renders_the_same() {
+    for directory in ["", "dra", "fastpod"] {
+        // What a part names is there, but for the namespace.
+        let objects = check(&folder().join(directory));
+        for object in &objects {
+            let namespace = object["metadata"]["namespace"].as_str();
+            assert!(namespace.is_none_or(|namespace| namespace == "gshare-system"), "{object}");
+        }
+    }
+    // The program takes these arguments.
+    let objects = check(&folder().join("fastpod"));
+    let container = &one(&objects, "Deployment")["spec"]["template"]["spec"]["containers"][0];
+    let words = container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
+    let options = command::Options::try_parse_from(words).unwrap();
+    let mount = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
+    assert_eq!(options.profiles.as_deref(), Some(Path::new(mount)));
+}
+
+fn fastpod(arguments: &[&str]) -> (bool, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_fastpod")).args(arguments).output().unwrap();
+    let said = if output.status.success() { output.stdout } else { output.stderr };
+    (output.status.success(), String::from_utf8(said).unwrap())
+}
+
+#[test]
+fn without_a_cluster_the_places_are_printed_as_the_readme_shows() {
+    let example = folder().join("fastpod/example.yaml");
+    let (ok, printed) = fastpod(&["--dry-run", example.to_str().unwrap()]);
+    assert!(ok && printed.lines().count() == 4, "{printed}");
+    assert!(include_str!("../../README.md").contains(&printed), "{printed}");
+}
+
+#[test]
+fn a_dry_run_takes_shares_from_profiles_and_names_what_does_not_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let fastpods = write(
+        "f.yaml",
+        "apiVersion: gshare.io/v1alpha1\nkind: FaSTPod\nmetadata:\n  name: f\n  annotations:\n    gshare.io/profile: resnet\n\
+         spec:\n  replicas: 5\n  podSpec:\n    containers:\n      - name: f\n        image: f\n",
+    );
+    let profiles = directory.path().to_str().unwrap();
+    let (ok, said) = fastpod(&["--dry-run", &fastpods, "--profiles", profiles]);
+    assert!(
+        ok && said.contains("f: BadShare: annotations: gshare.io/profile: `resnet`: not one of []"),
+        "{said}"
+    );
+    let table = write(
+        "resnet.json",
+        r#"{"sparse": true, "points": [{"sm_basis_points": 5000, "quota_basis_points": 6000, "batch": 1,
+            "throughput_milli_rps": 9000, "p50_ns": 5, "p95_ns": 6}]}"#,
+    );
+    let (ok, said) = fastpod(&["--dry-run", &fastpods, "--profiles", profiles, "--gpus", "2"]);
+    assert!(ok && said.contains("f: NoRoom: 1 of 5 new pods"), "{said}");
+    assert_eq!(said.matches("60%    50%").count(), 4, "{said}");
+    std::fs::write(&table, "{}").unwrap();
+    let (ok, said) = fastpod(&["--dry-run", &fastpods, "--profiles", profiles]);
+    assert!(!ok && said.contains("resnet.json") && said.contains("points"), "{said}");
+    let bad = write("bad.yaml", "kind: FaSTPod\n");
+    let (ok, said) = fastpod(&["--dry-run", &bad]);
+    assert!(!ok && said.contains("bad.yaml"), "{said}");
+}
+
+#[test]
+fn without_a_cluster_it_says_so() {
+    let home = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fastpod"));
+    command.env("HOME", home.path()).env("KUBECONFIG", home.path().join("none"));
+    let output = command.env_remove("KUBERNETES_SERVICE_HOST").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        !output.status.success() && said.contains("no API server. Without a cluster: --dry-run"),
+        "{said}"
+    );
+}

@@ -1,0 +1,246 @@
+//! What is asked of an API server, before a mock of it.
+
+use super::api_server::{Api, rights};
+use super::decisions::{at, fastpod, node};
+use futures::StreamExt as _;
+use gshare_examples::kubernetes::fastpod::FaSTPod;
+use gshare_examples::kubernetes::fastpod::controller::{Controller, Outcome};
+use gshare_examples::kubernetes::fastpod::core::Settings;
+use gshare_examples::kubernetes::fastpod::pods::name;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const RBAC: &str = include_str!("../../kubernetes/fastpod/rbac.yaml");
+const FASTPODS: &str = "/apis/gshare.io/v1alpha1/fastpods";
+const PODS: &str = "/api/v1/pods";
+const NODES: &str = "/api/v1/nodes";
+const LOOK: [&str; 3] = ["GET /apis/gshare.io/v1alpha1/fastpods", "GET /api/v1/pods", "GET /api/v1/nodes"];
+
+fn of(name: &str) -> String {
+    format!("/apis/gshare.io/v1alpha1/namespaces/team/fastpods/{name}")
+}
+
+fn pod(name: &str) -> String {
+    format!("/api/v1/namespaces/team/pods/{name}")
+}
+
+struct World {
+    api: Api,
+    controller: Controller,
+    second: i64,
+}
+
+impl World {
+    /// One node, and these FaSTPods.
+    fn new(fastpods: &[FaSTPod]) -> Self {
+        let (api, client) = Api::start(RBAC, "gshare-fastpod");
+        api.lock().put(&format!("{NODES}/a"), json!(node("a", 1, 16384)));
+        for fastpod in fastpods {
+            api.lock().put(&of(fastpod.metadata.name.as_deref().unwrap()), json!(fastpod));
+        }
+        Self { api, controller: Controller::new(client, Settings::default()), second: 0 }
+    }
+
+    /// One look: what came of it, and the requests after the three lists.
+    async fn look(&mut self) -> (Outcome, Vec<String>) {
+        self.second += 1;
+        let outcome = self.controller.look(&at(self.second)).await.unwrap();
+        let mut lines: Vec<_> = self.api.lock().take().iter().map(|seen| seen.line()).collect();
+        assert_eq!(lines.drain(..3).collect::<Vec<_>>(), LOOK);
+        (outcome, lines)
+    }
+
+    /// Looks until nothing is written.
+    async fn settle(&mut self) {
+        for _ in 0..20 {
+            if self.look().await.1.is_empty() {
+                return;
+            }
+        }
+        panic!("it does not settle");
+    }
+
+    fn field(&self, path: &str, pointer: &str) -> Value {
+        self.api.lock().object(path).and_then(|object| object.pointer(pointer)).cloned().unwrap_or_default()
+    }
+
+    fn fault(&self, line: &str, code: u16, reason: &'static str) {
+        self.api.lock().fail(line, code, reason);
+    }
+}
+
+#[tokio::test]
+async fn every_request_from_a_new_fastpod_to_rest_is_as_it_should_be() {
+    let one = fastpod("f", 1, [12, 30, 1024]);
+    let mut world = World::new(std::slice::from_ref(&one));
+    let made = name(&one, 0);
+    let status = format!("PUT {}/status", of("f"));
+
+    world.controller.look(&at(1)).await.unwrap();
+    let asked = world.api.lock().take();
+    let lines: Vec<_> = asked.iter().map(|seen| seen.line()).collect();
+    assert_eq!(lines[..3], LOOK);
+    assert_eq!(lines[3..], [format!("POST {}", pod("").trim_end_matches('/')), status.clone()]);
+    assert!(asked[1].query.contains("labelSelector=gshare.io%2Ffastpod-uid"), "{}", asked[1].query);
+    assert!(asked[2].query.contains("labelSelector=gshare.io%2Ffastpod%3Dtrue"), "{}", asked[2].query);
+    assert_eq!(asked[3].body["metadata"]["name"], json!(made));
+    assert_eq!(asked[3].body["metadata"]["annotations"]["gshare.io/rectangle"], "0,0,3000,1200");
+    assert_eq!(asked[4].body["status"]["conditions"][0]["reason"], "Placed");
+
+    let (_, lines) = world.look().await;
+    assert_eq!(lines, [format!("POST {}/binding", pod(&made)), status.clone()]);
+    let (_, lines) = world.look().await;
+    assert_eq!(lines, [status], "where it is bound");
+    assert_eq!(world.field(&of("f"), "/status/boundDeviceIDs"), json!({ made.as_str(): "a/0" }));
+    let (outcome, lines) = world.look().await;
+    assert_eq!((outcome.written, outcome.again, lines.len()), (0, None, 0));
+
+    // Fewer: deleted by its UID.
+    world.api.lock().edit(&of("f"), &json!({ "spec": { "replicas": 0 } }));
+    let uid = world.field(&pod(&made), "/metadata/uid");
+    world.second += 1;
+    world.controller.look(&at(world.second)).await.unwrap();
+    let asked = world.api.lock().take();
+    assert_eq!(asked[3].line(), format!("DELETE {}", pod(&made)));
+    assert_eq!(asked[3].body["preconditions"]["uid"], uid);
+    world.settle().await;
+    assert_eq!(world.field(&of("f"), "/status/replicas"), 0);
+}
+
+#[tokio::test]
+async fn what_was_overtaken_is_looked_at_again_and_what_is_refused_keeps_nothing_else_back() {
+    let (posts, status) = (pod("").trim_end_matches('/').to_owned(), format!("{}/status", of("f")));
+    for (line, code, overtaken) in [
+        (format!("POST {posts}"), 409, true),
+        (format!("POST {posts}"), 404, true),
+        (format!("PUT {status}"), 409, true),
+        (format!("PUT {status}"), 404, true),
+        (format!("PUT {status}"), 410, true),
+        (format!("POST {posts}"), 403, false),
+        (format!("POST {posts}"), 422, false),
+        (format!("POST {posts}"), 500, false),
+        (format!("PUT {status}"), 422, false),
+    ] {
+        let mut world = World::new(&[fastpod("f", 1, [12, 30, 1024]), fastpod("g", 1, [12, 30, 1024])]);
+        world.fault(&line, code, "Because");
+        let (outcome, lines) = world.look().await;
+        assert_eq!(lines.len(), 4, "all four writes are tried: {lines:?}");
+        assert_eq!((outcome.written, outcome.overtaken), (3, usize::from(overtaken)), "{line} {code}");
+        assert_eq!(outcome.complaints.len(), usize::from(!overtaken), "{:?}", outcome.complaints);
+        assert!(outcome.again.is_some());
+        let said = world.field(&of("f"), "/status/conditions/0/reason");
+        let is_post = line.starts_with("POST");
+        assert_eq!(said == "Refused", is_post && [403, 422].contains(&code), "{line} {code}: {said}");
+        // Whatever it was, the next looks do what is left.
+        world.settle().await;
+        for name in ["f", "g"] {
+            assert_eq!(world.field(&of(name), "/status/replicas"), 1, "{line} {code}");
+            assert_eq!(world.field(&of(name), "/status/conditions/0/reason"), "Placed");
+        }
+    }
+    // Without a list nothing is decided.
+    for list in [FASTPODS, PODS, NODES] {
+        let world = World::new(&[fastpod("f", 1, [12, 30, 1024])]);
+        world.fault(&format!("GET {list}"), 500, "InternalError");
+        assert!(world.controller.look(&at(1)).await.is_err());
+        assert!(world.api.lock().take().iter().all(|seen| seen.method == "GET"));
+    }
+}
+
+/// A pod that was deleted and made anew by somebody else under the same name is not taken for the one that was read.
+#[tokio::test]
+async fn what_was_read_before_it_changed_is_neither_bound_nor_overwritten() {
+    let one = fastpod("f", 1, [12, 30, 1024]);
+    let mut world = World::new(std::slice::from_ref(&one));
+    world.look().await;
+    let path = pod(&name(&one, 0));
+    let stale = world.controller.observe().await.unwrap();
+    world.api.lock().edit(&path, &json!({ "metadata": { "uid": "another" } }));
+    world.api.lock().edit(&of("f"), &json!({ "status": { "replicas": 7 } }));
+    world.api.lock().take();
+    let outcome = world.controller.write_all(&at(9), &stale).await;
+    assert_eq!((outcome.written, outcome.overtaken), (0, 2), "the binding and the status");
+    assert_eq!(world.field(&path, "/spec/nodeName"), Value::Null);
+    assert_eq!(world.field(&of("f"), "/status/replicas"), 7);
+}
+
+/// Runs the controller for so long, in time that passes when nothing is to be done.
+async fn runs(world: &World, seconds: u64) {
+    let end = tokio::time::sleep(Duration::from_secs(seconds));
+    world.controller.run(end).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_too_old_begins_anew() {
+    let world = World::new(&[fastpod("f", 1, [12, 30, 1024])]);
+    let scenario = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(world.field(&of("f"), "/status/replicas"), 1);
+        for collection in [FASTPODS, PODS, NODES] {
+            assert!(world.api.lock().is_watched(collection), "{collection}");
+        }
+        {
+            let mut server = world.api.lock();
+            // What is missed while the watch was broken off is forgotten, too.
+            server.break_watches(FASTPODS, false);
+            server.edit(&of("f"), &json!({ "spec": { "replicas": 3 } }));
+            server.break_watches(FASTPODS, true);
+        }
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(world.field(&of("f"), "/status/replicas"), 3);
+        assert!(world.api.lock().is_watched(FASTPODS));
+        // Told so in the watch itself.
+        world.api.lock().break_watches(FASTPODS, true);
+        world.api.lock().edit(&of("f"), &json!({ "spec": { "replicas": 2 } }));
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(world.field(&of("f"), "/status/replicas"), 2);
+        world.api.lock().take();
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        let asked = world.api.lock().take();
+        assert!(asked.iter().all(|seen| seen.method == "GET"), "at rest nothing is written: {asked:?}");
+    };
+    tokio::select! {
+        () = runs(&world, 86_400) => panic!("it ended"),
+        () = scenario => {}
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_controller_that_is_refused_goes_on_when_it_no_longer_is_and_ends_when_asked() {
+    let world = World::new(&[fastpod("f", 1, [12, 30, 1024])]);
+    for _ in 0..3 {
+        for list in [FASTPODS, PODS, NODES] {
+            world.fault(&format!("GET {list}"), 503, "ServiceUnavailable");
+        }
+    }
+    runs(&world, 120).await;
+    assert_eq!(world.api.lock().faults.len(), 0);
+    assert_eq!(world.field(&of("f"), "/status/replicas"), 1);
+}
+
+/// Everything that the controller asks of an API server, against the role that its manifest gives it: what it is not given is
+/// answered with 403, and nothing is given that it does not use.
+#[tokio::test]
+async fn the_role_allows_what_is_used_and_no_more() {
+    let one = fastpod("f", 2, [12, 30, 1024]);
+    let mut world = World::new(std::slice::from_ref(&one));
+    world.settle().await;
+    // Two pods in one place: a neighbour was moved, and the controller ended before it could note that.
+    let rectangle = world.field(&pod(&name(&one, 0)), "/metadata/annotations/gshare.io~1rectangle");
+    let patch = json!({ "metadata": { "annotations": { "gshare.io/rectangle": rectangle } } });
+    world.api.lock().edit(&pod(&name(&one, 1)), &patch);
+    let (_, lines) = world.look().await;
+    assert_eq!(lines, [format!("PATCH {}", pod(&name(&one, 1)))]);
+    assert_ne!(world.field(&pod(&name(&one, 1)), "/metadata/annotations/gshare.io~1rectangle"), rectangle);
+    world.settle().await;
+    world.api.lock().edit(&of("f"), &json!({ "spec": { "replicas": 1 } }));
+    world.settle().await;
+    let mut changes = std::pin::pin!(world.controller.changes());
+    while [FASTPODS, PODS, NODES].iter().any(|collection| !world.api.lock().is_watched(collection)) {
+        tokio::select! {
+            _ = changes.next() => {}
+            () = tokio::task::yield_now() => {}
+        }
+    }
+    assert_eq!(world.api.lock().used, rights(RBAC));
+}
