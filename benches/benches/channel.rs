@@ -2,7 +2,7 @@
 //!
 //! Two threads with a channel in each direction. One way is measured as a message there and an empty one back, less half of
 //! the time of two empty ones; "wake alone" is that half, asleep or spinning. "in place": the sender writes one byte of each
-//! page of its slot, the receiver reads them. "copies": one memcpy on each side. Targets: in place within 1.2 x of the wake
+//! page of its slot, the receiver reads them. "copies": `send` and `receive_into`, one copy on each side. Targets: in place within 1.2 x of the wake
 //! alone plus touching the pages ("touch"), copies at most 2.2 x one memcpy plus the wake, and ahead of ipc-channel.
 //!
 //! iceoryx2, the other peer one would look at, is not here: version 0.10 needs bindgen and libclang to build.
@@ -59,15 +59,18 @@ impl Lane {
         let private = |byte: u8| vec![byte; if how == How::Copy { bytes } else { 1 }];
         let mut theirs = private(1);
         let echo = thread::spawn(move || {
-            while let Ok(message) = here.receive(PATIENCE) {
-                match how {
-                    How::Nothing => {}
-                    How::Touch => drop(black_box(touch(message.bytes()))),
-                    How::Copy => theirs.copy_from_slice(message.bytes()),
-                }
-                black_box(&theirs);
-                let tag = message.tag();
-                drop(message);
+            loop {
+                let tag = if how == How::Copy {
+                    let Ok(tag) = here.receive_into(&mut theirs, PATIENCE) else { return };
+                    black_box(&theirs);
+                    tag
+                } else {
+                    let Ok(message) = here.receive(PATIENCE) else { return };
+                    if how == How::Touch {
+                        black_box(touch(message.bytes()));
+                    }
+                    message.tag()
+                };
                 answer.send(tag, &[], PATIENCE).expect("room");
             }
         });
@@ -80,14 +83,16 @@ impl Lane {
     fn round_trips(&mut self, rounds: u64) -> Duration {
         let begun = Instant::now();
         for _ in 0..rounds {
-            let mut loan = self.there.loan(PATIENCE).expect("a slot");
-            match self.how {
-                How::Nothing => {}
-                How::Touch => loan.bytes().iter_mut().step_by(PAGE).for_each(|byte| *byte = 3),
-                How::Copy => loan.bytes().copy_from_slice(black_box(&self.private)),
+            if self.how == How::Copy {
+                self.there.send(self.sent, black_box(&self.private), PATIENCE).expect("room");
+            } else {
+                let mut loan = self.there.loan(PATIENCE).expect("a slot");
+                if self.how == How::Touch {
+                    loan.bytes().iter_mut().step_by(PAGE).for_each(|byte| *byte = 3);
+                }
+                let length = if self.how == How::Nothing { 0 } else { self.bytes };
+                loan.publish(self.sent, length as u64).expect("it fits");
             }
-            let length = if self.how == How::Nothing { 0 } else { self.bytes };
-            loan.publish(self.sent, length as u64).expect("it fits");
             self.sent += 1;
             drop(self.answered.receive(PATIENCE).expect("an answer"));
         }

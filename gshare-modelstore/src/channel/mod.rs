@@ -17,7 +17,11 @@
 //!    move `released`. One sender, one receiver: no lock.
 //! 3. **Wait**: look for [`ChannelOptions::spin`], then sleep on the other side's counter with a futex. Who moves a counter
 //!    wakes the other only if it said that it sleeps.
-//! 4. **Crash**: a message is there until it is released, so a receiver that starts anew gets the one its predecessor died
+//! 4. **Copies**, where a side has the message elsewhere: [`Sender::send`] copies it in by chunks of 64 KiB, past the cache
+//!    of its core, and tells how far it is; [`Receiver::receive_into`] copies out what is there while the rest is coming. So
+//!    both copies take about the time of one. What is told is a hint: the message counts when it is published, and is copied
+//!    out anew if somebody else began to write it meanwhile.
+//! 5. **Crash**: a message is there until it is released, so a receiver that starts anew gets the one its predecessor died
 //!    over. A sender that starts anew asks for [`Sender::last_tag`] and does not send again what was published. With tags
 //!    that grow, a stage that releases its input after it published its output loses nothing and doubles nothing. A side
 //!    that was given the other's pidfd notices its death while it waits, and answers [`ChannelError::PeerGone`].
@@ -32,7 +36,7 @@
 //!
 //! # Cost
 //! In place the same for every size: some 100 ns while the other side looks, a futex wake-up when it sleeps. With copies
-//! one of them on each side.
+//! one of them on each side, at the same time.
 //!
 //! # Differences from the paper
 //! It makes a segment per tensor and a queue per stage, as Python's `multiprocessing` does. Nothing of crashes is in it.
@@ -40,12 +44,15 @@
 mod map;
 mod ring;
 
-use map::{Kernel, Map};
+use map::{CHUNK, Kernel, Map, WRITTEN, copy_past_cache};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
+
+/// How long a receiver that copies looks for the next chunk before it sleeps: several times what copying one takes.
+const CHUNK_PATIENCE: Duration = Duration::from_micros(50);
 
 /// Why a channel could not be made or used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -287,7 +294,11 @@ impl Sender {
             return Err(ChannelError::TooLong { length, slot_bytes });
         }
         let mut loan = self.loan(timeout)?;
-        loan.bytes()[..message.len()].copy_from_slice(message);
+        if message.len() <= CHUNK {
+            loan.bytes()[..message.len()].copy_from_slice(message);
+        } else {
+            loan.fill(message);
+        }
         loan.publish(tag, length)
     }
 
@@ -319,6 +330,29 @@ impl Loan<'_> {
     /// The slot. It holds what an earlier message left there.
     pub fn bytes(&mut self) -> &mut [u8] {
         self.sender.side.map.slot_mut(self.sender.next)
+    }
+
+    /// Copies a message in, and tells after each chunk how far it is.
+    fn fill(&mut self, message: &[u8]) {
+        let number = self.sender.next;
+        let (before, attempt) = (u64::from(number) << 32, self.sender.side.map.attempt(number));
+        // Whoever reads what an earlier attempt left sees, after that, that it was one.
+        attempt.store(attempt.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.sender.side.map.coming(number).store(before, Ordering::Release);
+        let kernel = Kernel { at_most: Duration::ZERO };
+        let mut at = 0;
+        for from in message.chunks(CHUNK) {
+            copy_past_cache(&mut self.bytes()[at..], from);
+            at += from.len();
+            let map = &self.sender.side.map;
+            if at == message.len() {
+                map.coming(number).store(whole(number), Ordering::Release);
+            } else {
+                map.coming(number).store(before | (at / CHUNK) as u64, Ordering::Release);
+                map.published().nudge(&kernel);
+            }
+        }
     }
 
     /// Publishes its first `length` bytes. `tag` is anything but `u64::MAX`.
@@ -369,10 +403,88 @@ impl Receiver {
         Ok(Message { receiver: self, length: value })
     }
 
+    /// The next message, copied into `buffer` in the place of what was in it, and released; answers with its tag. A message
+    /// that is still being copied in by [`Sender::send`] is copied out meanwhile.
+    ///
+    /// # Errors
+    /// As [`Receiver::receive`]; the message is not released then, and the buffer is empty.
+    pub fn receive_into(
+        &mut self,
+        buffer: &mut Vec<u8>,
+        timeout: Option<Duration>,
+    ) -> Result<u64, ChannelError> {
+        buffer.clear();
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let begun = self.copy_ahead(buffer, deadline);
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let message = match self.receive(left) {
+            Ok(message) => message,
+            Err(error) => {
+                buffer.clear();
+                return Err(error);
+            }
+        };
+        let (side, number) = (&message.receiver.side, message.receiver.next);
+        // What was copied before the message was published must be of this message, and of its last attempt.
+        fence(Ordering::Acquire);
+        let whole = side.map.coming(number).load(Ordering::Relaxed) == whole(number);
+        let same = begun == Some(side.map.attempt(number).load(Ordering::Relaxed));
+        if !whole || !same || buffer.len() > message.bytes().len() {
+            buffer.clear();
+        }
+        buffer.extend_from_slice(&message.bytes()[buffer.len()..]);
+        Ok(message.tag())
+    }
+
+    /// Copies out what there is of a message that is not published yet, until it is. Answers with the attempt that was
+    /// copied from.
+    fn copy_ahead(&self, buffer: &mut Vec<u8>, deadline: Option<Instant>) -> Option<u64> {
+        let (side, number) = (&self.side, self.next);
+        let map = &side.map;
+        // Chunks of this message that are there.
+        let chunks = || {
+            let coming = map.coming(number).load(Ordering::Acquire);
+            let of_it = coming >> 32 == u64::from(number) && coming != whole(number);
+            if of_it { coming & u64::from(u32::MAX) } else { 0 }
+        };
+        let published = || side.filled().map_or(true, |filled| filled > 0);
+        let left = || deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        // Whatever goes wrong here shows when the message is received.
+        side.wait(left(), false, || Ok(published() || chunks() > 0)).ok()?;
+        let attempt = map.attempt(number).load(Ordering::Acquire);
+        let mut copied = 0;
+        while !published() {
+            let there = chunks();
+            if there < copied || map.attempt(number).load(Ordering::Relaxed) != attempt {
+                // Somebody else writes it anew: it will be copied when that is done.
+                return None;
+            }
+            if there > copied {
+                let upto = map.slot_ref(number, there.saturating_mul(CHUNK as u64));
+                buffer.extend_from_slice(upto.get(buffer.len()..)?);
+                copied = there;
+                continue;
+            }
+            let begun = Instant::now();
+            while chunks() == copied && !published() && begun.elapsed() < CHUNK_PATIENCE {
+                std::hint::spin_loop();
+            }
+            if chunks() == copied && !published() {
+                side.wait(left(), false, || Ok(published() || chunks() != copied)).ok()?;
+            }
+        }
+        Some(attempt)
+    }
+
     /// Nothing more will be received.
     pub fn close(&self) {
         self.side.close(false);
     }
+}
+
+/// What [`Map::coming`] is when a message is in its slot.
+fn whole(number: u32) -> u64 {
+    u64::from(number) << 32 | u64::from(WRITTEN)
 }
 
 impl AsFd for Receiver {

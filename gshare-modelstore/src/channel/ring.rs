@@ -37,6 +37,12 @@ impl Turn<'_> {
     pub(super) fn advance(&self, futex: &impl Futex) {
         let next = self.count.load(Ordering::Relaxed).wrapping_add(1);
         self.count.store(next, Ordering::Release);
+        self.nudge(futex);
+    }
+
+    /// Wakes the other side if it sleeps, after something else than the counter was written that it should see. One that
+    /// is about to sleep may miss it; the counter's next move it does not.
+    pub(super) fn nudge(&self, futex: &impl Futex) {
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) != 0 {
             // Only the sleeper takes its word back: cleared here it could be the word of its next sleep, which then nobody

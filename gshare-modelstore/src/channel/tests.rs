@@ -39,6 +39,84 @@ fn messages_come_in_order_and_whole_through_sleep_and_back_pressure() {
     producer.join().unwrap();
 }
 
+/// Messages of all sizes about a chunk, copied out while they are copied in, with pauses in which either side sleeps.
+#[test]
+fn copies_come_whole_while_they_are_written_through_sleep_and_back_pressure() {
+    let (mut sender, mut receiver) = pair(2, 5 * CHUNK as u64);
+    let length = |number: u64| match number % 4 {
+        0 => number as usize % 100,
+        1 => CHUNK * (1 + number as usize % 5),
+        2 => CHUNK + number as usize % 3 - 1,
+        _ => number as usize * 1_237 % (5 * CHUNK + 1),
+    };
+    let byte = |number: u64, place: usize| (number as usize * 31 + place * 7 + place / 999) as u8;
+    let message = move |number| (0..length(number)).map(|place| byte(number, place)).collect::<Vec<u8>>();
+    let producer = thread::spawn(move || {
+        for number in 0..400 {
+            sender.send(number, &message(number), LONG).unwrap();
+            if number % 50 == 0 {
+                thread::sleep(Duration::from_millis(2));
+            }
+        }
+        sender.close();
+    });
+    let mut buffer = b"what was there before".to_vec();
+    for number in 0..400 {
+        assert_eq!(receiver.receive_into(&mut buffer, LONG), Ok(number));
+        assert_eq!(buffer, message(number), "{number}");
+        if number % 70 == 0 {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+    assert_eq!(receiver.receive_into(&mut buffer, LONG), Err(ChannelError::Closed));
+    assert!(buffer.is_empty());
+    producer.join().unwrap();
+}
+
+/// What a sender that died had copied in by then is no part of what its successor sends, whether that copies by chunks or
+/// writes in place.
+#[test]
+fn what_a_dead_sender_left_half_written_is_copied_anew() {
+    for in_place in [false, true] {
+        let (mut sender, mut receiver) = pair(2, 4 * CHUNK as u64);
+        let successor = Channel::open(sender.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        // Two chunks of the wrong message are there, and are told of; then the sender is gone.
+        let map = &sender.side.map;
+        map.attempt(0).store(1, Ordering::Relaxed);
+        sender.loan(SHORT).unwrap().bytes()[..2 * CHUNK].fill(1);
+        sender.side.map.coming(0).store(2, Ordering::Release);
+        let reader = thread::spawn(move || {
+            let mut buffer = Vec::new();
+            let tag = receiver.receive_into(&mut buffer, LONG).unwrap();
+            (tag, buffer)
+        });
+        thread::sleep(Duration::from_millis(20));
+        drop(sender);
+        let mut sender = successor.into_sender(ChannelOptions::default());
+        let right = vec![2; 3 * CHUNK + 5];
+        if in_place {
+            let mut loan = sender.loan(SHORT).unwrap();
+            loan.bytes()[..right.len()].copy_from_slice(&right);
+            loan.publish(9, right.len() as u64).unwrap();
+        } else {
+            sender.send(9, &right, SHORT).unwrap();
+        }
+        let (tag, found) = reader.join().unwrap();
+        assert_eq!((tag, found == right), (9, true), "in place: {in_place}");
+    }
+}
+
+#[test]
+fn copies_past_the_cache_are_copies_whatever_their_ends() {
+    let from: Vec<u8> = (0..1_000).map(|place: usize| (place * 13 % 251) as u8).collect();
+    for (begin, end, shift) in [(0, 1_000, 0), (1, 999, 3), (5, 20, 1), (0, 64, 16), (7, 7, 0), (3, 700, 9)] {
+        let mut to = vec![0; 1_100];
+        copy_past_cache(&mut to[shift..], &from[begin..end]);
+        assert_eq!(&to[shift..shift + end - begin], &from[begin..end], "{begin} {end} {shift}");
+        assert!(to[shift + end - begin..].iter().all(|&byte| byte == 0), "past its end");
+    }
+}
+
 #[test]
 fn a_full_channel_makes_the_sender_wait_and_a_slow_reader_keeps_its_message() {
     let (mut sender, mut receiver) = pair(2, 64);
