@@ -318,6 +318,22 @@ fn is_true(kind: &str, at: u64) -> Value {
     condition(kind, "True", at, "", "")
 }
 
+/// All is well: since when it is active (and so ready), its service is ready, and it was initialized.
+fn well(active: u64, service: u64, initialized: u64) -> [Value; 4] {
+    [
+        is_true("Active", active),
+        is_true("Ready", active),
+        is_true("SKSReady", service),
+        is_true("ScaleTargetInitialized", initialized),
+    ]
+}
+
+/// Requests are buffered since then; what is said of its service, and of whether it was initialized.
+fn queued(at: u64, service: Value, initialized: Value) -> [Value; 4] {
+    let queued = |kind| condition(kind, "Unknown", at, "Queued", QUEUED);
+    [queued("Active"), queued("Ready"), service, initialized]
+}
+
 const QUEUED: &str = "Requests to the target are being buffered as resources are provisioned.";
 const NO_TRAFFIC: &str = "The target is not receiving traffic.";
 
@@ -370,12 +386,11 @@ fn new_service(mode: &str) -> (&'static str, String, Value) {
 async fn a_new_object_gets_a_service_and_is_activating() {
     let mut world = World::new(&[]);
     let version = world.version(PA);
-    let conditions = [
-        condition("Active", "Unknown", 0, "Queued", QUEUED),
-        condition("Ready", "Unknown", 0, "Queued", QUEUED),
+    let conditions = queued(
+        0,
         condition("SKSReady", "Unknown", 0, "NotReady", "No Private Service Name"),
         condition("ScaleTargetInitialized", "Unknown", 0, "", ""),
-    ];
+    );
     world.pass(&[new_service("Serve"), status(&version, &conditions, false, -1, 0)]).await;
 }
 
@@ -386,23 +401,14 @@ async fn with_its_first_pod_it_is_initialized_active_and_ready() {
     world.api.lock().edit(SKS, &service_status(1, None));
     world.at(5);
     // A service, and no pod yet.
-    let conditions = [
-        condition("Active", "Unknown", 0, "Queued", QUEUED),
-        condition("Ready", "Unknown", 0, "Queued", QUEUED),
-        is_true("SKSReady", 5),
-        condition("ScaleTargetInitialized", "Unknown", 0, "", ""),
-    ];
+    let conditions =
+        queued(0, is_true("SKSReady", 5), condition("ScaleTargetInitialized", "Unknown", 0, "", ""));
     let version = world.version(PA);
     let wake = world.pass(&[status(&version, &conditions, true, -1, 0)]).await;
     assert_eq!(wake, Some(Duration::from_secs(605)), "when it is given up");
     world.api.lock().put(PODS, slice(1));
     world.at(9);
-    let conditions = [
-        is_true("Active", 9),
-        is_true("Ready", 9),
-        is_true("SKSReady", 5),
-        is_true("ScaleTargetInitialized", 9),
-    ];
+    let conditions = well(9, 5, 9);
     let version = world.version(PA);
     world.pass(&[status(&version, &conditions, true, -1, 1)]).await;
 }
@@ -413,23 +419,13 @@ async fn initial_scale_holds_until_it_was_reached_once() {
     world.try_pass().await.0.unwrap();
     world.api.lock().edit(SKS, &service_status(1, None));
     world.api.lock().put(PODS, slice(1));
-    let waits = [
-        condition("Active", "Unknown", 0, "Queued", QUEUED),
-        condition("Ready", "Unknown", 0, "Queued", QUEUED),
-        is_true("SKSReady", 0),
-        condition("ScaleTargetInitialized", "Unknown", 0, "", ""),
-    ];
+    let waits = queued(0, is_true("SKSReady", 0), condition("ScaleTargetInitialized", "Unknown", 0, "", ""));
     let version = world.version(PA);
     world.pass(&[replicas(3), status(&version, &waits, true, 3, 1)]).await;
     world.api.lock().put(PODS, slice(3));
     world.at(4);
     let version = world.version(PA);
-    let there = [
-        is_true("Active", 4),
-        is_true("Ready", 4),
-        is_true("SKSReady", 0),
-        is_true("ScaleTargetInitialized", 4),
-    ];
+    let there = well(4, 0, 4);
     world.pass(&[status(&version, &there, true, -1, 3)]).await;
     // From now on it is the load's business.
     for second in 5..40 {
@@ -443,14 +439,7 @@ async fn initial_scale_holds_until_it_was_reached_once() {
 #[tokio::test]
 async fn load_scales_within_its_bounds() {
     let mut world = World::active(&[("max-scale", "4")]).await;
-    let conditions = || {
-        [
-            is_true("Active", 10),
-            is_true("Ready", 10),
-            is_true("SKSReady", 10),
-            is_true("ScaleTargetInitialized", 10),
-        ]
-    };
+    let conditions = || well(10, 10, 10);
     world.at(11);
     world.load(25.0, 1).await;
     let version = world.version(PA);
@@ -561,12 +550,7 @@ async fn without_enough_pods_it_is_activating_again() {
     world.try_pass().await.0.unwrap();
     world.api.lock().put(PODS, slice(0));
     world.at(12);
-    let conditions = [
-        condition("Active", "Unknown", 12, "Queued", QUEUED),
-        condition("Ready", "Unknown", 12, "Queued", QUEUED),
-        is_true("SKSReady", 10),
-        is_true("ScaleTargetInitialized", 10),
-    ];
+    let conditions = queued(12, is_true("SKSReady", 10), is_true("ScaleTargetInitialized", 10));
     let version = world.version(PA);
     world.pass(&[status(&version, &conditions, true, 1, 0)]).await;
 }
@@ -582,12 +566,7 @@ async fn without_load_it_keeps_one_pod_for_the_window_and_then_is_inactive() {
         world.at(second);
         world.load(0.0, 3).await;
     }
-    let conditions = [
-        is_true("Active", 10),
-        is_true("Ready", 10),
-        is_true("SKSReady", 10),
-        is_true("ScaleTargetInitialized", 10),
-    ];
+    let conditions = well(10, 10, 10);
     let version = world.version(PA);
     let wake = world.pass(&[replicas(1), status(&version, &conditions, true, 1, 3)]).await;
     assert_eq!(wake, Some(Duration::from_secs(31)), "the rest of the window");
@@ -645,23 +624,17 @@ async fn a_request_at_the_activator_wakes_it_up() {
     *world.pods.waiting.lock().unwrap() = 2.0;
     world.at(130);
     world.load(0.0, 0).await;
-    let conditions = [
-        condition("Active", "Unknown", 130, "Queued", QUEUED),
-        condition("Ready", "Unknown", 130, "Queued", QUEUED),
+    let conditions = queued(
+        130,
         condition("SKSReady", "Unknown", 130, "NotReady", ""),
         is_true("ScaleTargetInitialized", 10),
-    ];
+    );
     let (pa, sks) = (world.version(PA), world.version(SKS));
     world.pass(&[replicas(1), service(&sks, "Serve"), status(&pa, &conditions, true, 1, 0)]).await;
     world.api.lock().edit(SKS, &service_status(3, Some(80)));
     world.api.lock().put(PODS, slice(1));
     world.at(134);
-    let conditions = [
-        is_true("Active", 134),
-        is_true("Ready", 134),
-        is_true("SKSReady", 134),
-        is_true("ScaleTargetInitialized", 10),
-    ];
+    let conditions = well(134, 134, 10);
     let version = world.version(PA);
     world.pass(&[status(&version, &conditions, true, 1, 1)]).await;
 }
@@ -831,12 +804,7 @@ async fn what_is_not_found_is_no_more_than_that() {
     world.api.lock().delete(TARGET);
     world.at(11);
     world.load(25.0, 1).await;
-    let conditions = [
-        is_true("Active", 10),
-        is_true("Ready", 10),
-        is_true("SKSReady", 10),
-        is_true("ScaleTargetInitialized", 10),
-    ];
+    let conditions = well(10, 10, 10);
     let version = world.version(PA);
     let wake = world.pass(&[status(&version, &conditions, true, 3, 1)]).await;
     assert_eq!(wake, Some(Duration::from_secs(5)), "looked for again");

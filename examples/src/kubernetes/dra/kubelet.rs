@@ -97,7 +97,7 @@ pub struct Device {
     /// What the container runtime is told to add.
     #[prost(string, repeated, tag = "4")]
     pub cdi_device_ids: Vec<String>,
-    /// Which of the shares of a device that has several.
+    /// Which of the shares of a device that has several. Kubelets of Kubernetes 1.34 do not know it, and skip it.
     #[prost(string, optional, tag = "5")]
     pub share_id: Option<String>,
 }
