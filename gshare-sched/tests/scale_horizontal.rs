@@ -12,7 +12,7 @@ use gshare_core::{
 };
 use gshare_sched::scale::{
     CoScaleAction, CoScaleEvent, CoScaler, DiluVertical, DiluVerticalConfig, HeuristicHorizontal,
-    HeuristicHorizontalConfig, LazyHorizontal, LazyHorizontalConfig,
+    HeuristicHorizontalConfig, LazyHorizontal, LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig,
 };
 use proptest::prelude::*;
 
@@ -742,4 +742,131 @@ fn new_bounds_are_in_force_at_once() {
     }
     check(lazy(simple(1, 8)));
     check(heuristic(simple(1, 8)));
+}
+
+/// 117 requests/s at 30 % of the SMs, 151 at its limit, which is twice as much; more SMs than that do not count.
+fn surging(min_instances: u32, max_instances: u32) -> FunctionScale {
+    let points = vec![point(30, 100, 117.0, 34), point(60, 100, 151.0, 27), point(100, 100, 300.0, 26)];
+    spec(points, min_instances, max_instances)
+}
+
+fn peaks(spec: FunctionScale) -> Bench<PeakHorizontal> {
+    Bench::new(PeakHorizontal::new(PeakHorizontalConfig::default()).unwrap(), spec)
+}
+
+#[test]
+fn a_burst_that_the_limit_can_take_starts_nothing_and_one_beyond_it_starts_at_once() {
+    let mut bench = peaks(surging(1, 8));
+    assert!(bench.loads(30, 60).is_empty());
+    assert!(bench.loads(10, 140).is_empty(), "at its limit one instance does 151");
+    let started = starts(&bench.load(150));
+    assert_eq!(started.len(), 1, "93 % of 151 is less");
+    assert_eq!(started[0].sm.get(), 3_000, "at the most effective point");
+    assert_eq!(starts(&bench.load(600)).len(), 3, "as many as the peak needs");
+    assert!(bench.loads(20, 60).is_empty());
+}
+
+#[test]
+fn load_that_stays_has_room_to_spare_and_instances_go_when_the_peaks_of_the_minute_do_not_need_them() {
+    let mut bench = peaks(surging(1, 8));
+    assert!(bench.loads(40, 66).is_empty(), "57 % of 117");
+    assert_eq!(starts(&bench.loads(40, 67)).len(), 1, "with the median");
+    assert_eq!(bench.deployed(), 2);
+    bench.loads(1, 200);
+    assert!(bench.loads(59, 30).is_empty(), "200 was less than a minute ago");
+    assert_eq!(drains(&bench.load(30)).len(), 1);
+    bench.loads(100, 0);
+    assert_eq!(bench.deployed(), 1, "never below the minimum");
+    let mut idle = peaks(surging(0, 8));
+    assert_eq!(starts(&idle.load(1)).len(), 1, "the first request waits for nothing else");
+    assert!(idle.loads(59, 0).is_empty());
+    assert_eq!(drains(&idle.load(0)).len(), 1, "to zero where that is allowed");
+    let mut full = peaks(surging(1, 1));
+    let unmet = full.load(200);
+    assert_eq!(unmet, [HorizontalAction::Unmet { function: F, rate: rps(200 - 117) }]);
+}
+
+#[test]
+fn settings_of_the_peak_scaler_that_cannot_be_are_refused_by_name() {
+    let error = |change: &dyn Fn(&mut PeakHorizontalConfig)| {
+        let mut config = PeakHorizontalConfig::default();
+        change(&mut config);
+        PeakHorizontal::new(config).unwrap_err().field
+    };
+    let zero = gshare_core::BasisPoints::ZERO;
+    assert_eq!(error(&|config| config.peak_share = zero), "peak_share");
+    assert_eq!(error(&|config| config.sustained_share = zero), "sustained_share");
+    assert_eq!(error(&|config| config.keep_reports = 0), "keep_reports");
+    assert_eq!(error(&|config| config.sustained_reports = 3_601), "sustained_reports");
+    assert_eq!(error(&|config| config.cooldown = Duration::from_secs(86_401)), "cooldown");
+}
+
+/// The peak scaler as its essay says it, with every report kept and every sum taken anew.
+#[derive(Default)]
+struct Literal {
+    reports: Vec<u64>,
+    deployed: u64,
+    started: Option<usize>,
+    busy: Option<usize>,
+}
+
+impl Literal {
+    /// Instances that so much needs.
+    fn need(sustained: u64, peak: u64) -> u64 {
+        let of = |load: u64, one: u64, share: u64| (load * 10_000).div_ceil(one * share);
+        of(sustained, 117, 5_700).max(of(peak, 151, 9_300))
+    }
+
+    fn report(&mut self, load: u64, least: u64, most: u64) -> u64 {
+        self.reports.push(load);
+        let now = self.reports.len();
+        if load > 0 || self.busy.is_none() {
+            self.busy = Some(now);
+        }
+        let last = |count: usize| self.reports[now.saturating_sub(count)..].to_vec();
+        let mut sorted = last(40);
+        sorted.sort_unstable();
+        let sustained = sorted[sorted.len() / 2];
+        let mut need = Self::need(sustained, load);
+        if self.deployed == 0 && load == 0 {
+            // Load that was is no reason to start again.
+            need = 0;
+        }
+        if need > self.deployed {
+            if self.deployed < most {
+                self.started = Some(now);
+            }
+            self.deployed = need.min(most);
+            return self.deployed;
+        }
+        let peak = last(60).into_iter().max().unwrap();
+        let idle = now - self.busy.unwrap();
+        let cooled = self.started.is_none_or(|at| now - at >= 30);
+        let spare = self.deployed > least.max(1) && cooled && Self::need(sustained, peak) < self.deployed;
+        if spare || (self.deployed == 1 && least == 0 && idle >= 60) {
+            self.deployed -= 1;
+        }
+        self.deployed
+    }
+}
+
+proptest! {
+    /// Loads that stay for a while, so that instances come and go.
+    #[test]
+    fn the_peak_scaler_does_what_the_literal_one_does(
+        runs in prop::collection::vec((0u64..700, 1usize..90), 1..12),
+        least in 0u32..3,
+        more in 0u32..6,
+    ) {
+        let most = (least + more).max(1);
+        let mut bench = peaks(surging(least, most));
+        let mut literal = Literal { deployed: u64::from(least), ..Literal::default() };
+        for (load, count) in runs {
+            for _ in 0..count {
+                bench.load(load);
+                let deployed = literal.report(load, u64::from(least), u64::from(most));
+                prop_assert_eq!(u64::from(bench.deployed()), deployed, "after {} reports", literal.reports.len());
+            }
+        }
+    }
 }

@@ -99,6 +99,8 @@ pub(super) struct Function<S> {
     spec: FunctionScale,
     /// Indices of the points that are fast enough, by efficacy, the best first; and until when each is not to be tried.
     points: Vec<(usize, Timestamp)>,
+    /// What an instance does at its limit, by point.
+    surges: Vec<RequestRate>,
     /// In the order in which they were started.
     instances: Vec<Instance>,
     capacity: RequestRate,
@@ -142,10 +144,45 @@ impl<S> Function<S> {
 
     /// The youngest deployed instance, one that is starting before one that is ready.
     pub(super) fn youngest(&self) -> Option<(InstanceId, RequestRate)> {
-        let of = |stage| self.instances.iter().rev().find(|instance| instance.stage == stage);
-        let instance = of(Stage::Starting).or_else(|| of(Stage::Ready))?;
-        Some((instance.id, self.spec.profile.points()[instance.point].throughput))
+        self.youngest_instance()
+            .map(|instance| (instance.id, self.spec.profile.points()[instance.point].throughput))
     }
+
+    /// The same, with what it does at its point and at its limit.
+    pub(super) fn youngest_with_surge(&self) -> Option<(InstanceId, RequestRate, RequestRate)> {
+        let instance = self.youngest_instance()?;
+        let throughput = self.spec.profile.points()[instance.point].throughput;
+        Some((instance.id, throughput, self.surges[instance.point]))
+    }
+
+    fn youngest_instance(&self) -> Option<&Instance> {
+        let of = |stage| self.instances.iter().rev().find(|instance| instance.stage == stage);
+        of(Stage::Starting).or_else(|| of(Stage::Ready))
+    }
+
+    /// What the deployed instances do at their limits.
+    pub(super) fn surge(&self) -> RequestRate {
+        let deployed = self.instances.iter().filter(|instance| instance.stage != Stage::Draining);
+        deployed
+            .map(|instance| self.surges[instance.point])
+            .fold(RequestRate::ZERO, RequestRate::saturating_add)
+    }
+}
+
+/// What an instance does at its limit, by the index of its point: the most that a point of its batch and quota does which is
+/// fast enough and has at most twice its SMs (Dilu, section 3.2: a limit is twice the request).
+fn surges(spec: &FunctionScale) -> Vec<RequestRate> {
+    let points = spec.profile.points();
+    let fast = |point: &&ProfilePoint| spec.max_p95.is_none_or(|max| point.p95 <= max);
+    let of = |own: &ProfilePoint| {
+        let reach = u32::from(own.sm.get()) * 2;
+        let within = |point: &&ProfilePoint| {
+            (point.batch, point.quota) == (own.batch, own.quota) && u32::from(point.sm.get()) <= reach
+        };
+        let most = points.iter().filter(fast).filter(within).map(|point| point.throughput).max();
+        most.unwrap_or(own.throughput).max(own.throughput)
+    };
+    points.iter().map(of).collect()
 }
 
 /// All functions and instances; `S` is what a policy keeps of each function.
@@ -352,6 +389,7 @@ impl<S: Default> Fleet<S> {
         });
         self.functions[function.index()] = Some(Function {
             points: points.into_iter().map(|index| (index, Timestamp::ZERO)).collect(),
+            surges: surges(&spec),
             spec,
             instances: Vec::new(),
             capacity: RequestRate::ZERO,

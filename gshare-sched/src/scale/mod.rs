@@ -6,12 +6,14 @@
 //! |---|---|
 //! | [`DiluVertical`] | moving tokens between the clients of a GPU every 5 ms (Dilu, Algorithm 2) |
 //! | [`LazyHorizontal`] | starting instances when load stays (Dilu, section 3.4.2) |
+//! | [`PeakHorizontal`] | starting instances for peaks that the running ones cannot take at their limits |
 //! | [`HeuristicHorizontal`] | choosing instances and their points by a profile (FaST-GShare, Algorithm 1) |
 //! | [`CoScaler`] | a vertical and a horizontal one together (Dilu, section 3.4) |
 
 pub mod co_scaler;
 pub mod heuristic;
 pub mod lazy;
+pub mod peaks;
 pub mod vertical;
 
 mod apportion;
@@ -23,4 +25,5 @@ pub use co_scaler::{CoScaleAction, CoScaleError, CoScaleEvent, CoScaler};
 pub use fleet::FleetConfig;
 pub use heuristic::{HeuristicHorizontal, HeuristicHorizontalConfig};
 pub use lazy::{LazyHorizontal, LazyHorizontalConfig};
+pub use peaks::{PeakHorizontal, PeakHorizontalConfig};
 pub use vertical::{DiluVertical, DiluVerticalConfig};
