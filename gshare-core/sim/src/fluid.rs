@@ -577,10 +577,13 @@ where
     fn service(&self, id: InstanceId) -> Service {
         let instance = &self.instances[&id];
         match instance.home {
-            Home::Exclusive { latency, interval, .. } => {
-                // As many as keep its busiest slice busy: more would wait in it, where no other instance can take them.
+            Home::Exclusive { ref parts, latency, interval, .. } => {
+                // As many as keep its busiest slice busy, and no more than it has slices: they would wait in it, where no
+                // other instance can take them. The interval is an expected one, and where a branch is rare far below the
+                // time of a request that takes it.
                 let capacity = latency.as_nanos().div_ceil(interval.as_nanos().max(1));
-                let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
+                let slices = u32::try_from(parts.len()).unwrap_or(u32::MAX);
+                let capacity = u32::try_from(capacity).unwrap_or(u32::MAX).min(slices);
                 Service::Exclusive { latency, interval, capacity }
             }
             Home::Shared { number, latency, load, .. } => {
