@@ -4,21 +4,25 @@
 //! use gshare_modelstore::client::{Client, GetOptions};
 //! let client = Client::connect("/run/gshare/store.sock")?;
 //! let model = client.get("resnet50", &GetOptions::default())?;
-//! for tensor in model.manifest().iter() {
+//! for tensor in model.manifest()?.iter() {
 //!     println!("{} {} {:?}", tensor.name, tensor.dtype, tensor.shape().collect::<Vec<_>>());
 //! }
-//! let weights: &[u8] = model.bytes_of("conv1.weight").ok_or("no such tensor")?;
+//! let weights: &[u8] = model.bytes_of("conv1.weight")?;
 //! # let _ = weights;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //! A [`Model`] holds one reference, and gives it back when it is dropped. It reads memory that all clients share and that no
 //! process can write; it stays readable when the store is gone.
+//!
+//! A get takes the reference and the descriptors: one request, one answer. What they describe is mapped at the first look at the
+//! manifest or at a tensor, after a check that nobody can write to it or cut it; a process that only hands the descriptor
+//! on, or imports it into a GPU, maps no more than it needs.
 
 use crate::frame::{Answer, Code, FrameError, Handle, MAX_FRAME, Request, Wanted};
 use crate::load::{LoadError, layout_of_header};
 use crate::manifest::{Layout, Manifest, ManifestError};
 use crate::map::SealedMap;
-use crate::packet;
+use crate::packet::{self, Descriptors};
 use crate::safetensors::{Dtype, Header};
 use gshare_core::store::{Access, ContentHash, MemoryTier};
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -27,7 +31,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Why a request failed.
@@ -57,6 +61,15 @@ pub enum ClientError {
     /// What is to be put is no model.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// The model has no such tensor.
+    #[error("the model has no tensor `{name}`")]
+    NoTensor {
+        /// Its name.
+        name: String,
+    },
+    /// The model is in memory of a GPU, which this process does not read.
+    #[error("the model is not in host memory")]
+    NotInHostMemory,
     /// The system refuses something.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -87,7 +100,7 @@ struct Connection {
     turn: Mutex<u32>,
 }
 
-type Answered = (Answer, Vec<OwnedFd>);
+type Answered = (Answer, Descriptors);
 
 impl Client {
     /// Connects to the store at a socket.
@@ -127,25 +140,14 @@ impl Client {
         };
         // From here on the reference is ours to give back, whatever goes wrong.
         let reference = Reference { connection: self.0.clone(), arena };
-        let mut descriptors = descriptors.into_iter();
-        let mut next = || descriptors.next().ok_or(ClientError::Unexpected);
-        let (maps, descriptor) = if handle == Handle::HostFile {
-            let file = next()?;
-            let whole = bytes.checked_add(manifest_bytes).ok_or(ClientError::Unexpected)?;
-            (Maps::One(SealedMap::new(&file, whole)?), Some(file))
-        } else {
-            let manifest = SealedMap::new(&next()?, manifest_bytes)?;
-            let file = if let Handle::CudaIpc(_) = handle { None } else { Some(next()?) };
-            let arena = file.as_ref().filter(|_| handle == Handle::HostFiles);
-            let arena = arena.map(|file| SealedMap::new(file, bytes)).transpose()?;
-            (Maps::Two { manifest, arena }, file)
+        let [first, second] = descriptors.0;
+        let (manifest, memory) = match handle {
+            Handle::HostFile => (None, first),
+            Handle::CudaIpc(_) => (first, None),
+            Handle::HostFiles | Handle::CudaVmm => (first, second),
         };
-        let model = Model { maps, content, handle, descriptor, bytes, _reference: reference };
-        let read = Manifest::open(model.manifest_bytes())?;
-        if read.arena_bytes() != bytes || read.content() != content {
-            return Err(ClientError::Unexpected);
-        }
-        Ok(model)
+        let files = Files { manifest, memory, bytes, manifest_bytes, content, handle };
+        Ok(Model { maps: OnceLock::new(), files, _reference: reference })
     }
 
     /// Has the store load a safetensors file and keep it as the model's source. `progress` is told bytes done and in all.
@@ -186,8 +188,9 @@ impl Client {
         let (answer, descriptors) = self.ask(&request, Some(file.as_fd()))?;
         let Answer::Writable { arena, bytes, .. } = answer else { return Err(ClientError::Unexpected) };
         let mut begun = Put { client: self.clone(), arena, layout, file: None };
-        let mut descriptors = descriptors.into_iter().skip(1);
-        let (Some(file), true) = (descriptors.next(), bytes == begun.layout.arena_bytes) else {
+        // The manifest says what we know already.
+        let [_, file] = descriptors.0;
+        let (Some(file), true) = (file, bytes == begun.layout.arena_bytes) else {
             return Err(ClientError::Unexpected);
         };
         begun.file = Some(file.into());
@@ -260,11 +263,11 @@ impl Client {
     }
 
     fn document(&self, request: &Request) -> Result<serde_json::Value, ClientError> {
-        let (answer, descriptors) = self.ask(request, None)?;
-        let (Answer::Document { bytes }, [file]) = (answer, &descriptors[..]) else {
+        let (answer, mut descriptors) = self.ask(request, None)?;
+        let (Answer::Document { bytes }, Some(file)) = (answer, descriptors.next()) else {
             return Err(ClientError::Unexpected);
         };
-        let text = SealedMap::new(file, bytes)?;
+        let text = SealedMap::new(&file, bytes)?;
         serde_json::from_slice(&text).map_err(|_| ClientError::Unexpected)
     }
 
@@ -285,10 +288,9 @@ impl Client {
         self.0.send(number, request, descriptor)?;
         let mut bytes = [0; MAX_FRAME + 1];
         loop {
-            let mut descriptors = Vec::new();
-            let length = match packet::receive(&self.0.socket, &mut bytes, &mut descriptors) {
-                Ok(0) => return Err(ClientError::Gone),
-                Ok(length) => length,
+            let (length, descriptors) = match packet::receive(&self.0.socket, &mut bytes) {
+                Ok((0, _)) => return Err(ClientError::Gone),
+                Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
                     return Err(ClientError::Gone);
                 }
@@ -298,7 +300,7 @@ impl Client {
             if answered != number {
                 continue;
             }
-            if answer.descriptors() != descriptors.len() {
+            if answer.descriptors() != descriptors.count() {
                 return Err(ClientError::Unexpected);
             }
             match answer {
@@ -355,6 +357,19 @@ impl Drop for Reference {
     }
 }
 
+/// What a get brought.
+#[derive(Debug)]
+struct Files {
+    /// Where it is not behind the arena.
+    manifest: Option<OwnedFd>,
+    /// The arena's, if it has one.
+    memory: Option<OwnedFd>,
+    bytes: u64,
+    manifest_bytes: u64,
+    content: ContentHash,
+    handle: Handle,
+}
+
 #[derive(Debug)]
 enum Maps {
     /// The arena, and the manifest behind it.
@@ -363,64 +378,111 @@ enum Maps {
     Two { manifest: SealedMap, arena: Option<SealedMap> },
 }
 
+impl Files {
+    /// Maps them, once it is sure that they stay what they are, and compares what they are with what the store said.
+    fn map(&self) -> Result<Maps, ClientError> {
+        let map = |file: &Option<OwnedFd>, bytes| {
+            let file = file.as_ref().ok_or(ClientError::Unexpected)?;
+            Ok::<_, ClientError>(SealedMap::new(file, bytes)?)
+        };
+        let maps = match self.handle {
+            Handle::HostFile => {
+                let whole = self.bytes.checked_add(self.manifest_bytes).ok_or(ClientError::Unexpected)?;
+                Maps::One(map(&self.memory, whole)?)
+            }
+            Handle::HostFiles => Maps::Two {
+                manifest: map(&self.manifest, self.manifest_bytes)?,
+                arena: Some(map(&self.memory, self.bytes)?),
+            },
+            _ => Maps::Two { manifest: map(&self.manifest, self.manifest_bytes)?, arena: None },
+        };
+        let read = Manifest::open(maps.manifest(self.bytes))?;
+        if read.arena_bytes() != self.bytes || read.content() != self.content {
+            return Err(ClientError::Unexpected);
+        }
+        Ok(maps)
+    }
+}
+
+impl Maps {
+    fn manifest(&self, arena_bytes: u64) -> &[u8] {
+        match self {
+            Self::One(map) => {
+                usize::try_from(arena_bytes).ok().and_then(|at| map.get(at..)).unwrap_or_default()
+            }
+            Self::Two { manifest, .. } => manifest,
+        }
+    }
+
+    fn arena(&self, bytes: u64) -> Option<&[u8]> {
+        match self {
+            Self::One(map) => map.get(..usize::try_from(bytes).ok()?),
+            Self::Two { arena, .. } => arena.as_deref(),
+        }
+    }
+}
+
 /// A model in memory, for as long as this lives.
 #[derive(Debug)]
 pub struct Model {
-    maps: Maps,
-    content: ContentHash,
-    handle: Handle,
-    descriptor: Option<OwnedFd>,
-    bytes: u64,
+    /// From the first look at it on.
+    maps: OnceLock<Maps>,
+    files: Files,
     // After the maps, so that they are gone when the reference is.
     _reference: Reference,
 }
 
 impl Model {
-    /// Names, types, shapes and places of its tensors.
-    ///
-    /// # Panics
-    /// Never: it was opened when the model was taken, and cannot have changed.
-    pub fn manifest(&self) -> Manifest<'_> {
-        Manifest::open(self.manifest_bytes()).expect("opened before, and sealed")
+    fn maps(&self) -> Result<&Maps, ClientError> {
+        match self.maps.get() {
+            Some(maps) => Ok(maps),
+            // Two threads may both come here; the map of the second goes again.
+            None => self.files.map().map(|maps| self.maps.get_or_init(|| maps)),
+        }
     }
 
-    fn manifest_bytes(&self) -> &[u8] {
-        match &self.maps {
-            Maps::One(map) => {
-                usize::try_from(self.bytes).ok().and_then(|at| map.get(at..)).unwrap_or_default()
-            }
-            Maps::Two { manifest, .. } => manifest,
-        }
+    /// Names, types, shapes and places of its tensors. Maps the model, if that was not done yet.
+    ///
+    /// # Errors
+    /// When what the store handed out is not sealed, shorter than the store says, or no manifest of this model; or the system
+    /// refuses the map.
+    pub fn manifest(&self) -> Result<Manifest<'_>, ClientError> {
+        Ok(Manifest::open(self.maps()?.manifest(self.files.bytes))?)
     }
 
     /// What it consists of.
     pub const fn content(&self) -> ContentHash {
-        self.content
+        self.files.content
     }
 
     /// Bytes of its arena.
     pub const fn arena_bytes(&self) -> u64 {
-        self.bytes
+        self.files.bytes
     }
 
-    /// The arena, where it is in host memory.
-    pub fn memory(&self) -> Option<&[u8]> {
-        match &self.maps {
-            Maps::One(map) => map.get(..usize::try_from(self.bytes).ok()?),
-            Maps::Two { arena, .. } => arena.as_deref(),
-        }
+    /// The arena. Maps the model, if that was not done yet.
+    ///
+    /// # Errors
+    /// [`ClientError::NotInHostMemory`]; else as [`Self::manifest`].
+    pub fn memory(&self) -> Result<&[u8], ClientError> {
+        self.maps()?.arena(self.files.bytes).ok_or(ClientError::NotInHostMemory)
     }
 
     /// How the arena was handed out, and its descriptor if it has one.
     pub fn handle(&self) -> (Handle, Option<BorrowedFd<'_>>) {
-        (self.handle, self.descriptor.as_ref().map(|descriptor| descriptor.as_fd()))
+        (self.files.handle, self.files.memory.as_ref().map(|descriptor| descriptor.as_fd()))
     }
 
-    /// The bytes of a tensor in host memory.
-    pub fn bytes_of(&self, tensor: &str) -> Option<&[u8]> {
-        let entry = self.manifest().tensor(tensor)?;
-        let begin = usize::try_from(entry.offset).ok()?;
-        self.memory()?.get(begin..begin + usize::try_from(entry.bytes).ok()?)
+    /// The bytes of a tensor. Maps the model, if that was not done yet.
+    ///
+    /// # Errors
+    /// [`ClientError::NoTensor`]; else as [`Self::memory`].
+    pub fn bytes_of(&self, tensor: &str) -> Result<&[u8], ClientError> {
+        let missing = || ClientError::NoTensor { name: tensor.to_owned() };
+        let entry = self.manifest()?.tensor(tensor).ok_or_else(missing)?;
+        let begin = usize::try_from(entry.offset).map_err(|_| missing())?;
+        let bytes = usize::try_from(entry.bytes).map_err(|_| missing())?;
+        self.memory()?.get(begin..begin + bytes).ok_or_else(missing)
     }
 }
 

@@ -374,6 +374,13 @@ fn seal(out: &mut [u8], kind: u8, request: u32) {
     out[4..8].copy_from_slice(&request.to_le_bytes());
 }
 
+/// Gives an encoded frame another number.
+pub(crate) fn renumber(frame: &mut [u8], request: u32) {
+    if let Some(number) = frame.get_mut(4..HEADER) {
+        number.copy_from_slice(&request.to_le_bytes());
+    }
+}
+
 /// Kind, request and payload.
 fn open(bytes: &[u8]) -> Result<(u8, u32, Reader<'_>), FrameError> {
     let length = FrameError::Length { bytes: bytes.len() };

@@ -37,7 +37,7 @@
 //! put.commit()?;
 //!
 //! let model = client.get("tiny", &GetOptions::default())?;
-//! assert_eq!(model.bytes_of("w"), Some(&[0, 0, 128, 63, 0, 0, 0, 64][..]));
+//! assert_eq!(model.bytes_of("w")?, [0, 0, 128, 63, 0, 0, 0, 64]);
 //! store.stop();
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -33,6 +33,14 @@ impl SealedMap {
         let map = unsafe { MmapOptions::new().len(bytes).map(file)? };
         Ok(Self(map))
     }
+
+    /// Keeps it in memory for as long as it lives.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn lock(&self) -> io::Result<()> {
+        // SAFETY: a map of our own, which is unlocked when it is unmapped.
+        unsafe { rustix::mm::mlock(self.0.as_ptr().cast_mut().cast(), self.0.len()) }?;
+        Ok(())
+    }
 }
 
 impl std::ops::Deref for SealedMap {

@@ -7,8 +7,8 @@ mod common;
 use common::{data_of, model_file};
 use gshare_core::Bytes;
 use gshare_core::store::{Access, MemoryTier};
-use gshare_modelstore::backend::cuda::{CudaMap, IpcBackend, IpcMap, VmmBackend, run_loader};
-use gshare_modelstore::backend::{HostBackend, ModelBackend};
+use gshare_modelstore::backend::ModelBackend;
+use gshare_modelstore::backend::cuda::{CudaMap, IpcBackend, IpcMap, PinnedBackend, VmmBackend, run_loader};
 use gshare_modelstore::client::{Client, ClientError, GetOptions};
 use gshare_modelstore::server::{Server, ServerConfig};
 use std::io::Read as _;
@@ -56,10 +56,10 @@ fn device() -> tempfile::TempDir {
     dir
 }
 
-fn serve(dir: &Path, gpu: Box<dyn ModelBackend>, bytes: Bytes) {
+fn serve(dir: &Path, host: PinnedBackend, gpu: Box<dyn ModelBackend>, bytes: Bytes) {
     let mut config = ServerConfig::at(dir.join("store.sock"));
     config.store.gpu = bytes;
-    let running = Server::with_backends(config, Box::new(HostBackend), Some(gpu)).unwrap().spawn().unwrap();
+    let running = Server::with_backends(config, Box::new(host), Some(gpu)).unwrap().spawn().unwrap();
     println!("READY");
     running.join();
 }
@@ -82,15 +82,20 @@ fn roles() {
                 "--nocapture",
             ];
             let bytes = if role == "small-store" { Bytes::from_mib(8) } else { Bytes::from_gib(1) };
-            serve(&dir, Box::new(VmmBackend::new(0, loader.map(Into::into).to_vec()).unwrap()), bytes);
+            let gpu = VmmBackend::new(0, loader.map(Into::into).to_vec()).unwrap();
+            serve(&dir, PinnedBackend::locked(), Box::new(gpu), bytes);
         }
-        "ipc-store" => serve(&dir, Box::new(IpcBackend::new(0).unwrap()), Bytes::from_gib(1)),
+        "ipc-store" | "small-ipc-store" => {
+            let bytes = if role == "ipc-store" { Bytes::from_gib(1) } else { Bytes::from_mib(8) };
+            let gpu = IpcBackend::new(0).unwrap();
+            serve(&dir, PinnedBackend::registered(0).unwrap(), Box::new(gpu), bytes);
+        }
         "loader" => run_loader().unwrap(),
         "vmm-reader" => {
             let model = Client::connect(dir.join("store.sock")).unwrap().get("m", &GPU).unwrap();
             let map = CudaMap::new(&model, 0).unwrap();
             let read = |name: &str| {
-                let entry = model.manifest().tensor(name).unwrap();
+                let entry = model.manifest().unwrap().tensor(name).unwrap();
                 let mut out = vec![0; entry.bytes as usize];
                 map.read(entry.offset, &mut out).unwrap();
                 assert_eq!(out, data_of(name, entry.bytes), "{name}");
@@ -106,7 +111,7 @@ fn roles() {
         "ipc-reader" => {
             let model = Client::connect(dir.join("store.sock")).unwrap().get("m", &GPU).unwrap();
             let map = IpcMap::new(&model, 0).unwrap();
-            let entry = model.manifest().tensor("w").unwrap();
+            let entry = model.manifest().unwrap().tensor("w").unwrap();
             let mut out = vec![0; entry.bytes as usize];
             map.read(entry.offset, &mut out).unwrap();
             assert_eq!(out, data_of("w", entry.bytes));
@@ -198,27 +203,53 @@ fn a_model_goes_from_host_memory_to_the_gpu() {
     store.wait().unwrap();
 }
 
-#[test]
-fn what_has_to_leave_the_gpu_is_in_host_memory_then_and_comes_back_from_there() {
+/// Bytes that the kernel keeps in memory for a process.
+fn locked_by(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+}
+
+fn leaves_and_comes_back(role: &str) {
     let dir = device();
-    let mut store = start("small-store", dir.path());
+    let mut store = start(role, dir.path());
+    let contexts = used(dir.path(), store.id()).0;
     let client = put(dir.path());
     let first = client.get("m", &GPU).unwrap().content();
+    let pinned = || client.stat().unwrap()["host"]["pinned_bytes"].as_u64().unwrap();
+    assert_eq!(pinned(), 0, "nothing is in host memory yet");
     let file = model_file(&[("other", 3_000_000)]);
     client.put_file("n", Access::Public, MemoryTier::Gpu, &file, |_, _| {}).unwrap();
     assert_eq!(client.stat().unwrap()["demotions"], 1);
-    assert_eq!(used(dir.path(), store.id()).0, 4 << 20, "the GPU holds one of them");
+    assert_eq!(used(dir.path(), store.id()).0 - contexts, 4 << 20, "the GPU holds one of them");
     client.verify("m").unwrap();
     let model = client.get("m", &GetOptions::default()).unwrap();
     assert_eq!(model.content(), first, "hashed again on the way");
     for (name, bytes) in [("w", 5_000_000), ("b", 77)] {
         assert_eq!(model.bytes_of(name).unwrap(), data_of(name, bytes));
     }
+    if role == "small-ipc-store" {
+        assert_eq!(pinned(), 6 << 20, "the driver knows it");
+    } else if memmap2::MmapMut::map_anon(16 << 20).unwrap().lock().is_ok() {
+        assert_eq!((pinned(), locked_by(store.id())), (6 << 20, 6 << 20), "the kernel keeps it");
+    }
     drop(model);
     assert_eq!(client.get("m", &GPU).unwrap().content(), first);
     let stat = client.stat().unwrap();
     assert_eq!((&stat["demotions"], &stat["loads"]), (&2.into(), &3.into()), "the other way round: {stat}");
-    assert_eq!(used(dir.path(), store.id()).0, 6 << 20);
+    assert_eq!(used(dir.path(), store.id()).0 - contexts, 6 << 20);
+    ["m", "n"].into_iter().for_each(|name| client.evict(name, true).unwrap());
+    assert_eq!((pinned(), locked_by(store.id())), (0, 0), "given back with the arenas");
     store.kill().unwrap();
     store.wait().unwrap();
+}
+
+#[test]
+fn what_has_to_leave_the_gpu_is_in_locked_host_memory_then_and_comes_back_from_there() {
+    leaves_and_comes_back("small-store");
+}
+
+#[test]
+fn with_legacy_ipc_the_driver_locks_the_host_memory() {
+    leaves_and_comes_back("small-ipc-store");
 }

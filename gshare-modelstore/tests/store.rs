@@ -3,12 +3,20 @@
 mod common;
 
 use common::{TestStore, data_of, model_file, refused};
-use gshare_core::store::{Access, MemoryTier};
+use gshare_core::store::{Access, ContentHash, MemoryTier};
 use gshare_core::{BasisPoints, Bytes};
 use gshare_modelstore::client::{Client, ClientError, GetOptions};
-use gshare_modelstore::frame::{Code, MAX_FRAME, Request};
+use gshare_modelstore::frame::{Answer, Code, Handle, MAX_FRAME, Request};
 use gshare_modelstore::safetensors::{Dtype, Header};
-use std::io::Write as _;
+use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType, accept,
+    bind, listen, sendmsg, socket,
+};
+use std::io::{IoSlice, Write as _};
+use std::mem::MaybeUninit;
+use std::path::Path;
 use std::time::Duration;
 
 const HOST: MemoryTier = MemoryTier::Host;
@@ -29,7 +37,10 @@ fn a_model_is_the_same_bytes_for_all_who_get_it() {
         assert_eq!(model.content(), stored.content);
         assert_eq!(model.bytes_of("w").unwrap(), data_of("w", 3_000_000));
         assert_eq!(model.bytes_of("b").unwrap(), data_of("b", 17));
-        assert_eq!(model.manifest().tensor("b").unwrap().hash, *blake3::hash(&data_of("b", 17)).as_bytes());
+        assert_eq!(
+            model.manifest().unwrap().tensor("b").unwrap().hash,
+            *blake3::hash(&data_of("b", 17)).as_bytes()
+        );
     }
     assert_eq!(store.stat("host", "references"), 8);
     assert_eq!(store.running().stat()["loads"], 1);
@@ -71,6 +82,87 @@ fn a_tensor_is_stored_and_got_by_its_id() {
     let tensor = client.get_tensor("layer1.weight").unwrap();
     assert_eq!(tensor.bytes_of("tensor").unwrap(), [7; 24]);
     assert_eq!(refused(client.store("layer1.weight", Dtype::F32, &[2, 3], &[7; 24])), Code::NameTaken);
+}
+
+/// Maps that this process has of a file.
+fn maps_of(file: BorrowedFd<'_>) -> usize {
+    let inode = rustix::fs::fstat(file).unwrap().st_ino.to_string();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.split_ascii_whitespace().nth(4) == Some(&inode[..])).count()
+}
+
+#[test]
+fn a_model_is_mapped_at_the_first_look_and_also_when_the_store_is_gone() {
+    let store = TestStore::new(|_| {});
+    let client = store.client();
+    client.put_file("m", Access::Public, HOST, &model_file(&[("w", 1_000)]), |_, _| {}).unwrap();
+    let model = client.get("m", &GetOptions::default()).unwrap();
+    assert_eq!(store.stat("host", "references"), 1);
+    let file = model.handle().1.unwrap();
+    assert_eq!(maps_of(file), 0, "a get is the descriptor and the reference");
+    drop(store);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert_eq!(model.bytes_of("w").unwrap(), data_of("w", 1_000)));
+        }
+    });
+    assert_eq!(maps_of(file), 1, "by all of them once");
+    assert!(matches!(model.bytes_of("v"), Err(ClientError::NoTensor { name }) if name == "v"));
+}
+
+/// A store that hands this out, whatever it is asked for, as an arena of 2 MiB and a manifest of 64 bytes behind it.
+fn hands_out(dir: &Path, file: &OwnedFd) -> Client {
+    let path = dir.join("lying.sock");
+    let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    listen(&socket, 1).unwrap();
+    let file = file.try_clone().unwrap();
+    std::thread::spawn(move || {
+        let client = accept(&socket).unwrap();
+        let mut bytes = [0; MAX_FRAME];
+        let (length, _) = rustix::net::recv(&client, &mut bytes, rustix::net::RecvFlags::empty()).unwrap();
+        let (number, _) = Request::decode(&bytes[..length]).unwrap();
+        let (content, handle) = (ContentHash([0; 32]), Handle::HostFile);
+        let answer = Answer::Served { arena: 0, bytes: 2 << 20, manifest_bytes: 64, content, handle };
+        let mut frame = Vec::new();
+        answer.encode(number, &mut frame);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let files = [file.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+        sendmsg(&client, &[IoSlice::new(&frame)], &mut control, SendFlags::empty()).unwrap();
+        // Until the client gives it back.
+        let _ = rustix::net::recv(&client, &mut bytes, rustix::net::RecvFlags::empty());
+    });
+    Client::connect(&path).unwrap()
+}
+
+#[test]
+fn what_can_still_be_written_or_cut_or_is_no_model_is_never_mapped() {
+    let whole = (2 << 20) + 64;
+    let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    for (bytes, seals, what) in [
+        (whole, SealFlags::empty(), "not sealed"),
+        (whole, SealFlags::SHRINK | SealFlags::GROW, "not sealed"),
+        (whole, SealFlags::WRITE, "not sealed"),
+        (whole - 1, all, "shorter"),
+        (0, all, "shorter"),
+        (whole, all, "not a manifest"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let file = memfd_create("lying", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, bytes).unwrap();
+        rustix::fs::fcntl_add_seals(&file, seals).unwrap();
+        let model = hands_out(dir.path(), &file).get("m", &GetOptions::default()).unwrap();
+        for refused in [
+            model.manifest().map(drop).unwrap_err(),
+            model.memory().map(drop).unwrap_err(),
+            model.bytes_of("w").map(drop).unwrap_err(),
+        ] {
+            assert!(refused.to_string().contains(what), "{refused} for {bytes} bytes with {seals:?}");
+        }
+        assert_eq!(maps_of(file.as_fd()), 0, "{what}");
+    }
 }
 
 #[test]
@@ -171,7 +263,7 @@ fn a_header_that_lies_is_refused_and_nothing_is_lost() {
     length.write_all(&[0xff; 64]).unwrap();
     assert_eq!(refused(client.put_file("m", Access::Public, HOST, &length, |_, _| {})), Code::BadHeader);
     let (pipe, _writer) = std::io::pipe().unwrap();
-    let pipe = std::fs::File::from(std::os::fd::OwnedFd::from(pipe));
+    let pipe = std::fs::File::from(OwnedFd::from(pipe));
     assert_eq!(
         refused(client.put_file("m", Access::Public, HOST, &pipe, |_, _| {})),
         Code::BadHeader,
@@ -195,7 +287,7 @@ fn a_forged_frame_costs_its_sender_the_connection_and_others_nothing() {
     forged.push(put); // without its descriptor
     for bytes in forged {
         let socket = store.raw();
-        rustix::net::send(&socket, &bytes, rustix::net::SendFlags::NOSIGNAL).unwrap();
+        rustix::net::send(&socket, &bytes, SendFlags::NOSIGNAL).unwrap();
         let mut answer = [0; 16];
         let (read, _) =
             rustix::net::recv(&socket, &mut answer, rustix::net::RecvFlags::empty()).unwrap_or((0, 0));
@@ -206,7 +298,7 @@ fn a_forged_frame_costs_its_sender_the_connection_and_others_nothing() {
     for arena in 0..4u64 {
         let mut bytes = Vec::new();
         Request::Release { arena }.encode(1, &mut bytes);
-        rustix::net::send(&stranger, &bytes, rustix::net::SendFlags::NOSIGNAL).unwrap();
+        rustix::net::send(&stranger, &bytes, SendFlags::NOSIGNAL).unwrap();
     }
     assert_eq!(store.stat("host", "references"), 1);
     assert_eq!(held.bytes_of("w").unwrap(), data_of("w", 5));

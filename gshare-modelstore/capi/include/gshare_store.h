@@ -124,7 +124,8 @@ void gshare_store_close(struct gshare_store *store);
 
 /*
  Takes a reference to a model in a tier, waiting for a load if need be; `gshare_model_release` gives it back. NULL, with the
- reason in `error`, if it is refused. The model outlives the connection and the store.
+ reason in `error`, if it is refused. The model outlives the connection and the store. It is mapped at the first look at its
+ tensors.
 
  # Safety
  `store` came from `gshare_store_connect`; `name` ends with a 0; `error` is null or has `error_bytes` bytes.
@@ -184,7 +185,18 @@ int32_t gshare_store_evict(struct gshare_store *store,
                            size_t error_bytes);
 
 /*
- Number of tensors.
+ Maps a model, which the first look at a tensor does, too, after a check that nobody can write to it or cut it. 0, or a code,
+ with the reason in `error`, where the store handed out something else, or the system refuses the map.
+
+ # Safety
+ `model` is null or came from `gshare_store_get`; `error` is null or has `error_bytes` bytes.
+ */
+int32_t gshare_model_open(const struct gshare_model *model,
+                          char *error,
+                          size_t error_bytes);
+
+/*
+ Number of tensors; 0 where the model cannot be mapped, of which `gshare_model_open` says the reason.
 
  # Safety
  `model` is null or came from `gshare_store_get`.
@@ -192,7 +204,8 @@ int32_t gshare_store_evict(struct gshare_store *store,
 uint64_t gshare_model_tensors(const struct gshare_model *model);
 
 /*
- The tensor at a position, in the order of the names. 0, or `GSHARE_ERROR_ARGUMENT` beyond the last.
+ The tensor at a position, in the order of the names. 0, or `GSHARE_ERROR_ARGUMENT` beyond the last, or
+ `GSHARE_ERROR_SYSTEM` where the model cannot be mapped.
 
  # Safety
  `model` is null or came from `gshare_store_get`; `tensor` has room for one.

@@ -11,6 +11,7 @@ use gshare_modelstore::client::{Client, ClientError, GetOptions, Model};
 use gshare_modelstore::safetensors::{Dtype, MAX_RANK};
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// A connection to a store.
@@ -25,8 +26,19 @@ pub struct gshare_model {
     /// Before the reference, so that it is gone when that is given back.
     gpu: Option<CudaMap>,
     model: Model,
-    /// In the form that C reads.
-    shapes: Vec<Vec<u64>>,
+    /// In the form that C reads, from the first look at a tensor on.
+    shapes: OnceLock<Vec<Vec<u64>>>,
+}
+
+impl gshare_model {
+    fn shapes(&self) -> Result<&[Vec<u64>], ClientError> {
+        if let Some(shapes) = self.shapes.get() {
+            return Ok(shapes);
+        }
+        let manifest = self.model.manifest()?;
+        let shape = |at| manifest.get(at).map(|tensor| tensor.shape().collect()).unwrap_or_default();
+        Ok(self.shapes.get_or_init(|| (0..manifest.len()).map(shape).collect()))
+    }
 }
 
 /// A tensor of a model. Pointers stay good until the model is released; nobody can write to `data`.
@@ -161,7 +173,8 @@ pub unsafe extern "C" fn gshare_store_close(store: *mut gshare_store) {
 }
 
 /// Takes a reference to a model in a tier, waiting for a load if need be; `gshare_model_release` gives it back. NULL, with the
-/// reason in `error`, if it is refused. The model outlives the connection and the store.
+/// reason in `error`, if it is refused. The model outlives the connection and the store. It is mapped at the first look at its
+/// tensors.
 ///
 /// # Safety
 /// `store` came from `gshare_store_connect`; `name` ends with a 0; `error` is null or has `error_bytes` bytes.
@@ -183,12 +196,7 @@ pub unsafe extern "C" fn gshare_store_get(
     };
     let timeout = Duration::from_millis(timeout_ms.into());
     match store.0.get(name, &GetOptions { tier, timeout }) {
-        Ok(model) => {
-            let manifest = model.manifest();
-            let shape = |at| manifest.get(at).map(|tensor| tensor.shape().collect()).unwrap_or_default();
-            let shapes = (0..manifest.len()).map(shape).collect();
-            Box::into_raw(Box::new(gshare_model { gpu: None, model, shapes }))
-        }
+        Ok(model) => Box::into_raw(Box::new(gshare_model { gpu: None, model, shapes: OnceLock::new() })),
         Err(refused) => {
             error.code(&refused);
             core::ptr::null_mut()
@@ -319,17 +327,35 @@ pub unsafe extern "C" fn gshare_store_evict(
     done(store.0.evict(name, forget != 0), &error)
 }
 
-/// Number of tensors.
+/// Maps a model, which the first look at a tensor does, too, after a check that nobody can write to it or cut it. 0, or a code,
+/// with the reason in `error`, where the store handed out something else, or the system refuses the map.
+///
+/// # Safety
+/// `model` is null or came from `gshare_store_get`; `error` is null or has `error_bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshare_model_open(
+    model: *const gshare_model,
+    error: *mut c_char,
+    error_bytes: usize,
+) -> i32 {
+    let error = ErrorText(error, error_bytes);
+    // SAFETY: as the caller promises.
+    let Some(model) = (unsafe { model.as_ref() }) else { return error.argument("model is null") };
+    done(model.shapes(), &error)
+}
+
+/// Number of tensors; 0 where the model cannot be mapped, of which `gshare_model_open` says the reason.
 ///
 /// # Safety
 /// `model` is null or came from `gshare_store_get`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gshare_model_tensors(model: *const gshare_model) -> u64 {
     // SAFETY: as the caller promises.
-    unsafe { model.as_ref() }.map_or(0, |model| model.shapes.len() as u64)
+    unsafe { model.as_ref() }.and_then(|model| model.shapes().ok()).map_or(0, |shapes| shapes.len() as u64)
 }
 
-/// The tensor at a position, in the order of the names. 0, or `GSHARE_ERROR_ARGUMENT` beyond the last.
+/// The tensor at a position, in the order of the names. 0, or `GSHARE_ERROR_ARGUMENT` beyond the last, or
+/// `GSHARE_ERROR_SYSTEM` where the model cannot be mapped.
 ///
 /// # Safety
 /// `model` is null or came from `gshare_store_get`; `tensor` has room for one.
@@ -342,9 +368,10 @@ pub unsafe extern "C" fn gshare_model_tensor(
     // SAFETY: as the caller promises.
     let Some(model) = (unsafe { model.as_ref() }) else { return GSHARE_ERROR_ARGUMENT };
     let Ok(at) = usize::try_from(at) else { return GSHARE_ERROR_ARGUMENT };
-    let (Some(entry), Some(shape), false) =
-        (model.model.manifest().get(at), model.shapes.get(at), tensor.is_null())
-    else {
+    let (Ok(shapes), Ok(manifest)) = (model.shapes(), model.model.manifest()) else {
+        return GSHARE_ERROR_SYSTEM;
+    };
+    let (Some(entry), Some(shape), false) = (manifest.get(at), shapes.get(at), tensor.is_null()) else {
         return GSHARE_ERROR_ARGUMENT;
     };
     let data = model.model.bytes_of(entry.name).map_or(core::ptr::null(), <[u8]>::as_ptr);

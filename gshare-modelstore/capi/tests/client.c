@@ -25,6 +25,8 @@ int main(int count, char **arguments) {
     gshare_model *model = gshare_store_get(store, "m", GSHARE_TIER_HOST, 1000, error, sizeof error);
     CHECK(model != NULL);
     gshare_store_close(store);
+    CHECK(gshare_model_open(NULL, error, sizeof error) == GSHARE_ERROR_ARGUMENT);
+    CHECK(gshare_model_open(model, error, sizeof error) == 0);
     CHECK(gshare_model_tensors(model) == 1 && gshare_model_bytes(model) == 2 << 20);
     gshare_tensor got;
     CHECK(gshare_model_tensor(model, 0, &got) == 0);

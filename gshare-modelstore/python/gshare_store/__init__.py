@@ -95,6 +95,7 @@ def _load() -> ctypes.CDLL:
         ("gshare_store_put_file", i32, [pointer, text, i32, u32, text, size]),
         ("gshare_store_put", i32, [pointer, text, u32, ctypes.POINTER(_CTensor), size, text, size]),
         ("gshare_store_evict", i32, [pointer, text, i32, text, size]),
+        ("gshare_model_open", i32, [pointer, text, size]),
         ("gshare_model_tensors", u64, [pointer]),
         ("gshare_model_tensor", i32, [pointer, u64, ctypes.POINTER(_CTensor)]),
         ("gshare_model_bytes", u64, [pointer]),
@@ -162,7 +163,7 @@ class Store:
     def get(self, name: str, *, tier: int = HOST, device: int = 0, timeout: float = 60.0) -> "Model":
         """Takes a reference to a model, which the last of its tensors gives back. Waits ``timeout`` seconds for a load.
 
-        With tier ``GPU`` it is mapped on ``device``, the store's GPU as this process numbers it.
+        The first look at its tensors maps it: with tier ``GPU`` on ``device``, the store's GPU as this process numbers it.
         """
         error = ctypes.create_string_buffer(_TEXT)
         wait = min(int(timeout * 1000), 2**32 - 1)
@@ -283,26 +284,40 @@ class Tensor:
 
 
 class Model(Mapping[str, Tensor]):
-    """The tensors of a model by name."""
+    """The tensors of a model by name. It is mapped at the first look at them."""
 
     def __init__(self, handle: int, device: int | None = None) -> None:
-        reference, arena = _Reference(handle), 0
-        if device is not None:
-            error = ctypes.create_string_buffer(_TEXT)
-            arena = _lib().gshare_model_map(handle, device, error, _TEXT)
-            if not arena:
-                raise StoreError(error.value.decode(errors="replace"))
-        about = _CTensor()
-        self._tensors: dict[str, Tensor] = {}
-        for at in range(_lib().gshare_model_tensors(handle)):
-            if _lib().gshare_model_tensor(handle, at, ctypes.byref(about)):
-                raise StoreError("the model cannot be read")
-            tensor = Tensor(reference, about, device, arena)
-            self._tensors[tensor.name] = tensor
+        self._reference, self._device = _Reference(handle), device
+        self._opened: dict[str, Tensor] | None = None
         content = (ctypes.c_uint8 * 32)()
         _lib().gshare_model_content(handle, content)
         self.content = bytes(content).hex()
         self.arena_bytes = _lib().gshare_model_bytes(handle)
+
+    @property
+    def _tensors(self) -> dict[str, Tensor]:
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
+
+    def _open(self) -> dict[str, Tensor]:
+        handle, arena = self._reference.handle, 0
+        error = ctypes.create_string_buffer(_TEXT)
+        code = _lib().gshare_model_open(handle, error, _TEXT)
+        if code:
+            raise StoreError(error.value.decode(errors="replace"), code)
+        if self._device is not None:
+            arena = _lib().gshare_model_map(handle, self._device, error, _TEXT)
+            if not arena:
+                raise StoreError(error.value.decode(errors="replace"))
+        about = _CTensor()
+        tensors: dict[str, Tensor] = {}
+        for at in range(_lib().gshare_model_tensors(handle)):
+            if _lib().gshare_model_tensor(handle, at, ctypes.byref(about)):
+                raise StoreError("the model cannot be read")
+            tensor = Tensor(self._reference, about, self._device, arena)
+            tensors[tensor.name] = tensor
+        return tensors
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]

@@ -79,6 +79,16 @@ class NumpyTest(unittest.TestCase):
         gc.collect()
         self.assertEqual(self.references(), 0, "a capsule that nobody took")
 
+    def test_a_model_is_mapped_at_the_first_look(self) -> None:
+        self.store.put("m", {"w": numpy.arange(1000)})
+        maps = lambda: pathlib.Path("/proc/self/maps").read_text().count("gshare-arena")  # noqa: E731
+        before, model = maps(), self.store.get("m")
+        self.assertEqual((maps(), self.references()), (before, 1))
+        self.server.kill()
+        self.server.wait()
+        numpy.testing.assert_array_equal(numpy.from_dlpack(model["w"]), numpy.arange(1000))
+        self.assertEqual(maps(), before + 1, "also when the store is gone")
+
     def test_arrays_outlive_the_store(self) -> None:
         self.store.put("m", {"w": numpy.arange(1000)})
         array = numpy.from_dlpack(self.store.get("m")["w"])
@@ -154,7 +164,7 @@ class SimulatedGpuTest(unittest.TestCase):
                 with gshare_store.connect(socket) as store:
                     store.put("m", arrays)
                     with self.assertRaisesRegex(gshare_store.StoreError, "driver"):
-                        store.get("m", tier=gshare_store.GPU)  # without a driver in this process
+                        store.get("m", tier=gshare_store.GPU)["w"]  # without a driver in this process
                 package = str(pathlib.Path(gshare_store.__file__).resolve().parent.parent)
                 client = subprocess.run([sys.executable, "-c", ON_GPU, socket, package], env=environment, capture_output=True)
                 self.assertEqual(client.returncode, 0, client.stderr.decode())

@@ -47,6 +47,11 @@ macro_rules! cuda {
     }};
 }
 
+mod pinned;
+
+use pinned::Copied;
+pub use pinned::PinnedBackend;
+
 fn start() -> io::Result<()> {
     // SAFETY: loads the driver, whose initialisers every CUDA program runs.
     if !unsafe { sys::is_culib_present() } {
@@ -132,12 +137,12 @@ impl Drop for Physical {
 struct Mapped {
     address: sys::CUdeviceptr,
     bytes: usize,
-    context: Context,
+    context: Arc<Context>,
 }
 
 impl Mapped {
     fn new(physical: &Physical, bytes: usize, device: u32, access: u32) -> io::Result<Self> {
-        let context = Context::new(device)?;
+        let context = Arc::new(Context::new(device)?);
         context.enter()?;
         let mut address = 0;
         cuda!(cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0))?;
@@ -235,6 +240,8 @@ struct Job {
     list_bytes: usize,
     /// From the GPU to the file.
     out: bool,
+    /// The file is an arena, where the tensors lie as on the GPU.
+    arena: bool,
 }
 
 impl ModelBackend for VmmBackend {
@@ -253,7 +260,8 @@ impl ModelBackend for VmmBackend {
     ) -> io::Result<Vec<[u8; 32]>> {
         let layout = origin.layout();
         let (source, begins) = origin.descriptor().ok_or_else(no_context)?;
-        let hashes = self.work(memory, layout, &source, &begins, threads, false)?;
+        let arena = matches!(origin, Origin::Arena { .. });
+        let hashes = self.work(memory, layout, &source, &begins, threads, (false, arena))?;
         progress(layout.tensor_bytes);
         Ok(hashes)
     }
@@ -267,7 +275,7 @@ impl ModelBackend for VmmBackend {
     ) -> io::Result<Vec<[u8; 32]>> {
         let begins: Vec<u64> = layout.places.iter().map(|place| place.offset).collect();
         let file = to.writable()?;
-        self.work(&**from, layout, &file, &begins, threads, true)
+        self.work(&**from, layout, &file, &begins, threads, (true, true))
     }
 }
 
@@ -280,14 +288,14 @@ impl VmmBackend {
         file: &OwnedFd,
         begins: &[u64],
         threads: usize,
-        out: bool,
+        (out, arena): (bool, bool),
     ) -> io::Result<Vec<[u8; 32]>> {
         // Where in the file, where on the GPU, how much, by name.
         let places = layout.places.iter().zip(begins);
         let list: Vec<[u64; 3]> = places.map(|(place, &at)| [at, place.offset, place.bytes]).collect();
         let list = serde_json::to_vec(&list)?;
         let (device, bytes) = (self.device, layout.arena_bytes);
-        let job = Job { device, bytes, threads, list_bytes: list.len(), out };
+        let job = Job { device, bytes, threads, list_bytes: list.len(), out, arena };
         let list = super::sealed("gshare-job", &list)?;
         let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let [program, arguments @ ..] = &self.loader[..] else {
@@ -298,9 +306,9 @@ impl VmmBackend {
         let told = (|| {
             packet::send(&near, &serde_json::to_vec(&job)?, &[list.as_fd(), file.as_fd()], true)?;
             packet::send(&near, b"arena", &[memory.writable()?.as_fd()], true)?;
-            let (mut bytes, mut descriptors) = ([0; MAX_FRAME + 1], Vec::new());
-            let length = packet::receive(&near, &mut bytes, &mut descriptors)?;
-            match (descriptors.pop(), length) {
+            let mut bytes = [0; MAX_FRAME + 1];
+            let (length, mut descriptors) = packet::receive(&near, &mut bytes)?;
+            match (descriptors.next(), length) {
                 (Some(hashes), _) => {
                     let mut read = vec![[0; 32]; layout.places.len()];
                     File::from(hashes).read_exact_at(read.as_flattened_mut(), 0)?;
@@ -326,14 +334,14 @@ impl VmmBackend {
 /// When it was not started by a store. What goes wrong with the load is told to the store.
 pub fn run_loader() -> io::Result<()> {
     let socket = io::stdin();
-    let (mut bytes, mut given, mut arena) = ([0; MAX_FRAME + 1], Vec::new(), Vec::new());
-    let length = packet::receive(&socket, &mut bytes, &mut given)?;
+    let mut bytes = [0; MAX_FRAME + 1];
+    let (length, given) = packet::receive(&socket, &mut bytes)?;
     let job: Job = serde_json::from_slice(&bytes[..length])?;
-    packet::receive(&socket, &mut bytes, &mut arena)?;
-    let (Ok([list, file]), Some(arena)) = (<[OwnedFd; 2]>::try_from(given), arena.pop()) else {
+    let (_, mut arena) = packet::receive(&socket, &mut bytes)?;
+    let ([Some(list), Some(file)], Some(arena)) = (given.0, arena.next()) else {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not started by a store"));
     };
-    match fill_here(&job, &File::from(list), &File::from(file), &arena) {
+    match fill_here(&job, &File::from(list), &file, &arena) {
         Ok(hashes) => {
             let file = super::sealed("gshare-hashes", hashes.as_flattened())?;
             packet::send(&socket, b"ok", &[file.as_fd()], true)
@@ -347,14 +355,14 @@ pub fn run_loader() -> io::Result<()> {
     }
 }
 
-fn fill_here(job: &Job, list: &File, file: &File, arena: &OwnedFd) -> io::Result<Vec<[u8; 32]>> {
+fn fill_here(job: &Job, list: &File, file: &OwnedFd, arena: &OwnedFd) -> io::Result<Vec<[u8; 32]>> {
     let mut text = vec![0; job.list_bytes];
     list.read_exact_at(&mut text, 0)?;
     let list: Vec<[u64; 3]> = serde_json::from_slice(&text)?;
     start()?;
     let physical = Physical::import(arena.as_fd())?;
-    let mapped =
-        Mapped::new(&physical, size(job.bytes)?, job.device, if job.out { READ } else { READ_WRITE })?;
+    let access = if job.out { READ } else { READ_WRITE };
+    let mapped = Mapped::new(&physical, size(job.bytes)?, job.device, access)?;
     let place = |[from, offset, bytes]: [u64; 3]| {
         let (name, dtype, shape) = (String::new(), Dtype::U8, vec![bytes]);
         Place { name, dtype, shape, offset, bytes, source: from }
@@ -362,6 +370,12 @@ fn fill_here(job: &Job, list: &File, file: &File, arena: &OwnedFd) -> io::Result
     let tensor_bytes = list.iter().map(|[_, _, bytes]| bytes).sum();
     let layout =
         Layout { places: list.into_iter().map(place).collect(), arena_bytes: job.bytes, tensor_bytes };
+    if job.arena
+        && let Ok(host) = Copied::map(&mapped.context, file, job.bytes, job.out)
+    {
+        return host.copy(mapped.address, &layout, job.threads, job.out);
+    }
+    let file = File::from(file.try_clone()?);
     let read = |place: usize, offset: u64, bytes: usize, buffer: &mut [u8]| {
         let (place, part) = (&layout.places[place], &mut buffer[..bytes]);
         let here = place.offset + offset;
@@ -505,6 +519,41 @@ impl ModelBackend for IpcBackend {
         let handle = unsafe { handle.as_ptr().cast::<[u8; 64]>().read() };
         let nothing = Arc::new(super::sealed("gshare-ipc", b"written by the store alone")?);
         Ok(Arc::new(IpcArena { memory, bytes, handle, nothing, sealed: AtomicBool::new(false) }))
+    }
+
+    /// What is page-locked is copied from where it is.
+    fn fill(
+        &self,
+        memory: &dyn ArenaMemory,
+        origin: &Origin,
+        threads: usize,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> io::Result<Vec<[u8; 32]>> {
+        let Origin::Arena { layout, memory: from } = origin else {
+            return load::fill(origin, memory, threads, progress);
+        };
+        let Some(pinned) = from.pinned() else { return load::fill(origin, memory, threads, progress) };
+        let read = |place: usize, offset: u64, bytes: usize, buffer: &mut [u8]| {
+            let from = layout.places[place].offset + offset;
+            let begin = size(from)?;
+            let part = pinned.get(begin..begin + bytes).ok_or(io::ErrorKind::UnexpectedEof)?;
+            memory.write_at(from, part)?;
+            buffer[..bytes].copy_from_slice(part);
+            Ok(0)
+        };
+        load::pieces(layout, threads, progress, &read)
+    }
+
+    fn copy_out(
+        &self,
+        from: &Arc<dyn ArenaMemory>,
+        layout: &Arc<Layout>,
+        to: &dyn ArenaMemory,
+        threads: usize,
+    ) -> io::Result<Vec<[u8; 32]>> {
+        let context = Arc::new(Context::new(self.0)?);
+        let host = Copied::map(&context, &*to.writable()?, layout.arena_bytes, true)?;
+        host.fill(layout, threads, &|offset, out| from.read_at(offset, out))
     }
 }
 

@@ -3,10 +3,11 @@
 //! | backend | memory | clients get | read-only is |
 //! |---|---|---|---|
 //! | [`HostBackend`] | memory files | a descriptor to map | kept by the kernel, against everybody |
+//! | `cuda::PinnedBackend` | the same, page-locked, beside a GPU | the same | the same |
 //! | `cuda::VmmBackend` | of a GPU, no context in the store | a descriptor to import | kept against mistakes, not malice |
 //! | `cuda::IpcBackend` | of a GPU, as in the paper | 64 bytes to open | not to be had |
 //!
-//! The last two need the feature `cuda`.
+//! The last three need the feature `cuda`.
 //!
 //! An arena has one life: made, filled (by the store, or by one client), sealed, handed out. Its memory is free when the last
 //! process has closed and unmapped it, which a store cannot force: what a client keeps mapped after it gave its reference
@@ -103,4 +104,9 @@ pub trait ArenaMemory: Debug + Send + Sync {
 
     /// What readers are given; `None` before it is sealed. The descriptor is absent where the handle says all.
     fn export(&self) -> Option<(Handle, Option<Arc<OwnedFd>>)>;
+
+    /// The arena, where it is page-locked in host memory; `None` before it is sealed.
+    fn pinned(&self) -> Option<&[u8]> {
+        None
+    }
 }

@@ -1,7 +1,7 @@
 //! Connections: who a client is, what it asks, and what it is answered.
 
-use super::core::{Kind, Open, Shared, reload_time};
-use crate::frame::{Answer, Code, MAX_FRAME, Request, Wanted};
+use super::core::{Kind, Open, Served, Shared, reload_time};
+use crate::frame::{Answer, Code, MAX_DESCRIPTORS, MAX_FRAME, Request, Wanted, renumber};
 use crate::load::{LoadError, Source, layout_of_header};
 use crate::packet;
 use gshare_core::request::TenantId;
@@ -13,6 +13,9 @@ use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+
+/// The longest answer to a get in bytes.
+const SERVED: usize = 160;
 
 /// A client's connection.
 #[derive(Debug)]
@@ -30,11 +33,25 @@ impl Conn {
     pub(super) fn answer(&self, request: u32, answer: &Answer, descriptors: &[Arc<OwnedFd>]) {
         let mut bytes = Vec::with_capacity(128);
         answer.encode(request, &mut bytes);
-        let mut borrowed: [BorrowedFd<'_>; 2] = [self.socket.as_fd(); 2];
+        self.send(&bytes, descriptors);
+    }
+
+    /// Answers a get with what was prepared when the model was complete.
+    pub(super) fn serve(&self, request: u32, served: &Served) {
+        let mut bytes = [0; SERVED];
+        let Some(frame) = bytes.get_mut(..served.frame.len()) else { return self.hang_up() };
+        frame.copy_from_slice(&served.frame);
+        renumber(frame, request);
+        self.send(frame, &served.files);
+    }
+
+    fn send(&self, bytes: &[u8], descriptors: &[Arc<OwnedFd>]) {
+        let mut borrowed: [BorrowedFd<'_>; MAX_DESCRIPTORS] = [self.socket.as_fd(); MAX_DESCRIPTORS];
         for (to, from) in borrowed.iter_mut().zip(descriptors) {
             *to = from.as_fd();
         }
-        if packet::send(&self.socket, &bytes, &borrowed[..descriptors.len().min(2)], false).is_err() {
+        let borrowed = &borrowed[..descriptors.len().min(MAX_DESCRIPTORS)];
+        if packet::send(&self.socket, bytes, borrowed, false).is_err() {
             self.hang_up();
         }
     }
@@ -75,13 +92,12 @@ fn serve(socket: OwnedFd, shared: &Arc<Shared>) {
     let Ok(conn) = shared.with(|core| core.join(make, uid, gid)) else { return };
     if !shared.stopping() {
         let mut bytes = [0; MAX_FRAME + 1];
-        let mut descriptors = Vec::new();
-        while let Ok(length @ 1..) = packet::receive(&conn.socket, &mut bytes, &mut descriptors) {
+        while let Ok((length @ 1.., mut descriptors)) = packet::receive(&conn.socket, &mut bytes) {
             let Ok((request, message)) = Request::decode(&bytes[..length]) else { break };
-            if message.descriptors() != descriptors.len() {
+            if message.descriptors() != descriptors.count() {
                 break;
             }
-            handle(&conn, shared, request, message, descriptors.pop());
+            handle(&conn, shared, request, message, descriptors.next());
         }
     }
     shared.with(|core| core.leave(conn.client));
@@ -214,8 +230,7 @@ fn get(
     wanted: &Wanted,
 ) {
     let client = conn.client;
-    shared.with(|core| {
-        let open = Open { conn: conn.clone(), request, kind: Kind::Get };
+    let served = shared.with(|core| {
         let model = match wanted {
             Wanted::Name(name) => core.names.get(name).copied(),
             Wanted::Content(content) => (core.models.keys().copied()).find(|&model| {
@@ -227,14 +242,15 @@ fn get(
                 Wanted::Name(name) => format!("no model `{name}`"),
                 Wanted::Content(content) => format!("no model of content {content}"),
             };
-            return core.refuse(&open, Code::UnknownModel, what);
+            let open = Open { conn: conn.clone(), request, kind: Kind::Plain };
+            core.refuse(&open, Code::UnknownModel, what);
+            return None;
         };
-        let deadline = core.now().saturating_add(Duration::from_millis(timeout_ms.into()));
-        let ticket = core.ticket(open);
-        if let Err(error) = core.tell(StoreEvent::Asked { client, ticket, model, tier, deadline }, None) {
-            core.misused(ticket, error.to_string());
-        }
+        core.get(conn, request, model, tier, Duration::from_millis(timeout_ms.into()))
     });
+    if let Some(served) = served {
+        conn.serve(request, &served);
+    }
 }
 
 fn refuse_load(conn: &Conn, request: u32, error: &LoadError) {

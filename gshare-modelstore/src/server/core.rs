@@ -35,8 +35,16 @@ pub(super) struct Known {
 pub(super) struct Held {
     pub(super) memory: Arc<dyn ArenaMemory>,
     pub(super) layout: Arc<Layout>,
-    /// Once it is loaded: the manifest's file where it is not behind the arena, its length, and the content.
-    pub(super) complete: Option<(Option<Arc<OwnedFd>>, u64, ContentHash)>,
+    /// Once it is loaded.
+    pub(super) complete: Option<Arc<Served>>,
+}
+
+/// The answer to a get of an arena: the same for all, but for the number of the request.
+#[derive(Debug)]
+pub(super) struct Served {
+    pub(super) frame: Vec<u8>,
+    pub(super) files: Vec<Arc<OwnedFd>>,
+    content: ContentHash,
 }
 
 /// A request that the engine was told.
@@ -63,9 +71,27 @@ pub(super) enum Kind {
 /// Something to do once the lock is free.
 #[derive(Debug)]
 pub(super) enum After {
-    Send { conn: Arc<Conn>, request: u32, answer: Answer, descriptors: Vec<Arc<OwnedFd>> },
+    Send {
+        conn: Arc<Conn>,
+        request: u32,
+        answer: Answer,
+        descriptors: Vec<Arc<OwnedFd>>,
+    },
+    Serve {
+        conn: Arc<Conn>,
+        request: u32,
+        served: Arc<Served>,
+    },
     Load(Load),
-    Seal { arena: ArenaId, held: Held },
+    Seal {
+        arena: ArenaId,
+        held: Held,
+    },
+    /// Takes as long as the kernel needs to free its pages.
+    Free {
+        arena: ArenaId,
+        held: Held,
+    },
 }
 
 /// A load to be carried out.
@@ -224,15 +250,61 @@ impl Core {
         self.config.disk_rate
     }
 
+    /// Asks the engine for a model. What is in memory is served at once, by the caller, once the lock is free; all else is a ticket
+    /// like others.
+    pub(super) fn get(
+        &mut self,
+        conn: &Arc<Conn>,
+        request: u32,
+        model: ModelId,
+        tier: MemoryTier,
+        timeout: Duration,
+    ) -> Option<Arc<Served>> {
+        let (now, client) = (self.now(), conn.client);
+        let ticket = TicketId(self.next_ticket);
+        self.next_ticket += 1;
+        self.counts.gets += 1;
+        let deadline = now.saturating_add(timeout);
+        let mut actions = std::mem::take(&mut self.actions);
+        let asked = StoreEvent::Asked { client, ticket, model, tier, deadline };
+        let told = self.engine.handle(now, asked, &mut actions);
+        let served = match (&told, &actions[..]) {
+            (Ok(()), &[StoreAction::Serve { arena, .. }]) => {
+                self.arenas.get(&arena).and_then(|held| held.complete.clone())
+            }
+            _ => None,
+        };
+        if served.is_some() {
+            actions.clear();
+            self.actions = actions;
+            return served;
+        }
+        self.open(ticket, Open { conn: conn.clone(), request, kind: Kind::Get });
+        let mut events = Events::new();
+        for action in actions.drain(..) {
+            self.carry_out(action, None, &mut events);
+        }
+        self.actions = actions;
+        self.follow(now, events);
+        if let Err(error) = told {
+            self.misused(ticket, error.to_string());
+        }
+        None
+    }
+
     pub(super) fn ticket(&mut self, open: Open) -> TicketId {
         let ticket = TicketId(self.next_ticket);
         self.next_ticket += 1;
+        self.open(ticket, open);
+        ticket
+    }
+
+    fn open(&mut self, ticket: TicketId, open: Open) {
         let waiting = open.conn.waiting.fetch_add(1, Ordering::Relaxed);
         if waiting >= MAX_WAITING {
             open.conn.hang_up();
         }
         self.tickets.insert(ticket, open);
-        ticket
     }
 
     fn close(&mut self, ticket: TicketId) -> Option<Open> {
@@ -242,26 +314,38 @@ impl Core {
     }
 
     /// Tells the engine, and carries out what it orders as far as that needs no time. `why` explains a `LoadFailed`.
-    pub(super) fn tell(&mut self, event: StoreEvent, why: Option<(Code, String)>) -> Result<(), StoreError> {
+    pub(super) fn tell(&mut self, event: StoreEvent, why: Option<&(Code, String)>) -> Result<(), StoreError> {
         let now = self.now();
-        let mut events: Events = VecDeque::from([(event, why)]);
-        let mut result = Ok(());
-        let mut first = true;
-        while let Some((event, why)) = events.pop_front() {
-            if let StoreEvent::Asked { .. } = event {
-                self.counts.gets += 1;
-            }
-            let mut actions = std::mem::take(&mut self.actions);
-            let told = self.engine.handle(now, event, &mut actions);
-            for action in actions.drain(..) {
-                self.carry_out(action, why.as_ref(), &mut events);
-            }
-            self.actions = actions;
-            if std::mem::take(&mut first) {
-                result = told;
-            }
-        }
+        let mut events = Events::new();
+        let result = self.tell_one(now, event, why, &mut events);
+        self.follow(now, events);
         result
+    }
+
+    fn follow(&mut self, now: Timestamp, mut events: Events) {
+        while let Some((event, why)) = events.pop_front() {
+            // Of what the engine ordered: it takes it, or the arena is gone by now.
+            let _ = self.tell_one(now, event, why.as_ref(), &mut events);
+        }
+    }
+
+    fn tell_one(
+        &mut self,
+        now: Timestamp,
+        event: StoreEvent,
+        why: Option<&(Code, String)>,
+        events: &mut Events,
+    ) -> Result<(), StoreError> {
+        if let StoreEvent::Asked { .. } = event {
+            self.counts.gets += 1;
+        }
+        let mut actions = std::mem::take(&mut self.actions);
+        let told = self.engine.handle(now, event, &mut actions);
+        for action in actions.drain(..) {
+            self.carry_out(action, why, events);
+        }
+        self.actions = actions;
+        told
     }
 
     fn carry_out(&mut self, action: StoreAction, why: Option<&(Code, String)>, events: &mut Events) {
@@ -316,15 +400,11 @@ impl Core {
                     self.stored(&open, arena);
                     return;
                 }
-                let served = self.arenas.get(&arena).and_then(|held| {
-                    let (manifest, manifest_bytes, content) = held.complete.clone()?;
-                    let (handle, memory) = held.memory.export()?;
-                    let (arena, bytes) = (arena.into(), held.layout.arena_bytes);
-                    let descriptors = [manifest, memory].into_iter().flatten().collect();
-                    Some((Answer::Served { arena, bytes, manifest_bytes, content, handle }, descriptors))
-                });
-                match served {
-                    Some((answer, descriptors)) => self.send(&open, answer, descriptors),
+                match self.arenas.get(&arena).and_then(|held| held.complete.clone()) {
+                    Some(served) => {
+                        let (conn, request) = (open.conn, open.request);
+                        self.after.push(After::Serve { conn, request, served });
+                    }
                     // The engine serves what was loaded, so this does not happen; if it did, nobody would hold it.
                     None => {
                         events.push_back((StoreEvent::Released { client, arena }, None));
@@ -344,8 +424,10 @@ impl Core {
             }
             StoreAction::Evict { arena } => {
                 self.counts.evictions += 1;
-                self.arenas.remove(&arena);
-                events.push_back((StoreEvent::Evicted { arena }, None));
+                match self.arenas.remove(&arena) {
+                    Some(held) => self.after.push(After::Free { arena, held }),
+                    None => events.push_back((StoreEvent::Evicted { arena }, None)),
+                }
             }
             StoreAction::Forgotten { model } => self.unname(model),
             StoreAction::Refuse { ticket, reason, .. } => {
@@ -404,7 +486,7 @@ impl Core {
     fn stored(&mut self, open: &Open, arena: ArenaId) {
         let held = self.arenas.get(&arena);
         let Some((bytes, content)) =
-            held.and_then(|held| Some((held.layout.arena_bytes, held.complete.as_ref()?.2)))
+            held.and_then(|held| Some((held.layout.arena_bytes, held.complete.as_ref()?.content)))
         else {
             return self.refuse(open, Code::LoadFailed, "it has no memory".into());
         };
@@ -467,11 +549,23 @@ impl Shared {
                 After::Send { conn, request, answer, descriptors } => {
                     conn.answer(request, &answer, &descriptors);
                 }
+                After::Serve { conn, request, served } => conn.serve(request, &served),
                 After::Load(load) => self.in_thread(load.arena, move |shared| shared.load(&load)),
+                After::Free { arena, held } => {
+                    drop(held);
+                    self.freed(arena);
+                }
                 After::Seal { arena, held } => self.in_thread(arena, move |shared| shared.seal(arena, &held)),
             }
         }
         result
+    }
+
+    fn freed(self: &Arc<Self>, arena: ArenaId) {
+        self.with(|core| {
+            // It waits for nothing else.
+            let _ = core.tell(StoreEvent::Evicted { arena }, None);
+        });
     }
 
     fn in_thread(self: &Arc<Self>, arena: ArenaId, work: impl FnOnce(&Arc<Self>) + Send + 'static) {
@@ -486,7 +580,7 @@ impl Shared {
         self.with(|core| {
             core.counts.load_failures += 1;
             // Refused only when it is gone: then nobody waits for it either.
-            let _ = core.tell(StoreEvent::LoadFailed { arena }, Some((code, text)));
+            let _ = core.tell(StoreEvent::LoadFailed { arena }, Some(&(code, text)));
         });
     }
 
@@ -544,13 +638,19 @@ impl Shared {
             let behind = memory.append(&manifest)?;
             memory.seal()?;
             let apart = || crate::backend::sealed("gshare-manifest", &manifest).map(Arc::new);
-            (!behind).then(apart).transpose()
+            let apart = (!behind).then(apart).transpose()?;
+            let (handle, file) = memory.export().ok_or_else(|| io::Error::other("it is not sealed"))?;
+            let (bytes, manifest_bytes) = (layout.arena_bytes, manifest.len() as u64);
+            let mut frame = Vec::new();
+            Answer::Served { arena: arena.into(), bytes, manifest_bytes, content, handle }
+                .encode(0, &mut frame);
+            Ok::<_, io::Error>(Served { frame, files: apart.into_iter().chain(file).collect(), content })
         };
         match sealed() {
             Err(error) => self.failed(arena, Code::Io, error.to_string()),
-            Ok(file) => self.with(|core| {
+            Ok(served) => self.with(|core| {
                 if let Some(held) = core.arenas.get_mut(&arena) {
-                    held.complete = Some((file, manifest.len() as u64, content));
+                    held.complete = Some(Arc::new(served));
                 }
                 let _ = core.tell(StoreEvent::Loaded { arena, content }, None);
             }),
@@ -566,7 +666,7 @@ impl Shared {
             let readable = core.engine.may_read(client, model);
             arena.filter(|_| readable).and_then(|arena| core.arenas.get(&arena).cloned())?
         };
-        let (_, _, content) = held.complete?;
+        let content = held.complete?.content;
         let hashes = load::hash(&held.layout, &*held.memory, self.threads, &|_| {});
         Some(hashes.map(|hashes| held.layout.manifest(&hashes).1 == content))
     }
@@ -614,12 +714,15 @@ impl Shared {
                 "references": here().map(|arena| arena.references).sum::<u64>(),
             })
         };
+        let mut host = tier(MemoryTier::Host);
+        let pinned = core.arenas.values().filter_map(|held| held.memory.pinned());
+        host["pinned_bytes"] = json!(pinned.map(<[u8]>::len).sum::<usize>());
         let counts = &core.counts;
         json!({
             "clients": core.conns.len(),
             "models": core.models.len(),
             "gpu": tier(MemoryTier::Gpu),
-            "host": tier(MemoryTier::Host),
+            "host": host,
             "gets": counts.gets, "loads": counts.loads, "demotions": counts.demotions, "load_failures": counts.load_failures,
             "evictions": counts.evictions, "refusals": counts.refusals,
             "pid": std::process::id(),

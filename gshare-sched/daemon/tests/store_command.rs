@@ -130,6 +130,77 @@ fn a_store_on_a_simulated_gpu_holds_a_model_there_and_ends_when_it_is_told_to() 
 }
 
 #[test]
+fn a_store_on_a_simulated_gpu_ends_when_the_command_is_killed() {
+    let mut store = Store::with(&["--gpu", "64MiB", "--sim=v100"]);
+    let server = store.json(&["stat"])["pid"].as_u64().unwrap();
+    assert_ne!(server, u64::from(store.child.id()), "a process of its own");
+    store.child.kill().unwrap();
+    store.child.wait().unwrap();
+    let begun = Instant::now();
+    while store.dir.path().join("store.sock").exists() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the server is still there");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_file_of_settings_chooses_legacy_ipc_and_flags_override_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store.toml");
+    let file = path.to_str().unwrap();
+    std::fs::write(&path, "gpu = \"64MiB\"\nsharing = \"ipc\"\n[users.12345]\nbytes = \"1GiB\"\n").unwrap();
+    let model_at = dir.path().join("tiny.safetensors");
+    model(&model_at);
+    for (flags, looks) in [(&[][..], true), (&["--sharing", "vmm"], false)] {
+        let store = Store::with(&[&["--config", file, "--sim=v100"], flags].concat());
+        store.json(&["put", "tiny", model_at.to_str().unwrap(), "--tier", "gpu"]);
+        store.json(&["get", "tiny", "--tier", "gpu"]);
+        // With a context the store can look into the GPU's memory, without one it says that it cannot.
+        assert_eq!(store.run(&["verify", "tiny"]).status.success(), looks, "{flags:?}");
+    }
+    let refused = |text: &str, flags: &[&str]| {
+        std::fs::write(&path, text).unwrap();
+        let output = gshare(dir.path()).args(["serve", "--config", file]).args(flags).output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(refused("sharing = \"ipc\"", &[]).contains("`sharing` is about memory of a GPU"));
+    assert!(refused("sharing = \"shmem\"", &[]).contains("shmem"));
+    assert!(refused("gpus = 3", &[]).contains("gpus"));
+    assert!(refused("mode = \"9\"", &[]).contains("not a mode"));
+    assert!(refused("[users.me]\nbytes = \"1GiB\"", &[]).contains("not a uid"));
+    assert!(refused("[limits]\nload_burst = 0", &[]).contains("load_burst"));
+    assert!(refused("", &["--device", "1"]).contains("`device`"));
+}
+
+#[test]
+fn a_file_of_settings_limits_how_many_models_a_user_has_and_how_often_one_is_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store.toml");
+    let uid = rustix::process::getuid().as_raw();
+    let text = format!(
+        "[limits]\nmodels = 0\n[users.{uid}]\nmodels = 2\nload_interval = \"3600s\"\nload_burst = 3\n"
+    );
+    std::fs::write(&path, text).unwrap();
+    let store = Store::with(&["--config", path.to_str().unwrap()]);
+    for (name, tensor) in [("a", "x"), ("b", "y"), ("c", "z")] {
+        let header = format!(r#"{{"{tensor}":{{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}}}"#);
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.extend([7; 24]);
+        std::fs::write(store.dir.path().join(name), bytes).unwrap();
+    }
+    let file = |name: &str| store.dir.path().join(name).to_str().unwrap().to_owned();
+    store.json(&["put", "a", &file("a")]);
+    store.json(&["put", "b", &file("b")]);
+    // The third model takes the place of one that nobody holds; the fourth load comes too soon.
+    store.json(&["put", "c", &file("c")]);
+    assert_eq!(store.json(&["stat"])["host"]["arenas"], 2);
+    store.json(&["evict", "c", "--forget"]);
+    assert!(store.error(&["put", "d", &file("c")]).contains("too many loads"));
+}
+
+#[test]
 fn without_a_gpu_the_error_says_how_to_simulate_one() {
     if Path::new("/dev/nvidiactl").exists() {
         return;

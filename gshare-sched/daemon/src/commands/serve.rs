@@ -71,7 +71,7 @@ struct Model {
 /// A unit as people write it.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "String", bound = "T: std::str::FromStr, T::Err: std::fmt::Display")]
-struct Text<T>(T);
+pub(super) struct Text<T>(pub(super) T);
 
 impl<T: std::str::FromStr<Err: std::fmt::Display>> TryFrom<String> for Text<T> {
     type Error = String;

@@ -3,19 +3,16 @@
 use super::print_json;
 use anyhow::Context as _;
 use gshare_core::Bytes;
-use gshare_core::store::{Access, ContentHash, MemoryTier, StoreLimits};
-use gshare_modelstore::backend::cuda::{VmmBackend, run_loader};
-use gshare_modelstore::backend::{HostBackend, ModelBackend};
+use gshare_core::store::{Access, ContentHash, MemoryTier};
+use gshare_modelstore::backend::cuda::run_loader;
 use gshare_modelstore::client::{Client, GetOptions};
-use gshare_modelstore::server::{Server, ServerConfig};
-use gshared::libraries::{SimulatorDir, prepend};
 use indicatif::{ProgressBar, ProgressStyle};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use serve::Serve;
 use std::fmt::Write as _;
 use std::path::PathBuf;
+
+mod serve;
 
 const DEFAULT_SOCKET: &str = "/run/gshare/store.sock";
 
@@ -94,55 +91,6 @@ enum Command {
     },
 }
 
-#[derive(Debug, clap::Args)]
-struct Serve {
-    /// Host memory for models.
-    #[arg(long, value_name = "BYTES", default_value = "4GiB")]
-    host: Bytes,
-    /// Memory of a GPU for models. The store has no context there, so it takes no more than the models; a process that lives as
-    /// long as one load fills it. Clients import it and map it for reading.
-    #[arg(long, value_name = "BYTES")]
-    gpu: Option<Bytes>,
-    /// Which GPU.
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "gpu")]
-    device: u32,
-    /// Simulate the GPU: a profile such as v100, a100 or h200, or a profile file.
-    #[arg(
-        long,
-        value_name = "PROFILE",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "",
-        requires = "gpu"
-    )]
-    sim: Option<String>,
-    /// Directory whose *.safetensors files are models for everybody, loaded when they are asked for.
-    #[arg(long, value_name = "DIR")]
-    models: Option<PathBuf>,
-    /// What each user other than those of --user-limit may have in memory.
-    #[arg(long, value_name = "BYTES")]
-    limit: Option<Bytes>,
-    /// What one user may have in memory.
-    #[arg(long, value_name = "UID=BYTES", value_parser = user_limit)]
-    user_limit: Vec<(u32, Bytes)>,
-    /// Permissions of the socket, octal.
-    #[arg(long, value_name = "MODE", default_value = "666", value_parser = octal)]
-    mode: u32,
-}
-
-fn octal(text: &str) -> Result<u32, String> {
-    u32::from_str_radix(text, 8)
-        .ok()
-        .filter(|mode| *mode <= 0o777)
-        .ok_or_else(|| format!("`{text}` is not a mode such as 660"))
-}
-
-fn user_limit(text: &str) -> Result<(u32, Bytes), String> {
-    let (uid, bytes) = text.split_once('=').ok_or("need UID=BYTES, such as 1000=2GiB")?;
-    let uid = uid.parse().map_err(|_| format!("`{uid}` is not a uid"))?;
-    Ok((uid, bytes.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())?))
-}
-
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Tier {
     /// Of the GPU.
@@ -182,14 +130,13 @@ impl From<Who> for Access {
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let environment =
-        || std::env::var_os("GSHARE_STORE_SOCKET").filter(|text| !text.is_empty()).map(PathBuf::from);
-    let socket = options.socket.clone().or_else(environment).unwrap_or_else(|| DEFAULT_SOCKET.into());
+        std::env::var_os("GSHARE_STORE_SOCKET").filter(|text| !text.is_empty()).map(PathBuf::from);
     match &options.command {
-        Command::Serve(Serve { sim: Some(profile), .. }) => return simulated(profile),
-        Command::Serve(serve) => return run_server(socket, serve),
+        Command::Serve(serve) => return serve.run(options.socket.as_deref().or(environment.as_deref())),
         Command::Loader => return Ok(run_loader()?),
         _ => {}
     }
+    let socket = options.socket.clone().or(environment).unwrap_or_else(|| DEFAULT_SOCKET.into());
     let client = Client::connect(&socket).with_context(|| {
         format!(
             "no store answers at {}; start one with `gshare store serve`, or name its socket with --socket",
@@ -230,7 +177,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
                 Ok(content) => client.get_content(content, &get)?,
                 Err(_) => client.get(model, &get)?,
             };
-            let manifest = got.manifest();
+            let manifest = got.manifest()?;
             let tensors: Vec<Value> = (manifest.iter())
                 .map(|tensor| {
                     json!({
@@ -283,67 +230,6 @@ fn bar(bytes: u64) -> ProgressBar {
     bar
 }
 
-/// Runs the same command where it finds the simulated driver.
-fn simulated(profile: &str) -> anyhow::Result<()> {
-    eprintln!("gshare: simulated device");
-    let dir = SimulatorDir::new()?;
-    let mut command = std::process::Command::new(std::env::current_exe()?);
-    command.args(std::env::args_os().skip(1).filter(|word| !word.to_string_lossy().starts_with("--sim")));
-    command.env("LD_LIBRARY_PATH", prepend("LD_LIBRARY_PATH", dir.path()));
-    if !profile.is_empty() {
-        command.env("GSHARE_SIM_PROFILE", profile);
-    }
-    // Before the child is there: a signal that comes between must not be lost.
-    let mut signals = Signals::new([SIGTERM, SIGINT])?;
-    let mut child = command.spawn()?;
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    std::thread::spawn(move || {
-        for signal in signals.forever() {
-            let signal = if signal == SIGINT { Signal::INT } else { Signal::TERM };
-            let _ = pid.map(|pid| kill_process(pid, signal));
-        }
-    });
-    let status = child.wait()?;
-    drop(dir);
-    anyhow::ensure!(status.success(), "the store on the simulated device: {status}");
-    Ok(())
-}
-
-fn run_server(socket: PathBuf, serve: &Serve) -> anyhow::Result<()> {
-    let mut config = ServerConfig::at(socket);
-    config.store.host = serve.host;
-    config.models.clone_from(&serve.models);
-    config.socket_mode = serve.mode;
-    let limited = |bytes| {
-        let mut limits = StoreLimits::default();
-        limits.bytes = bytes;
-        limits
-    };
-    if let Some(bytes) = serve.limit {
-        config.default_limits = limited(bytes);
-    }
-    config.limits = serve.user_limit.iter().map(|&(uid, bytes)| (uid, limited(bytes))).collect();
-    if let Some(directory) = config.socket.parent() {
-        std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
-    }
-    // Before the store is there: a signal that comes between must not be lost.
-    let mut signals = Signals::new([SIGTERM, SIGINT])?;
-    let socket = config.socket.clone();
-    let mut gpu: Option<Box<dyn ModelBackend>> = None;
-    if let Some(bytes) = serve.gpu {
-        config.store.gpu = bytes;
-        let loader = vec![std::env::current_exe()?.into(), "store".into(), "loader".into()];
-        let backend = VmmBackend::new(serve.device, loader)
-            .context("no memory of a GPU; to serve from a simulated one, add --sim")?;
-        gpu = Some(Box::new(backend));
-    }
-    let running = Server::with_backends(config, Box::new(HostBackend), gpu)?.spawn()?;
-    eprintln!("the store listens at {}", socket.display());
-    signals.forever().next();
-    running.stop();
-    Ok(())
-}
-
 fn table(list: &Value) -> String {
     let mut text =
         String::from("NAME                      BYTES  TENSORS  ACCESS   WHERE               CONTENT");
@@ -385,6 +271,9 @@ fn figures(stat: &Value) -> String {
                 of("arenas"),
                 of("references")
             );
+            if of("pinned_bytes") > 0 {
+                let _ = write!(text, ", {} page-locked", Bytes(of("pinned_bytes")));
+            }
         }
     }
     let _ = write!(
