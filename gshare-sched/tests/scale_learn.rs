@@ -64,6 +64,25 @@ impl Bench {
         self.tell(VerticalEvent::DeadlineReached);
     }
 
+    /// Periods in which the owner launches nothing.
+    fn rest(&mut self, periods: usize) {
+        for _ in 0..periods {
+            let (client, tokens, largest_kernel) = (TRAINER, 100, 1);
+            self.tell(VerticalEvent::UsageReported { client, tokens, largest_kernel });
+            self.1 = self.0.next_deadline().unwrap();
+            self.tell(VerticalEvent::DeadlineReached);
+        }
+    }
+
+    /// One whose owner knows that a cycle takes 20 ms alone; the trainer has its request of 1000.
+    fn learned() -> Self {
+        let mut bench = Self::new(true);
+        bench.cycle(50);
+        (0..3).for_each(|_| bench.period());
+        bench.cycle(20);
+        bench
+    }
+
     /// A cycle of the owner that takes so long, period by period.
     fn cycle(&mut self, millis: u64) {
         let first_launch = self.1;
@@ -134,4 +153,66 @@ fn what_nobody_wants_goes_to_a_busy_owner() {
     ours.1 = ours.1.saturating_add(Duration::from_secs(1));
     ours.tell(VerticalEvent::DeadlineReached);
     assert_eq!(ours.tokens().0, 1_500, "an idle owner has what it is promised");
+}
+
+#[test]
+fn a_queue_puts_up_with_less_of_a_longer_cycle_than_an_owner_that_is_seldom_asked() {
+    // 25 % longer than alone, of 60 % that are put up with.
+    let state = |pause: usize, millis: u64| {
+        let mut bench = Bench::learned();
+        bench.cycle(20);
+        bench.rest(pause);
+        bench.cycle(millis);
+        bench.period();
+        bench.state()
+    };
+    assert_eq!(state(0, 25).to_string(), "emergency x1.25", "5 % are put up with in a queue");
+    assert_eq!(state(0, 20), ScaleState::Contention, "never less than that");
+    assert_eq!(state(5, 25).to_string(), "emergency x1.25", "it rests half of the time: 23 %");
+    assert_eq!(state(10, 25), ScaleState::Contention, "two thirds of the time: 33 %");
+    assert_eq!(state(80, 30), ScaleState::Contention, "hardly ever asked: 54 %");
+    assert_eq!(state(80, 35).to_string(), "emergency x1.75");
+}
+
+#[test]
+fn while_the_owner_rests_others_are_lent_what_is_not_guaranteed() {
+    let mut bench = Bench::learned();
+    bench.cycle(20);
+    bench.rest(1);
+    assert_eq!(bench.tokens().1, 1_000);
+    bench.rest(1);
+    assert_eq!(bench.tokens(), (1_500, 3_500), "two periods without a launch");
+    bench.rest(10);
+    assert_eq!(bench.tokens(), (1_500, 3_500));
+    bench.period();
+    assert_eq!(bench.tokens().1, 1_000, "back where it was, one period after the launch");
+    bench.period();
+    // It is in the middle of an iteration, and out of tokens.
+    bench.rest(5);
+    assert_eq!(bench.tokens().1, 1_000);
+
+    let mut printed = Bench::new(false);
+    printed.cycle(20);
+    let before = printed.tokens();
+    printed.rest(20);
+    assert_eq!(printed.tokens(), before, "as printed, half a second must pass");
+}
+
+#[test]
+fn what_an_emergency_took_is_lent_back_between_the_batches_and_taken_again_with_the_next() {
+    let mut bench = Bench::learned();
+    bench.cycle(40);
+    bench.period();
+    assert_eq!(bench.state().to_string(), "emergency x2.00");
+    let squeezed = bench.tokens().1;
+    assert!(squeezed <= 500, "{squeezed}");
+    bench.cycle(20);
+    bench.rest(2);
+    assert_eq!(bench.tokens(), (1_500, 3_500));
+    bench.period();
+    assert_eq!(bench.tokens().1, squeezed);
+    // The owner falls silent for good: nothing is taken back.
+    bench.cycle(20);
+    bench.rest(150);
+    assert_eq!((bench.tokens(), bench.state()), ((1_500, 3_500), ScaleState::Recovery));
 }

@@ -4,8 +4,8 @@
 //! A simulation in virtual time. Requests come as the published sender sends them: in each second the trace's rate times
 //! `scale`, rounded down, evenly spaced. Instances of `RoBERTa`-large serve batches of up to four from queues of their own; a request
 //! goes to the shortest queue of a ready instance, or waits until one is ready. Execution times are the published ones at the
-//! request (30 % of the SMs) and at the limit (60 %), a cold start takes 21.68 s. The scalers take an instance for 48 requests/s, the
-//! published threshold: less than half of what it can do, so that batches need not be full. At `scale` 20 the ratio of load to
+//! request (30 % of the SMs) and at the limit (60 %), a cold start takes 21.68 s. The others' scalers take an instance for 48
+//! requests/s, the published threshold: less than half of what it can do, so that batches need not be full. At `scale` 20 the ratio of load to
 //! threshold is that at which the published scaler gives the paper's counts of cold starts.
 //!
 //! GPU time is SM share times seconds, of starting instances too; what an instance runs beyond its request counts.
@@ -15,7 +15,9 @@
 //! | `eager` | as many as the last second's load needs | as soon as they are not needed | its request |
 //! | `keep_alive` | the same | once not needed for 60 s | its request |
 //! | `paper` | by the lazy scaler | by the lazy scaler | its limit while requests queue |
-//! | `ours` | by the lazy scaler, taking an instance for what it does at its limit: 62 requests/s | by the lazy scaler | its limit while requests queue |
+//! | `lazy_at_limit` | by the lazy scaler, taking an instance for what the threshold is at its limit: 62 requests/s | by the lazy scaler | its limit while requests queue |
+//! | `ours` | by the peak scaler, which takes an instance for what its profile says: 117 requests/s at its request, 151 at its limit | by the peak scaler | its limit while requests queue |
+//! | `eager_by_profile` | `eager`, taking an instance for the part of its profile that `ours` lets sustained load take: 66 requests/s | | its request |
 //!
 //! The limit is there when requests queue because the co-scaler takes it from best-effort neighbours; the first batch of a
 //! burst still runs at the request.
@@ -23,9 +25,9 @@
 use super::{Report, row};
 use anyhow::{Context, Result, ensure};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
-use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, InstanceId};
-use gshare_core::{Duration, Engine, FunctionId, Quota, SmShare, Timestamp};
-use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig};
+use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler, InstanceId};
+use gshare_core::{Duration, FunctionId, Quota, SmShare, Timestamp};
+use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig};
 use gshare_sim::trace::read_rates;
 use gshare_sim::{EventQueue, Rng};
 use std::collections::{BTreeMap, VecDeque};
@@ -82,8 +84,10 @@ enum Scaler {
         /// When so many instances were last needed, by their number from 1.
         needed: Vec<Timestamp>,
         next: u64,
+        /// Requests per second that an instance is taken for.
+        throughput: f64,
     },
-    Lazy(Box<LazyHorizontal>),
+    Engine(Box<dyn HorizontalScaler>),
 }
 
 #[derive(Debug, Default)]
@@ -125,33 +129,61 @@ struct World<'a> {
     came: u64,
 }
 
-fn lazy(at_limit: bool) -> Result<Scaler> {
-    let mut scaler = LazyHorizontal::new(LazyHorizontalConfig::default())?;
-    let exec = Duration::from_micros(TIMES[2].1);
-    let sm = SmShare::from_percent(30).context("share")?;
-    let point = ProfilePoint::measured(sm, Quota::WHOLE, 4, throughput(at_limit), exec, exec)?;
-    let profile = ProfileTable::sparse(vec![point])?;
-    let spec = FunctionScale { profile, max_p95: None, min_instances: 1, max_instances: 64 };
+fn point(percent: u16, throughput: f64, micros: u64) -> Result<ProfilePoint> {
+    let exec = Duration::from_micros(micros);
+    let sm = SmShare::from_percent(percent).context("share")?;
+    Ok(ProfilePoint::measured(sm, Quota::WHOLE, 4, throughput, exec, exec)?)
+}
+
+/// Its first instance is started by the first event.
+fn engine(
+    mut scaler: impl HorizontalScaler + 'static,
+    points: Vec<ProfilePoint>,
+    slo: Duration,
+) -> Result<Scaler> {
+    let profile = ProfileTable::sparse(points)?;
+    // Half of the SLO, the rest is for queueing (Dilu, section 3.2).
+    let max_p95 = Some(Duration::from_nanos(slo.as_nanos() / 2));
+    let spec = FunctionScale { profile, max_p95, min_instances: 1, max_instances: 64 };
     let added = HorizontalEvent::FunctionAdded { function: FUNCTION, spec };
-    // Its first instance is started by the first second.
     scaler.handle(Timestamp::ZERO, added, &mut Vec::new())?;
-    Ok(Scaler::Lazy(Box::new(scaler)))
+    Ok(Scaler::Engine(Box::new(scaler)))
+}
+
+fn scaler(policy: &str, slo: Duration) -> Result<Scaler> {
+    let (batch, request, limit) = TIMES[TIMES.len() - 1];
+    let eager =
+        |keep_alive, throughput| Ok(Scaler::Eager { keep_alive, needed: Vec::new(), next: 1, throughput });
+    let lazy = |at_limit| {
+        let scaler = LazyHorizontal::new(LazyHorizontalConfig::default())?;
+        engine(scaler, vec![point(30, throughput(at_limit), request)?], slo)
+    };
+    let profiled = |micros: u64| batch as f64 * 1e6 / micros as f64;
+    match policy {
+        "eager" => eager(Duration::ZERO, THRESHOLD),
+        "eager_by_profile" => {
+            let part = PeakHorizontalConfig::default().sustained_share.as_fraction();
+            eager(Duration::ZERO, profiled(request) * part)
+        }
+        "keep_alive" => eager(KEEP_ALIVE, THRESHOLD),
+        "paper" => lazy(false),
+        "lazy_at_limit" => lazy(true),
+        _ => {
+            let scaler = PeakHorizontal::new(PeakHorizontalConfig::default())?;
+            let points = vec![point(30, profiled(request), request)?, point(60, profiled(limit), limit)?];
+            engine(scaler, points, slo)
+        }
+    }
 }
 
 impl<'a> World<'a> {
     fn new(policy: &str, args: &'a Args) -> Result<Self> {
-        let eager = |keep_alive| Scaler::Eager { keep_alive, needed: Vec::new(), next: 1 };
-        let scaler = match policy {
-            "eager" => eager(Duration::ZERO),
-            "keep_alive" => eager(KEEP_ALIVE),
-            "paper" => lazy(false)?,
-            _ => lazy(true)?,
-        };
+        let scaler = scaler(policy, args.slo)?;
         let mut world = Self {
             args,
             queue: EventQueue::new(),
+            vertical: matches!(scaler, Scaler::Engine(_)),
             scaler,
-            vertical: !matches!(policy, "eager" | "keep_alive"),
             instances: BTreeMap::new(),
             waiting: VecDeque::new(),
             outcome: Outcome::default(),
@@ -161,7 +193,7 @@ impl<'a> World<'a> {
         let first = InstanceId(0);
         world.outcome.cold_starts = 1;
         world.instances.insert(first, Instance { ready: true, ..Instance::default() });
-        if let Scaler::Lazy(scaler) = &mut world.scaler {
+        if let Scaler::Engine(scaler) = &mut world.scaler {
             let ready = HorizontalEvent::InstanceReady { instance: first };
             scaler.handle(Timestamp::ZERO, ready, &mut Vec::new())?;
         }
@@ -190,7 +222,7 @@ impl<'a> World<'a> {
                 Event::Ready(id) => {
                     if let Some(instance) = self.instances.get_mut(&id) {
                         instance.ready = true;
-                        if let Scaler::Lazy(scaler) = &mut self.scaler {
+                        if let Scaler::Engine(scaler) = &mut self.scaler {
                             let ready = HorizontalEvent::InstanceReady { instance: id };
                             scaler.handle(now, ready, &mut Vec::new())?;
                         }
@@ -260,7 +292,7 @@ impl<'a> World<'a> {
         let over = |one: &Instance| one.draining && one.queue.is_empty() && one.batch.is_none();
         if self.instances.get(&id).is_some_and(over) {
             self.instances.remove(&id);
-            if let Scaler::Lazy(scaler) = &mut self.scaler {
+            if let Scaler::Engine(scaler) = &mut self.scaler {
                 let gone = HorizontalEvent::InstanceGone { instance: id };
                 scaler.handle(now, gone, &mut Vec::new())?;
             }
@@ -276,8 +308,8 @@ impl<'a> World<'a> {
         let here = self.instances.values().filter(|one| !one.draining).count();
         let (mut start, mut drain) = (Vec::new(), Vec::new());
         match &mut self.scaler {
-            Scaler::Eager { keep_alive, needed, next } => {
-                let need = whole((came as f64 / throughput(false)).ceil()).max(1);
+            Scaler::Eager { keep_alive, needed, next, throughput } => {
+                let need = whole((came as f64 / *throughput).ceil()).max(1);
                 let need = usize::try_from(need).unwrap_or(usize::MAX);
                 needed.resize(needed.len().max(need), now);
                 needed[..need].fill(now);
@@ -293,7 +325,7 @@ impl<'a> World<'a> {
                 let open = self.instances.iter().rev().filter(|(_, one)| !one.draining);
                 drain.extend(open.map(|(id, _)| *id).take(spare));
             }
-            Scaler::Lazy(scaler) => {
+            Scaler::Engine(scaler) => {
                 let (mut orders, rate) = (Vec::new(), RequestRate::per_second(came));
                 let report = HorizontalEvent::LoadReported { function: FUNCTION, rate };
                 scaler.handle(now, report, &mut orders)?;
@@ -369,7 +401,7 @@ pub fn run(args: &Args) -> Result<Report> {
         }
     }
     for (name, seed, rates) in &traces {
-        for policy in ["eager", "keep_alive", "paper", "ours"] {
+        for policy in ["eager", "keep_alive", "paper", "lazy_at_limit", "ours", "eager_by_profile"] {
             let outcome = World::new(policy, args)?.run(rates)?;
             let violations = outcome.violations as f64 / outcome.requests.max(1) as f64 * 100.0;
             let mut line = row(&[

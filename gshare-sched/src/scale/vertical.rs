@@ -93,6 +93,16 @@
 //! - What is left of `M` after step 4 goes to the owners that are busy, up to their limits: in CONTENTION they otherwise wait
 //!   at their requests for tokens that nobody has.
 //! - A KLC is well only within half of its owner's tolerance, so that others do not grow until it is beyond.
+//! - **What is put up with is a longer latency, not a longer KLC.** A queue multiplies what slows its server down: at an
+//!   occupancy of `rho` requests spend `T / (1 - rho)`, and KLCs `s` times as long make that `s (1 - rho) / (1 - s rho)` times as
+//!   much. For that to stay within `1 + tolerance`, `s` may be `(1 + tolerance) / (1 + tolerance x rho)`: all of the tolerance
+//!   for an owner that is hardly ever asked, nothing for one whose iterations follow each other, as they do in a burst.
+//!   `rho` is the last KLC's part of the time since the one before it ended; never less than `min_tolerance` (5 %) is put
+//!   up with. With 60 %, a KLC of 25 ms that began 25 ms after the one before may be 23 % longer, one that began at once 5 %.
+//! - An owner **rests** when its last iteration is over and it has launched nothing for `rest_periods` (2). While all owners on
+//!   a GPU rest or are idle, the others are lent all that is not guaranteed, at once; with the owner's next launch they are
+//!   back where they were, one period later. A window of half a second, as printed, is longer than the pauses between
+//!   bursts: what a burst took stayed taken for as long as bursts went on.
 //!
 //! In both modes: as printed, CONTENTION never gives back what an EMERGENCY took, as long as its owner stays
 //! busy. The authors' published implementation raises the limit at every fifth KLC that was well; so does step 3.
@@ -139,6 +149,12 @@ pub struct DiluVerticalConfig {
     /// KLCs below this are not looked at. 10 ms, two periods: the wait for the next period is no contention.
     #[cfg_attr(feature = "serde", serde(rename = "min_cycle_ns"))]
     pub min_cycle: Duration,
+    /// What is put up with at least, with `learn`. 5 %: what KLCs of one batch size vary by.
+    #[cfg_attr(feature = "serde", serde(rename = "min_tolerance_basis_points"))]
+    pub min_tolerance: BasisPoints,
+    /// Periods without a launch after the end of an iteration in which an owner rests, with `learn`. 2: one may begin and
+    /// end without a launch between two batches of a queue.
+    pub rest_periods: u32,
     /// Share that a client which is guaranteed less can count on all the same, within its limit. 1 %.
     #[cfg_attr(feature = "serde", serde(rename = "min_share_basis_points"))]
     pub min_share: BasisPoints,
@@ -162,6 +178,8 @@ impl Default for DiluVerticalConfig {
             calm_cycles: 5,
             calm_growth: percent(20),
             min_cycle: Duration::from_millis(10),
+            min_tolerance: percent(5),
+            rest_periods: 2,
             min_share: percent(1),
             learn: false,
             max_clients: 4096,
@@ -197,6 +215,12 @@ impl DiluVerticalConfig {
             "need 1us to 60s",
         )?;
         check(
+            (1..=100_000).contains(&self.rest_periods),
+            "rest_periods",
+            self.rest_periods.to_string(),
+            "need 1 to 100000",
+        )?;
+        check(
             !self.min_share.is_zero(),
             "min_share",
             self.min_share.to_string(),
@@ -227,11 +251,23 @@ const fn part(share: BasisPoints, tokens: u64) -> u64 {
     if part == 0 { 1 } else { part }
 }
 
+/// How much longer a KLC of `cycle` may be that began `pause` after the one before, for latencies to stay within `tolerance`
+/// (basis points): `tolerance x (1 - rho) / (1 + tolerance x rho)`.
+fn within_a_queue(tolerance: u64, cycle: Duration, pause: Duration) -> u64 {
+    let (cycle, pause) = (u128::from(cycle.as_nanos()), u128::from(pause.as_nanos()));
+    let (tolerance, whole) = (u128::from(tolerance), u128::from(WHOLE));
+    // Both sides of the fraction times the time since the one before, and 10 000.
+    let part = tolerance * pause * whole / ((whole * (cycle + pause) + tolerance * cycle).max(1));
+    u64::try_from(part).unwrap_or(u64::MAX)
+}
+
 /// What the last KLC said.
 #[derive(Debug, Clone, Copy)]
 struct Verdict {
     /// In basis points, at least [`WHOLE`].
     ratio: u64,
+    /// Beyond this it is an emergency.
+    most: u64,
     /// When it stops to count.
     until: Timestamp,
     /// It came in the period that ends.
@@ -256,8 +292,10 @@ struct Client {
     /// The window (by number) of the largest kernel, that kernel, and the largest of the window before.
     largest: (u64, u64, u64),
     cycles: Cycles,
-    /// What it had when it stepped back so that an owner learns.
+    /// What it had when it stepped back so that an owner learns, or was lent more.
     resumes: Option<u64>,
+    /// The last launch of its last iteration, and the period in which it came.
+    finished: Option<(Timestamp, u64)>,
     verdict: Option<Verdict>,
 }
 
@@ -265,6 +303,14 @@ impl Client {
     /// Whether it launched nothing in the `window` periods up to `period`.
     fn is_idle(&self, period: u64, window: u64) -> bool {
         self.active.is_none_or(|active| period - active >= window)
+    }
+
+    /// Whether it launched nothing for `rest` periods up to `period`, and nothing since its last iteration ended: one that is
+    /// out of tokens in the middle of an iteration does not rest.
+    fn rests(&self, period: u64, rest: u64) -> bool {
+        let over =
+            self.finished.is_some_and(|(_, finished)| self.active.is_none_or(|active| active <= finished));
+        over && self.is_idle(period, rest)
     }
 
     /// The largest kernel in the window (of `block`) and the one before.
@@ -539,13 +585,13 @@ impl DiluVertical {
             let (request, limit) = (client.request, client.limit);
             let mut plan =
                 Plan { slot, base: request, wants: request, severity: 0, request, cap: 0, tokens: 0 };
-            if let ServiceClass::SloSensitive { tolerance } = client.class {
+            if client.class.is_slo_sensitive() {
                 let verdict = client.verdict.filter(|verdict| self.now < verdict.until);
-                let ratio = verdict.map_or(WHOLE, |verdict| verdict.ratio);
+                let (ratio, most) = verdict.map_or((WHOLE, WHOLE), |verdict| (verdict.ratio, verdict.most));
                 plan.severity = WHOLE;
                 let own = if !busy(client) {
                     ScaleState::Recovery
-                } else if ratio > WHOLE + u64::from(tolerance.get()) {
+                } else if ratio > most {
                     plan.wants = limit;
                     plan.severity = ratio.min(MAX_SEVERITY);
                     let severity_basis_points = u16::try_from(plan.severity).unwrap_or(u16::MAX);
@@ -561,6 +607,9 @@ impl DiluVertical {
                 if self.config.learn && !idle {
                     plan.cap = limit;
                     plan.wants = if self.now < gpu.learns_until { limit } else { plan.wants };
+                    if client.rests(ended, u64::from(self.config.rest_periods)) {
+                        plan.wants = request;
+                    }
                 }
                 if let Some(client) = self.slots[slot as usize].0.as_mut() {
                     client.state = own;
@@ -585,6 +634,7 @@ impl DiluVertical {
         let (block, growth) = (self.block(ended), self.config.growth);
         let grown = |tokens: u64| tokens + part(growth, tokens);
         let learns = state != ScaleState::None && self.now < gpu.learns_until;
+        let lends = !learns && self.lends(gpu, ended);
         for plan in plans.iter_mut().filter(|plan| plan.severity == 0) {
             let Some(client) = self.slots[plan.slot as usize].0.as_mut() else { continue };
             if state != ScaleState::None {
@@ -595,8 +645,18 @@ impl DiluVertical {
                 plan.wants = plan.base;
                 continue;
             }
-            // It stepped back for a while, and goes on where it was.
-            let last = client.resumes.take().unwrap_or(client.last);
+            if lends && matches!(state, ScaleState::Contention | ScaleState::Emergency { .. }) {
+                client.resumes.get_or_insert(client.last);
+                plan.wants = client.limit;
+                continue;
+            }
+            // It stepped back for a while, or was lent more, and goes on where it was; lent to by owners that are idle now, it
+            // keeps that.
+            let resumes = client
+                .resumes
+                .take()
+                .filter(|resumes| state != ScaleState::Recovery || client.last < *resumes);
+            let last = resumes.unwrap_or(client.last);
             plan.wants = match state {
                 ScaleState::None => client.limit,
                 ScaleState::Emergency { severity_basis_points } if step => {
@@ -608,6 +668,14 @@ impl DiluVertical {
                 _ => last.min(client.limit),
             };
         }
+    }
+
+    /// Whether all owners rest or are idle.
+    fn lends(&self, gpu: &Gpu, ended: u64) -> bool {
+        let (window, rest) = (u64::from(self.config.window_periods), u64::from(self.config.rest_periods));
+        let clients = gpu.clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+        let mut owners = clients.filter(|client| client.class.is_slo_sensitive());
+        self.config.learn && owners.all(|owner| owner.is_idle(ended, window) || owner.rests(ended, rest))
     }
 
     /// Whether a KLC of an owner in EMERGENCY ended in this period; takes the mark off all of them.
@@ -696,6 +764,7 @@ impl DiluVertical {
             largest: (self.block(self.period), 0, 0),
             cycles: Cycles::default(),
             resumes: None,
+            finished: None,
             verdict: None,
         };
         self.slots[id.index()] = (Some(client), Some(id.generation()));
@@ -771,15 +840,20 @@ impl DiluVertical {
         cycle: Duration,
     ) {
         let (now, min_cycle, learn) = (self.now, self.config.min_cycle, self.config.learn);
+        let (period, least) = (self.period, u64::from(self.config.min_tolerance.get()));
         let window = self.config.period.saturating_mul(u64::from(self.config.window_periods));
         let mut well = u64::from(self.config.calm_growth.get());
         let Some((client, gpu)) = self.pair(id.slot()) else { return };
         let ServiceClass::SloSensitive { tolerance } = client.class else { return };
+        let before = client.finished.replace((first_launch.saturating_add(cycle), period));
         if cycle < min_cycle {
             return;
         }
+        let mut tolerance = u64::from(tolerance.get());
         if learn {
-            well = well.min(u64::from(tolerance.get()) / 2);
+            let pause = before.map_or(Duration::MAX, |(before, _)| first_launch.saturating_since(before));
+            tolerance = within_a_queue(tolerance, cycle, pause).max(least.min(tolerance));
+            well = well.min(tolerance / 2);
         }
         let micros = cycle.as_nanos() / 1_000;
         let ratio = if learn {
@@ -799,7 +873,7 @@ impl DiluVertical {
             client.cycles.ratio(now, model, batch, micros)
         };
         let until = now.saturating_add(window).saturating_add(cycle);
-        client.verdict = Some(Verdict { ratio, until, fresh: true });
+        client.verdict = Some(Verdict { ratio, most: WHOLE + tolerance, until, fresh: true });
         gpu.calm = if ratio <= WHOLE + well { gpu.calm.saturating_add(1) } else { 0 };
     }
 

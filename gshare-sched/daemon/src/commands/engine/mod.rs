@@ -42,6 +42,8 @@ enum Kind {
     FastScale(filter::Options),
     /// The lazy scaler: instances, once load has stayed.
     Horizontal(filter::Options),
+    /// The peak scaler: instances, for peaks that those which run cannot take at their limits.
+    Peaks(filter::Options),
     /// The multi-token scheduler: who may launch kernels now.
     Token(filter::Options),
     /// The request scheduler: which GPU serves which request, and which models stay in its memory.
@@ -65,6 +67,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         Kind::Coscale(options) => coscale::run(options),
         Kind::FastScale(options) => fast_scale::run(options),
         Kind::Horizontal(options) => horizontal::run(options),
+        Kind::Peaks(options) => horizontal::run_peaks(options),
         Kind::Token(options) => token::run(options),
         Kind::Request(options) => request::run(options),
         Kind::SlotToken(options) => token::run_slots(options),
