@@ -23,6 +23,7 @@
 //! hook                                    daemon
 //!  Hello{name, spec, ...}            ──▶
 //!                                    ◀──  Welcome{epoch}              or Refused{code, text} and close
+//!                                    ◀──  Class{class}                where the daemon's configuration has one
 //!  Attach{ordinal, device, memory}   ──▶                             once per GPU, at its first context
 //!                                    ◀──  Attached{client, spec, window}
 //!  TokenRequest{client}              ──▶
@@ -577,6 +578,12 @@ messages! {
         /// How much is still free within its limit.
         free: Bytes,
     }
+    /// How the process is treated beside others, whatever it said itself: an SLO-sensitive one reports its iterations.
+    /// Said only where the daemon's configuration names a class.
+    10 Class {
+        /// Tolerance in basis points; 0 is best effort.
+        class: ServiceClass,
+    }
 }
 
 /// The sequence numbers of one direction of a connection.
@@ -681,6 +688,7 @@ mod tests {
             ToClient::ShareChanged { client, spec: spec() },
             ToClient::MemoryGrant { client, bytes: Bytes(1) },
             ToClient::MemoryDeny { client, free: Bytes(1) },
+            ToClient::Class { class: ServiceClass::SLO_SENSITIVE },
         ]
     }
 
@@ -720,6 +728,7 @@ mod tests {
             "0107 1e00 06000000 0200000001000000 b80b401f60090000004000000000",
             "0108 1800 07000000 0200000001000000 0100000000000000",
             "0109 1800 08000000 0200000001000000 0100000000000000",
+            "010a 0a00 09000000 7017",
         ];
         for (n, (message, golden)) in to_client().iter().zip(golden_to_client).enumerate() {
             let mut bytes = Vec::new();

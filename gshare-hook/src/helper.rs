@@ -78,6 +78,7 @@ pub(crate) fn run(runtime: &'static Runtime) {
         devices: Vec::new(),
         jitter: clock::now_ns() | 1,
         told: false,
+        class: None,
     };
     helper.connect(clock::now_ns());
     loop {
@@ -126,6 +127,8 @@ struct Helper {
     devices: Vec<Account>,
     jitter: u64,
     told: bool,
+    /// What the daemon's configuration says of this process.
+    class: Option<ServiceClass>,
 }
 
 /// Where a device's credit comes from.
@@ -245,6 +248,7 @@ impl Helper {
     /// The connection is gone: what was asked will not be answered.
     fn lose(&mut self, now: u64) {
         self.link = Link::Down { retry_at: now + RECONNECT.0, delay: RECONNECT.0, since: now };
+        self.class = None;
         for account in &mut self.devices {
             account.source = Source::None;
             account.asked = false;
@@ -316,6 +320,7 @@ impl Helper {
                     (*retry_at, *delay) = (now + RECONNECT.1, RECONNECT.1);
                 }
             }
+            ToClient::Class { class } => self.class = Some(class),
             ToClient::Attached { ordinal, client, spec, window, in_flight, .. } => {
                 let ordinal = i32::try_from(ordinal).unwrap_or(-1);
                 if let Some(account) = self.devices.iter_mut().find(|a| a.device.ordinal == ordinal) {
@@ -395,7 +400,8 @@ impl Helper {
         self.settle_without_daemon(now);
         let threads = self.runtime.threads();
         let launches = threads.iter().map(|thread| thread.launches.load(Ordering::Relaxed)).sum();
-        let slo_sensitive = self.runtime.config.class.is_some_and(ServiceClass::is_slo_sensitive);
+        let class = self.class.or(self.runtime.config.class);
+        let slo_sensitive = class.is_some_and(ServiceClass::is_slo_sensitive);
         let syncs = threads.iter().map(|thread| thread.syncs.load(Ordering::Relaxed)).sum();
         for index in 0..self.devices.len() {
             let account = &mut self.devices[index];

@@ -22,6 +22,7 @@
 //! # Ok::<(), gshared::ConfigError>(())
 //! ```
 
+use gshare_core::scale::ServiceClass;
 use gshare_core::{Bytes, Duration, QuotaRange, ResourceSpec, SmShare, SpecError, TokenScheduler};
 use gshare_sched::token::{self, MultiToken, MultiTokenConfig, SlotScheduler};
 use serde::de::{Error as _, Visitor};
@@ -112,6 +113,7 @@ pub struct Config {
     /// The devices of the node. Empty: every device that a client attaches to is learned.
     pub devices: Vec<DeviceConfig>,
     clients: BTreeMap<String, ResourceSpec>,
+    classes: BTreeMap<String, ServiceClass>,
 }
 
 /// Who decides about tokens.
@@ -304,6 +306,7 @@ impl Default for Config {
             idle_exit: None,
             devices: Vec::new(),
             clients: BTreeMap::new(),
+            classes: BTreeMap::new(),
         }
     }
 }
@@ -356,6 +359,16 @@ impl Config {
     /// Promises a client of this name a share, or another one.
     pub fn set_client(&mut self, name: impl Into<String>, spec: ResourceSpec) {
         self.clients.insert(name.into(), spec);
+    }
+
+    /// How the configuration treats a client of this name beside others; `None`: as its process asks.
+    pub fn class(&self, name: &str) -> Option<ServiceClass> {
+        self.classes.get(name).copied()
+    }
+
+    /// Treats a client of this name so, whatever its process asks.
+    pub fn set_class(&mut self, name: impl Into<String>, class: ServiceClass) {
+        self.classes.insert(name.into(), class);
     }
 
     /// Whether `new` can take the place of this configuration in a running daemon.
@@ -459,6 +472,7 @@ struct RawClient {
     quota: Option<Spanned<Loose>>,
     sm: Option<Spanned<Loose>>,
     memory: Option<Spanned<Loose>>,
+    class: Option<Spanned<Loose>>,
 }
 
 /// Any text or number, unparsed.
@@ -534,10 +548,11 @@ impl RawConfig {
                 return Err(source.error(&device.uuid, format!("device `{uuid}`"), "is listed twice"));
             }
         }
-        let mut clients = BTreeMap::new();
+        let (mut clients, mut classes) = (BTreeMap::new(), BTreeMap::new());
         for client in &self.client {
             let spec = client.check(&source, &devices)?;
             let name = client.name.get_ref();
+            classes.extend(client.class(&source)?.map(|class| (name.clone(), class)));
             if clients.insert(name.clone(), spec).is_some() {
                 let key = format!("client `{name}`: name");
                 return Err(source.error(&client.name, key, "two clients of one name: need a name each"));
@@ -598,6 +613,7 @@ impl RawConfig {
             idle_exit: None,
             devices,
             clients,
+            classes,
         })
     }
 }
@@ -690,6 +706,25 @@ impl RawClient {
     }
 }
 
+impl RawClient {
+    /// How it is treated beside others.
+    fn class(&self, source: &Source<'_>) -> Result<Option<ServiceClass>, ConfigError> {
+        let Some(text) = &self.class else { return Ok(None) };
+        let class: ServiceClass = text.get_ref().0.parse().map_err(|error: String| {
+            source.error(text, format!("client `{}`: class", self.name.get_ref()), error)
+        })?;
+        let ample = |text: &Spanned<Loose>| {
+            text.get_ref().0.parse().is_ok_and(|quota: QuotaRange| !quota.request().is_zero())
+        };
+        if class.is_slo_sensitive() && !self.quota.as_ref().is_some_and(ample) {
+            let message =
+                "slo-sensitive needs a guaranteed share to come back to: need a quota with a request above 0";
+            return Err(source.error(text, format!("client `{}`: class", self.name.get_ref()), message));
+        }
+        Ok(Some(class))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -743,6 +778,29 @@ mod tests {
         assert!(client("quota = 1.5").contains("at most 1.0"));
         assert!(client("quota = 0").contains("quota limit is 0"));
         assert!(error("[[client]]\nname = ''").contains("client: name: is 0 bytes long: need 1 to 120"));
+    }
+
+    #[test]
+    fn a_class_is_read_as_it_is_printed_and_a_bad_one_names_the_client_and_the_bound() {
+        let config = |rest: &str| Config::parse(&format!("[[client]]\nname = 'a'\n{rest}"));
+        let class = |rest: &str| config(rest).unwrap().class("a");
+        assert_eq!(class("class = 'best-effort'"), Some(ServiceClass::BestEffort));
+        let tolerant = class("quota = '0.3:0.8'\nclass = 'slo-sensitive:30'");
+        assert_eq!(tolerant, ServiceClass::slo_sensitive(30));
+        assert_eq!(class("quota = 0.3\nclass = 'slo-sensitive'"), Some(ServiceClass::SLO_SENSITIVE));
+        assert_eq!(class("quota = 0.3"), None, "as the process asks");
+        let error = |rest: &str| config(rest).unwrap_err().to_string();
+        assert_eq!(
+            error("class = 'slow'"),
+            "line 3: client `a`: class: `slow` is neither best-effort nor slo-sensitive[:PERCENT] with a tolerance of 1 to 100"
+        );
+        assert!(
+            error("quota = 0.3\nclass = 'slo-sensitive:0'").starts_with("line 4: client `a`: class: `slo-")
+        );
+        assert!(error("class = 7").contains("client `a`: class: `7` is neither"));
+        for idle in ["class = 'slo-sensitive'", "class = 'slo-sensitive'\nquota = '0:0.5'"] {
+            assert!(error(idle).contains("need a quota with a request above 0"), "{}", error(idle));
+        }
     }
 
     #[test]

@@ -73,7 +73,7 @@ struct Session {
     instance: u32,
     program: String,
     on_loss: OnDaemonLoss,
-    /// Said by its process; none: its share is fixed.
+    /// Said by its process; the configuration's goes before it. Without either its share is fixed.
     class: Option<ServiceClass>,
     clients: Vec<ClientId>,
 }
@@ -338,7 +338,7 @@ impl Node {
                 }
             }
         }
-        self.config = new;
+        let old = core::mem::replace(&mut self.config, new);
         for gpu in 0..self.devices.len() {
             self.limit_device(gpu);
         }
@@ -354,6 +354,7 @@ impl Node {
                 }
             }
         }
+        self.reclassify(now, &old, out);
         self.invariants();
         Ok(())
     }
@@ -536,6 +537,53 @@ impl Node {
         };
         self.sessions.insert(conn, session);
         out.push(Effect::Send(conn, ToClient::Welcome { epoch: self.epoch }));
+        if let Some(class) = self.listed_class(id) {
+            out.push(Effect::Send(conn, ToClient::Class { class }));
+        }
+    }
+
+    /// The class that the configuration has for an instance.
+    fn listed_class(&self, instance: u32) -> Option<ServiceClass> {
+        self.instances.get(&instance).and_then(|instance| self.config.class(&instance.name))
+    }
+
+    /// Has a client take part in scaling as its class says, or not at all.
+    fn classify(&mut self, now: Timestamp, client: ClientId, class: Option<ServiceClass>) {
+        let (Some(class), Some(entry)) = (class, self.clients.get(client.slot(), client.generation())) else {
+            return;
+        };
+        if let Err(error) = self.scaling.join(now, client, entry.gpu, entry.quota, class) {
+            let name = self.instances.get(&entry.instance).map_or("", |instance| instance.name.as_str());
+            tracing::warn!(%client, name, %class, %error, "takes no part in scaling: its share is fixed");
+        }
+    }
+
+    /// Puts the classes of the configuration in force, where they are others than in `old`: first all those that take part
+    /// no more, or as something else, give up what they had.
+    fn reclassify(&mut self, now: Timestamp, old: &Config, out: &mut Vec<Effect>) {
+        let mut changed = Vec::new();
+        for (conn, session) in &self.sessions {
+            let listed = self.listed_class(session.instance);
+            let class = listed.or(session.class);
+            let name = self.instances.get(&session.instance).map_or("", |instance| instance.name.as_str());
+            if let Some(class) = listed
+                && old.class(name) != listed
+            {
+                out.push(Effect::Send(*conn, ToClient::Class { class }));
+            }
+            let is = |client: &&ClientId| self.scaling.client(**client).map(|scale| scale.class) != class;
+            changed.extend(session.clients.iter().filter(is).map(|client| (*client, class)));
+        }
+        for (client, _) in &changed {
+            self.scaling.leave(now, *client);
+            let Some(entry) = self.clients.get(client.slot(), client.generation()) else { continue };
+            let Some(instance) = self.instances.get(&entry.instance) else { continue };
+            let share = Share { quota: entry.quota, sm: instance.spec.sm() };
+            self.token(now, TokenEvent::ShareChanged { client: *client, share }, out);
+        }
+        for (client, class) in changed {
+            self.classify(now, client, class);
+        }
     }
 
     #[expect(clippy::too_many_arguments, reason = "the fields of one message")]
@@ -553,7 +601,8 @@ impl Node {
         let Some(session) = self.sessions.get(&conn) else {
             return refuse(RefusalCode::Protocol, "Attach before Hello".into());
         };
-        let (instance_id, pid, class) = (session.instance, session.peer.pid, session.class);
+        let (instance_id, pid) = (session.instance, session.peer.pid);
+        let class = self.listed_class(instance_id).or(session.class);
         let clients = session.clients.clone();
         let Some(gpu) = self.find_device(uuid) else {
             return refuse(RefusalCode::UnknownDevice, format!("this daemon does not manage {uuid}"));
@@ -609,11 +658,7 @@ impl Node {
         if let Some(session) = self.sessions.get_mut(&conn) {
             session.clients.push(client);
         }
-        if let Some(class) = class
-            && let Err(error) = self.scaling.join(now, client, gpu, quota, class)
-        {
-            tracing::warn!(%client, pid, %error, "takes no part in scaling: its share is fixed");
-        }
+        self.classify(now, client, class);
         if let Some(instance) = self.instances.get_mut(&instance_id) {
             instance.members.entry(gpu).or_default().push(client);
             self.journal.note(now, &Note { client, name: instance.name.clone(), pid });

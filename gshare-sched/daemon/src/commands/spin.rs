@@ -12,7 +12,8 @@ pub(crate) struct Options {
     /// Memory to allocate before.
     #[arg(long, value_name = "BYTES", default_value = "0")]
     memory: gshare_core::Bytes,
-    /// Serve instead: write a line, then answer each line read with one, after so many kernels and a wait for them.
+    /// Serve instead: write a line, then answer each line read with one, after so many kernels, or as many as the line says,
+    /// and a wait for them.
     #[arg(long, value_name = "KERNELS")]
     answer: Option<u32>,
 }
@@ -57,7 +58,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     kernel.synchronize()?;
     println!("ready");
     for line in std::io::stdin().lines() {
-        line?;
+        let kernels = line?.trim().parse().unwrap_or(kernels);
         for _ in 0..kernels {
             launch()?;
         }

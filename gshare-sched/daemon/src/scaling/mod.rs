@@ -35,6 +35,8 @@ pub(crate) struct Resize {
 
 #[derive(Debug)]
 struct Entry {
+    /// Its name in the engine, which takes none back that has left: a client may leave and take part again.
+    id: ClientId,
     /// What was promised.
     quota: QuotaRange,
     /// What it has now.
@@ -48,6 +50,8 @@ struct Entry {
 pub(crate) struct Scaling {
     engine: DiluVertical,
     clients: BTreeMap<ClientId, Entry>,
+    /// Clients that ever took part; the generation of the next.
+    joined: u32,
     /// Orders of the engine are read back from it.
     actions: Vec<gshare_core::scale::VerticalAction>,
 }
@@ -57,7 +61,12 @@ impl Scaling {
         let mut config = DiluVerticalConfig::default();
         config.learn = true;
         config.max_clients = max_clients.clamp(1, 1 << 20);
-        Ok(Self { engine: DiluVertical::new(config)?, clients: BTreeMap::new(), actions: Vec::new() })
+        Ok(Self {
+            engine: DiluVertical::new(config)?,
+            clients: BTreeMap::new(),
+            joined: 0,
+            actions: Vec::new(),
+        })
     }
 
     /// When a period ends; `None` while nobody takes part.
@@ -67,7 +76,7 @@ impl Scaling {
 
     /// How a client fares; `None` if it takes no part.
     pub(crate) fn client(&self, client: ClientId) -> Option<ClientScale> {
-        self.clients.get(&client).and_then(|_| self.engine.client(client))
+        self.clients.get(&client).and_then(|entry| self.engine.client(entry.id))
     }
 
     /// State of a GPU; `None` before its first client that takes part.
@@ -84,17 +93,17 @@ impl Scaling {
         quota: QuotaRange,
         class: ServiceClass,
     ) -> Result<(), VerticalError> {
-        self.tell(now, VerticalEvent::ClientJoined { client, gpu, quota, class })?;
-        self.clients.insert(client, Entry { quota, current: quota, used: Duration::ZERO });
+        let id = ClientId::new(client.slot(), self.joined);
+        self.tell(now, VerticalEvent::ClientJoined { client: id, gpu, quota, class })?;
+        self.joined = self.joined.wrapping_add(1);
+        self.clients.insert(client, Entry { id, quota, current: quota, used: Duration::ZERO });
         Ok(())
     }
 
     /// What was promised changed, and was put in force.
     pub(crate) fn quota_changed(&mut self, now: Timestamp, client: ClientId, quota: QuotaRange) {
-        if !self.clients.contains_key(&client) {
-            return;
-        }
-        match self.tell(now, VerticalEvent::QuotaChanged { client, quota }) {
+        let Some(id) = self.clients.get(&client).map(|entry| entry.id) else { return };
+        match self.tell(now, VerticalEvent::QuotaChanged { client: id, quota }) {
             Ok(()) => {
                 if let Some(entry) = self.clients.get_mut(&client) {
                     (entry.quota, entry.current) = (quota, quota);
@@ -109,9 +118,9 @@ impl Scaling {
 
     /// A client is gone, or takes no part any more.
     pub(crate) fn leave(&mut self, now: Timestamp, client: ClientId) {
-        if self.clients.remove(&client).is_some() {
+        if let Some(entry) = self.clients.remove(&client) {
             // Known, and the time does not go back: it is not refused.
-            let _ = self.tell(now, VerticalEvent::ClientLeft { client });
+            let _ = self.tell(now, VerticalEvent::ClientLeft { client: entry.id });
         }
     }
 
@@ -124,9 +133,10 @@ impl Scaling {
         last_launch: Timestamp,
         launches: u32,
     ) {
-        if self.clients.contains_key(&client) {
+        if let Some(id) = self.clients.get(&client).map(|entry| entry.id) {
             let (model, batch) = (ModelId(0), launches);
-            let event = VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch };
+            let event =
+                VerticalEvent::IterationFinished { client: id, model, batch, first_launch, last_launch };
             if let Err(error) = self.tell(now, event) {
                 tracing::debug!(%client, %error, "an iteration that cannot be");
             }
@@ -150,7 +160,7 @@ impl Scaling {
             let tokens = total.saturating_sub(entry.used).as_nanos() / 1_000;
             entry.used = total;
             if tokens > 0 {
-                reports.push(VerticalEvent::UsageReported { client, tokens, largest_kernel: 0 });
+                reports.push(VerticalEvent::UsageReported { client: entry.id, tokens, largest_kernel: 0 });
             }
         }
         for report in reports {
@@ -159,7 +169,7 @@ impl Scaling {
         let _ = self.tell(now, VerticalEvent::DeadlineReached);
         let from = resizes.len();
         for (&client, entry) in &mut self.clients {
-            let Some(scale) = self.engine.client(client) else { continue };
+            let Some(scale) = self.engine.client(entry.id) else { continue };
             let gpu = self.engine.gpu(scale.gpu);
             let quota = match gpu {
                 Some(gpu) if gpu.state != ScaleState::None => {

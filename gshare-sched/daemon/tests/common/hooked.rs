@@ -70,12 +70,23 @@ impl Spinners {
     }
 
     pub fn start(&self, name: &str, run: u64, environment: &[(&str, &str)], arguments: &[&str]) -> Spinner {
+        Spinner(self.command(name, run, environment, arguments).spawn().unwrap())
+    }
+
+    /// One that computes when it is told to, by lines on its standard input.
+    pub fn serve(&self, name: &str, run: u64) -> Spinner {
+        let mut command = self.command(name, run, &[], &["--answer", "1"]);
+        Spinner(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
+    }
+
+    fn command(&self, name: &str, run: u64, environment: &[(&str, &str)], arguments: &[&str]) -> Command {
         let mut path = OsString::from(&self.links);
         if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH") {
             path.push(":");
             path.push(rest);
         }
-        let child = Command::new(env!("CARGO_BIN_EXE_gshare"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gshare"));
+        command
             .arg("spin")
             .args(arguments)
             .env("LD_PRELOAD", libraries().join("libgshare_hook.so"))
@@ -92,10 +103,8 @@ impl Spinners {
                     .append(true)
                     .open(self.dir.join("programs"))
                     .unwrap(),
-            ))
-            .spawn()
-            .unwrap();
-        Spinner(child)
+            ));
+        command
     }
 
     /// What the simulated device knows of those who use it.
