@@ -237,8 +237,33 @@ impl<S: Default> Fleet<S> {
         function.instances.iter().find(|other| other.id == instance).map(|instance| instance.stage)
     }
 
+    /// Does what every policy does with an event. The function that is then to be looked at, with its load if that was
+    /// reported.
+    pub(super) fn take(
+        &mut self,
+        now: Timestamp,
+        event: HorizontalEvent,
+        actions: &mut Vec<HorizontalAction>,
+    ) -> Result<Option<(FunctionId, Option<RequestRate>)>, HorizontalError> {
+        self.check(now, &event)?;
+        self.catch_up(now, actions);
+        if self.rebound(&event, actions) {
+            return Ok(None);
+        }
+        let added = match event {
+            HorizontalEvent::FunctionAdded { function, .. } => Some(function),
+            _ => None,
+        };
+        let load = self.apply(event);
+        let function = added.or(load.map(|(function, _)| function));
+        if let Some(function) = function {
+            self.keep_minimum(function, actions);
+        }
+        Ok(function.map(|function| (function, load.map(|(_, load)| load))))
+    }
+
     /// Refuses what cannot be done, before anything is changed.
-    pub(super) fn check(&self, now: Timestamp, event: &HorizontalEvent) -> Result<(), HorizontalError> {
+    fn check(&self, now: Timestamp, event: &HorizontalEvent) -> Result<(), HorizontalError> {
         if now < self.now {
             return Err(HorizontalError::TimeWentBack { now, last: self.now });
         }
@@ -303,7 +328,7 @@ impl<S: Default> Fleet<S> {
     }
 
     /// Takes the event if it sets the bounds of a function.
-    pub(super) fn rebound(&mut self, event: &HorizontalEvent, actions: &mut Vec<HorizontalAction>) -> bool {
+    fn rebound(&mut self, event: &HorizontalEvent, actions: &mut Vec<HorizontalAction>) -> bool {
         let HorizontalEvent::BoundsChanged { function, min_instances, max_instances } = *event else {
             return false;
         };
@@ -319,7 +344,7 @@ impl<S: Default> Fleet<S> {
     }
 
     /// Stops what has passed its deadline.
-    pub(super) fn catch_up(&mut self, now: Timestamp, actions: &mut Vec<HorizontalAction>) {
+    fn catch_up(&mut self, now: Timestamp, actions: &mut Vec<HorizontalAction>) {
         self.now = now;
         while let Some(&(deadline, instance)) = self.deadlines.first() {
             if deadline > now {
@@ -335,7 +360,7 @@ impl<S: Default> Fleet<S> {
     }
 
     /// What needs no decision. Answers the function whose load is to be looked at, and the load.
-    pub(super) fn apply(&mut self, event: HorizontalEvent) -> Option<(FunctionId, RequestRate)> {
+    fn apply(&mut self, event: HorizontalEvent) -> Option<(FunctionId, RequestRate)> {
         match event {
             HorizontalEvent::FunctionAdded { function, spec } => {
                 self.add(function, spec);
@@ -400,7 +425,7 @@ impl<S: Default> Fleet<S> {
     }
 
     /// Starts instances of the most effective points until the minimum is there, or nothing can be started.
-    pub(super) fn keep_minimum(&mut self, function: FunctionId, actions: &mut Vec<HorizontalAction>) {
+    fn keep_minimum(&mut self, function: FunctionId, actions: &mut Vec<HorizontalAction>) {
         let now = self.now;
         while let Some(known) = self.get(function) {
             if known.deployed() >= known.spec.min_instances {

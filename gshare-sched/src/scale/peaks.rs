@@ -245,19 +245,8 @@ impl Engine for PeakHorizontal {
         event: HorizontalEvent,
         actions: &mut Vec<HorizontalAction>,
     ) -> Result<(), HorizontalError> {
-        self.fleet.check(now, &event)?;
-        self.fleet.catch_up(now, actions);
-        if self.fleet.rebound(&event, actions) {
-            return Ok(());
-        }
-        let added = match event {
-            HorizontalEvent::FunctionAdded { function, .. } => Some(function),
-            _ => None,
-        };
-        let load = self.fleet.apply(event);
-        if let Some(function) = added.or(load.map(|(function, _)| function)) {
-            self.fleet.keep_minimum(function, actions);
-            if let Some((function, load)) = load {
+        if let Some((function, load)) = self.fleet.take(now, event, actions)? {
+            if let Some(load) = load {
                 self.decide(function, load, actions);
             }
             self.fleet.invariants(function);
