@@ -261,6 +261,9 @@ fn policies(ablate: bool) -> Vec<Policy> {
         all.push(ours("ours - adaptive keep-alive", &|c| c.keep_alive = KeepAlive::PAPER));
         let base = |name, router, rank| policy(name, KeeperConfig::default(), router, rank);
         all.push(base("ours - late last", RouterConfig::default().with_late(Late::InOrder), bottleneck));
+        let mut eager = RouterConfig::default();
+        eager.stay_loads = 0;
+        all.push(base("ours - loads that pay", eager, bottleneck));
         all.push(base("ours + admission", RouterConfig::default().with_late(Late::Reject), bottleneck));
         all.push(base("ours - bottleneck rank", RouterConfig::default(), cv));
     }

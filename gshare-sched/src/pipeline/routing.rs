@@ -11,6 +11,9 @@
 //! 3. What is left waits for the function's shared instances. An idle shared slice takes, of the instances on it whose
 //!    function has requests waiting, the one whose first request has the least **slack**, deadline - latency - load. When
 //!    an instance is loaded or evicted only its own entry moves.
+//!    One that is to be loaded first and would be late all the same waits while those in memory have requests, until the
+//!    slice has worked for [`RouterConfig::stay_loads`] times its load: under overload every first request is urgent, and
+//!    by slack alone two functions would load over each other for each of them.
 //!    It and an exclusive instance with room take the first request of the function that *they* answer in time: who is
 //!    slow, or is to be loaded first, passes over what only a faster one can still save. If there is no such request,
 //!    one that is late already is served, else the first.
@@ -29,7 +32,7 @@
 //! # Invariants
 //! - an exclusive instance is given no request beyond its capacity, a shared slice none while it runs one;
 //! - no request waits while an exclusive instance of its function has room, or an idle slice has an instance of it;
-//! - the sets of free instances and of ready shared instances are exactly what the rest of the state says.
+//! - the sets of free instances and of shared instances that could serve are exactly what the rest of the state says.
 //!
 //! # Cost
 //! O(log n) per event in instances and waiting requests, times the number of shared instances of the function (the
@@ -37,7 +40,7 @@
 //!
 //! # Differences from the paper
 //! - It routes each request on arrival to the queue of an instance; here the queue is the function's until one is free.
-//! - Its slack has one load; ours is re-computed when residency changes, for then it is another.
+//! - Its slack has one load; ours is re-computed when residency changes, for then it is another. And a load has to pay.
 //! - Late requests and admission control are not in it ([`Late::InOrder`] is the paper's), nor is fairness.
 
 use gshare_core::dag::MAX_TIME;
@@ -77,6 +80,10 @@ pub struct RouterConfig {
     /// Slice time by which a shared instance may run ahead of its neighbours. None: slack alone decides, as in the paper.
     #[cfg_attr(feature = "serde", serde(rename = "fair_quantum_ns"))]
     pub fair_quantum: Option<Duration>,
+    /// How many times the time of a load a shared slice works for those in its memory, while they have requests, before it
+    /// loads another that will be late anyway. 4: at most a fifth of the slice's time goes into loads. 0: slack alone
+    /// decides, as in the paper.
+    pub stay_loads: u32,
     /// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer than that to start.
     #[cfg_attr(feature = "serde", serde(rename = "short_every_ns"))]
     pub short_every: Duration,
@@ -91,6 +98,7 @@ impl Default for RouterConfig {
         Self {
             late: Late::Last,
             fair_quantum: None,
+            stay_loads: 4,
             short_every: Duration::from_millis(100),
             max_waiting: 100_000,
             max_attempts: 3,
@@ -102,7 +110,7 @@ impl RouterConfig {
     /// As the paper describes it.
     #[must_use]
     pub fn paper() -> Self {
-        Self { late: Late::InOrder, ..Self::default() }
+        Self { late: Late::InOrder, stay_loads: 0, ..Self::default() }
     }
 
     /// The same with another treatment of late requests.
@@ -207,11 +215,23 @@ type Entry = (u64, bool, i128, InstanceId);
 
 #[derive(Debug, Clone, Default)]
 struct Slice {
+    /// Of instances in its memory, and of those that would have to be loaded.
     ready: BTreeSet<Entry>,
+    cold: BTreeSet<Entry>,
+    /// Time of the requests since the last load.
+    worked: Duration,
     /// Requests on it: one, but for an instance that was exclusive a moment ago.
     running: usize,
     instances: u32,
     clock: u64,
+}
+
+impl Slice {
+    fn remove(&mut self, entry: &Entry) {
+        if !self.ready.remove(entry) {
+            self.cold.remove(entry);
+        }
+    }
 }
 
 /// Routes by slack: the engine of this module.
@@ -378,7 +398,7 @@ impl SlackRouter {
         if let (Service::Shared { slice, .. }, Some(entry)) = (service, entry)
             && let Some(slice) = self.slices.get_mut(&slice)
         {
-            slice.ready.remove(&entry);
+            slice.remove(&entry);
         }
     }
 
@@ -497,6 +517,8 @@ impl SlackRouter {
         if let Service::Shared { slice, load, .. } = instance.service {
             if let Some(slice) = self.slices.get_mut(&slice) {
                 slice.running += 1;
+                let since = if load.is_zero() { slice.worked } else { Duration::ZERO };
+                slice.worked = since.saturating_add(latency);
                 // The time of who begins is the slice's; nobody falls behind it while idle.
                 slice.clock = slice.clock.max(instance.used);
                 instance.used = slice.clock.saturating_add(latency.saturating_add(load).as_nanos());
@@ -564,19 +586,37 @@ impl SlackRouter {
                     - i128::from(load.as_nanos());
                 (step, late, slack, id)
             });
+            // Another load is another slack, so an entry that stays the same stays where it is.
             if entry != instance.entry {
                 if let Some(old) = instance.entry {
-                    slice.ready.remove(&old);
+                    slice.remove(&old);
                 }
-                slice.ready.extend(entry);
+                let to = if load.is_zero() { &mut slice.ready } else { &mut slice.cold };
+                to.extend(entry);
                 instance.entry = entry;
             }
         }
     }
 
+    /// Whose turn it is on a slice. One that is to be loaded and will be late all the same waits until the slice has worked
+    /// off some of the time that the last load took.
+    fn next_on(&self, now: Timestamp, slice: &Slice) -> Option<Entry> {
+        let (Some(&ready), Some(&cold)) = (slice.ready.first(), slice.cold.first()) else {
+            return slice.ready.first().or_else(|| slice.cold.first()).copied();
+        };
+        let (_, late, slack, id) = cold;
+        let in_time = !late && i128::from(now.as_nanos()) <= slack;
+        let load = match self.instances.get(&id)?.service {
+            Service::Shared { load, .. } => load,
+            _ => Duration::ZERO,
+        };
+        let worked_off = slice.worked >= load.saturating_mul(self.config.stay_loads.into());
+        Some(if in_time || worked_off { ready.min(cold) } else { ready })
+    }
+
     fn serve_slice(&mut self, now: Timestamp, at: SharedSlice, actions: &mut Vec<RouteAction>) {
         while let Some(slice) = self.slices.get(&at) {
-            let (0, Some(&(_, late, _, instance))) = (slice.running, slice.ready.first()) else { return };
+            let (0, Some((_, late, _, instance))) = (slice.running, self.next_on(now, slice)) else { return };
             let Some(found) = self.instances.get(&instance) else { return };
             let Service::Shared { latency, load, .. } = found.service else { return };
             let function = found.function;
@@ -738,7 +778,9 @@ impl SlackRouter {
                 let Service::Shared { slice, .. } = instance.service else { panic!("not shared") };
                 let slice = &self.slices[&slice];
                 assert_eq!(instance.entry.is_some(), of.waiting() > 0, "{id}: ready");
-                assert!(instance.entry.is_none_or(|entry| slice.ready.contains(&entry)), "{id}: entry");
+                let Service::Shared { load, .. } = instance.service else { panic!("not shared") };
+                let on = if load.is_zero() { &slice.ready } else { &slice.cold };
+                assert!(instance.entry.is_none_or(|entry| on.contains(&entry)), "{id}: entry");
                 assert!(of.waiting() == 0 || slice.running > 0, "{id} waits beside an idle slice");
             }
         }
