@@ -6,8 +6,8 @@
 //!
 //! What of a file is in the page cache is copied from there. What is not is read past it (`O_DIRECT`), by more threads than there
 //! are CPUs: the model is in memory once and not twice, and the disk always has something to do. Whether it is there is asked once
-//! for each 16 MiB (`RWF_NOWAIT`). Where a file cannot be opened so, or its file system does not want that, all goes through
-//! the page cache.
+//! for each 16 MiB, of its last byte (`RWF_NOWAIT`): the first is often there because what is before it was read with more than
+//! was asked for. Where a file cannot be opened so, or its file system does not want that, all goes through the page cache.
 //!
 //! Files come from clients, so they are read, never mapped: a file that is cut short while it is read gives an error, where a
 //! map would kill the store.
@@ -16,6 +16,7 @@ use crate::backend::ArenaMemory;
 use crate::content::{self, PIECE};
 use crate::manifest::Layout;
 use crate::safetensors::{Header, HeaderError, header_length};
+use memmap2::{Advice, MmapMut, MmapOptions};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::ReadWriteFlags;
 use std::fs::File;
@@ -23,7 +24,7 @@ use std::io::{self, IoSliceMut};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Why a file is not loaded.
 #[derive(Debug, thiserror::Error)]
@@ -171,7 +172,9 @@ pub fn fill(
         Origin::File(source) => Some(Reader::new(&source.file)),
         Origin::Arena { .. } => None,
     };
-    let threads = if reader.as_ref().is_some_and(|reader| !reader.cached(0)) { threads * 2 } else { threads };
+    let cold = reader.as_ref().is_some_and(|reader| !reader.cached(0));
+    let threads = if cold { threads + threads.div_ceil(2) } else { threads };
+    let turn = cold.then(Turn::default);
     let read = |place: usize, offset: u64, bytes: usize, buffer: &mut [u8]| {
         let begin = match (&reader, origin) {
             (Some(reader), Origin::File(source)) => {
@@ -183,12 +186,34 @@ pub fn fill(
                 0
             }
         };
+        let _turn = turn.as_ref().and_then(Turn::take);
         arena.write_at(layout.places[place].offset + offset, &buffer[begin..begin + bytes])?;
         Ok(begin)
     };
     pieces(layout, threads, progress, &read)
 }
 
+/// Whose turn it is to write, while a disk is waited for. An arena in host memory takes one writer at little cost and further
+/// ones at twice that, so one thread waits for its turn: the others have the disk to wait for. More than one waiting would leave
+/// CPUs idle where there are many.
+#[derive(Default)]
+struct Turn {
+    writing: Mutex<()>,
+    waiting: Mutex<()>,
+}
+
+impl Turn {
+    /// `None` for who need not wait.
+    fn take(&self) -> Option<MutexGuard<'_, ()>> {
+        self.writing.try_lock().ok().or_else(|| {
+            let _waiting = self.waiting.try_lock().ok()?;
+            self.writing.lock().ok()
+        })
+    }
+}
+
+/// A page that is large enough for a piece.
+const LARGE_PAGE: usize = 2 << 20;
 /// Alignment of reads past the page cache; what every disk is content with.
 const BLOCK: usize = 4_096;
 /// Bytes of a file that are looked for in the page cache together.
@@ -197,44 +222,37 @@ const STRETCH: u64 = 16 << 20;
 /// A file, read by the shorter way.
 struct Reader<'a> {
     file: &'a File,
-    direct: Option<File>,
+    past: Option<Past>,
+}
+
+/// The ways past the page cache.
+struct Past {
+    /// Without reading ahead: to ask what is in the page cache must not bring more of the file there.
+    probe: File,
+    direct: File,
+    bytes: u64,
     /// By stretch: 0 not known, 1 in the page cache, 2 not.
     stretches: Vec<AtomicU8>,
 }
 
 impl<'a> Reader<'a> {
     fn new(file: &'a File) -> Self {
-        // Only advice: what it says is no reason not to load.
-        let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Sequential);
-        // Opened again: the flags of the descriptor that a client gave are the client's, too.
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECT;
-        let direct = rustix::fs::open(path, flags, Mode::empty()).ok().map(File::from);
-        let stretches = file.metadata().map_or(0, |about| about.len()).div_ceil(STRETCH);
-        let stretches = (0..stretches).map(|_| AtomicU8::new(0)).collect();
-        Self { file, direct, stretches }
+        let past = Past::of(file).ok();
+        if past.is_none() {
+            // Only advice: what it says is no reason not to load.
+            let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Sequential);
+        }
+        Self { file, past }
     }
 
     fn cached(&self, at: u64) -> bool {
-        let stretch = usize::try_from(at / STRETCH).ok().and_then(|stretch| self.stretches.get(stretch));
-        let (Some(_), Some(stretch)) = (&self.direct, stretch) else { return true };
-        match stretch.load(Ordering::Relaxed) {
-            0 => {
-                let mut byte = [0];
-                let parts = &mut [IoSliceMut::new(&mut byte)];
-                let found = rustix::io::preadv2(self.file, parts, at, ReadWriteFlags::NOWAIT);
-                let cached = found != Err(rustix::io::Errno::AGAIN);
-                stretch.store(if cached { 1 } else { 2 }, Ordering::Relaxed);
-                cached
-            }
-            known => known == 1,
-        }
+        self.past.as_ref().is_none_or(|past| past.cached(at))
     }
 
     /// Reads `bytes` at `from` to somewhere in `buffer`: where.
     fn read(&self, from: u64, bytes: usize, buffer: &mut [u8]) -> io::Result<usize> {
-        if let Some(direct) = self.direct.as_ref().filter(|_| !self.cached(from))
-            && let Ok(begin) = past_the_cache(direct, from, bytes, buffer)
+        if let Some(past) = self.past.as_ref().filter(|past| !past.cached(from))
+            && let Ok(begin) = past_the_cache(&past.direct, from, bytes, buffer)
         {
             return Ok(begin);
         }
@@ -243,11 +261,44 @@ impl<'a> Reader<'a> {
     }
 }
 
+impl Past {
+    /// Opened again: the flags of the descriptor that a client gave are the client's, too.
+    fn of(file: &File) -> io::Result<Self> {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let open = |flags| {
+            rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC | flags, Mode::empty()).map(File::from)
+        };
+        let (probe, direct) = (open(OFlags::empty())?, open(OFlags::DIRECT)?);
+        rustix::fs::fadvise(&probe, 0, None, rustix::fs::Advice::Random)?;
+        let bytes = file.metadata()?.len();
+        let stretches = (0..bytes.div_ceil(STRETCH)).map(|_| AtomicU8::new(0)).collect();
+        Ok(Self { probe, direct, bytes, stretches })
+    }
+
+    fn cached(&self, at: u64) -> bool {
+        let number = at / STRETCH;
+        let stretch = usize::try_from(number).ok().and_then(|number| self.stretches.get(number));
+        let Some(stretch) = stretch else { return true };
+        match stretch.load(Ordering::Relaxed) {
+            0 => {
+                let last = self.bytes.min((number + 1) * STRETCH) - 1;
+                let mut byte = [0];
+                let parts = &mut [IoSliceMut::new(&mut byte)];
+                let found = rustix::io::preadv2(&self.probe, parts, last, ReadWriteFlags::NOWAIT);
+                let cached = found != Err(rustix::io::Errno::AGAIN);
+                stretch.store(if cached { 1 } else { 2 }, Ordering::Relaxed);
+                cached
+            }
+            known => known == 1,
+        }
+    }
+}
+
 /// Reads whole blocks around what is wanted: where it begins in the buffer.
 fn past_the_cache(file: &File, from: u64, bytes: usize, buffer: &mut [u8]) -> io::Result<usize> {
     let block = BLOCK as u64;
     let before = usize::try_from(from % block).unwrap_or(0);
-    let aligned = buffer.as_ptr().align_offset(BLOCK);
+    let aligned = buffer.as_ptr().align_offset(LARGE_PAGE);
     let wanted = before + bytes;
     let part = buffer.get_mut(aligned..aligned.saturating_add(wanted.next_multiple_of(BLOCK)));
     let part = part.ok_or(io::ErrorKind::InvalidInput)?;
@@ -284,6 +335,14 @@ type Hashed = (usize, u64, [u8; 32]);
 /// Reads a tensor's bytes, from an offset and so many, to somewhere in a buffer that has room for them and two blocks: where.
 pub(crate) type Read<'a> = dyn Fn(usize, u64, usize, &mut [u8]) -> io::Result<usize> + Sync + 'a;
 
+/// Room for a piece and two blocks, in one large page where the system has one: a disk then fills it with one request, and not
+/// with one for each few hundred pages.
+fn buffer() -> io::Result<MmapMut> {
+    let buffer = MmapOptions::new().len(2 * LARGE_PAGE).map_anon()?;
+    let _ = buffer.advise(Advice::HugePage);
+    Ok(buffer)
+}
+
 pub(crate) fn pieces(
     layout: &Layout,
     threads: usize,
@@ -302,7 +361,13 @@ pub(crate) fn pieces(
     let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
     let found: Mutex<io::Result<Vec<Hashed>>> = Mutex::new(Ok(Vec::with_capacity(work.len())));
     let run = || {
-        let mut buffer = vec![0; usize::try_from(PIECE).unwrap_or(1 << 20) + 3 * BLOCK];
+        let mut buffer = match buffer() {
+            Ok(buffer) => buffer,
+            Err(error) => {
+                next.store(work.len(), Ordering::Relaxed);
+                return drop(found.lock().map(|mut found| *found = Err(error)));
+            }
+        };
         let mut mine = Vec::new();
         let result = loop {
             let Some(&(place, offset)) = work.get(next.fetch_add(1, Ordering::Relaxed)) else { break Ok(()) };
