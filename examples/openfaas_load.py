@@ -3,14 +3,17 @@
 and what the proxy adds to a call.
 
     cargo build -p gshare-examples
-    python3 examples/openfaas_load.py target/debug [RATE:SECONDS...]
+    python3 examples/openfaas_load.py target/debug [--no-slack] [RATE:SECONDS...]
+
+With --no-slack the limit of a replica's GPU time is what it requests, 40 %, and not 80 %.
 """
 import json, os, subprocess, sys, tempfile, time, urllib.request
 from pathlib import Path
 
 PROGRAMS = Path(sys.argv[1]).resolve()
-PHASES = sys.argv[2:] or ["30:15", "110:20", "20:25"]
-SHARES = {"fastgshare/gpu_quota_request": "0.4", "fastgshare/gpu_quota_limit": "0.8", "fastgshare/gpu_sm_partition": "24",
+SLACK = "--no-slack" not in sys.argv
+PHASES = [phase for phase in sys.argv[2:] if phase != "--no-slack"] or ["30:15", "110:20", "20:25"]
+SHARES = {"fastgshare/gpu_quota_request": "0.4", "fastgshare/gpu_quota_limit": "0.8" if SLACK else "0.4", "fastgshare/gpu_sm_partition": "24",
           "gshare/requests_per_second": "27"}
 
 

@@ -22,6 +22,12 @@ use tokio::sync::mpsc::UnboundedSender;
 const MODEL: ModelId = ModelId(0);
 /// Attempts of a request, the most there are: each is a replica that was lost before the request reached it.
 const ATTEMPTS: u8 = u8::MAX;
+/// How often load is reported.
+const TICK: Duration = Duration::from_secs(1);
+/// The same while requests wait for every replica: a queue that grows for a whole tick is late for most of an SLO.
+const HURRY: Duration = Duration::from_millis(100);
+/// Over which requests are counted then: some of them even at a low rate, and a fraction of a tick.
+const GLANCE: Duration = Duration::from_millis(250);
 /// Time for which no replica is started after one that died while it started, or found no room.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -79,8 +85,10 @@ struct Function {
     slots: BTreeMap<GpuId, Slot>,
     waiters: BTreeMap<RequestId, Waiter>,
     next_request: u64,
-    /// Since the last report of load.
+    /// Since the last tick's report of load.
     arrivals: u64,
+    /// When those of the last [`GLANCE`] came.
+    recent: VecDeque<Timestamp>,
     reported: Timestamp,
     invocations: u64,
 }
@@ -159,6 +167,8 @@ impl Core {
         }
         let mut config = HeuristicHorizontalConfig::default();
         config.fleet.retry_after = RETRY;
+        // Reports are taken half a tick apart.
+        config.fleet.tick = HURRY.saturating_mul(2);
         // Ids are never used twice.
         config.fleet.max_functions = 1 << 24;
         let scaler = HeuristicHorizontal::new(config)?;
@@ -237,6 +247,7 @@ impl Core {
                     waiters: BTreeMap::new(),
                     next_request: 0,
                     arrivals: 0,
+                    recent: VecDeque::new(),
                     reported: now,
                     invocations: 0,
                 }
@@ -318,6 +329,10 @@ impl Core {
         let request = RequestId(function.next_request);
         function.next_request += 1;
         function.arrivals += 1;
+        function.recent.push_back(now);
+        while function.recent.front().is_some_and(|at| now.saturating_since(*at) > GLANCE) {
+            function.recent.pop_front();
+        }
         function.invocations += 1;
         function.waiters.insert(request, Waiter { turn, slot: None, reached: false });
         let tenant = TenantId(0);
@@ -327,6 +342,8 @@ impl Core {
         if asleep {
             // Nobody there: it need not wait for the next tick.
             self.report(now, name);
+        } else {
+            self.hurry(now, name);
         }
         self.invariants();
         Ok(request)
@@ -467,8 +484,8 @@ impl Core {
     }
 
     /// Length of a tick.
-    pub fn tick_length(&self) -> Duration {
-        self.scaler.tick()
+    pub const fn tick_length(&self) -> Duration {
+        TICK
     }
 
     /// The functions, by name.
@@ -508,10 +525,28 @@ impl Core {
             count.saturating_mul(1_000_000_000_000) / passed.max(Duration::from_millis(500)).as_nanos();
         let event =
             HorizontalEvent::LoadReported { function: function.id, rate: RequestRate::from_milli(rate) };
-        // Too early by less than half a tick: it is said with the next one.
+        // Too early after another one: it is said with the next one.
         let mut actions = Vec::new();
         if self.scaler.handle(now, event, &mut actions).is_ok() {
             (function.arrivals, function.reported) = (0, now);
+            self.carry_out(now, actions);
+        }
+    }
+
+    /// Reports the load of the last moments if as many requests wait as can be served at once: another one would wait for
+    /// a whole request. What waits is to be served within a second.
+    fn hurry(&mut self, now: Timestamp, name: &str) {
+        let Some(function) = self.functions.get(name) else { return };
+        let waiting = function.requests.waiting();
+        if waiting < function.slots.len() {
+            return;
+        }
+        let rate = function.recent.len() as u64 * 1_000_000_000_000 / GLANCE.as_nanos();
+        let rate = RequestRate::from_milli(rate.saturating_add(waiting as u64 * 1_000));
+        let event = HorizontalEvent::LoadReported { function: function.id, rate };
+        let mut actions = Vec::new();
+        // Too early after another one: the next request says it.
+        if self.scaler.handle(now, event, &mut actions).is_ok() {
             self.carry_out(now, actions);
         }
     }
@@ -748,6 +783,9 @@ pub fn refusal(reason: RejectReason) -> ApiError {
     };
     ApiError::new(status, why)
 }
+
+#[cfg(test)]
+mod steps;
 
 #[cfg(test)]
 mod tests {

@@ -28,11 +28,13 @@
 //! # Who decides
 //! ```text
 //! deployed ──▶ HeuristicHorizontal: how many ──▶ MaxRects: on which GPU ──▶ process ──▶ takes connections: ready
-//!                     ▲ load, once a second          │ no room: refused, tried again after 5 s
+//!                     ▲ load                         │ no room: refused, tried again after 5 s
 //! request ──▶ LocalityScheduler: which slot, or wait ──▶ proxy ──▶ answer over: the slot is free
 //! ```
 //! - **How many replicas**: [`HeuristicHorizontal`](gshare_sched::scale::HeuristicHorizontal) (FaST-GShare, Algorithm 1).
-//!   `scale-function` changes its bounds. A function of unknown speed keeps what was asked for; at 0 its next request wakes it.
+//!   Load is reported once a second, and at once when as many requests wait as are served: where a request and a limit leave no
+//!   slack for a burst, a step of load would be late until the next second. `scale-function` changes its bounds. A function of
+//!   unknown speed keeps what was asked for; at 0 its next request wakes it.
 //! - **Where**: [`MaxRects`](gshare_sched::pack::MaxRects). The rectangle is given back when the process has ended.
 //! - **Which replica**: one [`LocalityScheduler`](gshare_sched::request::LocalityScheduler) per function. Its GPUs are the
 //!   slots, its one model is in each of them: what is left of it is a fair queue of bounded length with retries.
