@@ -9,6 +9,8 @@ mod api_server;
 mod decisions;
 #[path = "support/kustomize.rs"]
 mod kustomize;
+#[path = "fastpod/lease.rs"]
+mod lease;
 #[path = "fastpod/manifests.rs"]
 mod manifests;
 #[path = "fastpod/requests.rs"]

@@ -28,8 +28,9 @@
 //! # Limits
 //! The load of a target without pods is known only by the gauge of activators that is read as Prometheus text: since Knative
 //! 1.19 `metrics-protocol: prometheus` must be set in its `config-observability`. Cluster-wide defaults are options of this
-//! program, not read from `config-autoscaler`. Pods are asked by their addresses, which a strict service mesh forbids. One
-//! replica of this program at a time: no leader is elected. Both resources are internal to Knative and may change.
+//! program, not read from `config-autoscaler`. Pods are asked by their addresses, which a strict service mesh forbids. Where
+//! there is more than one replica of this program, one leads, by a Lease; the next one begins with an empty window of load. Both
+//! resources are internal to Knative and may change.
 
 pub mod api;
 pub mod core;
@@ -39,8 +40,10 @@ pub mod outside;
 pub mod settings;
 pub mod shell;
 
+use crate::kubernetes::lease;
 use anyhow::Context as _;
 use decider::Policy;
+use futures::FutureExt as _;
 use gshare_core::Timestamp;
 use k8s_openapi::jiff;
 use settings::Defaults;
@@ -66,6 +69,9 @@ pub struct Options {
     /// Where queue-proxies and activators tell of their load.
     #[arg(long, default_value_t = 9090)]
     pub metrics_port: u16,
+    /// Lead by this Lease: one replica works, the others wait for it to end. Without it there must be one at most.
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    pub lease: Option<lease::Place>,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub defaults: Defaults,
@@ -119,13 +125,14 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
             uptime: Timestamp::from_nanos(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX)),
         };
         let mut ended = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-        let stop = async {
+        let stop = async move {
             tokio::select! {
                 _ = ended.recv() => {}
                 _ = tokio::signal::ctrl_c() => {}
             }
         };
-        shell::run(client, config, Arc::new(outside), Box::new(clock), stop).await;
-        Ok(())
+        let stop = stop.shared();
+        let work = shell::run(client.clone(), config, Arc::new(outside), Box::new(clock), stop.clone());
+        lease::run(options.lease.as_ref(), client, shell::MANAGER, stop, work).await
     })
 }

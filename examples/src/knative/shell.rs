@@ -39,7 +39,7 @@ const AFTER_CONFLICT: Duration = Duration::from_millis(200);
 /// After anything else that went wrong.
 const AFTER_ERROR: Duration = Duration::from_secs(5);
 /// Who writes, in the books of the API server.
-const MANAGER: &str = "gshare-knative";
+pub const MANAGER: &str = "gshare-knative";
 
 /// What time it is.
 #[derive(Debug, Clone, Copy)]

@@ -1,8 +1,9 @@
 //! Hosts for Kubernetes: shares of GPUs as devices that its scheduler gives out ([`dra`]), and pods that our packer places
-//! ([`fastpod`]).
+//! ([`fastpod`]). Controllers may have several replicas, of which one leads ([`lease`]).
 
 pub mod dra;
 pub mod fastpod;
+pub mod lease;
 
 use gshare_core::ResourceSpec;
 

@@ -101,12 +101,36 @@ fn the_manifests_belong_together_and_kubectl_renders_the_same() {
     let options = command::Options::try_parse_from(words).unwrap();
     let mount = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
     assert_eq!(options.profiles.as_deref(), Some(Path::new(mount)));
+    // Two replicas need a lease, and its rights are those of the manifest.
+    assert_eq!(one(&objects, "Deployment")["spec"]["replicas"], 2);
+    let role = one(&objects, "Role");
+    let lease = [&role["metadata"]["namespace"], &role["rules"][1]["resourceNames"][0]];
+    let lease = lease.map(|part| part.as_str().unwrap()).join("/");
+    assert_eq!(options.lease.unwrap().to_string(), lease);
 }
 
 fn fastpod(arguments: &[&str]) -> (bool, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_fastpod")).args(arguments).output().unwrap();
     let said = if output.status.success() { output.stdout } else { output.stderr };
     (output.status.success(), String::from_utf8(said).unwrap())
+}
+
+#[test]
+fn the_image_has_the_programs_that_the_manifests_start() {
+    let image = manifest("Containerfile");
+    let (_, copied) = image.split_once("FROM docker.io/library/debian").unwrap();
+    for file in ["fastpod/controller.yaml", "dra/driver.yaml", "daemon.yaml"] {
+        for object in documents(&manifest(file)) {
+            let containers = object.pointer("/spec/template/spec/containers").and_then(Value::as_array);
+            for container in
+                containers.into_iter().flatten().filter(|container| container["image"] == "gshare")
+            {
+                let program = container["command"][0].as_str().unwrap();
+                let copied = copied.split_whitespace().any(|word| word.ends_with(&format!("/{program}")));
+                assert!(copied, "{file}: {program}");
+            }
+        }
+    }
 }
 
 #[test]

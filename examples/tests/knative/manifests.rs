@@ -24,13 +24,19 @@ fn the_manifests_fit_together_and_kubectl_renders_the_same() {
     let kustomization = read("kustomization.yaml").remove(0);
     let deployment = one(&all, "Deployment");
     assert_eq!(deployment["metadata"]["namespace"], kustomization["namespace"]);
-    assert_eq!(deployment["spec"]["replicas"], 1, "no leader is elected");
-    assert_eq!(deployment["spec"]["strategy"]["type"], "Recreate");
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container["image"], "gshare-knative:latest");
     // The program takes these arguments, and its class is that of the example.
-    let arguments = container["args"].as_array().unwrap().iter().map(|argument| argument.as_str().unwrap());
-    let options = Options::try_parse_from(["knative"].into_iter().chain(arguments)).unwrap();
+    let namespace = deployment["metadata"]["namespace"].as_str().unwrap();
+    assert_eq!(container["env"][0]["valueFrom"]["fieldRef"]["fieldPath"], "metadata.namespace");
+    let arguments = container["args"].as_array().unwrap().iter();
+    let arguments = arguments.map(|argument| argument.as_str().unwrap().replace("$(NAMESPACE)", namespace));
+    let options = Options::try_parse_from(std::iter::once("knative".to_owned()).chain(arguments)).unwrap();
+    // Two replicas need a lease, and its rights are those of the manifest.
+    assert_eq!(deployment["spec"]["replicas"], 2);
+    let role = one(&all, "Role");
+    let names = &role["rules"][1]["resourceNames"];
+    assert_eq!(options.lease.unwrap().to_string(), format!("{namespace}/{}", names[0].as_str().unwrap()));
     let service = read("service.yaml").remove(0);
     let annotations = &service["spec"]["template"]["metadata"]["annotations"];
     assert_eq!(annotations[CLASS], options.class.as_str());

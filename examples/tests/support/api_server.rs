@@ -51,6 +51,8 @@ pub(crate) struct Server {
     manager: &'static str,
     /// What becomes of an object before it is made: admission, and fields that are not known.
     pub(crate) admit: Option<fn(&mut Value)>,
+    /// Requests are not answered.
+    pub(crate) deaf: bool,
     /// Answers to come instead of what would be right: start of `METHOD path`, status, reason.
     pub(crate) faults: VecDeque<(String, u16, &'static str)>,
     watches: Vec<Watch>,
@@ -452,6 +454,7 @@ impl Api {
         let (mock, mut handle) = tower_test::mock::pair::<Request<kube::client::Body>, Response<Body>>();
         let server = api.clone();
         tokio::spawn(async move {
+            let mut unanswered = Vec::new();
             while let Some((request, answer)) = handle.next_request().await {
                 let (parts, body) = request.into_parts();
                 let body = body.collect_bytes().await.unwrap();
@@ -466,6 +469,10 @@ impl Api {
                 }
                 let mut server = server.lock();
                 server.seen.push(seen.clone());
+                if server.deaf {
+                    unanswered.push(answer);
+                    continue;
+                }
                 answer.send_response(server.answer(&seen));
             }
         });

@@ -1,11 +1,13 @@
 //! The command line of the controller.
 
 use super::FaSTPod;
-use super::controller::Controller;
+use super::controller::{Controller, MANAGER};
 use super::core::{Observed, Settings, Write, reconcile};
 use super::pods::{Injected, Place};
 use super::shares::Profiles;
+use crate::kubernetes::lease;
 use anyhow::{Context as _, bail};
+use futures::FutureExt as _;
 use gshare_core::Bytes;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -33,6 +35,9 @@ pub struct Options {
     /// Profiles for FaSTPods that name one: NAME.json is what `gshare profile --output` wrote.
     #[arg(long, value_name = "DIR")]
     pub profiles: Option<PathBuf>,
+    /// Lead by this Lease: one replica works, the others wait for it to end. Without it there must be one at most.
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    pub lease: Option<lease::Place>,
     /// Print the `CustomResourceDefinition`.
     #[arg(long, exclusive = true)]
     pub crd: bool,
@@ -86,8 +91,9 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     };
     let known: Vec<_> = settings.profiles.keys().map(String::as_str).collect();
     println!("fastpod: scheduler {}, profiles [{}]", super::pods::SCHEDULER, known.join(", "));
-    Controller::new(client, settings).run(end).await;
-    Ok(())
+    let (controller, end) = (Controller::new(client.clone(), settings), end.shared());
+    let work = controller.run(end.clone());
+    lease::run(options.lease.as_ref(), client, MANAGER, end, work).await
 }
 
 /// The definition as it is checked in.

@@ -28,7 +28,7 @@ const RETRY: Duration = Duration::from_secs(2);
 /// The same when the API server would not have a pod: that seldom mends by itself.
 const RETRY_REFUSED: Duration = Duration::from_secs(30);
 /// Who writes, in the books of the API server.
-const MANAGER: &str = "gshare-fastpod";
+pub const MANAGER: &str = "gshare-fastpod";
 
 /// What came of a look.
 #[derive(Debug, Default)]

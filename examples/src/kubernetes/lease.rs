@@ -1,0 +1,399 @@
+//! One leader among the replicas of a controller, by a `Lease` (coordination.k8s.io/v1).
+//!
+//! # Algorithm
+//! Whoever leads writes the lease anew every [`Terms::pause`]; the others read it as often.
+//! 1. A lease that is not there is made; one without a holder, or of our own name, is taken at once.
+//! 2. One of another is taken when it has not changed for [`Terms::duration`] **by our own clock** since we first read it so:
+//!    clocks of two nodes are never compared.
+//! 3. Who leads counts from before its last write that went through, and stops after [`Terms::deadline`] without another one.
+//!    Since `deadline < duration`, it has stopped before anybody else may start.
+//! 4. Writes name the version that was read: of two that take a lease at once, one is told 409.
+//! 5. Who is asked to end gives the lease back, so that the next one need not wait.
+//!
+//! Worked example, with 15 s, 10 s and 2 s: a leader that loses the API server at 0 s has stopped at 10 s; another one that
+//! read its last lease at 1 s leads from 16 s on.
+//!
+//! No name is used twice: a replica that was started anew waits like any other.
+//!
+//! # Limits
+//! A leader that is stopped whole (SIGSTOP, a frozen node) may finish a write that it had begun when it goes on. What our
+//! controllers write names versions or UIDs, so such a write is refused, or is what the next leader would write, too.
+
+use anyhow::Context as _;
+use gshare_core::{Duration, Timestamp};
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use rustix::time::{ClockId, clock_gettime};
+use std::pin::pin;
+use std::str::FromStr;
+
+/// How long things take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// Another's lease that has not changed for so long is taken.
+    pub duration: Duration,
+    /// A leader that could not write for so long stops; less than `duration`.
+    pub deadline: Duration,
+    /// Between two looks.
+    pub pause: Duration,
+}
+
+impl Default for Terms {
+    /// As Kubernetes' own controllers have them.
+    fn default() -> Self {
+        Self {
+            duration: Duration::from_secs(15),
+            deadline: Duration::from_secs(10),
+            pause: Duration::from_secs(2),
+        }
+    }
+}
+
+/// Where a lease is: `NAMESPACE/NAME`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    namespace: String,
+    name: String,
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = |part: &str| {
+            let known =
+                |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+            (1..=253).contains(&part.len()) && part.bytes().all(known)
+        };
+        match text.split_once('/') {
+            Some((namespace, name)) if plain(namespace) && plain(name) => {
+                Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
+            }
+            _ => Err(format!("`{text}`: need NAMESPACE/NAME of lowercase letters, digits, `-` and `.`")),
+        }
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Does `work`, by this lease if there is one, until `stop`, which `work` knows as well.
+///
+/// # Errors
+/// When this replica leads no longer.
+pub async fn run(
+    place: Option<&Place>,
+    client: Client,
+    manager: &str,
+    stop: impl Future<Output = ()>,
+    work: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let Some(place) = place else {
+        work.await;
+        return Ok(());
+    };
+    let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid").context("a name of its own")?;
+    let host = rustix::system::uname();
+    let identity = format!("{}_{}", host.nodename().to_string_lossy(), random.trim_end());
+    let elector = Elector::new(identity, Terms::default());
+    let leadership = Leadership::new(client, place.clone(), manager, elector, Box::new(clock));
+    leadership.lead(stop, work).await?;
+    Ok(())
+}
+
+/// Time since the machine started, with that for which it slept, and of day.
+fn clock() -> (Timestamp, jiff::Timestamp) {
+    let since = clock_gettime(ClockId::Boottime);
+    let parts = (u64::try_from(since.tv_sec), u64::try_from(since.tv_nsec));
+    // Neither is below zero.
+    let nanos = parts.0.unwrap_or(0) * 1_000_000_000 + parts.1.unwrap_or(0);
+    (Timestamp::from_nanos(nanos), jiff::Timestamp::now())
+}
+
+/// Decides who leads, for one replica. Pure.
+#[derive(Debug, Clone)]
+pub struct Elector {
+    identity: String,
+    terms: Terms,
+    /// The version of another's lease, and when it was first read.
+    seen: Option<(Option<String>, Timestamp)>,
+    /// From before the last write that went through.
+    led: Option<Timestamp>,
+}
+
+impl Elector {
+    /// For a replica with a name that no other has.
+    pub fn new(identity: impl Into<String>, terms: Terms) -> Self {
+        Self { identity: identity.into(), terms, seen: None, led: None }
+    }
+
+    /// Until when it leads, if it does.
+    pub fn leads_until(&self) -> Option<Timestamp> {
+        self.led.map(|led| led + self.terms.deadline)
+    }
+
+    /// Whether it leads.
+    pub fn leads(&self, now: Timestamp) -> bool {
+        self.leads_until().is_some_and(|until| now < until)
+    }
+
+    /// What to write, given the lease that was read; nothing while it is another's.
+    pub fn wants(
+        &mut self,
+        now: Timestamp,
+        wall: jiff::Timestamp,
+        found: Option<&Lease>,
+    ) -> Option<LeaseSpec> {
+        let old = found.and_then(|lease| lease.spec.clone()).unwrap_or_default();
+        let holder = old.holder_identity.as_deref().unwrap_or_default();
+        if !holder.is_empty() && holder != self.identity {
+            self.led = None;
+            let version = found.and_then(|lease| lease.metadata.resource_version.clone());
+            match &self.seen {
+                Some((seen, since)) if *seen == version => {
+                    if now.saturating_since(*since) < self.terms.duration {
+                        return None;
+                    }
+                }
+                _ => {
+                    self.seen = Some((version, now));
+                    return None;
+                }
+            }
+        }
+        let wall = Some(MicroTime(wall));
+        let (acquire_time, transitions) = match holder == self.identity {
+            true => (old.acquire_time.or_else(|| wall.clone()), old.lease_transitions.unwrap_or(0)),
+            false => (wall.clone(), old.lease_transitions.map_or(0, |count| count.saturating_add(1))),
+        };
+        Some(LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: i32::try_from(self.terms.duration.as_nanos() / 1_000_000_000).ok(),
+            acquire_time,
+            renew_time: wall,
+            lease_transitions: Some(transitions),
+            ..old
+        })
+    }
+
+    /// A write that was begun at `began` went through.
+    pub fn written(&mut self, began: Timestamp) {
+        (self.seen, self.led) = (None, Some(began));
+    }
+}
+
+/// A replica no longer leads: the lease could not be written for too long, or is another's.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no longer the leader: the lease {0} could not be kept")]
+pub struct Lost(pub Place);
+
+/// A lease to lead by.
+pub struct Leadership {
+    leases: Api<Lease>,
+    place: Place,
+    post: PostParams,
+    elector: Elector,
+    clock: Box<dyn Fn() -> (Timestamp, jiff::Timestamp) + Send + Sync>,
+}
+
+impl std::fmt::Debug for Leadership {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Leadership")
+            .field("place", &self.place)
+            .field("elector", &self.elector)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Leadership {
+    /// Of the lease there, written under the name of `manager`; `clock` tells the time since some start, and of day.
+    pub fn new(
+        client: Client,
+        place: Place,
+        manager: &str,
+        elector: Elector,
+        clock: Box<dyn Fn() -> (Timestamp, jiff::Timestamp) + Send + Sync>,
+    ) -> Self {
+        let leases = Api::namespaced(client, &place.namespace);
+        let post = PostParams { field_manager: Some(manager.to_owned()), ..PostParams::default() };
+        Self { leases, place, post, elector, clock }
+    }
+
+    /// Waits until this replica leads, or `stop`; then does `work` for as long as it leads. When `work` is done the lease is
+    /// given back.
+    ///
+    /// # Errors
+    /// When it leads no longer; `work` was dropped before another one may lead.
+    pub async fn lead(
+        mut self,
+        stop: impl Future<Output = ()>,
+        work: impl Future<Output = ()>,
+    ) -> Result<(), Lost> {
+        let mut stop = pin!(stop);
+        loop {
+            tokio::select! {
+                () = self.look() => {}
+                // A write that is on its way may still take the lease; then it runs out.
+                () = &mut stop => return Ok(()),
+            }
+            if self.elector.leads((self.clock)().0) {
+                break;
+            }
+            tokio::select! {
+                () = self.pause() => {}
+                () = &mut stop => return Ok(()),
+            }
+        }
+        eprintln!("lease {}: {} leads", self.place, self.elector.identity);
+        {
+            let mut work = pin!(work);
+            loop {
+                let now = (self.clock)().0;
+                let Some(until) = self.elector.leads_until().filter(|until| now < *until) else {
+                    return Err(Lost(self.place));
+                };
+                let left = std::time::Duration::from_nanos(until.saturating_since(now).as_nanos());
+                let keep = async {
+                    self.pause().await;
+                    self.look().await;
+                };
+                tokio::select! {
+                    // Work is not gone on with when the time is over.
+                    biased;
+                    // A look that hangs must not keep it.
+                    _ = tokio::time::timeout(left, keep) => {}
+                    () = &mut work => break,
+                }
+            }
+        }
+        self.give_back().await;
+        Ok(())
+    }
+
+    async fn pause(&self) {
+        tokio::time::sleep(std::time::Duration::from_nanos(self.elector.terms.pause.as_nanos())).await;
+    }
+
+    async fn look(&mut self) {
+        if let Err(error) = self.try_look().await {
+            // Made or written by another in between is no fault.
+            if !matches!(&error, kube::Error::Api(status) if status.code == 409) {
+                eprintln!("lease {}: {error}", self.place);
+            }
+        }
+    }
+
+    async fn try_look(&mut self) -> Result<(), kube::Error> {
+        let found = self.leases.get_opt(&self.place.name).await?;
+        let (began, wall) = (self.clock)();
+        let Some(spec) = self.elector.wants(began, wall, found.as_ref()) else { return Ok(()) };
+        self.write(found, spec).await?;
+        self.elector.written(began);
+        Ok(())
+    }
+
+    async fn write(&self, found: Option<Lease>, spec: LeaseSpec) -> Result<(), kube::Error> {
+        match found {
+            Some(found) => {
+                let lease = Lease { spec: Some(spec), ..found };
+                self.leases.replace(&self.place.name, &self.post, &lease).await?;
+            }
+            None => {
+                let metadata = ObjectMeta { name: Some(self.place.name.clone()), ..ObjectMeta::default() };
+                self.leases.create(&self.post, &Lease { metadata, spec: Some(spec) }).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody has to wait for it to run out. Where this fails, it does.
+    async fn give_back(&self) {
+        let Ok(Some(found)) = self.leases.get_opt(&self.place.name).await else { return };
+        let spec = found.spec.clone().unwrap_or_default();
+        if spec.holder_identity.as_deref() == Some(&self.elector.identity) {
+            let spec = LeaseSpec { holder_identity: Some(String::new()), ..spec };
+            let _ = self.write(Some(found), spec).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const EPOCH: jiff::Timestamp = jiff::Timestamp::UNIX_EPOCH;
+
+    fn at(millis: u64) -> Timestamp {
+        Timestamp::from_millis(millis)
+    }
+
+    fn lease(spec: LeaseSpec, version: u64) -> Lease {
+        let metadata = ObjectMeta { resource_version: Some(version.to_string()), ..ObjectMeta::default() };
+        Lease { metadata, spec: Some(spec) }
+    }
+
+    #[test]
+    fn the_worked_example() {
+        let terms = Terms::default();
+        let (mut a, mut b) = (Elector::new("a", terms), Elector::new("b", terms));
+        let spec = a.wants(at(0), EPOCH, None).unwrap();
+        assert_eq!((spec.lease_duration_seconds, spec.lease_transitions), (Some(15), Some(0)));
+        a.written(at(0));
+        let held = lease(spec, 1);
+        assert_eq!(b.wants(at(1_000), EPOCH, Some(&held)), None);
+        assert!(a.leads(at(9_999)) && !a.leads(at(10_000)));
+        assert_eq!(b.wants(at(15_999), EPOCH, Some(&held)), None);
+        let taken = b.wants(at(16_000), EPOCH, Some(&held)).unwrap();
+        assert_eq!((taken.holder_identity.as_deref(), taken.lease_transitions), (Some("b"), Some(1)));
+        // A lease that changes is one that is kept.
+        assert_eq!(b.wants(at(16_000), EPOCH, Some(&lease(held.spec.clone().unwrap(), 2))), None);
+        // One that was given back is taken at once.
+        let free = LeaseSpec { holder_identity: Some(String::new()), ..held.spec.unwrap() };
+        assert!(b.wants(at(16_001), EPOCH, Some(&lease(free, 3))).is_some());
+    }
+
+    proptest! {
+        /// Replicas whose clocks are of different days, whose reads and writes take any time, arrive or not, or are answered
+        /// or not: never do two lead.
+        #[test]
+        fn never_do_two_lead(
+            steps in prop::collection::vec((0_usize..3, 0_u64..4_000, 0_u8..8), 1..200),
+            offsets in prop::array::uniform3(0_u64..100_000_000),
+        ) {
+            let mut electors = ["a", "b", "c"].map(|name| Elector::new(name, Terms::default()));
+            let (mut held, mut version, mut now): (Option<Lease>, u64, u64) = (None, 0, 0);
+            // Read, and not yet written: the lease at its version, and when that began.
+            let mut pending: [Option<(u64, Timestamp, LeaseSpec)>; 3] = [None, None, None];
+            for (who, later, what) in steps {
+                now += later;
+                let own = |who: usize| at(now + offsets[who]);
+                match pending[who].take() {
+                    None => {
+                        let spec = electors[who].wants(own(who), EPOCH, held.as_ref());
+                        pending[who] = spec.map(|spec| (version, own(who), spec));
+                    }
+                    // Lost on its way.
+                    Some(_) if what == 0 => {}
+                    Some((read, began, spec)) if read == version => {
+                        version += 1;
+                        held = Some(lease(spec, version));
+                        // The answer may be lost.
+                        if what > 1 {
+                            electors[who].written(began);
+                        }
+                    }
+                    Some(_) => {}
+                }
+                let leading = (0..3).filter(|who| electors[*who].leads(own(*who))).count();
+                prop_assert!(leading <= 1, "{leading} at {now} ms");
+            }
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! One leader of several replicas, before a mock of the API server.
+
+use super::api_server::{Api, documents, rights};
+use super::decisions::{fastpod, node};
+use gshare_core::Timestamp;
+use gshare_examples::kubernetes::fastpod::controller::Controller;
+use gshare_examples::kubernetes::fastpod::core::Settings;
+use gshare_examples::kubernetes::lease::{Elector, Leadership, Lost, Terms};
+use k8s_openapi::jiff;
+use kube::Client;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+const RBAC: &str = include_str!("../../kubernetes/fastpod/lease.yaml");
+const PLACE: &str = "gshare-system/fastpod";
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/gshare-system/leases";
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/gshare-system/leases/fastpod";
+
+fn server() -> (Api, Client) {
+    Api::start(RBAC, "gshare-fastpod")
+}
+
+/// A replica whose machine started so long ago, and whose calendar is in this year.
+fn replica(client: &Client, name: &str, uptime: u64, year: i16) -> Leadership {
+    let start = Instant::now();
+    let wall = jiff::civil::date(year, 1, 1).to_zoned(jiff::tz::TimeZone::UTC).unwrap().timestamp();
+    let clock = move || {
+        let passed = start.elapsed();
+        let uptime = Duration::from_secs(uptime) + passed;
+        (Timestamp::from_nanos(u64::try_from(uptime.as_nanos()).unwrap()), wall + passed)
+    };
+    let elector = Elector::new(name, Terms::default());
+    Leadership::new(client.clone(), PLACE.parse().unwrap(), "gshare-fastpod", elector, Box::new(clock))
+}
+
+/// Counts those that lead at a time.
+#[derive(Clone, Default)]
+struct Leaders(Arc<AtomicUsize>);
+
+impl Leaders {
+    fn now(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// Work that never ends by itself.
+    async fn work(self) {
+        struct Counted(Leaders);
+        impl Drop for Counted {
+            fn drop(&mut self) {
+                self.0.0.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        assert_eq!(self.0.fetch_add(1, Ordering::SeqCst), 0, "never two lead");
+        let _counted = Counted(self);
+        std::future::pending::<()>().await;
+    }
+}
+
+async fn never() {
+    std::future::pending::<()>().await;
+}
+
+fn spec(api: &Api, key: &str) -> Value {
+    api.lock().object(LEASE).map(|lease| lease["spec"][key].clone()).unwrap_or_default()
+}
+
+async fn seconds(seconds: u64) {
+    sleep(Duration::from_secs(seconds)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_is_made_renewed_and_given_back_with_the_rights_of_the_manifests() {
+    let (api, client) = server();
+    let stop = sleep(Duration::from_millis(4_500));
+    replica(&client, "a", 7, 2026).lead(never(), stop).await.unwrap();
+    let seen = api.lock().take();
+    let lines: Vec<_> = seen.iter().map(|seen| seen.line()).collect();
+    let (get, put) = (format!("GET {LEASE}"), format!("PUT {LEASE}"));
+    let renewed = [get.clone(), put];
+    assert_eq!(lines, [[get, format!("POST {LEASES}")], renewed.clone(), renewed.clone(), renewed].concat());
+    assert_eq!(
+        seen[1].body["spec"],
+        json!({
+            "holderIdentity": "a", "leaseDurationSeconds": 15, "leaseTransitions": 0,
+            "acquireTime": "2026-01-01T00:00:00.000000Z", "renewTime": "2026-01-01T00:00:00.000000Z",
+        })
+    );
+    let renewed = &seen[5].body;
+    assert_eq!(renewed["spec"]["renewTime"], "2026-01-01T00:00:04.000000Z");
+    assert_eq!(renewed["spec"]["acquireTime"], "2026-01-01T00:00:00.000000Z");
+    assert!(renewed["metadata"]["resourceVersion"].is_string(), "refused if it was changed in between");
+    assert_eq!(spec(&api, "holderIdentity"), "");
+
+    let mine = rights(RBAC);
+    assert_eq!(api.lock().used, mine, "each right is used, and no other is needed");
+    let knative = include_str!("../../knative/lease.yaml");
+    assert_eq!(rights(knative), mine);
+    for (manifest, name) in [(RBAC, "fastpod"), (knative, "knative")] {
+        let role = documents(manifest).remove(0);
+        assert_eq!(
+            role["rules"][1]["resourceNames"],
+            json!([name]),
+            "a name cannot be asked for to make one"
+        );
+        assert!(role["rules"][0]["resourceNames"].is_null());
+    }
+}
+
+/// A leader that is gone without a word: the other one takes over when its lease has run out, by the other's own clock.
+#[tokio::test(start_paused = true)]
+async fn another_one_takes_it_when_it_has_run_out_whatever_the_calendars_say() {
+    for (first, second) in [(2026, 2026), (1975, 2200), (2200, 1975)] {
+        let (api, client) = server();
+        let leaders = Leaders::default();
+        let a = tokio::spawn(replica(&client, "a", 1_000_000, first).lead(never(), leaders.clone().work()));
+        seconds(1).await;
+        let b = tokio::spawn(replica(&client, "b", 3, second).lead(never(), leaders.clone().work()));
+        seconds(100).await;
+        assert_eq!((leaders.now(), spec(&api, "holderIdentity")), (1, json!("a")));
+        a.abort();
+        let gone = Instant::now();
+        while leaders.now() == 0 || spec(&api, "holderIdentity") == "a" {
+            sleep(Duration::from_millis(100)).await;
+        }
+        let took = gone.elapsed().as_secs();
+        assert!((13..=19).contains(&took), "{took} s");
+        assert_eq!(spec(&api, "leaseTransitions"), 1);
+        b.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_cannot_write_it_stops_before_another_one_may_begin() {
+    // Refused, or not answered at all.
+    for deaf in [false, true] {
+        let (api, client) = server();
+        let leaders = Leaders::default();
+        let a = tokio::spawn(replica(&client, "a", 0, 2026).lead(never(), leaders.clone().work()));
+        seconds(30).await;
+        assert_eq!(leaders.now(), 1);
+        api.lock().deaf = deaf;
+        for _ in 0..10 {
+            api.lock().fail(format!("PUT {LEASE}"), 500, "InternalError");
+        }
+        seconds(7).await;
+        assert_eq!(leaders.now(), 1, "it may still come back");
+        seconds(4).await;
+        assert_eq!(leaders.now(), 0);
+        assert_eq!(a.await.unwrap(), Err(Lost(PLACE.parse().unwrap())));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_conflict_is_looked_at_again_and_who_finds_another_one_there_stops_at_once() {
+    let (api, client) = server();
+    let leaders = Leaders::default();
+    // Made by another one between the look and the write.
+    api.lock().fail(format!("POST {LEASES}"), 409, "AlreadyExists");
+    let a = tokio::spawn(replica(&client, "a", 0, 2026).lead(never(), leaders.clone().work()));
+    seconds(1).await;
+    assert_eq!(leaders.now(), 0);
+    seconds(2).await;
+    assert_eq!(leaders.now(), 1);
+    api.lock().fail(format!("PUT {LEASE}"), 409, "Conflict");
+    seconds(60).await;
+    assert_eq!(leaders.now(), 1, "one that goes through is enough");
+    api.lock().edit(LEASE, &json!({ "spec": { "holderIdentity": "b" } }));
+    seconds(3).await;
+    assert_eq!(leaders.now(), 0);
+    assert!(a.await.unwrap().is_err());
+    assert_eq!(spec(&api, "holderIdentity"), "b", "it is left alone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_ends_when_asked() {
+    let (api, client) = server();
+    api.lock().put(LEASE, json!({ "metadata": { "name": "fastpod" }, "spec": { "holderIdentity": "b" } }));
+    let work = async { panic!("it does not lead") };
+    replica(&client, "a", 0, 2026).lead(seconds(5), work).await.unwrap();
+    assert!(api.lock().take().iter().all(|seen| seen.method == "GET"));
+}
+
+/// Two controllers: one writes, and the other goes on where that one ends.
+#[tokio::test(start_paused = true)]
+async fn of_two_controllers_one_works_and_the_next_takes_over_at_once() {
+    const FASTPOD: &str = "/apis/gshare.io/v1alpha1/namespaces/team/fastpods/f";
+    let manifests = format!("{}---\n{RBAC}", include_str!("../../kubernetes/fastpod/rbac.yaml"));
+    let (api, client) = Api::start(&manifests, "gshare-fastpod");
+    api.lock().put("/api/v1/nodes/a", json!(node("a", 1, 16384)));
+    api.lock().put(FASTPOD, json!(fastpod("f", 1, [12, 30, 1024])));
+    let controller = Controller::new(client.clone(), Settings::default());
+    let replicas = || api.lock().object(FASTPOD).unwrap()["status"]["replicas"].clone();
+    let first = async {
+        let stop = seconds(20);
+        replica(&client, "a", 0, 2026).lead(never(), controller.run(stop)).await.unwrap();
+    };
+    let second = async {
+        seconds(1).await;
+        let stop = seconds(60);
+        replica(&client, "b", 0, 2026).lead(never(), controller.run(stop)).await.unwrap();
+    };
+    let scenario = async {
+        seconds(10).await;
+        assert_eq!(replicas(), 1);
+        let seen = api.lock().take();
+        assert_eq!(
+            seen.iter().filter(|seen| seen.line() == "GET /api/v1/nodes" && seen.is_watch()).count(),
+            1
+        );
+        seconds(9).await;
+        api.lock().take();
+        seconds(4).await;
+        assert_eq!(spec(&api, "holderIdentity"), "b");
+        api.lock().edit(FASTPOD, &json!({ "spec": { "replicas": 2 } }));
+        seconds(5).await;
+        assert_eq!(replicas(), 2);
+    };
+    tokio::join!(first, second, scenario);
+}
