@@ -8,9 +8,9 @@
 //! | column | what |
 //! |---|---|
 //! | `shares` | of the device's time, from the moment all have launched |
-//! | `off` | the largest difference to a cap, in points |
+//! | `off` | the largest difference to a cap, in points; then the same within the first second alone |
 //! | `alone` | what one such program gets without the hook, with the device to itself: the host's part of its time is no GPU time |
-//! | `first s` | the same within the first second alone |
+//! | `of own` | the largest difference to a cap of what each gets as a part of `alone`, in points: of the speed it would have; then the same within the first second |
 //! | `gap ms` | the longest time without GPU time of any process, beside what the caps and the kernel's length make unavoidable |
 //!
 //! `--seconds N` (10), `--only TEXT` for the cases whose name holds it, `--json` for one JSON object on stdout. Nothing here is
@@ -168,9 +168,16 @@ fn busy(truth: &mut Truth, pids: &[u32]) -> (u64, Vec<u64>) {
 #[derive(Debug)]
 struct Outcome {
     shares: Vec<f64>,
-    off_points: f64,
-    off_first_second_points: f64,
+    first_second: Vec<f64>,
     gap_ms: f64,
+}
+
+impl Case {
+    /// The largest difference to a cap, in points, of these shares of `whole`.
+    fn off(&self, shares: &[f64], whole: f64) -> f64 {
+        let each = shares.iter().zip(&self.caps);
+        each.map(|(share, &cap)| (share / whole * 100.0 - f64::from(cap)).abs()).fold(0.0, f64::max)
+    }
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a report")]
@@ -207,13 +214,8 @@ fn measure(case: &Case, stage: &Stage, seconds: f64) -> Outcome {
         let length = (until - from).max(1) as f64;
         used.iter().zip(&at_first).map(|(&used, &first)| (used - first) as f64 / length).collect()
     };
-    let off = |shares: &[f64]| {
-        let each = shares.iter().zip(&case.caps).map(|(share, &cap)| (share * 100.0 - f64::from(cap)).abs());
-        each.fold(0.0, f64::max)
-    };
-    let all = shares((now, &used));
-    let first = after_first.map_or(f64::NAN, |(until, used)| off(&shares((until, &used))));
-    Outcome { off_points: off(&all), shares: all, off_first_second_points: first, gap_ms: gap as f64 / 1e6 }
+    let first_second = after_first.map_or(Vec::new(), |(until, used)| shares((until, &used)));
+    Outcome { shares: shares((now, &used)), first_second, gap_ms: gap as f64 / 1e6 }
 }
 
 /// A policy that lends one client the device for as long as it likes, and takes the lease back every 100 ms, for 100 ms.
@@ -374,36 +376,45 @@ fn table(options: &Options, stage: &Stage) {
     if options.quick {
         cases.truncate(1);
     }
-    let (mut rows, mut worst) = (Vec::new(), 0f64);
+    let (mut rows, mut worst, mut worst_of_own) = (Vec::new(), 0f64, 0f64);
     eprintln!("simulated device; {} s a case, {} cases; load {:.1}", options.seconds, cases.len(), load());
     say!(
-        "{:<26} {:<22} {:>6} {:>6} {:>8} {:>16}",
+        "{:<26} {:<22} {:>6} {:>8} {:>6} {:>7} {:>8} {:>16}",
         "case",
         "shares %",
         "off",
+        "first s",
         "alone",
+        "of own",
         "first s",
         "gap ms (least)"
     );
     for case in &cases {
-        let Outcome { shares, off_points, off_first_second_points, gap_ms } =
-            measure(case, stage, options.seconds);
+        let Outcome { shares, first_second, gap_ms } = measure(case, stage, options.seconds);
         let text: Vec<String> = shares.iter().map(|share| format!("{:.2}", share * 100.0)).collect();
         let least = case.unavoidable_ms();
-        let alone = alone(case, stage, (options.seconds / 10.0).min(1.0)) * 100.0;
+        let alone = alone(case, stage, (options.seconds / 10.0).min(1.0));
+        let (off, first) = (case.off(&shares, 1.0), case.off(&first_second, 1.0));
+        let (of_own, first_of_own) = (case.off(&shares, alone), case.off(&first_second, alone));
+        let percent = alone * 100.0;
         say!(
-            "{:<26} {:<22} {off_points:>6.2} {alone:>6.1} {off_first_second_points:>8.2} {gap_ms:>8.0} {:>7}",
+            "{:<26} {:<22} {off:>6.2} {first:>8.2} {percent:>6.1} {of_own:>7.2} {first_of_own:>8.2} {gap_ms:>8.0} {:>7}",
             case.name(),
             text.join(" "),
             format!("({least:.0})")
         );
-        worst = worst.max(off_points);
+        worst = worst.max(off);
+        worst_of_own = worst_of_own.max(of_own);
         rows.push(serde_json::json!({
-            "case": case.name(), "shares": shares, "off_points": off_points, "alone_percent": alone,
-            "off_first_second_points": off_first_second_points, "gap_ms": gap_ms, "gap_least_ms": least,
+            "case": case.name(), "shares": shares, "off_points": off, "off_first_second_points": first,
+            "alone": alone, "of_own_points": of_own, "of_own_first_second_points": first_of_own,
+            "gap_ms": gap_ms, "gap_least_ms": least,
         }));
     }
-    say!("off by at most {worst:.2} points in {} cases", rows.len());
+    say!(
+        "off by at most {worst:.2} points of the device, {worst_of_own:.2} of each program's own speed, in {} cases",
+        rows.len()
+    );
     let mut revokes = Vec::new();
     say!("\n{:<26} {:>10} {:>10} {:>10}", "GPU time after a revoke", "median ms", "worst ms", "bound ms");
     for kernel_us in KERNELS.into_iter().filter(|&us| wanted(&format!("revoke {}", length(us)))) {
