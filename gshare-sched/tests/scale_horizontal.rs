@@ -755,27 +755,33 @@ fn peaks(spec: FunctionScale) -> Bench<PeakHorizontal> {
 }
 
 #[test]
-fn a_burst_that_the_limit_can_take_starts_nothing_and_one_beyond_it_starts_at_once() {
+fn the_second_instance_starts_as_the_lazy_scaler_says_and_the_third_when_their_limits_are_not_enough() {
     let mut bench = peaks(surging(1, 8));
-    assert!(bench.loads(30, 60).is_empty());
-    assert!(bench.loads(10, 140).is_empty(), "at its limit one instance does 151");
-    let started = starts(&bench.load(150));
-    assert_eq!(started.len(), 1, "93 % of 151 is less");
+    assert!(bench.loads(19, 60).is_empty());
+    let started = starts(&bench.load(60));
+    assert_eq!(started.len(), 1, "60 and all of another one are beyond 93 % of 151");
     assert_eq!(started[0].sm.get(), 3_000, "at the most effective point");
-    assert_eq!(starts(&bench.load(600)).len(), 3, "as many as the peak needs");
-    assert!(bench.loads(20, 60).is_empty());
+    assert!(bench.loads(90, 160).is_empty(), "four are entitled; 160 and 117 are within 93 % of 302");
+    assert_eq!(starts(&bench.load(281)).len(), 1, "a peak that is not, at once");
+    assert!(bench.loads(60, 160).is_empty(), "and it stays");
+    assert_eq!(bench.deployed(), 3);
+    let mut bench = peaks(surging(1, 8));
+    bench.loads(40, 60);
+    assert_eq!(
+        starts(&bench.loads(30, 164)).len(),
+        1,
+        "164 and 117 are beyond it, with the third that is entitled"
+    );
+    let mut bench = peaks(surging(1, 8));
+    assert!(bench.loads(19, 600).is_empty(), "short bursts start nothing");
 }
 
 #[test]
-fn load_that_stays_has_room_to_spare_and_instances_go_when_the_peaks_of_the_minute_do_not_need_them() {
+fn what_is_not_entitled_any_more_goes_one_by_one_and_the_last_where_that_is_allowed() {
     let mut bench = peaks(surging(1, 8));
-    assert!(bench.loads(40, 66).is_empty(), "57 % of 117");
-    assert_eq!(starts(&bench.loads(40, 67)).len(), 1, "with the median");
-    assert_eq!(bench.deployed(), 2);
-    bench.loads(1, 200);
-    assert!(bench.loads(59, 30).is_empty(), "200 was less than a minute ago");
-    assert_eq!(drains(&bench.load(30)).len(), 1);
-    bench.loads(100, 0);
+    bench.loads(60, 200);
+    assert_eq!(bench.deployed(), 3);
+    assert_eq!(drains(&bench.loads(300, 0)).len(), 2);
     assert_eq!(bench.deployed(), 1, "never below the minimum");
     let mut idle = peaks(surging(0, 8));
     assert_eq!(starts(&idle.load(1)).len(), 1, "the first request waits for nothing else");
@@ -787,6 +793,15 @@ fn load_that_stays_has_room_to_spare_and_instances_go_when_the_peaks_of_the_minu
 }
 
 #[test]
+fn one_that_dies_is_replaced_without_waiting_for_the_window() {
+    let mut bench = peaks(surging(1, 8));
+    bench.loads(40, 60);
+    assert_eq!(bench.deployed(), 2);
+    bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId(1) });
+    assert_eq!(starts(&bench.load(60)).len(), 1, "two are still entitled");
+}
+
+#[test]
 fn settings_of_the_peak_scaler_that_cannot_be_are_refused_by_name() {
     let error = |change: &dyn Fn(&mut PeakHorizontalConfig)| {
         let mut config = PeakHorizontalConfig::default();
@@ -795,56 +810,57 @@ fn settings_of_the_peak_scaler_that_cannot_be_are_refused_by_name() {
     };
     let zero = gshare_core::BasisPoints::ZERO;
     assert_eq!(error(&|config| config.peak_share = zero), "peak_share");
-    assert_eq!(error(&|config| config.sustained_share = zero), "sustained_share");
+    assert_eq!(error(&|config| config.rated_share = zero), "rated_share");
     assert_eq!(error(&|config| config.keep_reports = 0), "keep_reports");
     assert_eq!(error(&|config| config.sustained_reports = 3_601), "sustained_reports");
-    assert_eq!(error(&|config| config.cooldown = Duration::from_secs(86_401)), "cooldown");
+    assert_eq!(error(&|config| config.lazy.window_reports = 0), "window_reports");
 }
 
-/// The peak scaler as its essay says it, with every report kept and every sum taken anew.
-#[derive(Default)]
+#[test]
+fn the_pair_that_fits_best_starts_only_what_peaks_need() {
+    let mut scaler = CoScaler::learning(16).unwrap();
+    let (mut now, mut actions) = (Timestamp::from_millis(1_000), Vec::new());
+    let added = HorizontalEvent::FunctionAdded { function: F, spec: surging(2, 8) };
+    scaler.handle(now, CoScaleEvent::Horizontal(added), &mut actions).unwrap();
+    for _ in 0..60 {
+        now = now.saturating_add(Duration::from_secs(1));
+        let report = HorizontalEvent::LoadReported { function: F, rate: rps(160) };
+        scaler.handle(now, CoScaleEvent::Horizontal(report), &mut actions).unwrap();
+    }
+    let started = actions
+        .iter()
+        .filter(|action| matches!(action, CoScaleAction::Horizontal(HorizontalAction::Start { .. })));
+    assert_eq!(started.count(), 2, "the lazy one would have two more");
+    assert_eq!(CoScaler::learning(0).unwrap_err().field, "max_clients");
+}
+
+/// The peak scaler as its essay says it: a whole lazy scaler beside it says how many are entitled.
 struct Literal {
+    lazy: Bench<LazyHorizontal>,
     reports: Vec<u64>,
     deployed: u64,
-    started: Option<usize>,
-    busy: Option<usize>,
+    starts: u64,
 }
 
 impl Literal {
-    /// Instances that so much needs.
-    fn need(sustained: u64, peak: u64) -> u64 {
-        let of = |load: u64, one: u64, share: u64| (load * 10_000).div_ceil(one * share);
-        of(sustained, 117, 5_700).max(of(peak, 151, 9_300))
+    /// Takes an instance for 41 % of 117: 48 with the fraction rounded up.
+    fn new(min_instances: u32, max_instances: u32) -> Self {
+        let rated = spec(vec![point(30, 100, 47.97, 34)], min_instances, max_instances);
+        Self { lazy: lazy(rated), reports: Vec::new(), deployed: u64::from(min_instances), starts: 0 }
     }
 
-    fn report(&mut self, load: u64, least: u64, most: u64) -> u64 {
+    fn report(&mut self, load: u64) -> u64 {
+        self.lazy.load(load);
         self.reports.push(load);
-        let now = self.reports.len();
-        if load > 0 || self.busy.is_none() {
-            self.busy = Some(now);
-        }
-        let last = |count: usize| self.reports[now.saturating_sub(count)..].to_vec();
-        let mut sorted = last(40);
+        let last = |count: usize| self.reports[self.reports.len().saturating_sub(count)..].to_vec();
+        let mut sorted = last(20);
         sorted.sort_unstable();
-        let sustained = sorted[sorted.len() / 2];
-        let mut need = Self::need(sustained, load);
-        if self.deployed == 0 && load == 0 {
-            // Load that was is no reason to start again.
-            need = 0;
-        }
-        if need > self.deployed {
-            if self.deployed < most {
-                self.started = Some(now);
-            }
-            self.deployed = need.min(most);
-            return self.deployed;
-        }
-        let peak = last(60).into_iter().max().unwrap();
-        let idle = now - self.busy.unwrap();
-        let cooled = self.started.is_none_or(|at| now - at >= 30);
-        let spare = self.deployed > least.max(1) && cooled && Self::need(sustained, peak) < self.deployed;
-        if spare || (self.deployed == 1 && least == 0 && idle >= 60) {
-            self.deployed -= 1;
+        let wanted = (sorted[sorted.len() / 2] + 117).max(last(120).into_iter().max().unwrap());
+        let entitled = u64::from(self.lazy.deployed());
+        self.deployed = self.deployed.min(entitled);
+        while self.deployed < entitled && (self.deployed == 0 || wanted * 100 > self.deployed * 151 * 93) {
+            self.deployed += 1;
+            self.starts += 1;
         }
         self.deployed
     }
@@ -853,19 +869,24 @@ impl Literal {
 proptest! {
     /// Loads that stay for a while, so that instances come and go.
     #[test]
-    fn the_peak_scaler_does_what_the_literal_one_does(
+    fn the_peak_scaler_does_what_the_literal_one_does_and_never_more_than_the_lazy_one(
         runs in prop::collection::vec((0u64..700, 1usize..90), 1..12),
         least in 0u32..3,
         more in 0u32..6,
     ) {
         let most = (least + more).max(1);
         let mut bench = peaks(surging(least, most));
-        let mut literal = Literal { deployed: u64::from(least), ..Literal::default() };
+        let mut literal = Literal::new(least, most);
+        let (mut started, mut lazily) = (0, 0);
         for (load, count) in runs {
             for _ in 0..count {
-                bench.load(load);
-                let deployed = literal.report(load, u64::from(least), u64::from(most));
+                started += starts(&bench.load(load)).len();
+                let before = literal.lazy.deployed();
+                let deployed = literal.report(load);
+                lazily += literal.lazy.deployed().saturating_sub(before) as usize;
                 prop_assert_eq!(u64::from(bench.deployed()), deployed, "after {} reports", literal.reports.len());
+                prop_assert!(bench.deployed() <= literal.lazy.deployed(), "never more than the lazy scaler has");
+                prop_assert!(started <= lazily, "and never more starts: {started} of {lazily}");
             }
         }
     }

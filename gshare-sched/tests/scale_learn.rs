@@ -44,7 +44,7 @@ impl Bench {
             QuotaRange::new(percent(request), percent(limit)).unwrap()
         };
         let gpu = GpuId(0);
-        let class = ServiceClass::SLO_SENSITIVE;
+        let class = ServiceClass::slo_sensitive(60).unwrap();
         bench.tell(VerticalEvent::ClientJoined { client: OWNER, gpu, quota: quota(30, 60), class });
         let class = ServiceClass::BestEffort;
         bench.tell(VerticalEvent::ClientJoined { client: TRAINER, gpu, quota: quota(20, 100), class });

@@ -15,6 +15,8 @@ use std::collections::{BTreeMap, VecDeque};
 mod model;
 
 const GPU: GpuId = GpuId(0);
+/// The published tolerance, 60 %.
+const PUBLISHED: ServiceClass = ServiceClass::slo_sensitive(60).unwrap();
 const OWNER: ClientId = ClientId::new(0, 0);
 const TRAINER: ClientId = ClientId::new(1, 0);
 const PERIOD: Duration = Duration::from_millis(5);
@@ -86,7 +88,7 @@ impl Bench {
 
     fn owner_and_trainer() -> Self {
         let mut bench = Self::new();
-        bench.join(OWNER, GPU, quota(30, 60), ServiceClass::SLO_SENSITIVE);
+        bench.join(OWNER, GPU, quota(30, 60), PUBLISHED);
         bench.join(TRAINER, GPU, quota(20, 100), ServiceClass::BestEffort);
         bench
     }
@@ -217,7 +219,7 @@ fn resolution_02_one_step_per_finished_cycle_down_to_a_floor() {
 fn resolution_03_states_belong_to_owners_and_join_on_the_gpu() {
     let mut bench = Bench::owner_and_trainer();
     let other = ClientId::new(2, 0);
-    bench.join(other, GPU, quota(10, 20), ServiceClass::SLO_SENSITIVE);
+    bench.join(other, GPU, quota(10, 20), PUBLISHED);
     let all = [OWNER, TRAINER, other];
     bench.period_with_cycle(&all, 20);
     bench.cycle(other, 1, 20);
@@ -246,8 +248,8 @@ fn resolution_03_states_belong_to_owners_and_join_on_the_gpu() {
 fn resolution_04_owners_in_need_share_by_deficit_and_severity() {
     let mut bench = Bench::new();
     let other = ClientId::new(2, 0);
-    bench.join(OWNER, GPU, quota(30, 80), ServiceClass::SLO_SENSITIVE);
-    bench.join(other, GPU, quota(40, 90), ServiceClass::SLO_SENSITIVE);
+    bench.join(OWNER, GPU, quota(30, 80), PUBLISHED);
+    bench.join(other, GPU, quota(40, 90), PUBLISHED);
     let all = [OWNER, other];
     bench.cycle(other, 1, 20);
     bench.period_with_cycle(&all, 20);
@@ -308,7 +310,7 @@ fn resolution_07_none_means_no_owner_and_shares_in_proportion() {
     bench.join(other, GPU, quota(30, 100), ServiceClass::BestEffort);
     bench.period(&[TRAINER, other]);
     assert_eq!((bench.tokens(TRAINER), bench.tokens(other)), (2_000, 3_000), "2 to 3, not a limit each");
-    bench.join(OWNER, GPU, quota(30, 60), ServiceClass::SLO_SENSITIVE);
+    bench.join(OWNER, GPU, quota(30, 60), PUBLISHED);
     bench.period(&[TRAINER, other]);
     assert_eq!(bench.state(GPU), ScaleState::Recovery);
     bench.handle(VerticalEvent::ClientLeft { client: OWNER }).unwrap();
@@ -374,7 +376,7 @@ fn resolution_09_what_shrinks_is_issued_before_what_grows() {
 #[test]
 fn resolution_10_a_newcomer_starts_at_its_request_or_what_is_free() {
     let mut bench = Bench::new();
-    bench.join(OWNER, GPU, quota(30, 90), ServiceClass::SLO_SENSITIVE);
+    bench.join(OWNER, GPU, quota(30, 90), PUBLISHED);
     bench.periods(10, &[OWNER]);
     assert_eq!(bench.tokens(OWNER), 4_500);
     bench.join(TRAINER, GPU, quota(20, 100), ServiceClass::BestEffort);
@@ -382,7 +384,7 @@ fn resolution_10_a_newcomer_starts_at_its_request_or_what_is_free() {
     bench.period(&[OWNER, TRAINER]);
     assert_eq!((bench.tokens(OWNER), bench.tokens(TRAINER)), (1_500, 500), "500 were free");
     let other = ClientId::new(2, 0);
-    bench.join(other, GPU, quota(50, 50), ServiceClass::SLO_SENSITIVE);
+    bench.join(other, GPU, quota(50, 50), PUBLISHED);
     bench.period(&[OWNER, TRAINER]);
     assert_eq!(bench.tokens(other), 2_500);
 }
@@ -421,7 +423,7 @@ fn resolution_12_blocks_must_be_calibrated_and_microseconds_need_not() {
     let mut config = DiluVerticalConfig::default();
     config.unit = TokenUnit::Blocks;
     let mut bench = Bench::with(config);
-    let class = ServiceClass::SLO_SENSITIVE;
+    let class = PUBLISHED;
     let join = VerticalEvent::ClientJoined { client: OWNER, gpu: GPU, quota: quota(30, 60), class };
     assert_eq!(bench.handle(join), Err(VerticalError::NotCalibrated { gpu: GPU }));
     bench.handle(VerticalEvent::Calibrated { gpu: GPU, max_tokens: 1_000_000 }).unwrap();
@@ -457,7 +459,7 @@ fn a_gpu_does_not_touch_another() {
         let second = GpuId(1);
         let (a, b) = (ClientId::new(5, 0), ClientId::new(6, 0));
         if with_second {
-            bench.join(a, second, quota(50, 100), ServiceClass::SLO_SENSITIVE);
+            bench.join(a, second, quota(50, 100), PUBLISHED);
             bench.join(b, second, quota(50, 100), ServiceClass::BestEffort);
         }
         let mut seen = Vec::new();
@@ -633,7 +635,7 @@ fn event(step: &Step, generations: &BTreeMap<u32, u32>, now: Timestamp) -> Verti
             client: id(slot),
             gpu: GpuId(gpu),
             quota: range(request, more),
-            class: if owner { ServiceClass::SLO_SENSITIVE } else { ServiceClass::BestEffort },
+            class: if owner { PUBLISHED } else { ServiceClass::BestEffort },
         },
         Step::Leave { slot } => VerticalEvent::ClientLeft { client: id(slot) },
         Step::Quota { slot, request, more } => {
@@ -707,7 +709,7 @@ proptest! {
         request in 0u16..60,
     ) {
         let mut bench = Bench::new();
-        bench.join(OWNER, GPU, quota(40, 100), ServiceClass::SLO_SENSITIVE);
+        bench.join(OWNER, GPU, quota(40, 100), PUBLISHED);
         bench.join(TRAINER, GPU, quota(request, 100), ServiceClass::BestEffort);
         let (mut balance, mut waited) = (TokenBalance::default(), 0);
         bench.period(&[OWNER, TRAINER]);

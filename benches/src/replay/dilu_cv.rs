@@ -12,8 +12,8 @@
 //! | `mps_r` | partitions as large as the requests |
 //! | `mps_l` | partitions as large as the limits |
 //! | `fast_tokens` | the multi-token scheduler over the partitions of `mps_l`: half of the time each, what one leaves to the other |
-//! | `dilu` | the co-scaler as printed, tolerance 60 % (its default), tokens are SMs x microseconds |
-//! | `ours` | the co-scaler that learns what its owner's launching cycles are alone |
+//! | `dilu` | the co-scaler as printed, tolerance 60 % as published, tokens are SMs x microseconds |
+//! | `ours` | the co-scaler that learns what its owner's launching cycles are alone, tolerance 30 % (the default) |
 //! | `dilu_tight`, `ours_tight` | the same with the tolerance that this figure asks for (`--tight`) |
 
 use super::{Report, row};
@@ -388,7 +388,7 @@ impl Leases {
 }
 
 impl Periods {
-    fn new(tolerance: BasisPoints, learn: bool) -> Result<Self> {
+    fn new(class: ServiceClass, learn: bool) -> Result<Self> {
         let mut config = DiluVerticalConfig::default();
         config.unit = TokenUnit::Blocks;
         config.learn = learn;
@@ -407,7 +407,7 @@ impl Periods {
                 client: client(INFER),
                 gpu,
                 quota: QuotaRange::new(percent(30)?, percent(60)?)?,
-                class: ServiceClass::SloSensitive { tolerance },
+                class,
             },
             VerticalEvent::ClientJoined {
                 client: client(TRAIN),
@@ -457,15 +457,19 @@ struct Outcome {
 fn node(policy: &str, tight: u16) -> Result<Node> {
     let (whole, limits) = ([SmShare::WHOLE; 2], [sm(60)?, sm(90)?]);
     let tight = BasisPoints::from_percent(tight).context("--tight: need at most 100")?;
-    let default = BasisPoints::from_percent(60).context("tolerance")?;
+    let printed = BasisPoints::from_percent(60).context("tolerance")?;
     Ok(match policy {
         "exclusive" => Node::new(Gate::Open, whole, false),
         "mps_r" => Node::new(Gate::Open, [sm(30)?, sm(30)?], true),
         "mps_l" => Node::new(Gate::Open, limits, true),
         "fast_tokens" => Node::new(Gate::Tokens(Box::new(Leases::new(limits)?)), limits, true),
         _ => {
-            let tolerance = if policy.ends_with("tight") { tight } else { default };
-            let periods = Periods::new(tolerance, policy.starts_with("ours"))?;
+            let class = match policy {
+                "dilu" => ServiceClass::SloSensitive { tolerance: printed },
+                "ours" => ServiceClass::SLO_SENSITIVE,
+                _ => ServiceClass::SloSensitive { tolerance: tight },
+            };
+            let periods = Periods::new(class, policy.starts_with("ours"))?;
             Node::new(Gate::CoScaler(Box::new(periods)), whole, true)
         }
     })

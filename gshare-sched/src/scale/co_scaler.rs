@@ -9,7 +9,8 @@
 //! [`CoScaler`] puts a [`VerticalScaler`] and a [`HorizontalScaler`] on one clock. It adds no rule of its own, for none is
 //! needed: the first bad KLC raises an instance to its limit at the end of the same period, 5 ms later, while the window
 //! of a lazy horizontal scaler must fill for 20 s before it starts one. So up comes first, and out only when the window
-//! says so; and down comes with the first good KLC, in after 30 s.
+//! says so; and down comes with the first good KLC, in after 30 s. [`CoScaler::learning`] makes the pair that fits best: a
+//! horizontal scaler that knows what the vertical one can do starts only what peaks need at the instances' limits.
 //!
 //! A host that runs one node daemon per machine and one controller runs the halves apart, with the same result.
 //!
@@ -18,6 +19,7 @@
 //!
 //! # Cost
 //! That of the half an event is for; [`CoScaleEvent::DeadlineReached`] goes to both.
+use super::{ConfigError, DiluVertical, DiluVerticalConfig, PeakHorizontal, PeakHorizontalConfig};
 use gshare_core::scale::{
     HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, VerticalAction, VerticalError,
     VerticalEvent, VerticalScaler,
@@ -74,12 +76,26 @@ pub enum CoScaleError {
 
 /// A vertical and a horizontal scaler on one clock. See the [module](self).
 #[derive(Debug)]
-pub struct CoScaler<V, H> {
+pub struct CoScaler<V = DiluVertical, H = PeakHorizontal> {
     now: Timestamp,
     vertical: V,
     horizontal: H,
     ups: Vec<VerticalAction>,
     outs: Vec<HorizontalAction>,
+}
+
+impl CoScaler {
+    /// A co-scaler that learns, and beside it a horizontal scaler that counts on what instances do at their limits; at most so
+    /// many clients and otherwise at their defaults.
+    ///
+    /// # Errors
+    /// More clients than [`DiluVerticalConfig::max_clients`] may be.
+    pub fn learning(max_clients: u32) -> Result<Self, ConfigError> {
+        let mut vertical = DiluVerticalConfig::default();
+        (vertical.learn, vertical.max_clients) = (true, max_clients);
+        let horizontal = PeakHorizontal::new(PeakHorizontalConfig::default())?;
+        Ok(Self::new(DiluVertical::new(vertical)?, horizontal))
+    }
 }
 
 impl<V: VerticalScaler, H: HorizontalScaler> CoScaler<V, H> {

@@ -144,20 +144,15 @@ impl<S> Function<S> {
 
     /// The youngest deployed instance, one that is starting before one that is ready.
     pub(super) fn youngest(&self) -> Option<(InstanceId, RequestRate)> {
-        self.youngest_instance()
-            .map(|instance| (instance.id, self.spec.profile.points()[instance.point].throughput))
-    }
-
-    /// The same, with what it does at its point and at its limit.
-    pub(super) fn youngest_with_surge(&self) -> Option<(InstanceId, RequestRate, RequestRate)> {
-        let instance = self.youngest_instance()?;
-        let throughput = self.spec.profile.points()[instance.point].throughput;
-        Some((instance.id, throughput, self.surges[instance.point]))
-    }
-
-    fn youngest_instance(&self) -> Option<&Instance> {
         let of = |stage| self.instances.iter().rev().find(|instance| instance.stage == stage);
-        of(Stage::Starting).or_else(|| of(Stage::Ready))
+        let instance = of(Stage::Starting).or_else(|| of(Stage::Ready))?;
+        Some((instance.id, self.spec.profile.points()[instance.point].throughput))
+    }
+
+    /// What one more instance does, where the most effective point can be had; 0 where no point is fast enough.
+    pub(super) fn best(&self) -> RequestRate {
+        let best = self.points.first().map(|&(index, _)| self.spec.profile.points()[index].throughput);
+        best.unwrap_or(RequestRate::ZERO)
     }
 
     /// What the deployed instances do at their limits.

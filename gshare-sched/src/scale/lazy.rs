@@ -87,7 +87,7 @@ impl Default for LazyHorizontalConfig {
 }
 
 impl LazyHorizontalConfig {
-    fn validate(&self) -> Result<(), ConfigError> {
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
         self.fleet.validate()?;
         let check = |ok: bool, field, value: String, bound| {
             if ok { Ok(()) } else { Err(ConfigError { field, value, bound }) }
@@ -103,15 +103,53 @@ impl LazyHorizontalConfig {
     }
 }
 
-/// What is kept of a function.
+/// What is kept of a function: the window, and when it last said something.
 #[derive(Debug, Default)]
-struct History {
+pub(super) struct History {
     /// The window; the newest at the back.
     window: VecDeque<RequestRate>,
     /// When instances were last started or taken away by a step.
-    stepped: Option<Timestamp>,
+    last_step: Option<Timestamp>,
     /// When a request last came.
     busy: Option<Timestamp>,
+}
+
+impl History {
+    pub(super) fn note(&mut self, now: Timestamp, load: RequestRate, config: &LazyHorizontalConfig) {
+        if self.window.len() >= config.window_reports as usize {
+            self.window.pop_front();
+        }
+        self.window.push_back(load);
+        if !load.is_zero() || self.busy.is_none() {
+            self.busy = Some(now);
+        }
+    }
+
+    /// Whether enough of the window is above the capacity.
+    pub(super) fn is_short(&self, capacity: RequestRate, config: &LazyHorizontalConfig) -> bool {
+        self.window.iter().filter(|load| **load > capacity).count() >= config.out_reports as usize
+    }
+
+    /// Whether enough of it is below the capacity without the youngest instance.
+    pub(super) fn is_spare(&self, without: RequestRate, config: &LazyHorizontalConfig) -> bool {
+        self.window.iter().filter(|load| **load < without).count() >= config.in_reports as usize
+    }
+
+    /// Whether the last step is long enough ago for another.
+    pub(super) fn has_cooled(&self, now: Timestamp, config: &LazyHorizontalConfig) -> bool {
+        self.last_step.is_none_or(|at| now.saturating_since(at) >= config.cooldown)
+    }
+
+    /// Whether no request came for so long that the last instance may go.
+    pub(super) fn is_idle(&self, now: Timestamp, config: &LazyHorizontalConfig) -> bool {
+        now.saturating_since(self.busy.unwrap_or(now)) >= config.keep_alive
+    }
+
+    /// A step was done: the window starts anew.
+    pub(super) fn stepped(&mut self, now: Timestamp) {
+        self.window.clear();
+        self.last_step = Some(now);
+    }
 }
 
 /// Lazy scaling out and in. See the [module](self).
@@ -132,34 +170,22 @@ impl LazyHorizontal {
         let now = self.fleet.now();
         let config = &self.config;
         let Some(known) = self.fleet.get_mut(function) else { return };
-        let state = &mut known.state;
-        if state.window.len() >= config.window_reports as usize {
-            state.window.pop_front();
-        }
-        state.window.push_back(load);
-        if !load.is_zero() || state.busy.is_none() {
-            state.busy = Some(now);
-        }
-        let capacity = known.capacity();
-        let cooled = known.state.stepped.is_none_or(|at| now.saturating_since(at) >= config.cooldown);
-        let reports = |counts: &dyn Fn(RequestRate) -> bool, least: u32| {
-            known.state.window.iter().filter(|load| counts(**load)).count() >= least as usize
-        };
+        known.state.note(now, load, config);
+        let (history, capacity) = (&known.state, known.capacity());
+        let cooled = history.has_cooled(now, config);
         if known.deployed() == 0 {
             if !load.is_zero() {
                 self.step_out(function, load, actions);
             }
-        } else if reports(&|load| load > capacity, config.out_reports) {
+        } else if history.is_short(capacity, config) {
             if cooled {
                 self.step_out(function, load, actions);
             }
         } else if let Some((youngest, throughput)) = known.youngest() {
             let (least, deployed) = (known.spec().min_instances, known.deployed());
             let without = capacity.saturating_sub(throughput);
-            let idle = now.saturating_since(known.state.busy.unwrap_or(now));
-            let last = deployed == 1 && least == 0 && idle >= config.keep_alive;
-            let spare =
-                deployed > least.max(1) && cooled && reports(&|load| load < without, config.in_reports);
+            let last = deployed == 1 && least == 0 && history.is_idle(now, config);
+            let spare = deployed > least.max(1) && cooled && history.is_spare(without, config);
             if spare || last {
                 self.fleet.take_away(youngest, actions);
                 self.stepped(function);
@@ -186,8 +212,7 @@ impl LazyHorizontal {
     fn stepped(&mut self, function: FunctionId) {
         let now = self.fleet.now();
         if let Some(known) = self.fleet.get_mut(function) {
-            known.state.stepped = Some(now);
-            known.state.window.clear();
+            known.state.stepped(now);
         }
     }
 }

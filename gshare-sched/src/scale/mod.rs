@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`DiluVertical`] | moving tokens between the clients of a GPU every 5 ms (Dilu, Algorithm 2) |
 //! | [`LazyHorizontal`] | starting instances when load stays (Dilu, section 3.4.2) |
-//! | [`PeakHorizontal`] | starting instances for peaks that the running ones cannot take at their limits |
+//! | [`PeakHorizontal`] | the same, but only what peaks need that the running ones cannot take at their limits |
 //! | [`HeuristicHorizontal`] | choosing instances and their points by a profile (FaST-GShare, Algorithm 1) |
 //! | [`CoScaler`] | a vertical and a horizontal one together (Dilu, section 3.4) |
 

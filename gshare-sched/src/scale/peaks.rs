@@ -1,50 +1,51 @@
-//! Scaling out and in by peaks, vertical first: an instance is taken for what it can do at its limit.
+//! Lazy scaling that starts only what peaks need, vertical first: an instance is taken for what it can do at its limit.
 //!
 //! # Problem
-//! The lazy scaler takes an instance for one number, and looks at how long load stays above it. Taken for little, it keeps
-//! instances that nobody needs; taken for much, the first burst finds too few. But beside a co-scaler an instance is two
-//! numbers: what it does at its request it can do for hours, and what it does at its limit for a while, since others
-//! give way. Load that stays should fit the first with room to spare, peaks the second.
+//! The lazy scaler ([`lazy`](super::lazy)) takes an instance for one number, well below what it can do, for bursts have to fit.
+//! That is right for one instance. For several it is too much: beside a co-scaler each surges to its limit, and together
+//! they have room for the burst before the next is started. Starting late on one instance, on the other hand, is what makes
+//! requests late: a burst then finds nobody else. So the question *when* is answered as the lazy scaler does, the question
+//! *whether* by what the running instances can do at their limits.
 //!
 //! # Terms
-//! The words of [`gshare_core::scale`], and per function:
-//! - **deployed**: instances that are starting (within their deadline) or ready;
-//! - **capacity**: their throughputs at their points added up; an instance's request is the SM share of its point;
-//! - **surge**: the same at their limits. A limit is twice the request (Dilu, section 3.2): the highest throughput among the
-//!   points that are fast enough, with the batch and quota of its own and at most twice its SMs. Where the profile has
-//!   no such point, an instance surges to what it does anyway;
-//! - **sustained load**: the median of the last `sustained_reports` (40); **peak**: the last report, and for scaling in the highest
-//!   of the last `keep_reports` (60).
+//! The words of [`gshare_core::scale`] and of [`lazy`](super::lazy), and per function:
+//! - **entitled**: as many instances as the lazy scaler would have deployed on the same reports, taking each for `rated_share` of
+//!   what its profile says; never fewer than are deployed;
+//! - **surge**: what the deployed instances do at their limits. A limit is twice the request (Dilu, section 3.2): the
+//!   highest throughput among the points that are fast enough, with the batch and quota of its own and at most twice its
+//!   SMs. Where the profile has no such point, an instance surges to what it does anyway;
+//! - **peak**: the highest of the last `keep_reports` (120); **sustained load**: the median of the last `sustained_reports` (20).
 //!
 //! # Algorithm
 //! On each load report `x`, after the minimum has been seen to:
-//! 1. *nothing is deployed and `x > 0`*: start one now;
-//! 2. while the sustained load is above `sustained_share` of the capacity, or `x` is above `peak_share` of the surge: start one, of
-//!    the most effective point that is fast enough; where none may be started, report the load that is unmet;
-//! 3. *else*, if without the youngest neither is so, for the highest of the kept reports in place of `x`, and the last start was
-//!    `cooldown` ago: drain that one, or stop it if it is not ready yet; never below the minimum, and never the last;
-//! 4. *only one is deployed, the minimum is 0, and no request came for `keep_alive`*: drain it.
+//! 1. nothing is deployed and `x > 0`: start one now;
+//! 2. one step of the lazy scaler: entitled rises by one, falls by one, or stays. If fewer than are deployed are left, the
+//!    youngest is drained, or stopped if it is not ready yet;
+//! 3. while fewer are deployed than entitled, and `peak_share` (93 %) of the surge is below the peak, or below the sustained load
+//!    and all that one more instance would do: start one, of the most effective point that is fast enough; where none
+//!    may be started, report the load that is unmet;
+//! 4. only one is entitled, the minimum is 0, and no request came for `keep_alive`: drain it.
 //!
 //! ## Example
-//! An instance does 117 requests/s at 30 % of the SMs and 151 at 60 %. `sustained_share` is 57 %, `peak_share` 93 %: one is
-//! enough for a sustained load of 66 and peaks of 140. Load is 60 and jumps to 120 for ten seconds: the co-scaler takes what is
-//! needed from its neighbours, nothing is started. It jumps to 150: a second is started at once, for one would be late with
-//! each request. It falls back to 60; a minute later the highest report of the minute is 60, and the second is drained.
+//! An instance does 117 requests/s at 30 % of the SMs and 151 at 60 %, and is rated 48. Load stays at 60: after 20 reports
+//! two are entitled, and one surges to 151, of which 140 count; 60 and 117 more are above that: the second is started. Load stays
+//! at 120: three are entitled, two surge to 302, of which 280 count; 120 and 117 are below: no third. At 164, or with the
+//! first peak of 281, it is started at once. Load falls to 40: after 30 reports two are entitled, after 30 more one.
 //!
 //! # Invariants
-//! Those of the contract of [`HorizontalScaler`]; and after a step up neither condition of step 2 holds unless something is
-//! reported unmet; after a step down neither holds.
+//! Those of the contract of [`HorizontalScaler`]; never more deployed than entitled. From the second: beside a lazy scaler that
+//! takes an instance for the same, on the same reports and with the same minimum, it never has more instances at any time,
+//! and never started more of them (each start falls into a time of its own in which the lazy one has that many).
 //!
 //! # Cost
-//! O(n + `sustained_reports` + `keep_reports`) for a load report with n instances; O(p) for a start over p points. About 1 KB per
+//! O(n + `window_reports` + `sustained_reports` + `keep_reports`) for a load report with n instances. About 1.5 KB per
 //! function and its profile.
 //!
 //! # Differences from the paper
-//! Dilu (section 3.4.2) starts when at least 20 of 40 reports are above what the instances are taken for, and takes away when 30
-//! are below that of one less; see [`lazy`](super::lazy). There a peak is nothing that counts, and what an instance can do at
-//! its limit neither.
+//! Dilu (section 3.4.2) has steps 1, 2 and 4 only, and starts whatever is entitled.
 use super::ConfigError;
-use super::fleet::{Fleet, FleetConfig};
+use super::fleet::Fleet;
+use super::lazy::{History as Window, LazyHorizontalConfig};
 use gshare_core::profile::RequestRate;
 use gshare_core::scale::{
     HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts,
@@ -59,45 +60,37 @@ use std::collections::VecDeque;
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 #[non_exhaustive]
 pub struct PeakHorizontalConfig {
-    /// What every horizontal scaler has.
-    pub fleet: FleetConfig,
-    /// Load reports whose median is the sustained load. 40, the paper's window.
+    /// What the lazy scaler has, and with it every horizontal scaler.
+    pub lazy: LazyHorizontalConfig,
+    /// Part of its profile that an instance is taken for. 41 %: the published threshold of the paper's `RoBERTa`, 48 requests/s
+    /// where its profile says 117.
+    #[cfg_attr(feature = "serde", serde(rename = "rated_share_basis_points"))]
+    pub rated_share: BasisPoints,
+    /// Load reports whose median is the sustained load. 20: bursts of some seconds do not show.
     pub sustained_reports: u32,
-    /// Load reports whose highest must fit before an instance goes. 60: a minute, a few cold starts.
+    /// Load reports whose highest is the peak. 120: two minutes, a few cold starts.
     pub keep_reports: u32,
-    /// Part of the capacity that sustained load may take. 57 %: in a burst of twice the load an instance surges to 1.3 times
-    /// its capacity at most, and 0.57 x 2 / 1.3 is below `peak_share`.
-    #[cfg_attr(feature = "serde", serde(rename = "sustained_share_basis_points"))]
-    pub sustained_share: BasisPoints,
-    /// Part of the surge that a peak may take. 93 %: above it queues do not empty between two requests.
+    /// Part of the surge that counts. 93 %: above it queues do not empty between two requests.
     #[cfg_attr(feature = "serde", serde(rename = "peak_share_basis_points"))]
     pub peak_share: BasisPoints,
-    /// Time after a start in which nothing is taken away. 30 s: what was started for is seen by then.
-    #[cfg_attr(feature = "serde", serde(rename = "cooldown_ns"))]
-    pub cooldown: Duration,
-    /// Time without a request after which the last instance goes, where the minimum is 0. 60 s: a few cold starts long.
-    #[cfg_attr(feature = "serde", serde(rename = "keep_alive_ns"))]
-    pub keep_alive: Duration,
 }
 
 impl Default for PeakHorizontalConfig {
     fn default() -> Self {
         let percent = |percent| BasisPoints::from_percent(percent).unwrap_or(BasisPoints::WHOLE);
         Self {
-            fleet: FleetConfig::default(),
-            sustained_reports: 40,
-            keep_reports: 60,
-            sustained_share: percent(57),
+            lazy: LazyHorizontalConfig::default(),
+            rated_share: percent(41),
+            sustained_reports: 20,
+            keep_reports: 120,
             peak_share: percent(93),
-            cooldown: Duration::from_secs(30),
-            keep_alive: Duration::from_secs(60),
         }
     }
 }
 
 impl PeakHorizontalConfig {
     fn validate(&self) -> Result<(), ConfigError> {
-        self.fleet.validate()?;
+        self.lazy.validate()?;
         let check = |ok: bool, field, value: String, bound| {
             if ok { Ok(()) } else { Err(ConfigError { field, value, bound }) }
         };
@@ -106,131 +99,140 @@ impl PeakHorizontalConfig {
         {
             check((1..=3600).contains(&reports), field, reports.to_string(), "need 1 to 3600")?;
         }
-        for (field, share) in [("sustained_share", self.sustained_share), ("peak_share", self.peak_share)] {
+        for (field, share) in [("rated_share", self.rated_share), ("peak_share", self.peak_share)] {
             check(!share.is_zero(), field, share.to_string(), "need more than 0, at most 100%")?;
-        }
-        let day = Duration::from_secs(86_400);
-        for (field, time) in [("cooldown", self.cooldown), ("keep_alive", self.keep_alive)] {
-            check(time <= day, field, time.to_string(), "need at most one day")?;
         }
         Ok(())
     }
 }
 
+/// `share` of a rate, rounded up.
+fn part(share: BasisPoints, of: RequestRate) -> RequestRate {
+    let part = (u128::from(of.as_milli()) * u128::from(share.get())).div_ceil(10_000);
+    // A share is at most the whole: it fits.
+    RequestRate::from_milli(u64::try_from(part).unwrap_or(u64::MAX))
+}
+
 /// What is kept of a function.
 #[derive(Debug, Default)]
 struct History {
-    /// The newest at the back.
+    window: Window,
+    /// The last reports, whatever steps were done; the newest at the back.
     reports: VecDeque<RequestRate>,
-    started: Option<Timestamp>,
-    /// When a request last came.
-    busy: Option<Timestamp>,
+    entitled: u32,
 }
 
-/// What load asks for: as much of the capacity, as much of the surge.
-#[derive(Debug, Clone, Copy)]
-struct Load {
-    sustained: RequestRate,
-    peak: RequestRate,
-}
-
-impl PeakHorizontalConfig {
-    /// Whether this much is too much for so much.
-    fn exceeds(&self, load: Load, capacity: RequestRate, surge: RequestRate) -> bool {
-        let above = |load: RequestRate, of: RequestRate, share: BasisPoints| {
-            u128::from(load.as_milli()) * 10_000 > u128::from(of.as_milli()) * u128::from(share.get())
-        };
-        above(load.sustained, capacity, self.sustained_share) || above(load.peak, surge, self.peak_share)
-    }
-}
-
-/// Scaling by peaks. See the [module](self).
+/// Lazy scaling by peaks. See the [module](self).
 #[derive(Debug)]
 pub struct PeakHorizontal {
     config: PeakHorizontalConfig,
     fleet: Fleet<History>,
-    /// The reports of one function, sorted.
-    sorted: Vec<RequestRate>,
+    /// The last reports of one function, in no order.
+    last: Vec<RequestRate>,
 }
 
 impl PeakHorizontal {
     /// A scaler without functions.
     pub fn new(config: PeakHorizontalConfig) -> Result<Self, ConfigError> {
         config.validate()?;
-        Ok(Self { fleet: Fleet::new(config.fleet.clone()), config, sorted: Vec::new() })
-    }
-
-    /// The median of the last reports; of an even number the higher one in the middle.
-    fn median(&mut self, function: FunctionId) -> RequestRate {
-        let Some(known) = self.fleet.get(function) else { return RequestRate::ZERO };
-        let last = known.state.reports.iter().rev().take(self.config.sustained_reports as usize);
-        self.sorted.clear();
-        self.sorted.extend(last);
-        let middle = self.sorted.len() / 2;
-        if self.sorted.is_empty() {
-            return RequestRate::ZERO;
-        }
-        *self.sorted.select_nth_unstable(middle).1
+        Ok(Self { fleet: Fleet::new(config.lazy.fleet.clone()), config, last: Vec::new() })
     }
 
     fn decide(&mut self, function: FunctionId, load: RequestRate, actions: &mut Vec<HorizontalAction>) {
         let now = self.fleet.now();
         let Some(known) = self.fleet.get_mut(function) else { return };
-        let state = &mut known.state;
-        if state.reports.len() >= self.config.sustained_reports.max(self.config.keep_reports) as usize {
-            state.reports.pop_front();
+        let (deployed, least, most) =
+            (known.deployed(), known.spec().min_instances, known.spec().max_instances);
+        let history = &mut known.state;
+        if history.reports.len() >= self.config.sustained_reports.max(self.config.keep_reports) as usize {
+            history.reports.pop_front();
         }
-        state.reports.push_back(load);
-        if !load.is_zero() || state.busy.is_none() {
-            state.busy = Some(now);
-        }
-        let wanted = Load { sustained: self.median(function), peak: load };
-        if self.grow(function, wanted, actions) {
-            return;
+        history.reports.push_back(load);
+        history.window.note(now, load, &self.config.lazy);
+        history.entitled = history.entitled.clamp(deployed, most);
+        if deployed == 0 {
+            history.entitled = u32::from(!load.is_zero());
+            if history.entitled > 0 {
+                history.window.stepped(now);
+            }
+        } else if history.entitled == 1 && least == 0 && history.window.is_idle(now, &self.config.lazy) {
+            history.entitled = 0;
+            history.window.stepped(now);
+        } else {
+            self.step(function);
         }
         let Some(known) = self.fleet.get(function) else { return };
-        let (state, least, deployed) = (&known.state, known.spec().min_instances, known.deployed());
-        let Some((youngest, throughput, surge)) = known.youngest_with_surge() else { return };
-        let kept = state.reports.iter().rev().take(self.config.keep_reports as usize);
-        let peak = kept.copied().max().unwrap_or(load);
-        let without = known.capacity().saturating_sub(throughput);
-        let cooled = state.started.is_none_or(|at| now.saturating_since(at) >= self.config.cooldown);
-        let fits =
-            !self.config.exceeds(Load { peak, ..wanted }, without, known.surge().saturating_sub(surge));
-        let idle = now.saturating_since(state.busy.unwrap_or(now));
-        let last = deployed == 1 && least == 0 && idle >= self.config.keep_alive;
-        if last || (deployed > least.max(1) && cooled && fits) {
-            self.fleet.take_away(youngest, actions);
+        if known.state.entitled < deployed {
+            if let Some((youngest, _)) = known.youngest() {
+                self.fleet.take_away(youngest, actions);
+            }
+        } else {
+            self.grow(function, load, actions);
         }
     }
 
-    /// Steps 1 and 2. Whether anything was missing.
-    fn grow(&mut self, function: FunctionId, wanted: Load, actions: &mut Vec<HorizontalAction>) -> bool {
+    /// Step 2: what the lazy scaler would do with as many as are entitled.
+    fn step(&mut self, function: FunctionId) {
         let now = self.fleet.now();
-        let mut short = false;
-        while let Some(known) = self.fleet.get_mut(function) {
-            let (capacity, surge) = (known.capacity(), known.surge());
-            let missing = match known.deployed() {
-                0 => !wanted.peak.is_zero(),
-                _ => self.config.exceeds(wanted, capacity, surge),
-            };
-            if !missing {
-                break;
+        let Some(known) = self.fleet.get_mut(function) else { return };
+        let Some((_, youngest)) = known.youngest() else { return };
+        let missing = known.state.entitled - known.deployed();
+        let another = known.best();
+        let capacity = known.capacity().saturating_add(another.saturating_mul(u64::from(missing)));
+        let without = capacity.saturating_sub(if missing > 0 { another } else { youngest });
+        let (least, most) = (known.spec().min_instances, known.spec().max_instances);
+        let (config, share) = (&self.config.lazy, self.config.rated_share);
+        let history = &mut known.state;
+        if !history.window.has_cooled(now, config) {
+            return;
+        }
+        if history.window.is_short(part(share, capacity), config) {
+            if history.entitled < most {
+                history.entitled += 1;
+                history.window.stepped(now);
             }
-            short = true;
-            let room = known.deployed() < known.spec().max_instances;
-            let point = known.startable(now).next().map(|(point, _)| point).filter(|_| room);
+        } else if history.entitled > least.max(1) && history.window.is_spare(part(share, without), config) {
+            history.entitled -= 1;
+            history.window.stepped(now);
+        }
+    }
+
+    /// Step 3.
+    fn grow(&mut self, function: FunctionId, load: RequestRate, actions: &mut Vec<HorizontalAction>) {
+        let now = self.fleet.now();
+        let Some(known) = self.fleet.get(function) else { return };
+        let reports = |count: u32| known.state.reports.iter().rev().take(count as usize).copied();
+        let peak = reports(self.config.keep_reports).max().unwrap_or(load);
+        self.last.clear();
+        self.last.extend(reports(self.config.sustained_reports));
+        // Of an even number the higher one in the middle.
+        let middle = self.last.len() / 2;
+        let sustained = *self.last.select_nth_unstable(middle).1;
+        let wanted = peak.max(sustained.saturating_add(known.best()));
+        while let Some(known) = self.fleet.get(function) {
+            let enough = known.deployed() > 0 && wanted <= part(self.config.peak_share, known.surge());
+            // At the most, what is above all that there is will not be met.
+            let full = known.deployed() >= known.spec().max_instances;
+            if enough || (known.deployed() >= known.state.entitled && !full) {
+                return;
+            }
+            let point = known.startable(now).next().map(|(point, _)| point).filter(|_| !full);
             let Some(point) = point else {
-                let rate = wanted.peak.max(wanted.sustained).saturating_sub(capacity);
+                let rate = load.saturating_sub(known.capacity());
                 if !rate.is_zero() {
                     actions.push(HorizontalAction::Unmet { function, rate });
                 }
-                break;
+                return;
             };
-            known.state.started = Some(now);
             self.fleet.start(function, point, actions);
         }
-        short
+    }
+
+    fn invariants(&self, function: FunctionId) {
+        self.fleet.invariants(function);
+        if let Some(known) = self.fleet.get(function).filter(|_| cfg!(debug_assertions)) {
+            assert!(known.deployed() <= known.state.entitled, "never more than the lazy scaler has");
+        }
     }
 }
 
@@ -246,10 +248,13 @@ impl Engine for PeakHorizontal {
         actions: &mut Vec<HorizontalAction>,
     ) -> Result<(), HorizontalError> {
         if let Some((function, load)) = self.fleet.take(now, event, actions)? {
-            if let Some(load) = load {
-                self.decide(function, load, actions);
+            match load {
+                Some(load) => {
+                    self.decide(function, load, actions);
+                    self.invariants(function);
+                }
+                None => self.fleet.invariants(function),
             }
-            self.fleet.invariants(function);
         }
         Ok(())
     }
