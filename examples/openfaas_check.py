@@ -94,6 +94,9 @@ for one in [*listed, status]:
     assert one["invocationCount"] == 0 and one["createdAt"].endswith("Z"), one
 assert status["usage"]["totalMemoryBytes"] > 1e6 and status["usage"]["cpu"] >= 0, status
 step("unknown function", 404, "GET", "/system/function/nobody", has="nobody")
+told = json.loads(step("telemetry", 200, "GET", "/system/telemetry")[0])
+assert told == {"provider": "gshare", "functions": 1, "replicas": 1, "available_replicas": 1, "invocations": 0, "waiting": 0}, told
+step("telemetry needs credentials", 401, "GET", "/system/telemetry", auth=None)
 step("a secret in use", 409, "DELETE", S, {"name": "key"}, has="resnet")
 
 body, _ = step("invoke, no credentials", 200, "POST", "/function/resnet", b"image", auth=None)

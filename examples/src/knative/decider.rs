@@ -20,6 +20,11 @@
 //! | lazy | [`LazyHorizontal`]: the horizontal half of [`CoScaler`](gshare_sched::scale::CoScaler) | nodes whose daemons scale vertically: bursts are theirs, load that stays is met by pods |
 //! | heuristic | [`HeuristicHorizontal`] | nodes that do not |
 //!
+//! The vertical half has no place here. It weighs launches in periods of 5 ms, which only the daemon of a pod's node sees; as
+//! annotations its orders would go by way of the API server and the kubelet, and be hundreds of periods late. So it runs in the
+//! daemons, for containers of class `slo-sensitive`, and this controller tells nobody of shares: the halves need nothing of each
+//! other, and apart they decide as they do together (a test below).
+//!
 //! The `window` annotation sets the reports that they look at; without it they keep their own. Lazy scaling starts a pod
 //! when half of a window (20 of 40 s) was above capacity and takes one away when three quarters of it were below.
 
@@ -277,35 +282,44 @@ fn engine(
     policy: Policy,
     patience: std::time::Duration,
 ) -> Result<Box<dyn HorizontalScaler>, ConfigError> {
-    let mut fleet = FleetConfig::default();
-    fleet.tick = TICK;
-    fleet.start_timeout = Duration::from_secs(patience.as_secs().clamp(1, 3600));
-    fleet.max_functions = 1;
-    let reports = u32::try_from(settings.window.as_secs()).unwrap_or(u32::MAX);
     Ok(match policy {
-        Policy::Lazy => {
-            let mut config = LazyHorizontalConfig::default();
-            config.fleet = fleet;
-            config.keep_alive = Duration::from_secs(settings.window.as_secs());
-            if settings.windowed {
-                config.window_reports = reports;
-                config.out_reports = (reports / 2).max(1);
-                config.in_reports = (reports / 4 * 3).max(1);
-                config.cooldown = Duration::from_secs(u64::from(config.out_reports));
-            }
-            Box::new(LazyHorizontal::new(config)?)
-        }
+        Policy::Lazy => Box::new(LazyHorizontal::new(lazy(settings, fleet(patience)))?),
         Policy::Heuristic => {
             let mut config = HeuristicHorizontalConfig::default();
-            config.fleet = fleet;
+            config.fleet = fleet(patience);
             if settings.windowed {
-                config.predict_reports = reports;
+                config.predict_reports = reports(settings);
             }
             // The target is that already.
             config.headroom = gshare_core::BasisPoints::ZERO;
             Box::new(HeuristicHorizontal::new(config)?)
         }
     })
+}
+
+fn reports(settings: &Settings) -> u32 {
+    u32::try_from(settings.window.as_secs()).unwrap_or(u32::MAX)
+}
+
+fn fleet(patience: std::time::Duration) -> FleetConfig {
+    let mut fleet = FleetConfig::default();
+    fleet.tick = TICK;
+    fleet.start_timeout = Duration::from_secs(patience.as_secs().clamp(1, 3600));
+    fleet.max_functions = 1;
+    fleet
+}
+
+fn lazy(settings: &Settings, fleet: FleetConfig) -> LazyHorizontalConfig {
+    let mut config = LazyHorizontalConfig::default();
+    config.fleet = fleet;
+    config.keep_alive = Duration::from_secs(settings.window.as_secs());
+    if settings.windowed {
+        config.window_reports = reports(settings);
+        config.out_reports = (config.window_reports / 2).max(1);
+        config.in_reports = (config.window_reports / 4 * 3).max(1);
+        config.cooldown = Duration::from_secs(u64::from(config.out_reports));
+    }
+    config
 }
 
 /// What one pod says of itself, in requests.
@@ -348,6 +362,9 @@ mod tests {
     use super::super::api::{PodAutoscaler, PodAutoscalerSpec};
     use super::super::settings::Defaults;
     use super::*;
+    use gshare_core::scale::{ServiceClass, VerticalEvent};
+    use gshare_core::{ClientId, Engine as _, GpuId, QuotaRange};
+    use gshare_sched::scale::{CoScaleAction, CoScaleEvent, CoScaler, DiluVertical, DiluVerticalConfig};
     use proptest::prelude::*;
 
     fn settings(annotations: &[(&str, &str)]) -> Settings {
@@ -370,6 +387,55 @@ mod tests {
 
     fn rps(rate: u64) -> Option<RequestRate> {
         Some(RequestRate::per_second(rate))
+    }
+
+    proptest! {
+        /// What a node's daemon has to decide about vertically changes nothing of what is decided here.
+        #[test]
+        fn the_horizontal_half_alone_decides_as_it_does_in_a_co_scaler(
+            loads in prop::collection::vec((0_u64..60, 0_u64..5_000), 1..200),
+        ) {
+            let settings = settings(&[("max-scale", "8")]);
+            let half = || LazyHorizontal::new(lazy(&settings, fleet(std::time::Duration::from_secs(600)))).unwrap();
+            let mut alone = half();
+            let mut both = CoScaler::new(DiluVertical::new(DiluVerticalConfig::default()).unwrap(), half());
+            let (client, gpu) = (ClientId::new(0, 0), GpuId(0));
+            let (quota, class) = (QuotaRange::new(Quota::WHOLE, Quota::WHOLE).unwrap(), ServiceClass::SLO_SENSITIVE);
+            let joined = VerticalEvent::ClientJoined { client, gpu, quota, class };
+            both.handle(at(0), CoScaleEvent::Vertical(joined), &mut Vec::new()).unwrap();
+            let profile = ProfilePoint::measured(
+                SmShare::WHOLE, Quota::WHOLE, 1, 10.0, Duration::from_millis(1), Duration::from_millis(1),
+            );
+            let profile = ProfileTable::sparse(vec![profile.unwrap()]).unwrap();
+            let spec = FunctionScale { profile, max_p95: None, min_instances: 1, max_instances: 8 };
+            let mut events = VecDeque::from([HorizontalEvent::FunctionAdded { function: FUNCTION, spec }]);
+            for (second, (load, tokens)) in loads.into_iter().enumerate() {
+                let now = at(second as u64 + 1);
+                let used = VerticalEvent::UsageReported { client, tokens, largest_kernel: 10 };
+                for event in [CoScaleEvent::Vertical(used), CoScaleEvent::DeadlineReached] {
+                    let mut actions = Vec::new();
+                    both.handle(now, event, &mut actions).unwrap();
+                    let is_vertical = |action: &CoScaleAction| matches!(action, CoScaleAction::Vertical(_));
+                    prop_assert!(actions.iter().all(is_vertical), "{actions:?}");
+                }
+                let rate = RequestRate::per_second(load);
+                events.push_back(HorizontalEvent::LoadReported { function: FUNCTION, rate });
+                while let Some(event) = events.pop_front() {
+                    let (mut wanted, mut got) = (Vec::new(), Vec::new());
+                    alone.handle(now, event.clone(), &mut wanted).unwrap();
+                    both.handle(now, CoScaleEvent::Horizontal(event), &mut got).unwrap();
+                    for action in &wanted {
+                        events.extend(match *action {
+                            HorizontalAction::Start { instance, .. } => Some(HorizontalEvent::InstanceReady { instance }),
+                            HorizontalAction::Drain { instance } => Some(HorizontalEvent::InstanceGone { instance }),
+                            _ => None,
+                        });
+                    }
+                    let wanted: Vec<_> = wanted.into_iter().map(CoScaleAction::Horizontal).collect();
+                    prop_assert_eq!(wanted, got);
+                }
+            }
+        }
     }
 
     /// Dilu, section 3.4.2: a burst starts nothing, load that stays does.
