@@ -13,13 +13,15 @@
 //! ```
 //! Bins do not depend on each other, so that is the least total over the function's past. The answer is a list of
 //! [`Stay`]s: a function that comes every half hour is dropped at once, and fetched again just before. Fetching is worth a
-//! tenth of a cold start, so stays that are nearer to each other than that are joined. With few gaps of its own a function also has those of all functions, scaled to `PRIOR` gaps. Old gaps fade: the histogram is halved when it
-//! holds `MEMORY` of them.
+//! tenth of a cold start, so stays that are nearer to each other than that are joined. With few gaps of its own a function
+//! also has those of all functions, scaled to `PRIOR` gaps. A bin of few gaps says little about just that bin: each gap counts
+//! half there, and a quarter in the bin to either side. Old gaps fade: the histogram is halved when it holds `MEMORY` of them.
 //!
 //! ## Example
-//! Nine gaps of 1 minute and one of 60, break-even 20 minutes: the bin about 1 minute saves 9 * 20 and costs less than 10 * 1,
-//! the bins between cost their width and save nothing, the bin that ends at 68 minutes saves 20 and costs 0.3. So it is warm
-//! for a minute, then cold, and warm again before the hour.
+//! Nine gaps of 1 minute and one of 60, break-even 20 minutes: the bins about 1 minute save 9 * 20 and cost less than 10 * 1.3,
+//! those between cost their width and save nothing. Half of the gap of an hour is in the bin from 60 to 68 minutes, which saves
+//! 20 / 2 and costs at most 0.1 + 2.1, a quarter in the next, up to 85: 20 / 4 against 2.1; the bin before costs 6.4 and more. So
+//! it is warm for a minute, then cold, and warm again before the hour.
 //!
 //! # Cost
 //! O(bins) = 80 additions for a gap; 1.3 KB for a function.
@@ -130,6 +132,18 @@ fn edge(bin: usize) -> u64 {
     }
 }
 
+/// Half of each gap in its bin, a quarter in either neighbour; at the ends what has no neighbour stays.
+fn smooth(bins: &[(u128, u128); BINS]) -> [(u128, u128); BINS] {
+    std::array::from_fn(|bin| {
+        let (count, sum) = bins[bin];
+        let near = |other: usize| bins.get(other).map_or(count, |(count, _)| *count);
+        let came = near(bin.wrapping_sub(1)) + near(bin + 1);
+        // As if in the middle of the bin.
+        let begin = bin.checked_sub(1).map_or(0, edge);
+        (2 * count + came, 2 * sum + came * u128::from(begin.midpoint(edge(bin))))
+    })
+}
+
 impl Gaps {
     /// Counts one.
     pub fn add(&mut self, gap: Duration) {
@@ -164,7 +178,7 @@ impl Gaps {
         }
         let fetch = Duration::from_nanos(break_even.as_nanos() / 10);
         let mut joined: Vec<Stay> = Vec::new();
-        for stay in self.paying(all, break_even, longest) {
+        for stay in Self::paying(&smooth(&self.weights(all)), break_even, longest) {
             let before = joined.last().map_or(Duration::ZERO, |last| last.to);
             match (stay.from.saturating_sub(before) <= fetch, joined.last_mut()) {
                 (true, Some(last)) => last.to = stay.to,
@@ -175,10 +189,8 @@ impl Gaps {
         joined
     }
 
-    /// Runs of bins in which being warm costs less than it saves.
-    fn paying(&self, all: &Self, break_even: Duration, longest: Duration) -> Vec<Stay> {
-        let break_even = u128::from(break_even.as_nanos() / 1_000_000);
-        let longest = longest.as_nanos() / 1_000_000;
+    /// Number and sum of the gaps in each bin, with those of `all`; in parts of the same unit.
+    fn weights(&self, all: &Self) -> [(u128, u128); BINS] {
         // Of all functions' gaps as many as PRIOR, in 1/all.total.
         let scale = u128::from(all.total.max(1));
         let weigh = |bin: usize| {
@@ -186,11 +198,17 @@ impl Gaps {
             let others = (u128::from(all.counts[bin]), u128::from(all.sums[bin]));
             (own.0 * scale + others.0 * u128::from(PRIOR), own.1 * scale + others.1 * u128::from(PRIOR))
         };
-        let mut above: u128 = (0..BINS).map(|bin| weigh(bin).0).sum();
+        std::array::from_fn(weigh)
+    }
+
+    /// Runs of bins in which being warm costs less than it saves.
+    fn paying(bins: &[(u128, u128); BINS], break_even: Duration, longest: Duration) -> Vec<Stay> {
+        let break_even = u128::from(break_even.as_nanos() / 1_000_000);
+        let longest = longest.as_nanos() / 1_000_000;
+        let mut above: u128 = bins.iter().map(|(count, _)| count).sum();
         let mut stays: Vec<Stay> = Vec::new();
         let mut begin = 0;
-        for bin in 0..BINS {
-            let (count, sum) = weigh(bin);
+        for (bin, &(count, sum)) in bins.iter().enumerate() {
             above -= count;
             let end = edge(bin);
             if end > longest {
@@ -243,7 +261,7 @@ mod tests {
         let policy = KeepAlive::Adaptive { break_even, longest };
         let none = Gaps::default();
         let stays = gaps(&[(9, 60), (1, 3_600)]).stays(&none, &policy);
-        assert_eq!(seconds(&stays), [(0, 64), (3_584, 4_096)]);
+        assert_eq!(seconds(&stays), [(0, 80), (3_584, 5_120)]);
         assert_eq!(gaps(&[(1, 7_000), (20, 7_300)]).stays(&none, &policy), [], "it never pays");
     }
 
@@ -252,7 +270,7 @@ mod tests {
     fn bins_that_pay_are_those_of_least_cost() {
         let (break_even, longest) = (Duration::from_secs(900), Duration::from_secs(14_400));
         let all = [(7, 11), (2, 45), (9, 130), (1, 700), (3, 2_500), (2, 9_000)];
-        let stays = gaps(&all).paying(&Gaps::default(), break_even, longest);
+        let stays = Gaps::paying(&gaps(&all).weights(&Gaps::default()), break_even, longest);
         let cost = |stays: &[Stay]| {
             let mut cost = 0;
             for &(count, gap) in &all {
@@ -283,10 +301,24 @@ mod tests {
     }
 
     #[test]
+    fn smoothing_moves_gaps_and_loses_none() {
+        let before = gaps(&[(8, 1), (5, 60), (4, 3_600)]).weights(&Gaps::default());
+        let after = smooth(&before);
+        let count = |bins: &[(u128, u128); BINS]| bins.iter().map(|(count, _)| count).sum::<u128>();
+        assert_eq!(count(&after), 4 * count(&before));
+        let at = bin(Duration::from_secs(3_600));
+        assert_eq!(
+            [after[at - 1].0, after[at].0, after[at + 1].0],
+            [4, 8, 4],
+            "a quarter, half, a quarter of 4"
+        );
+    }
+
+    #[test]
     fn without_gaps_of_its_own_it_has_those_of_all() {
         let policy = KeepAlive::default();
         let all = gaps(&[(100, 30)]);
-        assert_eq!(seconds(&Gaps::default().stays(&all, &policy)), [(0, 32)]);
+        assert_eq!(seconds(&Gaps::default().stays(&all, &policy)), [(0, 40)]);
         let keep = |stays: Vec<Stay>| stays[0].to;
         assert_eq!(keep(Gaps::default().stays(&Gaps::default(), &policy)), policy.initial());
         assert_eq!(keep(all.stays(&all, &KeepAlive::PAPER)), Duration::from_secs(600));
