@@ -15,8 +15,11 @@ const MAX_SPREADS: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Front {
     tables: Tables,
-    /// `least[ideal * codes + code]`: least bottleneck of a state, in ns.
+    /// Least bottleneck of the whole by code, in ns, where that is at most `upto`; else `NEVER`.
     least: Vec<u64>,
+    upto: u64,
+    /// The longest stage, in ns.
+    longest: u64,
     slo: u64,
     tolerance: BasisPoints,
     side_by_side: bool,
@@ -92,22 +95,27 @@ impl Front {
         side_by_side: bool,
     ) -> Result<Self, PartitionError> {
         let tables = Tables::new(lattice, offers, forks, hands, &limits)?;
-        let least = tables.sweep(|stage, before, after| {
-            for (after, before) in after.iter_mut().zip(before) {
-                *after = (*after).min(stage.busy.max(*before));
-            }
-        });
+        let upto = tables.a_component_takes().saturating_mul(2);
+        let longest = tables.stage_times().into_iter().max().unwrap_or(0);
+        let least = tables.bottlenecks(upto);
         let slo = limits.slo.map_or(NEVER - 1, Duration::as_nanos);
-        Ok(Self { tables, least, slo, tolerance: limits.tolerance, side_by_side, below: u32::MAX })
+        Ok(Self {
+            tables,
+            least,
+            upto,
+            longest,
+            slo,
+            tolerance: limits.tolerance,
+            side_by_side,
+            below: u32::MAX,
+        })
     }
 
     /// Least latency of every state when no slice is busy for longer than `limit`.
     fn latencies(&self, limit: u64) -> Vec<u64> {
-        self.tables.sweep(|stage, before, after| {
-            if stage.busy <= limit {
-                for (after, before) in after.iter_mut().zip(before) {
-                    *after = (*after).min(before.saturating_add(stage.latency));
-                }
+        self.tables.sweep(limit, |stage, before, after| {
+            for (after, before) in after.iter_mut().zip(before) {
+                *after = (*after).min(before.saturating_add(stage.latency));
             }
         })
     }
@@ -126,11 +134,23 @@ impl Front {
         held.compute < self.below && held.slices <= self.tables.most
     }
 
+    /// The least bottleneck of what may still be held. Most stages are far longer than that, so it is looked for among the
+    /// short ones first, and among longer ones only as long as there is nothing.
+    fn least(&mut self) -> Option<u64> {
+        loop {
+            let codes = (0..self.tables.codes).filter(|&code| self.may_hold(code));
+            let least = codes.map(|code| self.least[code]).min().filter(|&least| least != NEVER);
+            if least.is_some() || self.upto >= self.longest {
+                return least;
+            }
+            self.upto = self.upto.saturating_mul(4);
+            self.least = self.tables.bottlenecks(self.upto);
+        }
+    }
+
     /// The least limit on every slice that leaves something to choose.
-    fn limit(&self) -> Option<u64> {
-        let last = &self.least[self.least.len() - self.tables.codes..];
-        let codes = (0..self.tables.codes).filter(|&code| self.may_hold(code));
-        let least = codes.map(|code| last[code]).min().filter(|&least| least != NEVER)?;
+    fn limit(&mut self) -> Option<u64> {
+        let least = self.least()?;
         let enough = |limit| self.choose(&self.latencies(limit)).is_some();
         if enough(least) {
             return Some(least);
@@ -228,9 +248,29 @@ impl Tables {
         })
     }
 
-    /// Goes forward over all states. `relax` is given a stage, the values of a run of states before it and of those
-    /// after it.
-    fn sweep(&self, relax: impl Fn(Stage, &[u64], &mut [u64])) -> Vec<u64> {
+    /// The time of the component that is longest where it is fastest, at least 1 ns. No pipeline has a lesser bottleneck.
+    fn a_component_takes(&self) -> u64 {
+        let components = self.offers.first().map_or(0, |offer| offer.needs.len());
+        let fastest = |one: usize| {
+            let on = self.offers.iter().filter_map(|offer| offer.needs[one]);
+            on.map(|need| need.expected).min().unwrap_or(0)
+        };
+        (0..components).map(fastest).max().unwrap_or(0).max(1)
+    }
+
+    /// Least bottleneck of the whole by code, as far as it is at most `upto`.
+    fn bottlenecks(&self, upto: u64) -> Vec<u64> {
+        let all = self.sweep(upto, |stage, before, after| {
+            for (after, before) in after.iter_mut().zip(before) {
+                *after = (*after).min(stage.busy.max(*before));
+            }
+        });
+        all[all.len() - self.codes..].to_vec()
+    }
+
+    /// Goes forward over all states by stages whose slice is busy for at most `limit`. `relax` is given a stage, the values of
+    /// a run of states before it and of those after it.
+    fn sweep(&self, limit: u64, relax: impl Fn(Stage, &[u64], &mut [u64])) -> Vec<u64> {
         let codes = self.codes;
         let mut values = vec![NEVER; self.lattice.ideals.len() * codes];
         values[0] = 0;
@@ -241,7 +281,8 @@ impl Tables {
                 let start = (step.to as usize - from - 1) * codes;
                 let after = &mut later[start..start + codes];
                 for (offer, (&stride, &count)) in self.strides.iter().zip(&self.counts).enumerate() {
-                    let Some(stage) = self.stage(from, step, offer) else { continue };
+                    let stage = self.stage(from, step, offer).filter(|stage| stage.busy <= limit);
+                    let Some(stage) = stage else { continue };
                     // All codes in which this digit is below its most, as runs.
                     for run in (0..codes).step_by(stride * (count + 1)) {
                         let run = run..run + stride * count;
@@ -249,7 +290,7 @@ impl Tables {
                     }
                 }
             }
-            for spread in &self.spreads[from] {
+            for spread in self.spreads[from].iter().filter(|spread| spread.stage.busy <= limit) {
                 for code in (0..codes).filter(|&code| self.has_room(code, spread)) {
                     let after = code + spread.adds;
                     relax(spread.stage, &before[code..=code], &mut later[after..=after]);
