@@ -744,6 +744,38 @@ fn new_bounds_are_in_force_at_once() {
     check(heuristic(simple(1, 8)));
 }
 
+/// Points of 34.5 requests/s, and the load that comes every second, one number after the other.
+fn queueing(loads: &[u64], change: impl Fn(&mut HeuristicHorizontalConfig)) -> u32 {
+    let mut config = HeuristicHorizontalConfig::default();
+    change(&mut config);
+    let mut spec = spec(vec![point(6, 60, 34.5, 29)], 1, 64);
+    spec.max_p95 = Some(Duration::from_micros(34_500));
+    let mut bench = Bench::new(HeuristicHorizontal::new(config).unwrap(), spec);
+    for load in loads.iter().cycle().take(40) {
+        bench.load(*load);
+    }
+    bench.deployed()
+}
+
+#[test]
+fn fast_10_capacity_beyond_the_load_is_what_uneven_arrivals_need() {
+    let even: Vec<u64> = (71..=110).collect();
+    assert_eq!(
+        queueing(&even, |_| ()),
+        4,
+        "even arrivals: 10 % of headroom are enough, and a trend is none of theirs"
+    );
+    // Standard deviation about 10, as a Poisson process of 100 has.
+    let poisson = [100, 88, 110, 95, 107, 92, 104, 90, 110, 99];
+    assert_eq!(queueing(&poisson, |_| ()), 5, "the same maximum");
+    let bursts = [60, 110, 40, 105, 20, 110, 30, 80, 110, 35];
+    assert!(queueing(&bursts, |_| ()) > 6, "{}", queueing(&bursts, |_| ()));
+    let not_asked =
+        |config: &mut HeuristicHorizontalConfig| config.late_share = gshare_core::BasisPoints::ZERO;
+    assert_eq!(queueing(&bursts, not_asked), 4);
+    assert_eq!(queueing(&[0], |_| ()), 1);
+}
+
 /// 117 requests/s at 30 % of the SMs, 151 at its limit, which is twice as much; more SMs than that do not count.
 fn surging(min_instances: u32, max_instances: u32) -> FunctionScale {
     let points = vec![point(30, 100, 117.0, 34), point(60, 100, 151.0, 27), point(100, 100, 300.0, 26)];

@@ -149,10 +149,9 @@ impl<S> Function<S> {
         Some((instance.id, self.spec.profile.points()[instance.point].throughput))
     }
 
-    /// What one more instance does, where the most effective point can be had; 0 where no point is fast enough.
-    pub(super) fn best(&self) -> RequestRate {
-        let best = self.points.first().map(|&(index, _)| self.spec.profile.points()[index].throughput);
-        best.unwrap_or(RequestRate::ZERO)
+    /// The most effective point, whether it can be had now or not; `None` where none is fast enough.
+    pub(super) fn best(&self) -> Option<&ProfilePoint> {
+        self.points.first().map(|&(index, _)| &self.spec.profile.points()[index])
     }
 
     /// What the deployed instances do at their limits.

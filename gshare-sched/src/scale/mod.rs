@@ -19,6 +19,7 @@ pub mod vertical;
 mod apportion;
 mod cycle;
 mod fleet;
+mod queue;
 
 pub use crate::token::ConfigError;
 pub use co_scaler::{CoScaleAction, CoScaleError, CoScaleEvent, CoScaler};

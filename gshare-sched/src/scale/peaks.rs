@@ -44,7 +44,7 @@
 //! # Differences from the paper
 //! Dilu (section 3.4.2) has steps 1, 2 and 4 only, and starts whatever is entitled.
 use super::ConfigError;
-use super::fleet::Fleet;
+use super::fleet::{Fleet, Function};
 use super::lazy::{History as Window, LazyHorizontalConfig};
 use gshare_core::profile::RequestRate;
 use gshare_core::scale::{
@@ -113,6 +113,11 @@ fn part(share: BasisPoints, of: RequestRate) -> RequestRate {
     RequestRate::from_milli(u64::try_from(part).unwrap_or(u64::MAX))
 }
 
+/// What one more instance would do.
+fn another(known: &Function<History>) -> RequestRate {
+    known.best().map_or(RequestRate::ZERO, |point| point.throughput)
+}
+
 /// What is kept of a function.
 #[derive(Debug, Default)]
 struct History {
@@ -177,7 +182,7 @@ impl PeakHorizontal {
         let Some(known) = self.fleet.get_mut(function) else { return };
         let Some((_, youngest)) = known.youngest() else { return };
         let missing = known.state.entitled - known.deployed();
-        let another = known.best();
+        let another = another(known);
         let capacity = known.capacity().saturating_add(another.saturating_mul(u64::from(missing)));
         let without = capacity.saturating_sub(if missing > 0 { another } else { youngest });
         let (least, most) = (known.spec().min_instances, known.spec().max_instances);
@@ -208,7 +213,7 @@ impl PeakHorizontal {
         // Of an even number the higher one in the middle.
         let middle = self.last.len() / 2;
         let sustained = *self.last.select_nth_unstable(middle).1;
-        let wanted = peak.max(sustained.saturating_add(known.best()));
+        let wanted = peak.max(sustained.saturating_add(another(known)));
         while let Some(known) = self.fleet.get(function) {
             let enough = known.deployed() > 0 && wanted <= part(self.config.peak_share, known.surge());
             // At the most, what is above all that there is will not be met.
