@@ -41,8 +41,8 @@
 //! - One bad FaSTPod, pod or node is told and left out; the others are looked after.
 //!
 //! # Cost
-//! Three lists of the API server for each batch of changes, and one packing of all pods. One controller may run at a time
-//! (its Deployment is `Recreate`).
+//! Three lists of the API server for each batch of changes, and one packing of all pods. One controller may work at a time:
+//! two would place pods on the same GPUs. Of several replicas one leads ([`super::lease`]).
 //!
 //! # Differences from the paper
 //! - Figure 4 prints `replicas` inside `podSpec`, and containers without a name; here `replicas` is in `spec`, as in
