@@ -11,6 +11,7 @@
 //! | [`Virtual`] | a function in virtual time: a mock, or with [`simulated_gpu`] a GPU that a profile describes |
 
 use crate::load::Random;
+use crate::meter::Utilisation;
 use gshare_core::profile::{ProfileTable, Setting};
 use gshare_core::{BasisPoints, Duration, Timestamp};
 use std::collections::VecDeque;
@@ -56,6 +57,14 @@ pub trait Executor {
 
     /// Waits until a batch is answered and tells when that was, or until a time and gives `None`. Never longer.
     fn wait(&mut self, until: Timestamp) -> Result<Option<Timestamp>, ExecError>;
+
+    /// What is measured begins now. Called between [`start`](Self::start) and [`stop`](Self::stop).
+    fn begin_metering(&mut self) {}
+
+    /// It has ended: how busy the GPU was since. `None` where nobody can tell, as in virtual time.
+    fn end_metering(&mut self) -> Option<Utilisation> {
+        None
+    }
 
     /// Ends the function, whatever it is doing. After this it can be started again.
     fn stop(&mut self);

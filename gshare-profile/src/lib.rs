@@ -20,6 +20,7 @@
 //! | [`trial`], [`load`], [`stats`] | one trial: calls, warm-up, steady state, throughput with its interval |
 //! | [`executor`] | what runs the function: virtual time here; feature `process`: a program of the user's |
 //! | [`dag`] | the components of a function on slices, for whoever cuts it into stages (FluidFaaS) |
+//! | [`meter`] | how busy the GPU was meanwhile; feature `nvml`: by NVML |
 //! | [`run`](mod@run) | a strategy from its first trial to its answer |
 //! | `store` (feature) | trials in one SQLite file, for runs that are killed |
 //! | `report` (feature) | a page with plots that a person can read |
@@ -62,6 +63,7 @@
 pub mod dag;
 pub mod executor;
 pub mod load;
+pub mod meter;
 pub mod planner;
 #[cfg(feature = "process")]
 pub mod process;

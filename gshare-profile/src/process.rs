@@ -18,6 +18,7 @@
 //! the program sees the end of its input, and a broken pipe at its next line.
 
 use crate::executor::{ExecError, Executor, Ready};
+use crate::meter::{Meter, Utilisation};
 use gshare_core::profile::Setting;
 use gshare_core::{Duration, Timestamp};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -46,6 +47,7 @@ pub struct Process {
     protocol: Protocol,
     begin: Instant,
     running: Option<Running>,
+    meter: Option<Box<dyn Meter + Send>>,
 }
 
 struct Running {
@@ -60,7 +62,14 @@ impl Process {
         protocol: Protocol,
         make: impl FnMut(Setting) -> Result<Command, String> + Send + 'static,
     ) -> Self {
-        Self { make: Box::new(make), protocol, begin: Instant::now(), running: None }
+        Self { make: Box::new(make), protocol, begin: Instant::now(), running: None, meter: None }
+    }
+
+    /// Asks this meter how busy the GPU is while something is measured.
+    #[must_use]
+    pub fn with_meter(mut self, meter: impl Meter + Send + 'static) -> Self {
+        self.meter = Some(Box::new(meter));
+        self
     }
 
     fn time(&self, at: Instant) -> Timestamp {
@@ -168,6 +177,16 @@ impl Executor for Process {
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => Err(self.ended()),
         }
+    }
+
+    fn begin_metering(&mut self) {
+        if let Some(meter) = &mut self.meter {
+            meter.begin();
+        }
+    }
+
+    fn end_metering(&mut self) -> Option<Utilisation> {
+        self.meter.as_mut().and_then(|meter| meter.end())
     }
 
     fn stop(&mut self) {

@@ -88,27 +88,31 @@ pub fn html(head: &Head, records: &[Record]) -> Result<String, ReportError> {
     }
     page.push_str(
         "<h2>Trials</h2>\n<table><tr><th>batch<th>SMs<th>time<th>requests/s<th>from<th>to<th>p50 \
-         ms<th>p95 ms<th>p99 ms<th>calls</tr>\n",
+         ms<th>p95 ms<th>p99 ms<th>calls<th>busy %<th>SMs %<th>occupancy %</tr>\n",
     );
     for record in records {
         let at = record.trial.setting;
         let _ = write!(page, "<tr><td>{}<td>{}<td>{}", at.batch, at.sm, at.quota);
         let _ = match (&record.trial.outcome, &record.measured) {
-            (Outcome::Failed { reason }, _) => writeln!(page, "<td colspan=7>{}</tr>", escape(reason)),
+            (Outcome::Failed { reason }, _) => writeln!(page, "<td colspan=10>{}</tr>", escape(reason)),
             (Outcome::Measured(found), measured) => {
                 let ms = |time: gshare_core::Duration| time.as_secs_f64() * 1e3;
+                let seen = measured.and_then(|m| m.utilisation).unwrap_or_default();
                 let (rate, p99, calls) =
                     measured.map_or((None, None, 0), |m| (Some(m.throughput), Some(m.p99), m.calls));
                 let end = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.2}"));
                 writeln!(
                     page,
-                    "<td>{:.2}<td>{}<td>{}<td>{:.2}<td>{:.2}<td>{}<td>{calls}</tr>",
+                    "<td>{:.2}<td>{}<td>{}<td>{:.2}<td>{:.2}<td>{}<td>{calls}<td>{}<td>{}<td>{}</tr>",
                     found.point.throughput.as_f64(),
                     end(rate.map(|rate| rate.low)),
                     end(rate.map(|rate| rate.high)),
                     ms(found.point.p50),
                     ms(found.point.p95),
                     end(p99.map(ms)),
+                    end(seen.busy_percent),
+                    end(seen.sm_percent),
+                    end(seen.occupancy_percent),
                 )
             }
         };

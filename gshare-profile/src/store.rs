@@ -7,18 +7,23 @@
 //!
 //! Shares are in basis points, times in ns, throughputs in thousandths of a request per second.
 
+use crate::meter::Utilisation;
 use crate::planner::{Journal, JournalError, Measurement, Outcome, Trial};
 use crate::run::{Record, Sink};
 use crate::stats::{Confidence, Interval};
 use crate::trial::Measured;
 use gshare_core::profile::{ProfileError, ProfilePoint, RequestRate, Setting};
-use gshare_core::{Duration, Quota, SmShare};
+use gshare_core::{Bytes, Duration, Quota, SmShare};
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 use std::path::Path;
 
 /// Marks the file as ours: "gshP".
 const APPLICATION: i64 = 0x6773_6850;
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
+
+/// What version 2 has beyond version 1.
+const UTILISATION: [&str; 4] =
+    ["busy_percent REAL", "sm_percent REAL", "occupancy_percent REAL", "memory_bytes INTEGER"];
 
 /// Why a store cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -76,7 +81,8 @@ impl Store {
         let (application, version, tables) = (pragma("application_id")?, pragma("user_version")?, {
             file.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get::<_, i64>(0))?
         });
-        if (application, version) != (APPLICATION, VERSION) && (application, version, tables) != (0, 0, 0) {
+        let ours = application == APPLICATION && (1..=VERSION).contains(&version);
+        if !ours && (application, version, tables) != (0, 0, 0) {
             return Err(StoreError::Foreign { application, version });
         }
         // Full: on disk, not only with the kernel, when a trial is said to be kept.
@@ -97,10 +103,17 @@ impl Store {
                  calls INTEGER, warmup_calls INTEGER,
                  UNIQUE (profile, batch, sm, quota)
              ) STRICT;
-             PRAGMA application_id = {APPLICATION};
-             PRAGMA user_version = {VERSION};
-             COMMIT;"
+             PRAGMA application_id = {APPLICATION};"
         ))?;
+        // A file of version 1 is made one of version 2.
+        let of_version_1 = "SELECT count(*) = 0 FROM pragma_table_info('trial') WHERE name = ?1";
+        for column in UTILISATION {
+            let name = column.split(' ').next().unwrap_or(column);
+            if file.query_row(of_version_1, [name], |row| row.get(0))? {
+                file.execute_batch(&format!("ALTER TABLE trial ADD COLUMN {column}"))?;
+            }
+        }
+        file.execute_batch(&format!("PRAGMA user_version = {VERSION}; COMMIT;"))?;
         file.execute(
             "INSERT OR IGNORE INTO profile (name, context) VALUES (?1, ?2)",
             params![name, context],
@@ -151,11 +164,15 @@ impl Sink for Store {
         let time = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
         let of = |get: fn(&Measured) -> Duration| measured.map(|measured| time(get(measured)));
         let count = |get: fn(&Measured) -> u64| measured.map(|m| i64::try_from(get(m)).unwrap_or(i64::MAX));
+        let seen = |get: fn(&Utilisation) -> Option<f64>| measured?.utilisation.as_ref().and_then(get);
+        let memory = measured.and_then(|measured| measured.utilisation?.memory);
+        let memory = memory.map(|bytes| i64::try_from(bytes.get()).unwrap_or(i64::MAX));
         let rate = |point: ProfilePoint| i64::try_from(point.throughput.as_milli()).unwrap_or(i64::MAX);
         self.file.execute(
             "INSERT INTO trial (profile, batch, sm, quota, failed, throughput_milli, p50_ns, p95_ns, p99_ns,
-                 p95_with_wait_ns, load_ns, low, mean, high, confidence_percent, calls, warmup_calls)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
+                 p95_with_wait_ns, load_ns, low, mean, high, confidence_percent, calls, warmup_calls,
+                 busy_percent, sm_percent, occupancy_percent, memory_bytes)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)",
             params![
                 self.name,
                 at.batch,
@@ -174,6 +191,10 @@ impl Sink for Store {
                 measured.map(|measured| measured.confidence.percent()),
                 count(|measured| measured.calls),
                 count(|measured| measured.warmup_calls),
+                seen(|seen| seen.busy_percent),
+                seen(|seen| seen.sm_percent),
+                seen(|seen| seen.occupancy_percent),
+                memory,
             ],
         )?;
         Ok(())
@@ -210,6 +231,13 @@ fn record(row: &Row<'_>) -> rusqlite::Result<Result<Record, String>> {
     let load = row.get::<_, Option<i64>>("load_ns")?;
     let load = load.and_then(|load| u64::try_from(load).ok()).map(Duration::from_nanos);
     let measurement = Measurement { point, load };
+    let memory = row.get::<_, Option<i64>>("memory_bytes")?;
+    let seen = Utilisation {
+        busy_percent: row.get("busy_percent")?,
+        sm_percent: row.get("sm_percent")?,
+        occupancy_percent: row.get("occupancy_percent")?,
+        memory: memory.and_then(|bytes| u64::try_from(bytes).ok()).map(Bytes),
+    };
     let measured = Measured {
         measurement,
         throughput: Interval { low: row.get("low")?, mean: row.get("mean")?, high: row.get("high")? },
@@ -218,6 +246,7 @@ fn record(row: &Row<'_>) -> rusqlite::Result<Result<Record, String>> {
         p95_with_wait: time("p95_with_wait_ns")?,
         calls: count("calls")?,
         warmup_calls: count("warmup_calls")?,
+        utilisation: Some(seen).filter(|seen| *seen != Utilisation::default()),
     };
     Ok(Ok(Record { trial: Trial::done(measurement), measured: Some(measured) }))
 }

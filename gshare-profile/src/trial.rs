@@ -20,6 +20,7 @@
 
 use crate::executor::{ExecError, Executor};
 use crate::load::{Load, LoadError};
+use crate::meter::Utilisation;
 use crate::planner::Measurement;
 use crate::stats::{self, Call, Confidence, Interval};
 use gshare_core::profile::{ProfileError, ProfilePoint, Setting};
@@ -129,6 +130,9 @@ pub struct Measured {
     pub calls: u64,
     /// See `calls`.
     pub warmup_calls: u64,
+    /// How busy the GPU was while it was measured; `None` where nobody could tell.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub utilisation: Option<Utilisation>,
 }
 
 /// Why a trial has no result.
@@ -218,6 +222,7 @@ struct Answers {
     calls: Vec<Call>,
     warmup: usize,
     rate: Interval,
+    utilisation: Option<Utilisation>,
 }
 
 impl<'a> Run<'a> {
@@ -306,7 +311,9 @@ impl<'a> Run<'a> {
         for _ in 0..MEASUREMENTS {
             let (begin, queued) = (self.last_done, self.queue.len());
             self.answered.clear();
+            self.executor.begin_metering();
             let rate = self.gather(begin)?;
+            let utilisation = self.executor.end_metering();
             let calls = self.answered.len();
             let grown = self.queue.len().saturating_sub(queued);
             if grown > 10 && grown > calls / 5 {
@@ -319,7 +326,7 @@ impl<'a> Run<'a> {
                     let need = 2 * stats::GROUPS;
                     return Err(TrialError::TooFewCalls { calls, within: config.max_time, need });
                 };
-                return Ok(Answers { begin, calls: self.answered, warmup, rate });
+                return Ok(Answers { begin, calls: self.answered, warmup, rate, utilisation });
             }
         }
         let calls = warmup + self.answered.len();
@@ -393,6 +400,7 @@ impl Answers {
             p95_with_wait: stats::percentile(&latency, 95),
             calls: self.calls.len() as u64,
             warmup_calls: self.warmup as u64,
+            utilisation: self.utilisation,
         })
     }
 }

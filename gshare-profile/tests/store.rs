@@ -2,8 +2,9 @@
 #![cfg(feature = "store")]
 
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::{BasisPoints, Duration, Quota, SmShare};
+use gshare_core::{BasisPoints, Bytes, Duration, Quota, SmShare};
 use gshare_profile::executor::simulated_gpu;
+use gshare_profile::meter::Utilisation;
 use gshare_profile::planner::{Grid, Trial};
 use gshare_profile::run::{Record, Sink, run};
 use gshare_profile::store::{Store, StoreError};
@@ -80,8 +81,39 @@ fn records_come_back_as_they_were_kept() {
     let setting = gshare_core::profile::Setting { batch: 9, sm: SmShare::WHOLE, quota: Quota::WHOLE };
     let failed = Record { trial: Trial::failed(setting, "out of 'memory'".into()), measured: None };
     both.keep(&failed).unwrap();
+    let mut seen = Utilisation::default();
+    (seen.busy_percent, seen.sm_percent, seen.memory) = (Some(81.5), Some(40.25), Some(Bytes::from_gib(3)));
+    let mut busy = both.1[0].clone();
+    busy.measured.as_mut().unwrap().utilisation = Some(seen);
     let kept = both.1;
     assert_eq!(store.records().unwrap(), kept);
+    let mut other = Store::open(std::path::Path::new(":memory:"), "function", "context").unwrap();
+    other.keep(&busy).unwrap();
+    assert_eq!(other.records().unwrap(), [busy]);
+}
+
+#[test]
+fn a_file_of_version_1_is_taken_over_with_its_trials() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("old.sqlite");
+    let mut store = Store::open(&path, "function", "context").unwrap();
+    let mut gpu = simulated_gpu(table(), Duration::from_millis(10), BasisPoints::ZERO, 3);
+    let mut journal = store.journal().unwrap();
+    run(&grid(), &mut gpu, &TrialConfig::default(), &mut journal, &mut store).unwrap();
+    let before = store.records().unwrap();
+    drop(store);
+    let file = rusqlite::Connection::open(&path).unwrap();
+    for column in ["busy_percent", "sm_percent", "occupancy_percent", "memory_bytes"] {
+        file.execute_batch(&format!("ALTER TABLE trial DROP COLUMN {column}")).unwrap();
+    }
+    file.execute_batch("PRAGMA user_version = 1").unwrap();
+    drop(file);
+    for _ in 0..2 {
+        assert_eq!(Store::open(&path, "function", "context").unwrap().records().unwrap(), before);
+    }
+    let file = rusqlite::Connection::open(&path).unwrap();
+    file.execute_batch("PRAGMA user_version = 3").unwrap();
+    assert!(matches!(Store::open(&path, "a", "b"), Err(StoreError::Foreign { version: 3, .. })));
 }
 
 #[test]

@@ -100,3 +100,33 @@ fn a_program_under_the_hook_is_profiled_and_one_that_hangs_is_not_waited_for() {
     let missing = gshare(folder.path(), &[&common[..], &["--", "/no/such/program"]].concat());
     assert!(String::from_utf8_lossy(&missing.stderr).contains("/no/such/program"));
 }
+
+#[test]
+fn how_busy_the_gpu_was_is_asked_of_nvml_and_warps_are_not_made_up() {
+    gshared::libraries::refresh().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let grid = ["--strategy", "grid", "--sms", "50,100", "--quotas", "100", "--report", "report.html"];
+    let output = Command::new(env!("CARGO_BIN_EXE_gshare"))
+        .args(["profile", "--json", "--sim=tiny", "--time", "1s", "--steady", "100", "--socket"])
+        .arg(folder.path().join("sock"))
+        .args(grid)
+        .args(["--", env!("CARGO_BIN_EXE_gshare"), "spin", "--memory", "64MiB", "--answer", "4"])
+        .current_dir(folder.path())
+        // A device of its own.
+        .env("GSHARE_SIM_DEVICE", folder.path().join("device"))
+        .output()
+        .unwrap();
+    let found = json(&output);
+    let seen = found["utilisation"].as_array().unwrap();
+    assert_eq!(seen.len(), 2, "{found}");
+    for one in seen {
+        let share = one["sm_basis_points"].as_f64().unwrap() / 100.0;
+        let (busy, sms) = (one["busy_percent"].as_f64().unwrap(), one["sm_percent"].as_f64().unwrap());
+        // Its kernels take every SM that it may use.
+        assert!(busy > 1.0 && busy <= 100.0, "{one}");
+        assert!(sms > 0.5 && (sms - busy * share / 100.0).abs() < busy * 0.1, "{one}");
+        assert!(one["occupancy_percent"].is_null(), "{one}");
+        assert!(one["memory_bytes"].as_u64().unwrap() >= 64 << 20, "{one}");
+    }
+    assert!(std::fs::read_to_string(folder.path().join("report.html")).unwrap().contains("SMs %"));
+}

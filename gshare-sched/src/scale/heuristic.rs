@@ -53,7 +53,7 @@
 //! 8. Ties are not given: see step 2.
 //! 9. How load is predicted is not given: see the terms.
 //! 10. Throughput is what a closed loop measures, where nobody waits but as many as are served. Of requests that come as they
-//!     like, 110 a second in a Poisson process to four instances of 34.5 are late in 4 of 100 cases: see the target.
+//!     like, 110 a second in a Poisson process to four instances of 34.5, 6 of 100 wait for more than 40 ms: see the target.
 use super::ConfigError;
 use super::fleet::{Fleet, FleetConfig, Function};
 use super::queue::Queue;

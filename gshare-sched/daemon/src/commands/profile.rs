@@ -8,6 +8,7 @@ use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{BasisPoints, Duration, Quota, QuotaRange, SmShare};
 use gshare_profile::executor::{Executor, simulated_gpu};
 use gshare_profile::load::Load;
+use gshare_profile::meter::{NvmlMeter, Utilisation};
 use gshare_profile::planner::{
     BatchLine, Grid, HybridGrowth, Journal, Outcome, Planner, Step, TrainingSearch,
 };
@@ -16,7 +17,7 @@ use gshare_profile::report::{self, Head};
 use gshare_profile::run::{Record, Sink, run as run_strategy};
 use gshare_profile::store::Store;
 use gshare_profile::trial::TrialConfig;
-use gshared::libraries::{HOOK, SimulatorDir};
+use gshared::libraries::{HOOK, SIMULATOR, SimulatorDir};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -116,6 +117,22 @@ struct Summary<'a, A> {
     /// Of those, the ones that this run made.
     measured_now: usize,
     answer: A,
+    /// How busy the GPU was, where NVML could tell.
+    utilisation: Vec<Seen>,
+}
+
+#[derive(Serialize)]
+struct Seen {
+    #[serde(flatten)]
+    setting: Setting,
+    #[serde(flatten)]
+    seen: Utilisation,
+}
+
+impl Seen {
+    fn of(record: &Record) -> Option<Self> {
+        Some(Self { setting: record.trial.setting, seen: record.measured?.utilisation? })
+    }
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
@@ -235,7 +252,8 @@ where
     if options.json {
         let measured_now = trials - before;
         let (name, context) = (name.as_str(), context.as_str());
-        return print_json(&Summary { name, context, trials, measured_now, answer });
+        let utilisation = records.iter().filter_map(Seen::of).collect();
+        return print_json(&Summary { name, context, trials, measured_now, answer, utilisation });
     }
     for record in &records {
         println!("{}", line(record));
@@ -261,9 +279,19 @@ fn line(record: &Record) -> String {
         (Outcome::Measured(found), Some(measured)) => {
             let (low, high) = (measured.throughput.low, measured.throughput.high);
             let point = &found.point;
+            let seen = measured.utilisation.unwrap_or_default();
+            let percent = |what: &str, value: Option<f64>| {
+                value.map_or_else(String::new, |value| format!(", {what} {value:.1}%"))
+            };
             format!(
-                "{at}: {} ({low:.2} to {high:.2}), p50 {}, p95 {}, p99 {}",
-                point.throughput, point.p50, point.p95, measured.p99
+                "{at}: {} ({low:.2} to {high:.2}), p50 {}, p95 {}, p99 {}{}{}{}",
+                point.throughput,
+                point.p50,
+                point.p95,
+                measured.p99,
+                percent("GPU busy", seen.busy_percent),
+                percent("SMs", seen.sm_percent),
+                percent("occupancy", seen.occupancy_percent),
             )
         }
         (Outcome::Failed { reason }, _) => format!("{at}: failed: {reason}"),
@@ -374,7 +402,26 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
         Ok(command)
     };
     let protocol = if options.steps { Protocol::Steps } else { Protocol::Requests };
-    Ok(Box::new(Process::new(protocol, make)))
+    let process = Process::new(protocol, make);
+    Ok(match nvml(options)? {
+        Some(nvml) => Box::new(process.with_meter(nvml)),
+        None => Box::new(process),
+    })
+}
+
+/// NVML of the device that the program sees first; the simulated driver is an NVML as well. None for a MIG slice: what NVML
+/// says of its GPU is the work of all of them.
+fn nvml(options: &Options) -> anyhow::Result<Option<NvmlMeter>> {
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    let first = visible.split(',').next().map(str::trim).filter(|first| !first.is_empty()).unwrap_or("0");
+    if first.starts_with("MIG-") {
+        return Ok(None);
+    }
+    let library = match &options.sim {
+        Some(_) => SIMULATOR.find_or_build()?,
+        None => PathBuf::from("libnvidia-ml.so.1"),
+    };
+    Ok(Some(NvmlMeter::new(&library, first)))
 }
 
 /// Keeps trials in the store and shows which one runs.
