@@ -7,12 +7,12 @@
 //!
 //! # Terms
 //! - **shape**: the DAG without profiles, as the function tells it in `BUILD_DAG` mode ([`Shape`]);
-//! - **point**: one component on one slice profile ([`Point`]).
+//! - **point**: one component on one slice profile, with one batch size ([`Point`]).
 //!
 //! # Algorithm
 //! 1. The shape is checked as a DAG is, before anything is measured.
-//! 2. Component by component, slice by slice, one trial ([`measure`]) of calls one after the other. Its median is the
-//!    time; what the executor saw the function take at most is the memory.
+//! 2. Component by component, slice by slice, batch by batch, one trial ([`measure`]) of calls one after the other. Its
+//!    median is the time; what the executor saw the function take at most is the memory.
 //! 3. A point that fails is a hole: a component without a profile for a slice cannot run there, which is what a failure
 //!    for want of memory means. Failures are reported with their reasons. A component with no profile at all is an error.
 //!
@@ -21,7 +21,7 @@
 //! `1g.10gb`: the DAG has three profiles, and the partitioner never puts it there.
 //!
 //! # Cost
-//! `components * slices` trials; each is at most a warm-up and three times the longest measurement ([`TrialConfig`]).
+//! `components * slices * batches` trials; each is at most a warm-up and three times the longest measurement ([`TrialConfig`]).
 //!
 //! # Differences from the paper
 //! Its `profile()` runs in the function and is not described; this one measures from outside, so that a component in any
@@ -100,7 +100,7 @@ impl Shape {
     }
 }
 
-/// One component on one slice profile.
+/// One component on one slice profile with one batch size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Point {
@@ -150,6 +150,9 @@ pub enum DagRunError {
     /// Nothing to measure on.
     #[error("slices: none, need at least one")]
     NoSlices,
+    /// No batch size to measure with.
+    #[error("batches: none, need at least one")]
+    NoBatches,
     /// A component that ran on no slice.
     #[error("component `{component}` runs on none of the slices; on {slice}: {reason}")]
     RunsNowhere {
@@ -165,15 +168,15 @@ pub enum DagRunError {
     Trial(#[from] TrialError),
 }
 
-/// Measures every component of `shape` on every slice, in that order. `make` gives the executor of a point; `told` hears
-/// of each point when it is over.
+/// Measures every component of `shape` on every slice with every batch size, in that order. `make` gives the executor of a
+/// point; `told` hears of each point when it is over.
 ///
 /// # Errors
 /// [`DagRunError`]. What one point alone fails for is a [`Hole`].
 pub fn profile<E: Weighs>(
     shape: &Shape,
     slices: &[String],
-    batch: u32,
+    batches: &[u32],
     config: &TrialConfig,
     make: &mut dyn FnMut(&Point) -> Result<E, ExecError>,
     told: &mut dyn FnMut(&Point, Result<&Profile, &str>),
@@ -182,9 +185,13 @@ pub fn profile<E: Weighs>(
     if slices.is_empty() {
         return Err(DagRunError::NoSlices);
     }
+    if batches.is_empty() {
+        return Err(DagRunError::NoBatches);
+    }
     let (mut profiles, mut holes) = (BTreeMap::<&str, Vec<Profile>>::new(), Vec::<Hole>::new());
     for component in &shape.components {
-        for slice in slices {
+        for (slice, &batch) in slices.iter().flat_map(|slice| batches.iter().map(move |batch| (slice, batch)))
+        {
             let point = Point { component: component.name.clone(), slice: slice.clone(), batch };
             match measured(&point, config, make) {
                 Ok(found) => {

@@ -53,10 +53,19 @@ fn run(
     shape: &Shape,
     slices: &[&str],
 ) -> (Result<gshare_profile::dag::DagProfile, DagRunError>, Vec<String>) {
+    run_with(shape, slices, &[1])
+}
+
+fn run_with(
+    shape: &Shape,
+    slices: &[&str],
+    batches: &[u32],
+) -> (Result<gshare_profile::dag::DagProfile, DagRunError>, Vec<String>) {
     let slices: Vec<String> = slices.iter().map(|&name| name.to_owned()).collect();
     let mut make = |point: &Point| {
         let (ms, gib) = if point.component == "a" { (40, 3) } else { (20, 12) };
         let (speed, room) = if point.slice == "1g.10gb" { (1, 9) } else { (2, 19) };
+        let ms = ms * u64::from(point.batch);
         let begin = move |_| match gib <= room {
             true => Begin::Ready(Duration::from_secs(1)),
             false => Begin::Refused("out of memory".to_owned()),
@@ -69,7 +78,7 @@ fn run(
         let found = found.map(|profile| profile.time.to_string());
         lines.push(format!("{} {} {found:?}", point.component, point.slice));
     };
-    let result = profile(shape, &slices, 1, &TrialConfig::default(), &mut make, &mut told);
+    let result = profile(shape, &slices, batches, &TrialConfig::default(), &mut make, &mut told);
     (result, lines)
 }
 
@@ -93,6 +102,19 @@ fn every_component_is_measured_on_every_slice_and_a_slice_that_is_too_small_is_a
     );
     assert!(hole.reason.contains("out of memory"), "{hole:?}");
     assert_eq!(lines.len(), 4, "{lines:?}");
+}
+
+#[test]
+fn every_batch_size_has_a_profile_of_its_own() {
+    let (found, lines) = run_with(&shape(&["a"], &[]), &["1g.10gb", "2g.20gb"], &[1, 8]);
+    let dag = found.unwrap().dag;
+    let at = |slice: &str, batch: u32| {
+        dag.components()[0].profile(slice, batch).map(|profile| profile.time.as_nanos() / 1_000_000)
+    };
+    assert_eq!([at("1g.10gb", 1), at("1g.10gb", 8)], [Some(40), Some(320)]);
+    assert_eq!([at("2g.20gb", 1), at("2g.20gb", 8), at("2g.20gb", 4)], [Some(20), Some(160), None]);
+    assert_eq!(lines.len(), 4, "{lines:?}");
+    assert_eq!(run_with(&shape(&["a"], &[]), &["1g.10gb"], &[]).0.unwrap_err(), DagRunError::NoBatches);
 }
 
 #[test]

@@ -109,21 +109,32 @@ fn runs_as(path: &Path, stages: &[&[&str]], dir: &Path) {
     function.stop();
 }
 
-/// Figure 7 in Python: what it prints is no answer, and its DAG has a profile for each slice.
+/// Figure 7 in Python: what it prints is no answer, and its DAG has a profile for each batch size.
 #[test]
 fn a_function_in_python_is_measured() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../gshare-modelstore/python-ffs/example.py");
-    let asked = ["build-dag", "--sim", "--slices", "1g.10gb,2g.20gb"];
+    let asked = ["build-dag", "--sim", "--slices", "2g.20gb", "--batch", "1,4"];
     let built = gshare(&[&asked[..], &QUICK, &["--", "python3", "-B", example, "build"]].concat());
     let said = String::from_utf8_lossy(&built.stderr);
     let dag: Dag = serde_json::from_slice(&built.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
     assert_eq!((dag.name(), dag.len(), dag.edges().len()), ("MyFFaaS", 5, 4));
     for component in dag.components() {
-        for slice in ["1g.10gb", "2g.20gb"] {
-            assert!(component.profile(slice, 1).is_some_and(|on| !on.time.is_zero()), "{component:?}");
+        for batch in [1, 4] {
+            let on = component.profile("2g.20gb", batch);
+            assert!(on.is_some_and(|on| !on.time.is_zero()), "{component:?}, batch {batch}");
         }
     }
     assert!(dag.edges().iter().all(|edge| edge.bytes.get() > 0), "{:?}", dag.edges());
+}
+
+/// What a simulated function runs on is a MIG device as the driver has them, not a small GPU.
+#[test]
+fn a_simulated_slice_is_a_mig_device() {
+    let script = "import ctypes as c, sys; cuda = c.CDLL('libcuda.so.1'); cuda.cuInit(0); name = c.create_string_buffer(99); \
+                  cuda.cuDeviceGetName(name, 99, 0); bytes = c.c_size_t(); cuda.cuDeviceTotalMem_v2(c.byref(bytes), 0); \
+                  print(name.value.decode(), bytes.value, file=sys.stderr)";
+    let said = error(&["--sim", "--slices", "1g.10gb,2g.20gb", "--", "python3", "-c", script]);
+    assert!(said.contains("MIG 2g.20gb (simulated) 20937965568\n"), "on the largest: {said}");
 }
 
 #[test]
@@ -132,6 +143,7 @@ fn what_cannot_be_measured_is_said_by_name() {
     assert!(error(&["--sim", "--slices", "9g.1gb", "--", "true"]).contains("9g.1gb"));
     assert!(error(&["--slices", "1g.10gb", "--", "true"]).contains("need NAME=DEVICE, or --sim"));
     assert!(error(&["--sim", "--slices", "1g.10gb,1g.10gb", "--", "true"]).contains("1g.10gb twice"));
+    assert!(error(&["--sim", "--slices", "1g.10gb", "--batch", "2,2", "--", "true"]).contains("2 twice"));
     assert!(sim(&["true"]).contains("told no shape"));
     assert!(sim(&["false"]).contains("in BUILD_DAG mode: exit status: 1"));
     let hangs = error(&["--sim", "--slices", "1g.10gb", "--patience", "1s", "--", "sleep", "100"]);

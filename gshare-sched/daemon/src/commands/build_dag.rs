@@ -37,13 +37,20 @@ pub(crate) struct Options {
     /// GPU model whose profiles these are.
     #[arg(long, value_name = "MODEL", default_value = "A100-80")]
     gpu: String,
-    /// Measure on simulated slices, with the SMs and the memory that the model's table has; what kernels cost is taken
-    /// from this profile file [default: typical costs].
+    /// Measure on MIG devices of a simulated GPU, with the SMs and the memory that the model's table has; what kernels cost
+    /// is taken from this profile file [default: typical costs].
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     sim: Option<String>,
-    /// Requests per call; the function reads it from `GSHARE_BATCH`.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    batch: u32,
+    /// Requests per call, several to measure with each; the function reads it from `GSHARE_BATCH`. The bytes between
+    /// components are those of the largest.
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "1",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    batch: Vec<u32>,
     /// A request to run on, for a function that has no example of its own.
     #[arg(long, value_name = "FILE")]
     example: Option<PathBuf>,
@@ -62,7 +69,7 @@ pub(crate) struct Options {
     /// Write the DAG there [default: standard output].
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Print one JSON object: {"device": "simulated"|"real", "gpu", "batch", "dag", "holes": [{"point": {"component",
+    /// Print one JSON object: {"device": "simulated"|"real", "gpu", "batches", "dag", "holes": [{"point": {"component",
     /// "slice", "batch"}, "reason"}]}.
     #[arg(long)]
     json: bool,
@@ -83,7 +90,7 @@ struct Slice {
 struct Summary<'a> {
     device: &'static str,
     gpu: &'a str,
-    batch: u32,
+    batches: &'a [u32],
     dag: &'a Dag,
     holes: &'a [Hole],
 }
@@ -101,6 +108,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             "--slices: {} twice",
             slice.name
         );
+    }
+    for (place, batch) in options.batch.iter().enumerate() {
+        ensure!(!options.batch[..place].contains(batch), "--batch: {batch} twice");
     }
     let config = trial_config(options)?;
     let folder = tempfile::Builder::new().prefix("gshare-build-dag-").tempdir()?;
@@ -124,22 +134,22 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         Ok(Weighed { runs, scale, most: 0, running: false, broken: None })
     };
     let mut told = |point: &Point, found: Result<&Profile, &str>| {
-        let Point { component, slice, .. } = point;
+        let Point { component, slice, batch, .. } = point;
         match found {
-            Ok(found) => eprintln!("{component} on {slice}: {}, {}", found.time, found.memory),
-            Err(reason) => eprintln!("{component} on {slice}: no profile: {reason}"),
+            Ok(found) => eprintln!("{component} on {slice}, batch {batch}: {}, {}", found.time, found.memory),
+            Err(reason) => eprintln!("{component} on {slice}, batch {batch}: no profile: {reason}"),
         }
     };
     let names: Vec<String> = slices.iter().map(|slice| slice.name.clone()).collect();
-    let found = profile(&shape, &names, options.batch, &config, &mut make, &mut told)?;
+    let found = profile(&shape, &names, &options.batch, &config, &mut make, &mut told)?;
     if let Some(path) = &options.output {
         let text = serde_json::to_string_pretty(&found.dag)?;
         std::fs::write(path, text).with_context(|| format!("--output {}", path.display()))?;
     }
     if options.json {
         let device = if options.sim.is_some() { "simulated" } else { "real" };
-        let (gpu, batch) = (options.gpu.as_str(), options.batch);
-        return print_json(&Summary { device, gpu, batch, dag: &found.dag, holes: &found.holes });
+        let (gpu, batches) = (options.gpu.as_str(), options.batch.as_slice());
+        return print_json(&Summary { device, gpu, batches, dag: &found.dag, holes: &found.holes });
     }
     if options.output.is_none() {
         print_json(&found.dag)?;
@@ -172,7 +182,8 @@ fn trial_config(options: &Options) -> anyhow::Result<TrialConfig> {
 fn shape(options: &Options, place: &Place, slice: &Slice, folder: &Path) -> anyhow::Result<Shape> {
     let program = options.command[0].to_string_lossy();
     let mut command = place.command(options, slice, folder);
-    command.env("GSHARE_BATCH", options.batch.to_string());
+    let largest = options.batch.iter().max().context("--batch: none")?;
+    command.env("GSHARE_BATCH", largest.to_string());
     // What it prints is not the DAG.
     command.env_remove(ENV_COMPONENT).stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = command.spawn().with_context(|| program.clone().into_owned())?;
@@ -196,7 +207,7 @@ fn shape(options: &Options, place: &Place, slice: &Slice, folder: &Path) -> anyh
     Ok(shape)
 }
 
-/// Where components run: MIG devices, or a simulated device for each slice.
+/// Where components run: MIG devices, or for each slice a simulated GPU of which it is cut.
 enum Place {
     Real(Nvml),
     Simulated { driver: SimulatorDir, library: PathBuf, folder: PathBuf },
@@ -210,6 +221,9 @@ impl Place {
             )?));
         };
         eprintln!("gshare: simulated slices of {}", model.name);
+        let whole_gpu =
+            model.ids().filter_map(|id| model.get(id)).max_by_key(|profile| profile.memory_slices);
+        let whole_gpu = whole_gpu.context("a model without profiles")?;
         let whole: toml::Table = match costs.as_str() {
             "" => toml::from_str(TYPICAL)?,
             path => {
@@ -219,7 +233,7 @@ impl Place {
         };
         for slice in slices {
             let found = model.get(model.profile(&slice.name)?).context("a profile of the model")?;
-            let part = part_of(&whole, model.family.memory_slices(), found)?;
+            let part = gpu_with(&whole, whole_gpu, found)?;
             std::fs::write(folder.join(format!("{}.toml", slice.name)), toml::to_string(&part)?)?;
         }
         let driver = SimulatorDir::new()?;
@@ -234,7 +248,7 @@ impl Place {
             command
                 .env("LD_LIBRARY_PATH", prepend("LD_LIBRARY_PATH", driver.path()))
                 .env_remove("GSHARE_SIM_GPUS")
-                .env_remove("GSHARE_SIM_MIG")
+                .env("GSHARE_SIM_MIG", &slice.name)
                 .env("GSHARE_SIM_DEVICE", device_file(folder, slice))
                 .env("GSHARE_SIM_PROFILE", folder.join(format!("{}.toml", slice.name)));
         }
@@ -261,7 +275,7 @@ fn device_file(folder: &Path, slice: &Slice) -> PathBuf {
 
 /// A whole GPU of the simulated driver; an A100's costs.
 const TYPICAL: &str = r#"
-device_name = "MIG slice"
+device_name = "GPU"
 compute_capability = [8, 0]
 threads_per_sm = 2048
 blocks_per_sm = 32
@@ -277,23 +291,36 @@ context_bytes = 432013312
 cost = { fixed_ns = 2200, ns_per_wave = 4000 }
 "#;
 
-/// A slice of a GPU: its own SMs and memory, and of the bandwidth within the device as much as it has memory slices.
-fn part_of(gpu: &toml::Table, slices: u8, slice: &MigProfile) -> anyhow::Result<toml::Table> {
-    let sms = slice.sms.with_context(|| {
-        format!("{}: its number of SMs is not known; choose another --gpu to simulate", slice.name)
-    })?;
+/// A GPU that can be cut into the slice: as large as its largest profile `whole`. The simulated driver gives a MIG device its
+/// own SMs and memory; of the bandwidth within the device it has as much as it has memory slices.
+fn gpu_with(gpu: &toml::Table, whole: &MigProfile, slice: &MigProfile) -> anyhow::Result<toml::Table> {
+    let sms = |profile: &MigProfile| {
+        profile.sms.map(i64::from).with_context(|| {
+            format!("{}: its number of SMs is not known; choose another --gpu to simulate", profile.name)
+        })
+    };
     let bandwidth = gpu.get("device_bandwidth").and_then(toml::Value::as_integer);
     let bandwidth = bandwidth.context("device_bandwidth: need a number")?;
-    let mut part = gpu.clone();
+    let memory = i64::try_from(slice.memory.get())?;
+    let mut gpu = gpu.clone();
+    gpu.remove("cut");
     for (key, value) in [
         ("gpus", 1),
-        ("sms", i64::from(sms)),
-        ("memory_bytes", i64::try_from(slice.memory.get())?),
-        ("device_bandwidth", (bandwidth / i64::from(slices) * i64::from(slice.memory_slices)).max(1)),
+        ("sms", sms(whole)?),
+        ("memory_bytes", i64::try_from(whole.memory.get())?),
+        (
+            "device_bandwidth",
+            (bandwidth / i64::from(whole.memory_slices) * i64::from(slice.memory_slices)).max(1),
+        ),
     ] {
-        part.insert(key.to_owned(), value.into());
+        gpu.insert(key.to_owned(), value.into());
     }
-    Ok(part)
+    let mut mig = toml::Table::new();
+    mig.insert("name".to_owned(), slice.name.as_ref().into());
+    mig.insert("sms".to_owned(), sms(slice)?.into());
+    mig.insert("memory_bytes".to_owned(), memory.into());
+    gpu.insert("mig".to_owned(), toml::Value::Array(vec![mig.into()]));
+    Ok(gpu)
 }
 
 /// Sees what memory a function takes.
