@@ -12,7 +12,7 @@ use gshare_core::{
 };
 use gshare_sched::scale::{
     DiluVertical, DiluVerticalConfig, HeuristicHorizontal, HeuristicHorizontalConfig, LazyHorizontal,
-    LazyHorizontalConfig,
+    LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig,
 };
 use std::hint::black_box;
 
@@ -77,7 +77,8 @@ fn spec() -> FunctionScale {
     };
     let points = vec![point(6, 49.85), point(12, 68.64), point(24, 73.43)];
     let profile = ProfileTable::grid(points).expect("a grid");
-    FunctionScale { profile, max_p95: None, min_instances: 1, max_instances: 8 }
+    // With a bound, so that the heuristic one looks at queues.
+    FunctionScale { profile, max_p95: Some(Duration::from_millis(25)), min_instances: 1, max_instances: 8 }
 }
 
 /// One tick: a load report of each function, loads that swing around what is deployed.
@@ -115,6 +116,8 @@ fn horizontal(c: &mut Criterion) {
         "lazy_tick_of_100000_functions",
         LazyHorizontal::new(LazyHorizontalConfig::default()).expect("default"),
     );
+    let peaks = PeakHorizontal::new(PeakHorizontalConfig::default()).expect("default");
+    tick(c, "peaks_tick_of_100000_functions", peaks);
     let heuristic = HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).expect("default");
     tick(c, "heuristic_tick_of_100000_functions", heuristic);
     let mut group = c.benchmark_group("horizontal");
