@@ -23,8 +23,8 @@
 //!
 //! Below the runs stands, for `ours` beside each of the others, on how many traces it was worse in each figure. Of `paper` it should
 //! be none: never more instances, never more starts, and as late as it only where peaks that nobody saw before come. Of the
-//! others it cannot be none on every trace: `eager` takes away with the second, and pays in starts; `keep_alive` pays half as much
-//! again in GPU time.
+//! others no setting was found with which it is none on every trace: `eager` takes away with the second, and pays in starts;
+//! `keep_alive` has room for bursts that nobody saw before, and pays half as much again in GPU time.
 
 use super::{Report, row};
 use anyhow::{Context, Result, ensure};
