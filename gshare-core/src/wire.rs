@@ -620,6 +620,10 @@ mod tests {
         ResourceSpec::new(quota, SmShare::from_percent(24).unwrap(), Some(Bytes::from_gib(1))).unwrap()
     }
 
+    fn sensitive() -> ServiceClass {
+        ServiceClass::SloSensitive { tolerance: BasisPoints::from_percent(60).unwrap() }
+    }
+
     fn to_daemon() -> Vec<ToDaemon> {
         let client = ClientId::new(2, 1);
         vec![
@@ -649,7 +653,7 @@ mod tests {
             ToDaemon::MemoryReserve { client, bytes: Bytes(1), wish: Bytes(2) },
             ToDaemon::MemoryRelease { client, bytes: Bytes(1) },
             ToDaemon::Detach { client },
-            ToDaemon::Class { class: ServiceClass::SLO_SENSITIVE },
+            ToDaemon::Class { class: sensitive() },
             ToDaemon::Iteration {
                 client,
                 first_launch: Timestamp::from_nanos(3),
@@ -688,7 +692,7 @@ mod tests {
             ToClient::ShareChanged { client, spec: spec() },
             ToClient::MemoryGrant { client, bytes: Bytes(1) },
             ToClient::MemoryDeny { client, free: Bytes(1) },
-            ToClient::Class { class: ServiceClass::SLO_SENSITIVE },
+            ToClient::Class { class: sensitive() },
         ]
     }
 
