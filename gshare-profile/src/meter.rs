@@ -58,7 +58,7 @@ mod nvml {
     /// made its context, and stays loaded for the life of this process.
     #[derive(Debug)]
     pub struct NvmlMeter {
-        library: PathBuf,
+        nvml: PathBuf,
         device: String,
         opened: Option<Result<(&'static Nvml, bool), String>>,
         begun: Option<Begun>,
@@ -74,7 +74,7 @@ mod nvml {
     impl NvmlMeter {
         /// Of a device by its number or UUID, through a library: `libnvidia-ml.so.1`, or another of its kind by its path.
         pub fn new(library: &Path, device: impl Into<String>) -> Self {
-            Self { library: library.to_owned(), device: device.into(), opened: None, begun: None }
+            Self { nvml: library.to_owned(), device: device.into(), opened: None, begun: None }
         }
 
         /// Why it sees nothing, once it has been asked.
@@ -84,15 +84,15 @@ mod nvml {
 
         /// NVML, and whether the device has performance monitoring.
         fn open(&mut self) -> Option<(&'static Nvml, bool)> {
-            let (library, name) = (&self.library, self.device.as_str());
+            let (path, name) = (&self.nvml, self.device.as_str());
             let open = || {
                 // A sample points into the library it came from, and is kept between two calls: the library outlives it.
-                let nvml = Nvml::builder().lib_path(library.as_os_str()).init()?;
+                let nvml = Nvml::builder().lib_path(path.as_os_str()).init()?;
                 let nvml: &'static Nvml = Box::leak(Box::new(nvml));
                 Ok((nvml, device(nvml, name)?.gpm_support().unwrap_or(false)))
             };
             let opened = self.opened.get_or_insert_with(|| {
-                open().map_err(|error: NvmlError| format!("{}: {error}", library.display()))
+                open().map_err(|error: NvmlError| format!("{}: {error}", path.display()))
             });
             opened.as_ref().ok().copied()
         }
