@@ -142,6 +142,12 @@ impl<S> Function<S> {
         order.iter().map(|instance| (instance.id, points[instance.point].throughput)).collect()
     }
 
+    /// What the smallest deployed instance does.
+    pub(super) fn smallest(&self) -> Option<RequestRate> {
+        let deployed = self.instances.iter().filter(|instance| instance.stage != Stage::Draining);
+        deployed.map(|instance| self.spec.profile.points()[instance.point].throughput).min()
+    }
+
     /// The youngest deployed instance, one that is starting before one that is ready.
     pub(super) fn youngest(&self) -> Option<(InstanceId, RequestRate)> {
         let of = |stage| self.instances.iter().rev().find(|instance| instance.stage == stage);

@@ -56,7 +56,7 @@
 //!     like, 110 a second in a Poisson process to four instances of 34.5, 6 of 100 wait for more than 40 ms: see the target.
 use super::ConfigError;
 use super::fleet::{Fleet, FleetConfig, Function};
-use super::queue::Queue;
+use super::queue::{Late, Queue};
 use gshare_core::profile::RequestRate;
 use gshare_core::scale::{
     HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts,
@@ -122,18 +122,6 @@ impl HeuristicHorizontalConfig {
 /// Reports of a Poisson process beside those that there are.
 const EXPECTED: u128 = 5;
 
-impl HeuristicHorizontalConfig {
-    /// The queue of a function before the most effective of its points; `None` where nobody said how long it may be.
-    fn queue(&self, known: &Function<History>, load: RequestRate) -> Option<Queue> {
-        let server = known.best()?;
-        // p95 is at most half of what a request may take.
-        let wait = known.spec().max_p95?.saturating_mul(2).saturating_sub(server.p95);
-        let late = Some(self.late_share).filter(|late| !late.is_zero())?;
-        let dispersion = dispersion(&known.state.reports, self.fleet.tick);
-        Some(Queue { load, server: server.throughput, wait, dispersion, late })
-    }
-}
-
 /// The index of dispersion of the requests of a tick, in thousandths: half of the mean square of the differences between reports,
 /// over their mean.
 fn dispersion(reports: &VecDeque<RequestRate>, tick: Duration) -> u64 {
@@ -151,6 +139,13 @@ fn with(rate: RequestRate, more: BasisPoints) -> RequestRate {
     RequestRate::from_milli(u64::try_from(raised.div_ceil(10_000)).unwrap_or(u64::MAX))
 }
 
+/// The most that is no more than `rate` [`with`] `more` of it.
+fn without(rate: RequestRate, more: BasisPoints) -> RequestRate {
+    let whole = 10_000 + u64::from(more.get());
+    let (times, rest) = (rate.as_milli() / whole, rate.as_milli() % whole);
+    RequestRate::from_milli(times * 10_000 + rest * 10_000 / whole)
+}
+
 /// What is kept of a function.
 #[derive(Debug, Default)]
 struct History {
@@ -163,13 +158,25 @@ struct History {
 pub struct HeuristicHorizontal {
     config: HeuristicHorizontalConfig,
     fleet: Fleet<History>,
+    /// `None`: queues are not asked.
+    late: Option<Late>,
 }
 
 impl HeuristicHorizontal {
     /// A scaler without functions.
     pub fn new(config: HeuristicHorizontalConfig) -> Result<Self, ConfigError> {
         config.validate()?;
-        Ok(Self { fleet: Fleet::new(config.fleet.clone()), config })
+        let late = Some(config.late_share).filter(|late| !late.is_zero()).map(Late::new);
+        Ok(Self { fleet: Fleet::new(config.fleet.clone()), config, late })
+    }
+
+    /// The queue of a function before the most effective of its points; `None` where nobody said how long it may be.
+    fn queue(&self, known: &Function<History>, load: RequestRate) -> Option<Queue> {
+        let (late, max_p95, server) = (self.late?, known.spec().max_p95?, known.best()?);
+        // p95 is at most half of what a request may take.
+        let wait = max_p95.saturating_mul(2).saturating_sub(server.p95);
+        let dispersion = dispersion(&known.state.reports, self.config.fleet.tick);
+        Some(Queue::new(load, server.throughput, wait, dispersion, late))
     }
 
     fn decide(&mut self, function: FunctionId, load: RequestRate, actions: &mut Vec<HorizontalAction>) {
@@ -182,18 +189,22 @@ impl HeuristicHorizontal {
         reports.push_back(load);
         let predicted = reports.iter().copied().max().unwrap_or(load);
         let target = with(predicted, self.config.headroom);
-        let capacity = known.capacity();
-        let queue = self.config.queue(known, predicted);
+        let Some(known) = self.fleet.get(function) else { return };
+        let (capacity, queue) = (known.capacity(), self.queue(known, predicted));
         let waits = |capacity| queue.is_some_and(|queue| !queue.fits(capacity));
-        let at_least = || queue.map_or(target, |queue| target.max(queue.least_capacity()));
         let cooled =
             known.state.started.is_none_or(|at| now.saturating_since(at) >= self.config.down_cooldown);
         if target > capacity || waits(capacity) {
-            let gap = at_least().saturating_sub(capacity);
-            self.scale_up(function, gap, actions);
-        } else if cooled && capacity > with(target, self.config.dead_band) {
-            let enough = with(at_least(), self.config.dead_band);
-            self.scale_down(function, capacity.saturating_sub(enough), actions);
+            let enough = queue.map_or(target, |queue| target.max(queue.least_capacity()));
+            self.scale_up(function, enough.saturating_sub(capacity), actions);
+        } else if cooled {
+            // To ask whether so much is enough costs a twentieth of asking how much is.
+            let band = self.config.dead_band;
+            let enough = |capacity| {
+                let but_the_band = without(capacity, band);
+                target <= but_the_band && !waits(but_the_band)
+            };
+            self.scale_down(function, enough, actions);
         }
     }
 
@@ -227,14 +238,25 @@ impl HeuristicHorizontal {
         }
     }
 
-    fn scale_down(&mut self, function: FunctionId, excess: RequestRate, actions: &mut Vec<HorizontalAction>) {
+    /// `enough` of a capacity says whether less would do, too.
+    fn scale_down(
+        &mut self,
+        function: FunctionId,
+        enough: impl Fn(RequestRate) -> bool,
+        actions: &mut Vec<HorizontalAction>,
+    ) {
         let Some(known) = self.fleet.get(function) else { return };
+        let mut left = known.capacity();
         let mut spare = known.deployed().saturating_sub(known.spec().min_instances);
-        let mut excess = excess;
+        // Mostly not even the smallest can go: then there is nothing to sort.
+        let smallest = known.smallest().filter(|_| spare > 0);
+        if !smallest.is_some_and(|smallest| enough(left.saturating_sub(smallest))) {
+            return;
+        }
         for (instance, throughput) in known.by_efficacy() {
-            if spare > 0 && throughput <= excess {
-                spare -= 1;
-                excess = excess.saturating_sub(throughput);
+            let rest = left.saturating_sub(throughput);
+            if spare > 0 && enough(rest) {
+                (spare, left) = (spare - 1, rest);
                 self.fleet.take_away(instance, actions);
             }
         }
@@ -273,5 +295,89 @@ impl HorizontalScaler for HeuristicHorizontal {
 
     fn tick(&self) -> Duration {
         self.fleet.config().tick
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gshare_core::profile::{ProfilePoint, ProfileTable};
+    use gshare_core::scale::FunctionScale;
+    use gshare_core::{Quota, SmShare};
+    use proptest::prelude::*;
+
+    /// Step 2 of the essay as it is written: what is enough is looked for, and the difference shared out.
+    fn taken_away(scaler: &HeuristicHorizontal, function: FunctionId) -> Vec<HorizontalAction> {
+        let known = scaler.fleet.get(function).unwrap();
+        let predicted = known.state.reports.iter().copied().max().unwrap();
+        let target = with(predicted, scaler.config.headroom);
+        let at_least = target.max(scaler.queue(known, predicted).unwrap().least_capacity());
+        let capacity = known.capacity();
+        let mut excess = capacity.saturating_sub(with(at_least, scaler.config.dead_band));
+        let mut spare = known.deployed() - known.spec().min_instances;
+        let mut order = known.by_efficacy();
+        order.retain(|&(_, throughput)| {
+            let goes = spare > 0 && throughput <= excess;
+            if goes {
+                (spare, excess) = (spare - 1, excess.saturating_sub(throughput));
+            }
+            goes
+        });
+        order.iter().map(|&(instance, _)| HorizontalAction::Drain { instance }).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn without_is_the_most_that_with_stays_below(rate in any::<u64>(), share in 0u16..=10_000) {
+            let (rate, more) = (RequestRate::from_milli(rate), BasisPoints::new(share).unwrap());
+            let most = without(rate, more);
+            prop_assert!(with(most, more) <= rate);
+            let above = with(most.saturating_add(RequestRate::from_milli(1)), more);
+            prop_assert!(above > rate || above.as_milli() == u64::MAX);
+        }
+
+        /// To ask whether a capacity is enough takes away what looking for the least one does.
+        #[test]
+        fn what_goes_is_what_the_plain_search_says(
+            points in prop::collection::btree_map((1u16..=20, 1u16..=10), 1_000u32..200_000, 1..8),
+            loads in prop::collection::vec(0u64..600, 1..80),
+            max_p95 in 10u64..200,
+        ) {
+            let point = |((sm, quota), milli): ((u16, u16), u32)| {
+                let (sm, quota) = (SmShare::from_percent(sm * 5).unwrap(), Quota::from_percent(quota * 10).unwrap());
+                let exec = Duration::from_millis(10);
+                ProfilePoint::measured(sm, quota, 1, f64::from(milli) / 1e3, exec, exec).unwrap()
+            };
+            let profile = ProfileTable::sparse(points.into_iter().map(point).collect()).unwrap();
+            let max_p95 = Some(Duration::from_millis(max_p95));
+            let spec = FunctionScale { profile, max_p95, min_instances: 1, max_instances: 400 };
+            let mut scaler = HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).unwrap();
+            let (function, mut now) = (FunctionId(0), Timestamp::from_millis(1_000));
+            let mut actions = Vec::new();
+            scaler.handle(now, HorizontalEvent::FunctionAdded { function, spec }, &mut actions).unwrap();
+            for load in loads {
+                for action in std::mem::take(&mut actions) {
+                    if let HorizontalAction::Start { instance, .. } = action {
+                        scaler.handle(now, HorizontalEvent::InstanceReady { instance }, &mut actions).unwrap();
+                    }
+                }
+                now = now.saturating_add(Duration::from_secs(3));
+                let rate = RequestRate::per_second(load);
+                // The reports are in before anything is decided; so what is expected can be asked of a scaler that has them.
+                let known = scaler.fleet.get_mut(function).unwrap();
+                let cooled = known.state.started.is_none_or(|at| now.saturating_since(at) >= scaler.config.down_cooldown);
+                let before = known.state.reports.clone();
+                if known.state.reports.len() >= 10 {
+                    known.state.reports.pop_front();
+                }
+                known.state.reports.push_back(rate);
+                let expected = if cooled { taken_away(&scaler, function) } else { Vec::new() };
+                scaler.fleet.get_mut(function).unwrap().state.reports = before;
+                scaler.handle(now, HorizontalEvent::LoadReported { function, rate }, &mut actions).unwrap();
+                let gone: Vec<_> =
+                    actions.iter().filter(|action| matches!(action, HorizontalAction::Drain { .. })).copied().collect();
+                prop_assert_eq!(gone, expected);
+            }
+        }
     }
 }

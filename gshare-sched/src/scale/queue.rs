@@ -9,7 +9,7 @@
 //! 20 requests/s at one server of 34.5, none of which may wait for more than 40 ms: `0.58 ^ 1 x exp(-2 x 14.5 x 0.04)` = 0.18 are late
 //! (exactly 0.18, for this queue). At two 0.166 x 0.02 = 0.003.
 //!
-//! All of it in integers, logarithms in 1/65,536: the same on every machine. O(1), 20 multiplications; O(30) of that for
+//! All of it in integers, logarithms in 1/65,536: the same on every machine. O(1), 16 multiplications for a new queue or a question; O(30) of that for
 //! [`Queue::least_capacity`].
 use gshare_core::profile::RequestRate;
 use gshare_core::{BasisPoints, Duration};
@@ -23,14 +23,29 @@ const LOG_E: u128 = 94_548;
 /// Requests, servers, and what may be waited.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Queue {
-    pub(super) load: RequestRate,
-    /// What one server answers; more than 0.
-    pub(super) server: RequestRate,
-    pub(super) wait: Duration,
-    /// The index of dispersion of arrivals, in thousandths.
-    pub(super) dispersion: u64,
-    /// Part of the requests that may wait longer; more than 0.
-    pub(super) late: BasisPoints,
+    load: u64,
+    /// The logarithm of `load`.
+    log: u64,
+    /// What one server answers, in thousandths; at least 1.
+    server: u64,
+    /// By how much the logarithm of what waits falls for each thousandth of a request per second between load and capacity,
+    /// in parts of [`DECAY`].
+    decay: u64,
+    late: Late,
+}
+
+/// Which part of the requests may wait longer than allowed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Late {
+    /// The logarithm of 1 over that part.
+    need: u64,
+}
+
+impl Late {
+    /// `share` is more than 0.
+    pub(super) fn new(share: BasisPoints) -> Self {
+        Self { need: log2(10_000).saturating_sub(log2(u64::from(share.get()))) }
+    }
 }
 
 /// The logarithm of a number to base 2, rounded down; 0 for 0.
@@ -48,30 +63,61 @@ fn log2(number: u64) -> u64 {
     log
 }
 
+/// `a * b / c`; `c` is more than 0. Division in 128 bits costs ten times as much, and is seldom needed.
+fn scaled(a: u64, b: u64, c: u64) -> u128 {
+    match a.checked_mul(b) {
+        Some(product) => u128::from(product / c),
+        None => u128::from(a) * u128::from(b) / u128::from(c),
+    }
+}
+
+fn root(number: u128) -> u64 {
+    // Of 128 bits it has at most 64.
+    u64::try_from(number).map_or_else(|_| u64::try_from(number.isqrt()).unwrap_or(u64::MAX), u64::isqrt)
+}
+
 impl Queue {
-    /// Whether no more than `late` wait too long, at so much capacity.
+    /// `load` requests per second at servers of which each answers `server`, with arrivals of this index of dispersion, in
+    /// thousandths, of which no more than `late` may wait longer than `wait`.
+    pub(super) fn new(
+        load: RequestRate,
+        server: RequestRate,
+        wait: Duration,
+        dispersion: u64,
+        late: Late,
+    ) -> Self {
+        let (load, server) = (load.as_milli(), server.as_milli().max(1));
+        let decay = u128::from(wait.as_nanos()) * 2 * LOG_E / u128::from(dispersion.max(1));
+        // Beyond that a thousandth of a request more is enough for whatever is needed.
+        let decay = u64::try_from(decay).unwrap_or(u64::MAX);
+        Self { load, log: log2(load), server, decay, late }
+    }
+
+    /// Whether no more than `late` wait too long, at so much capacity. Monotone.
     pub(super) fn fits(&self, capacity: RequestRate) -> bool {
-        let (load, capacity) = (self.load.as_milli(), capacity.as_milli());
+        let (load, capacity) = (self.load, capacity.as_milli());
         if load == 0 {
             return true;
         }
         if capacity <= load {
             return false;
         }
+        let decayed = scaled(capacity - load, self.decay, DECAY);
+        if decayed >= u128::from(self.late.need) {
+            return true;
+        }
         // In units of a logarithm: sqrt(2 (c + 1)) - 1 times log(capacity / load).
-        let servers =
-            u128::from(capacity) * u128::from(ONE * ONE * 2) / u128::from(self.server.as_milli().max(1));
-        let power = (servers + u128::from(ONE * ONE * 2)).isqrt() - u128::from(ONE);
-        let idle = power * u128::from(log2(capacity) - log2(load)) / u128::from(ONE);
-        idle + u128::from(capacity - load).saturating_mul(self.decay()) / DECAY >= u128::from(self.need())
+        let servers = scaled(capacity, ONE * ONE * 2, self.server);
+        let power = root(servers + u128::from(ONE * ONE * 2)) - ONE;
+        scaled(power, log2(capacity) - self.log, ONE) + decayed >= u128::from(self.late.need)
     }
 
     /// The smallest capacity that [fits](Self::fits), to a thousandth of a request per second.
     pub(super) fn least_capacity(&self) -> RequestRate {
-        let load = self.load.as_milli();
         // With that much more, the decay alone is enough.
-        let more = (u128::from(self.need()) * DECAY).div_ceil(self.decay().max(1));
-        let (mut low, mut high) = (load, load.saturating_add(u64::try_from(more).unwrap_or(u64::MAX)));
+        let more = (u128::from(self.late.need) * u128::from(DECAY)).div_ceil(u128::from(self.decay.max(1)));
+        let (mut low, mut high) =
+            (self.load, self.load.saturating_add(u64::try_from(more).unwrap_or(u64::MAX)));
         while low < high {
             let middle = low + (high - low) / 2;
             if self.fits(RequestRate::from_milli(middle)) {
@@ -82,50 +128,71 @@ impl Queue {
         }
         RequestRate::from_milli(high)
     }
-
-    /// The logarithm of 1 over `late`.
-    fn need(&self) -> u64 {
-        log2(10_000).saturating_sub(log2(u64::from(self.late.get())))
-    }
-
-    /// By how much the logarithm falls for each thousandth of a request per second between load and capacity, in parts of
-    /// [`DECAY`].
-    fn decay(&self) -> u128 {
-        u128::from(self.wait.as_nanos()) * 2 * LOG_E / u128::from(self.dispersion.max(1))
-    }
 }
 
 /// Thousandths of a request, ns in a second, over thousandths of the dispersion.
-const DECAY: u128 = 1_000_000_000;
+const DECAY: u64 = 1_000_000_000;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
-    fn queue(load: u64, dispersion: u64) -> Queue {
-        let (load, server) = (RequestRate::per_second(load), RequestRate::from_milli(34_500));
-        let late = BasisPoints::from_percent(1).unwrap();
-        Queue { load, server, wait: Duration::from_millis(40), dispersion, late }
+    /// What a queue is made of.
+    #[derive(Debug, Clone, Copy)]
+    struct Made {
+        load: RequestRate,
+        server: RequestRate,
+        wait: Duration,
+        dispersion: u64,
+        late: BasisPoints,
     }
 
-    /// What the essay says, in floating point.
-    fn late(queue: &Queue, capacity: f64) -> f64 {
-        let (load, servers) = (queue.load.as_f64(), capacity / queue.server.as_f64());
-        let waits = (load / capacity).powf((2.0 * (servers + 1.0)).sqrt() - 1.0);
-        let left = (capacity - load) * queue.wait.as_secs_f64();
-        waits * (-2.0 * left / (queue.dispersion as f64 / 1e3)).exp()
+    impl Made {
+        fn queue(&self) -> Queue {
+            Queue::new(self.load, self.server, self.wait, self.dispersion, Late::new(self.late))
+        }
+
+        /// What the essay says, in floating point.
+        fn late(&self, capacity: f64) -> f64 {
+            let (load, servers) = (self.load.as_f64(), capacity / self.server.as_f64());
+            let waits = (load / capacity).powf((2.0 * (servers + 1.0)).sqrt() - 1.0);
+            let left = (capacity - load) * self.wait.as_secs_f64();
+            waits * (-2.0 * left / (self.dispersion as f64 / 1e3)).exp()
+        }
+
+        /// [`Queue::fits`], all of it in 128 bits.
+        fn fits(&self, capacity: u64) -> bool {
+            let load = self.load.as_milli();
+            if load == 0 || capacity <= load {
+                return load == 0;
+            }
+            let one = u128::from(ONE);
+            let need = log2(10_000).saturating_sub(log2(u64::from(self.late.get())));
+            let decay = u128::from(self.wait.as_nanos()) * 2 * LOG_E / u128::from(self.dispersion.max(1));
+            let servers = u128::from(capacity) * one * one * 2 / u128::from(self.server.as_milli().max(1));
+            let power = (servers + one * one * 2).isqrt() - one;
+            let idle = power * u128::from(log2(capacity) - log2(load)) / one;
+            idle + u128::from(capacity - load).saturating_mul(decay) / 1_000_000_000 >= u128::from(need)
+        }
+    }
+
+    fn made(load: u64, dispersion: u64) -> Made {
+        let (load, server) = (RequestRate::per_second(load), RequestRate::from_milli(34_500));
+        let late = BasisPoints::from_percent(1).unwrap();
+        Made { load, server, wait: Duration::from_millis(40), dispersion, late }
     }
 
     #[test]
     fn the_least_capacity_is_what_the_formula_says() {
         for load in [1, 5, 20, 30, 110, 900, 40_000] {
             for dispersion in [1, 300, 1_000, 6_000] {
-                let queue = queue(load, dispersion);
-                let least = queue.least_capacity();
+                let made = made(load, dispersion);
+                let (queue, least) = (made.queue(), made.queue().least_capacity());
                 assert!(queue.fits(least) && !queue.fits(RequestRate::from_milli(least.as_milli() - 1)));
-                let (at, below) = (late(&queue, least.as_f64()), late(&queue, least.as_f64() - 0.1));
+                let (at, below) = (made.late(least.as_f64()), made.late(least.as_f64() - 0.1));
                 assert!(
-                    at < 0.010_05 && (below > 0.009_95 || least.as_f64() - 0.2 < queue.load.as_f64()),
+                    at < 0.010_05 && (below > 0.009_95 || least.as_f64() - 0.2 < made.load.as_f64()),
                     "{load} {dispersion}: {at} {below}"
                 );
             }
@@ -134,24 +201,70 @@ mod tests {
 
     #[test]
     fn the_examples_of_the_essay() {
-        assert!((late(&queue(20, 1_000), 34.5) - 0.18).abs() < 0.005);
-        assert!((late(&queue(20, 1_000), 69.0) - 0.003).abs() < 0.000_5);
-        assert!(!queue(20, 1_000).fits(RequestRate::from_milli(34_500)));
-        assert!(queue(20, 1_000).fits(RequestRate::per_second(69)));
-        assert!(queue(0, 1_000).fits(RequestRate::ZERO));
+        assert!((made(20, 1_000).late(34.5) - 0.18).abs() < 0.005);
+        assert!((made(20, 1_000).late(69.0) - 0.003).abs() < 0.000_5);
+        assert!(!made(20, 1_000).queue().fits(RequestRate::from_milli(34_500)));
+        assert!(made(20, 1_000).queue().fits(RequestRate::per_second(69)));
+        assert!(made(0, 1_000).queue().fits(RequestRate::ZERO));
     }
 
     #[test]
     fn extremes_neither_overflow_nor_hang() {
         let most = RequestRate::from_milli(u64::MAX);
-        let mut queue = queue(1, u64::MAX);
-        (queue.load, queue.wait) = (most, Duration::from_nanos(u64::MAX));
-        assert!(!queue.fits(most));
-        assert_eq!(queue.least_capacity(), most);
-        (queue.load, queue.server) = (RequestRate::from_milli(1), RequestRate::from_milli(1));
-        assert!(queue.fits(most));
-        queue.wait = Duration::ZERO;
-        assert!(queue.least_capacity() > queue.load);
+        let mut made = made(1, u64::MAX);
+        (made.load, made.wait) = (most, Duration::from_nanos(u64::MAX));
+        assert!(!made.queue().fits(most));
+        assert_eq!(made.queue().least_capacity(), most);
+        (made.load, made.server) = (RequestRate::from_milli(1), RequestRate::from_milli(1));
+        assert!(made.queue().fits(most));
+        made.wait = Duration::ZERO;
+        assert!(made.queue().least_capacity() > made.load);
+    }
+
+    proptest! {
+        /// In 64 bits where that is enough, or not asked at all: the answers stay those of 128 bits.
+        #[test]
+        fn short_numbers_change_no_answer(
+            load in (0u32..64, any::<u64>()).prop_map(|(shift, number)| number >> shift),
+            server in (0u32..64, any::<u64>()).prop_map(|(shift, number)| number >> shift),
+            wait in (0u32..64, any::<u64>()).prop_map(|(shift, number)| number >> shift),
+            dispersion in (0u32..64, any::<u64>()).prop_map(|(shift, number)| number >> shift),
+            late in 1u16..=10_000,
+            more in prop::collection::vec((0u32..64, any::<u64>()), 1..20),
+        ) {
+            let made = Made {
+                load: RequestRate::from_milli(load),
+                server: RequestRate::from_milli(server),
+                wait: Duration::from_nanos(wait),
+                dispersion,
+                late: BasisPoints::new(late).unwrap(),
+            };
+            let (queue, least) = (made.queue(), made.queue().least_capacity().as_milli());
+            for (shift, number) in more {
+                let capacity = load.saturating_add(number >> shift);
+                prop_assert_eq!(queue.fits(RequestRate::from_milli(capacity)), made.fits(capacity));
+            }
+            prop_assert!(least == 0 || least == load || !made.fits(least - 1));
+        }
+
+        /// What fits is what the least capacity is not above.
+        #[test]
+        fn fits_is_at_least_the_least_capacity(
+            load in 0u64..1 << 40,
+            server in 1u64..1 << 40,
+            wait in 1_000u64..1 << 40,
+            dispersion in 0u64..100_000,
+            late in 1u16..10_000,
+            capacities in prop::collection::vec(0u64..1 << 41, 1..20),
+        ) {
+            let (rate, wait) = (RequestRate::from_milli, Duration::from_nanos(wait));
+            let late = Late::new(BasisPoints::new(late).unwrap());
+            let queue = Queue::new(rate(load), rate(server), wait, dispersion, late);
+            let least = queue.least_capacity().as_milli();
+            for capacity in capacities.into_iter().flat_map(|one| [one, least + one % 500, least.saturating_sub(one % 500)]) {
+                prop_assert_eq!(queue.fits(rate(capacity)), capacity >= least);
+            }
+        }
     }
 
     #[test]
