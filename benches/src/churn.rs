@@ -6,6 +6,8 @@ use crate::mixes::{Mix, SplitMix64};
 use crate::peers::Pool;
 
 const GPU_AREA: f64 = 1e8;
+/// Releases of a round.
+const BATCH: usize = 64;
 
 /// A pool under churn: each round releases 64 at random, then takes arrivals until the load is back at its target.
 #[derive(Debug)]
@@ -37,9 +39,17 @@ impl<P: Pool> Churn<P> {
         churn
     }
 
+    /// Rounds until as many placements were released as live in the pool, `turnovers` times over: how much of the
+    /// first filling is left decides how ragged the pool is, so pools of all sizes need the same.
+    pub fn turn_over(&mut self, turnovers: usize) {
+        for _ in 0..(turnovers * self.live.len()).div_ceil(BATCH) {
+            self.round(&mut Nothing);
+        }
+    }
+
     /// One round.
     pub fn round(&mut self, timing: &mut impl Record) {
-        for _ in 0..64.min(self.live.len()) {
+        for _ in 0..BATCH.min(self.live.len()) {
             let index = self.rng.below(self.live.len());
             let (handle, area) = self.live.swap_remove(index);
             self.area -= u64::from(area);

@@ -78,6 +78,12 @@ impl Rect {
         SIDES - self.0 as u32 - (self.0 >> 32) as u32
     }
 
+    /// Whether a rectangle of this [`Rect::size`] fits inside: both sides are compared at once.
+    pub(crate) const fn holds(self, size: u32) -> bool {
+        const GUARD: u32 = 0x8000_8000;
+        (self.size() | GUARD).wrapping_sub(size) & GUARD == GUARD
+    }
+
     pub(crate) const fn area(self) -> u32 {
         self.w() as u32 * self.h() as u32
     }

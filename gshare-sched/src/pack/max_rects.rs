@@ -478,10 +478,11 @@ impl MaxRects {
             Heuristic::BestAreaFit | Heuristic::ContactCorner => self.index.best_area_fit(w, h, &accept),
             Heuristic::BestShortSideFit => self.index.best_short_side_fit(w, h, &accept),
             Heuristic::FirstFit => {
+                let size = Rect::new(0, 0, w, h).size();
                 let fits = |(id, gpu): &(GpuId, &Gpu)| {
                     let mut holes = self.free.get(gpu.free).iter();
                     let open = gpu.is_open() && !gpu.cordoned;
-                    open && holes.any(|hole| hole.w() >= w && hole.h() >= h) && accept(id.0)
+                    open && holes.any(|hole| hole.holds(size)) && accept(id.0)
                 };
                 return self.present().find(fits).map(|(id, _)| id.0);
             }
@@ -540,7 +541,8 @@ impl MaxRects {
     /// Where on the GPU: the free rectangle by the heuristic, and the corner in it.
     fn position(&self, gpu: u32, w: u16, h: u16) -> Option<Rect> {
         let state = &self.gpus[gpu as usize];
-        let fitting = || self.free.get(state.free).iter().filter(|hole| hole.w() >= w && hole.h() >= h);
+        let size = Rect::new(0, 0, w, h).size();
+        let fitting = || self.free.get(state.free).iter().filter(|hole| hole.holds(size));
         match self.config.heuristic {
             Heuristic::BestAreaFit | Heuristic::FirstFit => {
                 let key = |hole: &&Rect| (hole.area(), hole.short_side(), hole.y(), hole.x());
@@ -568,7 +570,7 @@ impl MaxRects {
                     }
                 }
                 let (least, hole) = least?;
-                if !several && (hole.w(), hole.h()) == (w, h) {
+                if !several && hole.size() == size {
                     return Some(hole);
                 }
                 let corner = |hole: Rect| {
@@ -784,27 +786,24 @@ impl MaxRects {
         self.store_free(gpu, false);
     }
 
-    /// Writes the work space's result to the GPU and to the index. The sizes of a GPU that is not whole are in the
-    /// index, so only what differs is touched: a size that another rectangle of the GPU has stays.
+    /// Writes the work space's result to the GPU and to the index, in which a GPU that is not whole has each of its sizes
+    /// once: a size that goes stays when another rectangle has it, and to add or remove one twice changes nothing.
     fn store_free(&mut self, gpu: u32, was_whole: bool) {
         let state = &mut self.gpus[gpu as usize];
         let FreeSet { kept, gone, new, .. } = &self.set;
         state.whole = !state.is_open() && kept.is_empty() && *new == [state.bin()];
         if !state.cordoned {
-            for (i, size) in gone.iter().enumerate() {
+            for size in gone {
                 let stays = !state.whole && (same_size(kept, *size) || same_size(new, *size));
-                if !was_whole && !stays && !same_size(&gone[..i], *size) {
+                if !was_whole && !stays {
                     self.index.remove(*size, gpu);
                 }
             }
             if state.whole {
                 self.index.insert_empty(state.bin(), gpu);
             } else {
-                for (i, size) in new.iter().enumerate() {
-                    let there = same_size(kept, *size) || (!was_whole && same_size(gone, *size));
-                    if !there && !same_size(&new[..i], *size) {
-                        self.index.insert(*size, gpu);
-                    }
+                for size in new {
+                    self.index.insert(*size, gpu);
                 }
                 if self.config.rearrange_gpus > 0 {
                     self.areas.insert(state.area_free(), gpu);

@@ -115,11 +115,7 @@ impl Sets {
         if root.node == NONE {
             return None;
         }
-        let mut node = root.node;
-        for _ in 0..root.height {
-            let inner = &self.inners[node as usize];
-            node = inner.kids[child_of(inner, key)];
-        }
+        let node = self.leaf_of(root, key);
         let leaf = &self.leaves[node as usize];
         let position = leaf.keys[..leaf.len as usize].partition_point(|k| *k < key) as u32;
         if position < leaf.len {
@@ -170,8 +166,7 @@ impl Sets {
             self.roots[set] = Root { node, height: 0 };
             return true;
         }
-        let mut path: Path = [(0, 0); MAX_HEIGHT];
-        let node = self.descend(root, key, &mut path);
+        let node = self.leaf_of(root, key);
         let leaf = &mut self.leaves[node as usize];
         let len = leaf.len as usize;
         let position = leaf.keys[..len].partition_point(|k| *k < key);
@@ -184,6 +179,7 @@ impl Sets {
             leaf.len += 1;
             return true;
         }
+        let path = self.path_to(root, key);
         let right = self.split_leaf(node);
         let half = self.leaves[node as usize].len as usize;
         let (target, position) = if position <= half { (node, position) } else { (right, position - half) };
@@ -203,8 +199,7 @@ impl Sets {
         if root.node == NONE {
             return false;
         }
-        let mut path: Path = [(0, 0); MAX_HEIGHT];
-        let node = self.descend(root, key, &mut path);
+        let node = self.leaf_of(root, key);
         let leaf = &mut self.leaves[node as usize];
         let len = leaf.len as usize;
         let position = leaf.keys[..len].partition_point(|k| *k < key);
@@ -223,6 +218,7 @@ impl Sets {
             }
             return true;
         }
+        let path = self.path_to(root, key);
         let (parent, index) = path[root.height as usize - 1];
         if len == 1 {
             self.drop_leaf(node);
@@ -248,7 +244,20 @@ impl Sets {
         true
     }
 
-    fn descend(&self, root: Root, key: u64, path: &mut Path) -> u32 {
+    /// The leaf that holds the key or would.
+    #[inline]
+    fn leaf_of(&self, root: Root, key: u64) -> u32 {
+        let mut node = root.node;
+        for _ in 0..root.height {
+            let inner = &self.inners[node as usize];
+            node = inner.kids[child_of(inner, key)];
+        }
+        node
+    }
+
+    /// The way to that leaf: needed only when nodes split or join.
+    fn path_to(&self, root: Root, key: u64) -> Path {
+        let mut path: Path = [(0, 0); MAX_HEIGHT];
         let mut node = root.node;
         for step in path.iter_mut().take(root.height as usize) {
             let inner = &self.inners[node as usize];
@@ -256,7 +265,7 @@ impl Sets {
             *step = (node, child as u32);
             node = inner.kids[child];
         }
-        node
+        path
     }
 
     fn new_leaf(&mut self) -> u32 {
