@@ -29,6 +29,9 @@ pub enum ExecError {
     /// The function ended by itself.
     #[error("the function ended: {0}")]
     Ended(String),
+    /// It writes answers and does not read what it is asked.
+    #[error("the function does not read its input; one that computes by itself has the protocol of steps")]
+    Deaf,
     /// It was not ready in time.
     #[error("not ready within {within}")]
     NotReady {

@@ -21,7 +21,7 @@ use crate::executor::{ExecError, Executor, Ready};
 use crate::meter::{Meter, Utilisation};
 use gshare_core::profile::Setting;
 use gshare_core::{Duration, Timestamp};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Instant;
@@ -126,6 +126,11 @@ impl Executor for Process {
         let mut child =
             command.spawn().map_err(|error| ExecError::Unavailable(format!("{program}: {error}")))?;
         let (input, output) = (child.stdin.take(), child.stdout.take());
+        // A program that never reads must not make us wait for room in the pipe.
+        if let Some(Err(error)) = input.as_ref().map(|input| rustix::io::ioctl_fionbio(input, true)) {
+            let _ = child.kill().and_then(|()| child.wait().map(drop));
+            return Err(ExecError::Unavailable(format!("its input cannot be made not to block: {error}")));
+        }
         let (sender, lines) = sync_channel(64);
         if let Some(output) = output {
             let reader = std::thread::Builder::new().name("gshare-lines".into());
@@ -166,7 +171,11 @@ impl Executor for Process {
             Some(input) => input.write_all(b"batch\n").and_then(|()| input.flush()),
             None => return Err(self.ended()),
         };
-        written.map_err(|_| self.ended())
+        // Lines this short are written whole or not at all.
+        written.map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock => ExecError::Deaf,
+            _ => self.ended(),
+        })
     }
 
     fn wait(&mut self, until: Timestamp) -> Result<Option<Timestamp>, ExecError> {

@@ -96,6 +96,22 @@ fn hybrid_growth_probes_beside_the_point_where_it_stops() {
     assert_eq!(settings(&journal), [(1, 10), (2, 10), (4, 20), (8, 30), (4, 30), (4, 40), (8, 40)]);
 }
 
+/// GPT2's published times: from (1, 10 %) to (2, 20 %) the efficacy falls by 6 %, and beyond lies the best.
+#[test]
+fn hybrid_growth_goes_through_a_small_dip() {
+    let function = tabled(&[
+        (1, &[(10, 38.2)]),
+        (2, &[(10, 64.6), (20, 40.7)]),
+        (4, &[(30, 49.7), (40, 42.6)]),
+        (8, &[(40, 73.9)]),
+    ]);
+    let planner = HybridGrowth::new(Duration::from_millis(60)).unwrap();
+    let (choice, journal) = drive(&planner, &function, Journal::default());
+    let choice = choice.unwrap();
+    assert_eq!((choice.point.batch, choice.point.sm.get()), (4, 3_000));
+    assert_eq!(settings(&journal), [(1, 10), (2, 10), (2, 20), (4, 30), (8, 40), (4, 40)]);
+}
+
 #[test]
 fn hybrid_growth_says_which_slo_no_point_meets() {
     let function = |setting: Setting| Ok(0.020 * f64::from(setting.batch) / setting.sm.as_fraction());

@@ -61,6 +61,21 @@ fn whatever_a_program_does_the_trial_ends_and_says_why() {
     assert_eq!(message, "the function ended: it closed its output and went on: killed");
 }
 
+/// A pipe takes some thousand lines that nobody reads, and then makes the writer wait.
+#[test]
+fn a_program_that_does_not_read_is_not_waited_for() {
+    let mut process = shell(Protocol::Requests, "echo ready; exec sleep 60");
+    process.start(setting(1), Duration::from_secs(60)).unwrap();
+    let (sender, refused) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let error = (0..1 << 20).find_map(|_| process.submit().err());
+        process.stop();
+        sender.send(error)
+    });
+    let error = refused.recv_timeout(std::time::Duration::from_secs(50)).expect("it waits for room");
+    assert_eq!(error, Some(ExecError::Deaf));
+}
+
 #[test]
 fn a_program_that_is_not_there_ends_the_run() {
     let mut missing = Process::new(Protocol::Requests, |_| Ok(Command::new("/no/such/program")));

@@ -241,8 +241,9 @@ where
         std::fs::write(path, report::html(&head, &records)?)
             .with_context(|| format!("--report {}", path.display()))?;
     }
-    if let Some(path) = &options.output {
-        let points = points(&journal);
+    let points = points(&journal);
+    // Without any, what is to be told is why there is no answer.
+    if let Some(path) = options.output.as_ref().filter(|_| !points.is_empty()) {
         let table = ProfileTable::grid(points.clone()).or_else(|_| ProfileTable::sparse(points))?;
         let text = serde_json::to_string_pretty(&table)?;
         std::fs::write(path, text).with_context(|| format!("--output {}", path.display()))?;
