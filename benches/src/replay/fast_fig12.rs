@@ -228,21 +228,14 @@ fn plot(series: &[(u64, u32)]) -> Result<String, Box<dyn std::error::Error>> {
             .right_y_label_area_size(44)
             .build_cartesian_2d(0..series.len(), 0..120u64)?
             .set_secondary_coord(0..series.len(), 0..most);
-        chart.configure_mesh().max_light_lines(0).x_desc("seconds").y_desc("requests per second").draw()?;
+        chart.configure_mesh().x_desc("seconds").y_desc("requests per second").draw()?;
         chart.configure_secondary_axes().y_desc("pods").draw()?;
         let load = series.iter().enumerate().map(|(second, (load, _))| (second, *load));
-        let key = |style: ShapeStyle| move |(x, y)| PathElement::new([(x, y), (x + 16, y)], style);
-        let (thin, thick) = (BLUE.stroke_width(1), RED.stroke_width(2));
-        chart.draw_series(LineSeries::new(load, thin))?.label("requests per second").legend(key(thin));
+        chart.draw_series(LineSeries::new(load, BLUE.stroke_width(1)))?;
         // Pods change in steps.
         let pods = series.iter().enumerate();
         let pods = pods.flat_map(|(second, (_, pods))| [(second, *pods), (second + 1, *pods)]);
-        chart.draw_secondary_series(LineSeries::new(pods, thick))?.label("pods").legend(key(thick));
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::LowerMiddle)
-            .background_style(WHITE)
-            .draw()?;
+        chart.draw_secondary_series(LineSeries::new(pods, RED.stroke_width(2)))?;
         area.present()?;
     }
     Ok(svg)
