@@ -1,212 +1,199 @@
-//! The pipeline channel beside memcpy and the crate ipc-channel: one way, 1 MB and 100 MB.
+//! The pipeline channel beside memcpy, beside the same work without a channel, and beside the crates iceoryx2 and
+//! ipc-channel: one way, 1 MB and 100 MB.
 //!
-//! Two threads with a channel in each direction. One way is measured as a message there and an empty one back, less half of
-//! the time of two empty ones; "wake alone" is that half, asleep or spinning. "in place": the sender writes one byte of each
-//! page of its slot, the receiver reads them. "copies": `send` and `receive_into`, one copy on each side. Targets: in place within 1.2 x of the wake
-//! alone plus touching the pages ("touch"), copies at most 2.2 x one memcpy plus the wake, and ahead of ipc-channel.
+//! Two threads. One way is measured as a message there and an empty one back, less half of the time of two empty ones of the
+//! same carrier. The threads are bound to two CPUs. A wake, and a line that moves between cores, take half as long at one
+//! time as at another, so in the table at the end those that hand over in place take turns. What is compared with what:
 //!
-//! iceoryx2, the other peer one would look at, is not here: version 0.10 needs bindgen and libclang to build.
+//! | ours | beside | target |
+//! |---|---|---|
+//! | in place: the message is handed over where it lies | the wake alone: a counter and a futex in shared memory | 1.2 x |
+//! | in place, touched: the sender writes a byte of every page, the receiver reads them | the same bytes written and read by the same two cores in plain shared memory, with the same counter and futex | 1.2 x |
+//! | copies: `send` and `receive_into`, one on each side | one memcpy from private to private memory, and the wake and that memcpy | 2.2 x |
+//! | copies | iceoryx2 and ipc-channel, with a copy on each side too | faster |
+//!
+//! Lines that another core wrote have to come from it whatever carries the message: that is why touching has a floor of its
+//! own. Asleep the wake of the receiver is most of 1 MB, so no channel can be within 2.2 x of the memcpy where the wake alone
+//! takes longer: the ratio to both is what shows what the channel adds. ipc-channel always sleeps.
+//!
+//! Spinning there is no wake: the floor is one cache line that goes from core to core. A message needs at least two, its
+//! counter and its descriptor.
 
-use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use gshare_modelstore::channel::{Channel, ChannelOptions, Receiver, Sender};
+mod channel_lanes;
+
+use channel_lanes::{Bare, How, Iceoryx, Ipc, Lane, Ours, Place, SPIN, Waits, pin};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main};
+use std::collections::BTreeMap;
 use std::hint::black_box;
-use std::os::fd::AsFd as _;
-use std::thread;
 use std::time::{Duration, Instant};
 
 const SIZES: [(&str, usize); 2] = [("1 MB", 1_000_000), ("100 MB", 100_000_000)];
-const PAGE: usize = 4096;
-const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
+/// Samples of empty round trips that are measured to be taken off, and of carriers that take turns.
+const SAMPLES: usize = 60;
+/// Round trips of a sample of empty ones.
+const EMPTY: u64 = 100;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum How {
-    /// Nothing is written or read.
-    Nothing,
-    /// A byte of every page.
-    Touch,
-    /// All of it, from and to private memory.
-    Copy,
+const WAKE: &str = "wake alone";
+const EMPTY_MESSAGE: &str = "empty message";
+const MEMCPY: &str = "one memcpy";
+const IN_PLACE: &str = "in place";
+const TOUCHED: &str = "in place, touched";
+const TOUCH_FLOOR: &str = "touched without a channel";
+const COPIES: &str = "copies";
+const ICEORYX: &str = "iceoryx2, copies";
+const IPC: &str = "ipc-channel, copies";
+
+/// Seconds of one message by name, way to wait and size, a sample each.
+type Samples = BTreeMap<(&'static str, &'static str, &'static str), Vec<f64>>;
+
+fn median(all: &mut [f64]) -> Option<f64> {
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied()
 }
 
-fn pair(bytes: usize, spin: Duration) -> (Sender, Receiver) {
-    let options = ChannelOptions { spin, ..ChannelOptions::default() };
-    let channel = Channel::create(2, bytes as u64).expect("a channel");
-    let other = channel.as_fd().try_clone_to_owned().expect("a file");
-    let other = Channel::open(other).expect("the same");
-    (channel.into_sender(options), other.into_receiver(options))
+/// Seconds of an empty message one way.
+fn half(mut lane: impl Lane) -> f64 {
+    let mut all: Vec<f64> = (0..SAMPLES).map(|_| lane.round_trips(EMPTY).as_secs_f64()).collect();
+    median(&mut all).unwrap_or(0.0) / (2 * EMPTY) as f64
 }
 
-fn touch(bytes: &[u8]) -> u64 {
-    bytes.iter().step_by(PAGE).map(|&byte| u64::from(byte)).sum()
-}
-
-/// A channel there, one back for empty answers, and a thread that answers until the first is closed. It lives as long as
-/// its figure is measured, so that all but the first message find pages, caches and thread as they are in use.
-struct Lane {
-    there: Sender,
-    answered: Receiver,
-    private: Vec<u8>,
-    bytes: usize,
-    how: How,
-    sent: u64,
-    echo: Option<thread::JoinHandle<()>>,
-}
-
-impl Lane {
-    fn new(bytes: usize, how: How, spin: Duration) -> Self {
-        let (there, mut here) = pair(bytes, spin);
-        let (mut answer, answered) = pair(PAGE, spin);
-        let private = |byte: u8| vec![byte; if how == How::Copy { bytes } else { 1 }];
-        let mut theirs = private(1);
-        let echo = thread::spawn(move || {
-            loop {
-                let tag = if how == How::Copy {
-                    let Ok(tag) = here.receive_into(&mut theirs, PATIENCE) else { return };
-                    black_box(&theirs);
-                    tag
-                } else {
-                    let Ok(message) = here.receive(PATIENCE) else { return };
-                    if how == How::Touch {
-                        black_box(touch(message.bytes()));
-                    }
-                    message.tag()
-                };
-                answer.send(tag, &[], PATIENCE).expect("room");
-            }
+/// Replaces the samples of what is handed over in place by those of carriers that take turns.
+fn take_turns(samples: &mut Samples, waits: Waits, size: &'static str, bytes: usize) {
+    let bare = |bytes, how| Box::new(Bare::new(bytes, how, waits)) as Box<dyn Lane>;
+    let ours = |bytes, how| Box::new(Ours::new(bytes, how, waits)) as Box<dyn Lane>;
+    // With each the one whose half is taken off.
+    let mut lanes = [
+        (WAKE, 0, bare(0, How::Nothing)),
+        (TOUCH_FLOOR, 0, bare(bytes, How::Touch)),
+        (EMPTY_MESSAGE, 2, ours(0, How::Nothing)),
+        (IN_PLACE, 2, ours(bytes, How::Nothing)),
+        (TOUCHED, 2, ours(bytes, How::Touch)),
+    ];
+    for (name, ..) in &lanes {
+        samples.insert((*name, waits.name(), size), Vec::new());
+    }
+    for _ in 0..SAMPLES {
+        let rounds = 20;
+        let took = lanes.each_mut().map(|(.., lane)| {
+            // The one before it spins for a while yet.
+            std::thread::sleep(if waits == Waits::Spinning { SPIN * 2 } else { Duration::ZERO });
+            lane.round_trips(rounds).as_secs_f64() / rounds as f64
         });
-        let mut lane = Self { there, answered, private: private(2), bytes, how, sent: 0, echo: Some(echo) };
-        lane.round_trips(4);
-        lane
-    }
-
-    /// Time of `rounds` messages there and empty answers back.
-    fn round_trips(&mut self, rounds: u64) -> Duration {
-        let begun = Instant::now();
-        for _ in 0..rounds {
-            if self.how == How::Copy {
-                self.there.send(self.sent, black_box(&self.private), PATIENCE).expect("room");
-            } else {
-                let mut loan = self.there.loan(PATIENCE).expect("a slot");
-                if self.how == How::Touch {
-                    loan.bytes().iter_mut().step_by(PAGE).for_each(|byte| *byte = 3);
-                }
-                let length = if self.how == How::Nothing { 0 } else { self.bytes };
-                loan.publish(self.sent, length as u64).expect("it fits");
-            }
-            self.sent += 1;
-            drop(self.answered.receive(PATIENCE).expect("an answer"));
-        }
-        begun.elapsed()
-    }
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        self.there.close();
-        if let Some(echo) = self.echo.take() {
-            echo.join().expect("the echo ends");
+        for ((name, empty, _), round_trip) in lanes.iter().zip(took) {
+            let all = samples.entry((*name, waits.name(), size)).or_default();
+            all.push(round_trip - took[*empty] / 2.0);
         }
     }
 }
 
-/// The same through ipc-channel, bytes copied into a message and out of it.
-struct Ipc {
-    there: Option<ipc_channel::ipc::IpcBytesSender>,
-    answered: ipc_channel::ipc::IpcBytesReceiver,
-    private: Vec<u8>,
-    echo: Option<thread::JoinHandle<()>>,
-}
-
-impl Ipc {
-    fn new(bytes: usize) -> Self {
-        let (there, here) = ipc_channel::ipc::bytes_channel().expect("a channel");
-        let (answer, answered) = ipc_channel::ipc::bytes_channel().expect("a channel");
-        let echo = thread::spawn(move || {
-            while let Ok(message) = here.recv() {
-                black_box(message);
-                answer.send(&[0]).expect("room");
-            }
+/// Measures a lane; `way_back` is the seconds of an empty message one way.
+fn measure(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    samples: &mut Samples,
+    (name, waits, size): (&'static str, &'static str, &'static str),
+    way_back: f64,
+    lane: &mut dyn Lane,
+) {
+    let id = BenchmarkId::new([name, waits].join(", "), size);
+    let samples = samples.entry((name, waits, size)).or_default();
+    group.bench_function(id, |b| {
+        b.iter_custom(|rounds| {
+            let empty = Duration::from_secs_f64(way_back * rounds as f64);
+            let took = lane.round_trips(rounds).saturating_sub(empty);
+            samples.push(took.as_secs_f64() / rounds as f64);
+            took
         });
-        let mut lane = Self { there: Some(there), answered, private: vec![2u8; bytes], echo: Some(echo) };
-        lane.round_trips(2);
-        lane
-    }
-
-    fn round_trips(&mut self, rounds: u64) -> Duration {
-        let begun = Instant::now();
-        for _ in 0..rounds {
-            self.there.as_ref().expect("open").send(black_box(&self.private)).expect("room");
-            drop(self.answered.recv().expect("an answer"));
-        }
-        begun.elapsed()
-    }
-}
-
-impl Drop for Ipc {
-    fn drop(&mut self) {
-        drop(self.there.take());
-        if let Some(echo) = self.echo.take() {
-            echo.join().expect("the echo ends");
-        }
-    }
-}
-
-/// Empty round trips that are measured to be taken off.
-const EMPTY: u64 = 2_000;
-
-/// What `rounds` of [`EMPTY`] took.
-fn share(all: Duration, rounds: u64) -> Duration {
-    all.mul_f64(rounds as f64 / EMPTY as f64)
+    });
 }
 
 fn channel(c: &mut Criterion) {
+    pin(Place::Sends);
     let mut group = c.benchmark_group("channel");
-    let spins = [("asleep", Duration::ZERO), ("spinning", Duration::from_secs(1))];
-    for (waits, spin) in spins {
-        let mut empty = Lane::new(PAGE, How::Nothing, spin);
-        group.bench_function(BenchmarkId::new("wake alone", waits), |b| {
-            b.iter_custom(|rounds| empty.round_trips(rounds) / 2);
-        });
-    }
+    let mut samples = Samples::new();
     for (size, bytes) in SIZES {
         // Pages that are there: what must be paid whatever carries them.
-        let mut to = vec![1u8; bytes];
-        let from = vec![2u8; bytes];
-        group.bench_function(BenchmarkId::new("one memcpy", size), |b| {
-            b.iter(|| black_box(&mut to).copy_from_slice(black_box(&from)));
-        });
-        group.bench_function(BenchmarkId::new("touch, write and read", size), |b| {
-            b.iter(|| {
-                to.iter_mut().step_by(PAGE).for_each(|byte| *byte = 3);
-                touch(black_box(&to))
+        let (mut to, from) = (vec![1u8; bytes], vec![2u8; bytes]);
+        let memcpy = samples.entry((MEMCPY, "", size)).or_default();
+        group.bench_function(BenchmarkId::new(MEMCPY, size), |b| {
+            b.iter_custom(|rounds| {
+                let begun = Instant::now();
+                for _ in 0..rounds {
+                    black_box(&mut to).copy_from_slice(black_box(&from));
+                }
+                memcpy.push(begun.elapsed().as_secs_f64() / rounds as f64);
+                begun.elapsed()
             });
         });
         drop((to, from));
-        for (waits, spin) in spins {
-            for (name, how) in [("no touch", How::Nothing), ("in place", How::Touch), ("copies", How::Copy)] {
-                // An empty way back is measured with it, so half of the empty round trips is taken off. They have ended
-                // by then: a thread that still looks for messages would take a CPU.
-                let way_back = Lane::new(PAGE, How::Nothing, spin).round_trips(EMPTY) / 2;
-                let mut lane = Lane::new(bytes, how, spin);
-                group.bench_function(BenchmarkId::new(format!("{name}, {waits}"), size), |b| {
-                    b.iter_custom(|rounds| lane.round_trips(rounds).saturating_sub(share(way_back, rounds)));
-                });
+        for waits in [Waits::Asleep, Waits::Spinning] {
+            // Every lane has ended before the next: a thread that still looks for messages would take a CPU.
+            let key = |name| (name, waits.name(), size);
+            let back = half(Bare::new(0, How::Nothing, waits));
+            let mut bare = |name, how| {
+                measure(&mut group, &mut samples, key(name), back, &mut Bare::new(bytes, how, waits));
+            };
+            bare(WAKE, How::Nothing);
+            bare(TOUCH_FLOOR, How::Touch);
+            let back = half(Ours::new(0, How::Nothing, waits));
+            measure(
+                &mut group,
+                &mut samples,
+                key(EMPTY_MESSAGE),
+                back,
+                &mut Ours::new(0, How::Nothing, waits),
+            );
+            for (name, how) in [(IN_PLACE, How::Nothing), (TOUCHED, How::Touch), (COPIES, How::Copy)] {
+                measure(&mut group, &mut samples, key(name), back, &mut Ours::new(bytes, how, waits));
             }
+            let back = half(Iceoryx::new(1, waits));
+            measure(&mut group, &mut samples, key(ICEORYX), back, &mut Iceoryx::new(bytes, waits));
+            if waits == Waits::Asleep {
+                let back = half(Ipc::new(1));
+                measure(&mut group, &mut samples, key(IPC), back, &mut Ipc::new(bytes));
+            }
+            take_turns(&mut samples, waits, size, bytes);
         }
-        let way_back = Ipc::new(1).round_trips(EMPTY) / 2;
-        let mut lane = Ipc::new(bytes);
-        group.bench_function(BenchmarkId::new("ipc-channel, copies", size), |b| {
-            b.iter_custom(|rounds| lane.round_trips(rounds).saturating_sub(share(way_back, rounds)));
-        });
     }
     group.finish();
+    print(&mut samples);
+}
+
+fn print(samples: &mut Samples) {
+    let medians: BTreeMap<_, f64> =
+        samples.iter_mut().filter_map(|(&key, all)| Some((key, median(all)?))).collect();
+    let median = |name, waits, size| medians.get(&(name, waits, size)).copied();
+    println!("\n{:<38} {:>10} {:>10}  ratio", "medians", "us", "beside us");
+    for (size, _) in SIZES {
+        for waits in [Waits::Asleep, Waits::Spinning].map(Waits::name) {
+            let of = |name| median(name, waits, size);
+            let memcpy = median(MEMCPY, "", size);
+            let with_wake = of(WAKE).zip(memcpy).map(|(wake, memcpy)| wake + memcpy);
+            let rows = [
+                (IN_PLACE, WAKE, of(WAKE)),
+                (IN_PLACE, EMPTY_MESSAGE, of(EMPTY_MESSAGE)),
+                (TOUCHED, TOUCH_FLOOR, of(TOUCH_FLOOR)),
+                (COPIES, MEMCPY, memcpy),
+                (COPIES, "wake and one memcpy", with_wake),
+                (COPIES, ICEORYX, of(ICEORYX)),
+                (COPIES, IPC, median(IPC, "asleep", size)),
+            ];
+            for (name, beside, other) in rows {
+                if let (Some(ours), Some(other)) = (of(name), other) {
+                    let (ours_us, other_us, what) =
+                        (ours * 1e6, other * 1e6, format!("{name}, {waits}, {size}"));
+                    println!("{what:<38} {ours_us:>10.2} {other_us:>10.2}  {:.2} x {beside}", ours / other);
+                }
+            }
+        }
+    }
 }
 
 criterion_group! {
     name = benches;
     config = Criterion::default()
-        .warm_up_time(Duration::from_millis(300))
-        .measurement_time(Duration::from_secs(2))
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_secs(1))
         .sample_size(10);
     targets = channel
 }

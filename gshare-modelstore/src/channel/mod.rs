@@ -19,8 +19,8 @@
 //!    wakes the other only if it said that it sleeps.
 //! 4. **Copies**, where a side has the message elsewhere: [`Sender::send`] copies it in by chunks of 64 KiB, past the cache
 //!    of its core, and tells how far it is; [`Receiver::receive_into`] copies out what is there while the rest is coming. So
-//!    both copies take about the time of one. What is told is a hint: the message counts when it is published, and is copied
-//!    out anew if somebody else began to write it meanwhile.
+//!    both copies take about the time of one. A receiver that sleeps is woken before the first chunk, not after it. What is told
+//!    is a hint: the message counts when it is published, and is copied out anew if somebody else began to write it meanwhile.
 //! 5. **Crash**: a message is there until it is released, so a receiver that starts anew gets the one its predecessor died
 //!    over. A sender that starts anew asks for [`Sender::last_tag`] and does not send again what was published. With tags
 //!    that grow, a stage that releases its input after it published its output loses nothing and doubles nothing. A side
@@ -53,6 +53,9 @@ use std::time::{Duration, Instant};
 
 /// How long a receiver that copies looks for the next chunk before it sleeps: several times what copying one takes.
 const CHUNK_PATIENCE: Duration = Duration::from_micros(50);
+
+/// How often a side that spins looks before it reads the clock, which takes as long as some looks do.
+const LOOKS: u32 = 16;
 
 /// Why a channel could not be made or used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -212,7 +215,7 @@ impl Side {
         sends: bool,
         ready: impl Fn() -> Result<bool, ChannelError>,
     ) -> Result<(), ChannelError> {
-        let begun = Instant::now();
+        let mut begun = None;
         loop {
             // Order matters: what was sent before a close or a death is still received.
             let closed = if sends { self.map.receiver_closed() } else { self.map.sender_closed() };
@@ -223,9 +226,14 @@ impl Side {
             if closed {
                 return Err(ChannelError::Closed);
             }
-            let waited = begun.elapsed();
+            let waited = begun.get_or_insert_with(Instant::now).elapsed();
             if waited < self.options.spin {
-                std::hint::spin_loop();
+                for _ in 0..LOOKS {
+                    std::hint::spin_loop();
+                    if ready()? {
+                        return Ok(());
+                    }
+                }
                 continue;
             }
             let left = timeout.map_or(Duration::MAX, |timeout| timeout.saturating_sub(waited));
@@ -341,6 +349,8 @@ impl Loan<'_> {
         fence(Ordering::Release);
         self.sender.side.map.coming(number).store(before, Ordering::Release);
         let kernel = Kernel { at_most: Duration::ZERO };
+        // A receiver that sleeps wakes up while the first chunks are copied.
+        self.sender.side.map.published().nudge(&kernel);
         let mut at = 0;
         for from in message.chunks(CHUNK) {
             copy_past_cache(&mut self.bytes()[at..], from);
@@ -449,8 +459,12 @@ impl Receiver {
         };
         let published = || side.filled().map_or(true, |filled| filled > 0);
         let left = || deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let begun = || {
+            let of_it = map.coming(number).load(Ordering::Acquire) >> 32 == u64::from(number);
+            of_it && map.attempt(number).load(Ordering::Relaxed) != 0
+        };
         // Whatever goes wrong here shows when the message is received.
-        side.wait(left(), false, || Ok(published() || chunks() > 0)).ok()?;
+        side.wait(left(), false, || Ok(published() || begun())).ok()?;
         let attempt = map.attempt(number).load(Ordering::Acquire);
         let mut copied = 0;
         while !published() {

@@ -135,6 +135,16 @@ fn bad_input_is_refused_with_the_name_and_the_bound() {
     };
     let error = refused(APP3, "app3.toml", &["--free", "4g.71gb"]);
     assert!(error.contains("A100-80 has no MIG profile `4g.71gb`"), "{error}");
+    for (flag, value, text) in [
+        ("--batch", "0", "batch is 0: need at least 1"),
+        ("--batch", "7", "batch 7"),
+        ("--slo", "0ns", "slo is 0: need more than 0"),
+        ("--hand-off-rate", "0", "bytes_per_second of hand-offs is 0: need more than 0"),
+        ("--top", "1001", "1001 is not in"),
+    ] {
+        let error = refused(APP3, "app3.toml", &["--free", "1g.10gb", flag, value]);
+        assert!(error.contains(text), "{flag} {value}: {error}");
+    }
     let cycle = format!("{APP3}\n[[edges]]\nfrom = \"classification\"\nto = \"deblur\"\n");
     let error = refused(&cycle, "app3.toml", &["--free", "1g.10gb"]);
     assert!(error.contains("cycle: ") && error.contains("deblur"), "{error}");

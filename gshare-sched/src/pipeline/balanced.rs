@@ -75,7 +75,7 @@ impl Balanced {
         let forks = if spread { forks(dag, &lattice.ideals, times) } else { Vec::new() };
         let sum = |set: ComponentSet| set.iter().map(|component| times[component]).sum::<u64>();
         let before: Vec<u64> = lattice.ideals.iter().map(|&ideal| sum(ideal)).collect();
-        let ancestors = normal.then(|| (0..dag.len()).map(|component| dag.ancestors(component)).collect());
+        let descendants = normal.then(|| lattice::descendants(dag));
         let max_stages = max_stages.min(lattice.longest()).max(1);
         let mut searches = Vec::with_capacity(1 << forks.len());
         for chosen in 1..1usize << forks.len() {
@@ -84,7 +84,7 @@ impl Balanced {
             searches.push(Search::new(with_spread(&lattice, &before, &spread), None));
         }
         let ideals = lattice.ideals.clone();
-        searches.insert(0, Search::new(Graph::new(lattice, before), ancestors));
+        searches.insert(0, Search::new(Graph::new(lattice, before), descendants));
         let mut list = Self {
             ideals,
             forks,
@@ -94,46 +94,45 @@ impl Balanced {
             side_by_side: normal,
             begun: false,
         };
-        list.push(0, 1, None);
+        list.heap.extend(entry(&mut list.searches, 0, 1, None).map(Reverse));
         list
     }
+}
 
-    /// Puts the first pipeline of `stages` stages on the heap, or the one after another, if there is one.
-    fn push(&mut self, search: usize, stages: usize, after: Option<u32>) {
-        let alone = self.searches.len() == 1;
-        let (found, graph) = (&mut self.searches[search], search);
-        let way = match after {
-            None => found.first(stages, 0),
-            Some(way) => found.after(stages, 0, way),
-        };
-        let Some(way) = way else { return };
-        let cost = found.ways[way as usize].cost();
-        let cuts = if alone { Vec::new() } else { found.cuts(stages, way) };
-        let total = found.graph.before[found.graph.end()];
-        let balance = Balance::new(index(stages), total, cost.squares);
-        self.heap.push(Reverse(Entry { balance, hand: cost.hand, cuts, search: graph, way }));
-    }
+/// The first pipeline of `stages` stages of a graph, or the one after another, if there is one.
+fn entry(searches: &mut [Search], search: usize, stages: usize, after: Option<u32>) -> Option<Entry> {
+    let alone = searches.len() == 1;
+    let found = &mut searches[search];
+    let way = match after {
+        None => found.first(stages, 0),
+        Some(way) => found.after(stages, 0, way),
+    }?;
+    let cost = found.ways[way as usize].cost();
+    let cuts = if alone { Vec::new() } else { found.cuts(stages, way) };
+    let total = found.graph.before[found.graph.end()];
+    let balance = Balance::new(index(stages), total, cost.squares);
+    Some(Entry { balance, hand: cost.hand, cuts, search, way })
+}
 
-    fn pipeline(&self, entry: &Entry) -> Pipeline {
-        let (search, stages) = (&self.searches[entry.search], entry.balance.stages as usize);
-        let mut parts = Vec::with_capacity(stages);
-        let mut from = 0;
-        search.walk(stages, entry.way, |stage, to| {
-            let fork = self
-                .forks
-                .iter()
-                .enumerate()
-                .find(|(bit, fork)| fork.at == from && to == from + 1 && entry.search >> bit & 1 == 1);
-            match fork {
-                Some((_, fork)) => {
-                    parts.extend(fork.branches.iter().map(|&components| part(stage, components)));
-                }
-                None => parts.push(part(stage, self.ideals[to].without(self.ideals[from]))),
+/// The parts of a pipeline.
+fn parts(ideals: &[ComponentSet], forks: &[Fork], search: &Search, entry: &Entry) -> Vec<Part> {
+    let stages = entry.balance.stages as usize;
+    let mut parts = Vec::with_capacity(stages);
+    let mut from = 0;
+    search.walk(stages, entry.way, |stage, to| {
+        let fork = forks
+            .iter()
+            .enumerate()
+            .find(|(bit, fork)| fork.at == from && to == from + 1 && entry.search >> bit & 1 == 1);
+        match fork {
+            Some((_, fork)) => {
+                parts.extend(fork.branches.iter().map(|&components| part(stage, components)));
             }
-            from = to;
-        });
-        Pipeline::new(parts, entry.balance, self.side_by_side)
-    }
+            None => parts.push(part(stage, ideals[to].without(ideals[from]))),
+        }
+        from = to;
+    });
+    parts
 }
 
 fn part(stage: usize, components: ComponentSet) -> Part {
@@ -152,18 +151,22 @@ impl Iterator for Balanced {
                 self.searches[search].prepare(self.max_stages);
                 for stages in 1..=self.max_stages {
                     if (search, stages) != (0, 1) {
-                        self.push(search, stages, None);
+                        self.heap.extend(entry(&mut self.searches, search, stages, None).map(Reverse));
                     }
                 }
             }
         }
-        let Reverse(entry) = self.heap.pop()?;
-        let pipeline = self.pipeline(&entry);
-        self.searches[entry.search].listed += 1;
-        if self.begun {
-            self.push(entry.search, entry.balance.stages as usize, Some(entry.way));
+        let mut top = self.heap.peek_mut()?;
+        let (search, balance, way) = (top.0.search, top.0.balance, top.0.way);
+        let parts = parts(&self.ideals, &self.forks, &self.searches[search], &top.0);
+        self.searches[search].listed += 1;
+        // The whole of the first graph is the only pipeline of one stage there, so none follows before lists are begun.
+        let next = self.begun.then(|| entry(&mut self.searches, search, balance.stages as usize, Some(way)));
+        match next.flatten() {
+            Some(next) => *top = Reverse(next),
+            None => drop(PeekMut::pop(top)),
         }
-        Some(pipeline)
+        Some(Pipeline::new(parts, balance, self.side_by_side))
     }
 }
 
@@ -275,8 +278,8 @@ struct Node {
 #[derive(Debug)]
 struct Search {
     graph: Graph,
-    /// Ancestors of each component when only normal forms are wanted.
-    ancestors: Option<Vec<ComponentSet>>,
+    /// Descendants of each component when only normal forms are wanted.
+    descendants: Option<Vec<ComponentSet>>,
     /// `best[k * ideals + i]`: cost of the best of `k` steps from `i`. Layers are filled in order.
     best: Vec<Cost>,
     /// Number of the node for (k, i) in `nodes`, plus 1; 0 where there is none yet. Laid out as `best`.
@@ -289,13 +292,13 @@ struct Search {
 }
 
 impl Search {
-    fn new(graph: Graph, ancestors: Option<Vec<ComponentSet>>) -> Self {
+    fn new(graph: Graph, descendants: Option<Vec<ComponentSet>>) -> Self {
         let size = graph.before.len();
         let mut best = vec![Cost::NO_WAY; size];
         best[size - 1] = Cost::ZERO;
         Self {
             graph,
-            ancestors,
+            descendants,
             best,
             numbers: vec![0; size],
             nodes: Vec::new(),
@@ -420,28 +423,33 @@ impl Search {
                 way.rest = rest;
             }
             self.nodes[node].last = Some(way);
-            if self.is_normal(k, from, way) {
+            if self.is_normal(from, way) {
                 return Some(self.add(node, way));
             }
         }
     }
 
     /// Whether no later stage of `way` could come before its first one and is smaller.
-    fn is_normal(&self, k: usize, from: usize, way: Way) -> bool {
-        let Some(ancestors) = &self.ancestors else { return true };
+    fn is_normal(&self, from: usize, way: Way) -> bool {
+        let Some(descendants) = &self.descendants else { return true };
         let ideals = &self.graph.lattice.ideals;
         let key = |stage: ComponentSet| (stage.len(), stage);
-        let first = ideals[way.to as usize].without(ideals[from]);
-        let (mut at, mut rest) = (way.to as usize, way.rest);
-        for _ in 1..k {
+        let all = ideals[self.graph.end()];
+        let mut at = ideals[way.to as usize];
+        let first = at.without(ideals[from]);
+        // What comes later and needs nothing of the stages that were passed: for most ways that is soon nothing.
+        let passed = |free: ComponentSet, stage: ComponentSet| {
+            stage.iter().fold(free.without(stage), |free, one| free.without(descendants[one]))
+        };
+        let (mut free, mut rest) = (passed(all.without(at), first), way.rest);
+        while !free.is_empty() {
             let next = self.ways[rest as usize];
-            let stage = ideals[next.to as usize].without(ideals[at]);
-            let passed = ideals[at].without(ideals[from]);
-            let smaller = key(stage) < key(first);
-            if smaller && stage.iter().all(|one| ancestors[one].intersection(passed).is_empty()) {
+            let stage = ideals[next.to as usize].without(at);
+            if stage.is_subset(free) && key(stage) < key(first) {
                 return false;
             }
-            (at, rest) = (next.to as usize, next.rest);
+            free = passed(free, stage);
+            (at, rest) = (ideals[next.to as usize], next.rest);
         }
         true
     }

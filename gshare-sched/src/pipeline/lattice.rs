@@ -175,14 +175,20 @@ fn all_ideals(dag: &Dag, limit: u32) -> Result<Vec<ComponentSet>, Passed> {
     Ok(ideals)
 }
 
-/// The ideals between segments.
-fn series_boundaries(dag: &Dag) -> Vec<ComponentSet> {
+/// For each component those that need it, directly or not.
+pub(super) fn descendants(dag: &Dag) -> Vec<ComponentSet> {
     let mut descendants = vec![ComponentSet::EMPTY; dag.len()];
     for component in 0..dag.len() {
         for ancestor in dag.ancestors(component).iter() {
             descendants[ancestor] = descendants[ancestor].union(ComponentSet::one(component));
         }
     }
+    descendants
+}
+
+/// The ideals between segments.
+fn series_boundaries(dag: &Dag) -> Vec<ComponentSet> {
+    let descendants = descendants(dag);
     let mut boundaries = BTreeSet::from([(0, ComponentSet::EMPTY), (dag.len(), dag.all())]);
     for (component, &after) in descendants.iter().enumerate() {
         let (before, it) = (dag.ancestors(component), ComponentSet::one(component));

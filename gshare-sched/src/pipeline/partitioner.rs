@@ -4,11 +4,11 @@ use super::balanced::Balanced;
 use super::bottleneck::{Front, Limits};
 use super::costs::{offers, reference_times};
 use super::lattice::{Hands, Lattice, Passed, forks};
-use gshare_core::BasisPoints;
 use gshare_core::dag::Dag;
 use gshare_core::pipeline::{
-    FallBack, Goal, Mode, Node, PartitionError, PipelinePartitioner, RankMode, Ranked,
+    FallBack, Goal, HandOff, Mode, Node, PartitionError, PipelinePartitioner, RankMode, Ranked,
 };
+use gshare_core::{BasisPoints, Duration};
 
 /// Settings of [`Partitioner`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,7 +159,8 @@ impl Partitioner {
     /// All pipelines of `dag` by CV, whatever slices there are.
     ///
     /// # Errors
-    /// [`PartitionError::NoReference`], [`PartitionError::MissingProfile`].
+    /// [`PartitionError::NoReference`], [`PartitionError::MissingProfile`]; [`PartitionError::BadConfig`] for a goal that
+    /// nothing could meet.
     pub fn by_cv(&self, dag: &Dag, goal: &Goal) -> Result<Ranked<'static>, PartitionError> {
         self.list_by_cv(dag, goal, self.config.max_stages as usize)
     }
@@ -170,6 +171,7 @@ impl Partitioner {
         goal: &Goal,
         max_stages: usize,
     ) -> Result<Ranked<'static>, PartitionError> {
+        check_goal(goal)?;
         let times = reference_times(dag, goal)?;
         let (lattice, mode, fell_back) = self.lattice(dag, goal);
         let normal = mode == Mode::AcyclicQuotient;
@@ -179,6 +181,7 @@ impl Partitioner {
     }
 
     fn by_bottleneck(&self, dag: &Dag, goal: &Goal, node: &Node) -> Result<Ranked<'static>, PartitionError> {
+        check_goal(goal)?;
         let offers = offers(dag, goal, node);
         if offers.is_empty() {
             let none = Box::new(core::iter::empty());
@@ -245,6 +248,18 @@ impl PipelinePartitioner for Partitioner {
             }
             _ => self.by_bottleneck(dag, goal, node),
         }
+    }
+}
+
+fn check_goal(goal: &Goal) -> Result<(), PartitionError> {
+    let bad = |field, bound| Err(PartitionError::BadConfig { field, value: 0, bound });
+    match goal {
+        Goal { batch: 0, .. } => bad("batch", "need at least 1"),
+        Goal { slo: Some(Duration::ZERO), .. } => bad("slo", "need more than 0, or none"),
+        Goal { hand_off: HandOff { bytes_per_second: 0, .. }, .. } => {
+            bad("bytes_per_second of hand-offs", "need more than 0")
+        }
+        _ => Ok(()),
     }
 }
 

@@ -126,6 +126,9 @@ impl RouterConfig {
     }
 }
 
+/// What entries of shared instances depend on: whether the function's first request is late, and its deadline.
+type Head = Option<(bool, Timestamp)>;
+
 /// A request that waits: by deadline (none is last), then arrival.
 type Turn = (Timestamp, u64);
 
@@ -187,6 +190,8 @@ struct Function {
     /// By arrival.
     late: BTreeMap<u64, RequestId>,
     told_short: Option<Timestamp>,
+    /// The first request (late, deadline) by which the entries of all its shared instances stand. None: some do not.
+    stands: Option<Head>,
 }
 
 impl Function {
@@ -345,6 +350,7 @@ impl SlackRouter {
         match service {
             Service::Shared { slice, .. } => {
                 of.shared.insert((latency, id));
+                of.stands = None;
                 let slice = self.slices.entry(slice).or_default();
                 slice.instances += 1;
                 slice.running += instance.has.len();
@@ -408,12 +414,14 @@ impl SlackRouter {
         let function = instance.function;
         let idle = self.leave_slice(&instance);
         for (_, request) in instance.has {
-            let Some(found) = self.requests.get(&request) else { continue };
+            let Some(found) = self.requests.get_mut(&request) else { continue };
             if found.attempts >= self.config.max_attempts {
                 self.requests.remove(&request);
                 actions.push(RouteAction::Reject { request, reason: RouteReject::AttemptsExhausted });
             } else {
-                self.enqueue(request);
+                found.at = At::OnTime;
+                let turn = found.turn;
+                self.enqueue(request, function, turn);
             }
         }
         self.serve(now, function, actions);
@@ -424,26 +432,29 @@ impl SlackRouter {
     }
 
     /// Puts a request into its function's queue.
-    fn enqueue(&mut self, id: RequestId) {
-        let Some(request) = self.requests.get_mut(&id) else { return };
-        request.at = At::OnTime;
-        let of = self.functions.entry(request.function).or_default();
-        of.on_time.insert(request.turn, id);
-        if self.config.late == Late::Reject && request.turn.0 != Timestamp::MAX {
-            self.expiring.insert((request.turn.0, request.turn.1, id));
+    fn enqueue(&mut self, id: RequestId, function: FunctionId, turn: Turn) {
+        self.functions.entry(function).or_default().on_time.insert(turn, id);
+        if self.config.late == Late::Reject && turn.0 != Timestamp::MAX {
+            self.expiring.insert((turn.0, turn.1, id));
         }
     }
 
-    /// Takes a waiting request out of its queue.
-    fn dequeue(&mut self, id: RequestId) {
-        let Some(request) = self.requests.get(&id) else { return };
-        if let Some(of) = self.functions.get_mut(&request.function) {
-            match request.at {
-                At::Late => of.late.remove(&request.turn.1),
-                _ => of.on_time.remove(&request.turn),
+    /// Takes a waiting request out of its queue; it is with `to` from now on. Answers with its function and turn.
+    fn dequeue(&mut self, id: RequestId, to: Option<InstanceId>) -> Option<(FunctionId, Turn)> {
+        let request = self.requests.get_mut(&id)?;
+        let (function, turn, at) = (request.function, request.turn, request.at);
+        if let Some(to) = to {
+            request.at = At::Instance(to);
+            request.attempts += 1;
+        }
+        if let Some(of) = self.functions.get_mut(&function) {
+            match at {
+                At::Late => of.late.remove(&turn.1),
+                _ => of.on_time.remove(&turn),
             };
         }
-        self.expiring.remove(&(request.turn.0, request.turn.1, id));
+        self.expiring.remove(&(turn.0, turn.1, id));
+        Some((function, turn))
     }
 
     fn reject(&mut self, id: RequestId, reason: RouteReject, actions: &mut Vec<RouteAction>) {
@@ -494,25 +505,23 @@ impl SlackRouter {
         if self.config.late == Late::InOrder {
             return self.head(function).map(|(request, ..)| request);
         }
-        let in_time = of.on_time.range((now.saturating_add(latency), 0)..).next().map(|(_, &id)| id);
+        let from = (now.saturating_add(latency), 0);
+        let first = of.on_time.first_key_value();
+        let in_time = first.filter(|(turn, _)| **turn >= from).or_else(|| of.on_time.range(from..).next());
         let late = || of.late.first_key_value().map(|(_, &id)| id);
-        in_time.or_else(late).or_else(|| of.on_time.first_key_value().map(|(_, &id)| id))
+        in_time.map(|(_, &id)| id).or_else(late).or_else(|| first.map(|(_, &id)| id))
     }
 
     fn dispatch(&mut self, request: RequestId, instance: InstanceId, actions: &mut Vec<RouteAction>) {
-        self.dequeue(request);
-        self.start(request, instance);
+        let Some((function, turn)) = self.dequeue(request, Some(instance)) else { return };
+        self.start(request, function, turn, instance);
         actions.push(RouteAction::Dispatch { request, instance });
     }
 
-    fn start(&mut self, id: RequestId, at: InstanceId) {
-        let (Some(request), Some(instance)) = (self.requests.get_mut(&id), self.instances.get_mut(&at))
-        else {
-            return;
-        };
-        request.at = At::Instance(at);
-        request.attempts += 1;
-        instance.has.insert(request.turn.1, id);
+    /// Puts a request that is said to be at an instance there.
+    fn start(&mut self, id: RequestId, function: FunctionId, turn: Turn, at: InstanceId) {
+        let Some(instance) = self.instances.get_mut(&at) else { return };
+        instance.has.insert(turn.1, id);
         let latency = instance.latency();
         if let Service::Shared { slice, load, .. } = instance.service {
             if let Some(slice) = self.slices.get_mut(&slice) {
@@ -524,7 +533,7 @@ impl SlackRouter {
                 instance.used = slice.clock.saturating_add(latency.saturating_add(load).as_nanos());
             }
         } else if !instance.has_room()
-            && let Some(of) = self.functions.get_mut(&request.function)
+            && let Some(of) = self.functions.get_mut(&function)
         {
             of.free.remove(&(latency, at));
         }
@@ -539,10 +548,7 @@ impl SlackRouter {
             let Some(request) = self.pick(now, function, latency) else { break };
             self.dispatch(request, instance, actions);
         }
-        self.reorder(function);
-        let Some(of) = self.functions.get(&function) else { return };
-        let slices: Vec<SharedSlice> = of.shared.iter().filter_map(|(_, id)| self.slice_of(*id)).collect();
-        for slice in slices {
+        for slice in self.reorder(function) {
             self.serve_slice(now, slice, actions);
         }
         self.tidy(function);
@@ -555,22 +561,20 @@ impl SlackRouter {
         }
     }
 
-    fn slice_of(&self, instance: InstanceId) -> Option<SharedSlice> {
-        match self.instances.get(&instance)?.service {
-            Service::Shared { slice, .. } => Some(slice),
-            _ => None,
+    /// Puts the function's shared instances where its first request says. Answers with the slices that could serve it now.
+    fn reorder(&mut self, function: FunctionId) -> Vec<SharedSlice> {
+        let mut idle = Vec::new();
+        let head: Head = self.head(function).map(|(_, late, deadline)| (late, deadline));
+        let Some(of) = self.functions.get_mut(&function) else { return idle };
+        // With fairness an entry also says what its instance has used.
+        if of.stands.replace(head) == Some(head) && self.config.fair_quantum.is_none() {
+            return idle;
         }
-    }
-
-    /// Puts the function's shared instances where its first request says.
-    fn reorder(&mut self, function: FunctionId) {
-        let head = self.head(function);
-        let Some(of) = self.functions.get(&function) else { return };
         for &(_, id) in &of.shared {
             let Some(instance) = self.instances.get_mut(&id) else { continue };
-            let Service::Shared { slice, latency, load } = instance.service else { continue };
-            let Some(slice) = self.slices.get_mut(&slice) else { continue };
-            let entry = head.map(|(_, late, deadline)| {
+            let Service::Shared { slice: at, latency, load } = instance.service else { continue };
+            let Some(slice) = self.slices.get_mut(&at) else { continue };
+            let entry = head.map(|(late, deadline)| {
                 let step = match self.config.fair_quantum {
                     None => 0,
                     Some(quantum) => {
@@ -595,7 +599,11 @@ impl SlackRouter {
                 to.extend(entry);
                 instance.entry = entry;
             }
+            if entry.is_some() && slice.running == 0 {
+                idle.push(at);
+            }
         }
+        idle
     }
 
     /// Whose turn it is on a slice. One that is to be loaded and will be late all the same waits until the slice has worked
@@ -630,6 +638,7 @@ impl SlackRouter {
             if let Some(request) = self.pick(now, function, latency.saturating_add(load)) {
                 self.dispatch(request, instance, actions);
                 self.reorder(function);
+                return;
             }
         }
     }
@@ -688,15 +697,15 @@ impl SlackRouter {
         let turn = (deadline, self.arrivals);
         self.arrivals += 1;
         let late = self.config.late;
-        let request = Request { function, turn, attempts: 0, at: At::OnTime };
         let in_time = |of: &Function| of.fastest().is_some_and(|fast| now.saturating_add(fast) <= deadline);
         // The usual case: an exclusive instance has room, so nobody waits.
         if of.waiting() == 0
             && let Some(&(_, instance)) = of.free.first()
             && (late != Late::Reject || in_time(of))
         {
-            self.requests.insert(id, request);
-            self.start(id, instance);
+            let at = At::Instance(instance);
+            self.requests.insert(id, Request { function, turn, attempts: 1, at });
+            self.start(id, function, turn, instance);
             actions.push(RouteAction::Dispatch { request: id, instance });
             return;
         }
@@ -708,9 +717,16 @@ impl SlackRouter {
             self.tell_short(now, function, actions);
             return;
         }
-        self.requests.insert(id, request);
-        self.enqueue(id);
-        self.serve(now, function, actions);
+        let others_wait = of.waiting() > 0;
+        self.requests.insert(id, Request { function, turn, attempts: 0, at: At::OnTime });
+        self.enqueue(id, function, turn);
+        if others_wait {
+            // So there is no place for it either: only who is first may change.
+            self.sift(now, function, actions);
+            self.reorder(function);
+        } else {
+            self.serve(now, function, actions);
+        }
         self.shortage(now, function, actions);
     }
 
@@ -728,12 +744,23 @@ impl SlackRouter {
                 }
                 self.serve_slice(now, on, actions);
             }
-            _ => {
-                if instance.has_room() {
-                    let key = (instance.latency(), at);
-                    self.functions.entry(request.function).or_default().free.insert(key);
+            _ if instance.has_room() => {
+                let key = (instance.latency(), at);
+                // If somebody waits, this is the only place.
+                if self.waiting(request.function) > 0 {
+                    self.sift(now, request.function, actions);
+                    if let Some(next) = self.pick(now, request.function, key.0) {
+                        self.dispatch(next, at, actions);
+                        self.reorder(request.function);
+                        return;
+                    }
+                    self.reorder(request.function);
                 }
-                if self.functions.get(&request.function).is_some_and(|of| of.waiting() > 0) {
+                self.functions.entry(request.function).or_default().free.insert(key);
+            }
+            // One that drains frees no place, but who is late by now is said to be.
+            _ => {
+                if self.waiting(request.function) > 0 {
                     self.serve(now, request.function, actions);
                 }
             }
@@ -746,7 +773,7 @@ impl SlackRouter {
                 break;
             }
             let function = self.requests.get(&id).map(|request| request.function);
-            self.dequeue(id);
+            self.dequeue(id, None);
             self.reject(id, RouteReject::DeadlineMissed, actions);
             if let Some(function) = function {
                 self.reorder(function);
@@ -770,6 +797,7 @@ impl SlackRouter {
             }
         }
         for (id, of) in &self.functions {
+            let slack = |time: Duration| i128::from(time.as_nanos());
             if of.waiting() > 0 {
                 assert!(of.free.is_empty(), "{id} has requests waiting and an instance with room");
             }
@@ -778,7 +806,11 @@ impl SlackRouter {
                 let Service::Shared { slice, .. } = instance.service else { panic!("not shared") };
                 let slice = &self.slices[&slice];
                 assert_eq!(instance.entry.is_some(), of.waiting() > 0, "{id}: ready");
-                let Service::Shared { load, .. } = instance.service else { panic!("not shared") };
+                let Service::Shared { latency, load, .. } = instance.service else { panic!("not shared") };
+                let head = self.head(*id).map(|(_, late, deadline)| {
+                    (late, i128::from(deadline.as_nanos()) - slack(latency) - slack(load))
+                });
+                assert_eq!(instance.entry.map(|(_, late, slack, _)| (late, slack)), head, "{id}: order");
                 let on = if load.is_zero() { &slice.ready } else { &slice.cold };
                 assert!(instance.entry.is_none_or(|entry| on.contains(&entry)), "{id}: entry");
                 assert!(of.waiting() == 0 || slice.running > 0, "{id} waits beside an idle slice");
@@ -872,6 +904,9 @@ impl Engine for SlackRouter {
                         *load = new;
                     }
                     let function = instance.function;
+                    if let Some(of) = self.functions.get_mut(&function) {
+                        of.stands = None;
+                    }
                     self.reorder(function);
                 }
             }
@@ -891,7 +926,7 @@ impl Engine for SlackRouter {
             // The expiry above may have been what the client gave up.
             RouteEvent::Cancelled { request } if self.requests.contains_key(&request) => {
                 let function = self.requests[&request].function;
-                self.dequeue(request);
+                self.dequeue(request, None);
                 self.requests.remove(&request);
                 self.reorder(function);
                 self.tidy(function);

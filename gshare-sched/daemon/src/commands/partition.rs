@@ -57,9 +57,9 @@ pub(crate) struct Options {
     /// Let idle memory of one GPU be cut anew where the free slices do not do.
     #[arg(long)]
     carve: bool,
-    /// How many to list of those passed over, and of the alternatives.
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    top: usize,
+    /// How many to list of those passed over, and of the alternatives; at most 1000.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(..=1_000))]
+    top: u16,
     #[expect(clippy::doc_markdown, reason = "the text of --help, where backticks would show")]
     /// Print one JSON object: {"dag", "gpu", "free", "rank", "mode", "fell_back", "chosen", "passed_over",
     /// "passed_over_total", "alternatives"}; a pipeline is {"stages": [[{"components", "slice"}]], "cv", "bottleneck_ns",
@@ -180,7 +180,7 @@ fn report(
     match plan(partitioner, &LeastFragmentation, dag, goal, node) {
         Ok(plan) => {
             report.passed_over_total = plan.passed_over.len();
-            let passed = plan.passed_over.iter().take(options.top);
+            let passed = plan.passed_over.iter().take(usize::from(options.top));
             report.passed_over =
                 passed.map(|passed| shown(dag, node, &passed.pipeline, Err(&passed.why))).collect();
             report.chosen = Some(shown(dag, node, &plan.pipeline, Ok(&plan.assignment)));
@@ -191,7 +191,7 @@ fn report(
                     let runs = LeastFragmentation.assign(dag, goal, &pipeline, node).ok()?;
                     Some(shown(dag, node, &pipeline, Ok(&runs)))
                 })
-                .take(options.top);
+                .take(usize::from(options.top));
             report.alternatives = runs.collect();
         }
         Err(NoPlan::NothingFits { tried, .. }) => {
@@ -201,9 +201,8 @@ fn report(
                 let why = LeastFragmentation.assign(dag, goal, &pipeline, node).err()?;
                 Some(shown(dag, node, &pipeline, Err(&why)))
             };
-            if let Ok(all) = partitioner.by_cv(dag, goal) {
-                report.passed_over = all.pipelines.take(options.top).filter_map(why).collect();
-            }
+            let all = partitioner.by_cv(dag, goal)?;
+            report.passed_over = all.pipelines.take(usize::from(options.top)).filter_map(why).collect();
         }
         Err(error) => return Err(error.into()),
     }
