@@ -12,6 +12,14 @@
 //! | `alone` | what one such program gets without the hook, with the device to itself: the host's part of its time is no GPU time |
 //! | `of own` | the largest difference to a cap of what each gets as a part of `alone`, in points: of the speed it would have; then the same within the first second |
 //! | `gap ms` | the longest time without GPU time of any process, beside what the caps and the kernel's length make unavoidable |
+//! | `missed` | what is beyond its bar: 2 points over the whole time (`share`) and over the first second (`first s`), and a gap of one window or what is unavoidable (`gap`), to the 2 ms between two looks |
+//!
+//! For programs that never synchronise the bar is `off`, for those that wait for each kernel `of own`: no way to share a device
+//! lets these meet the first. Between two kernels such a program's host is busy and its queue empty. While one process holds
+//! the device alone, that time is nobody's: a program that is 30 per cent busy alone cannot get 70. Nor would it help to let
+//! both launch at once, in the order in which they come: with caps of 30 and 70 there are 70 pauses of the one for 30 kernels
+//! of the other, and four of seven stay empty. So what a cap can promise such a program is a part of the speed that it has
+//! alone; what two of them lose to each other beyond that counts against it.
 //!
 //! `--seconds N` (10), `--only TEXT` for the cases whose name holds it, `--json` for one JSON object on stdout. Nothing here is
 //! a test: on a machine whose CPUs are busy the device waits for programs that wait for a CPU, and shares come out lower.
@@ -48,7 +56,6 @@ impl Case {
     /// The longest time that a process must be without the device, in ms: all the others' kernels and whole windows of its
     /// own cap's pause, in kernels that cannot be cut.
     fn unavoidable_ms(&self) -> f64 {
-        const WINDOW_MS: f64 = 100.0;
         let smallest = f64::from(*self.caps.iter().min().expect("a case has processes")) / 100.0;
         let kernel = f64::from(self.kernel_us) / 1e3 * if self.program == "graph" { 10.0 } else { 1.0 };
         // One kernel must be followed by this much of a pause for the cap to hold.
@@ -60,6 +67,12 @@ impl Case {
 fn length(us: u32) -> String {
     if us >= 1000 { format!("{} ms", us / 1000) } else { format!("{us} us") }
 }
+
+/// Points that a share may be off.
+const BAR: f64 = 2.0;
+/// The longest time that a process is to be without the device where its cap allows it, in ms; and between two looks at it.
+const WINDOW_MS: f64 = 100.0;
+const LOOK_MS: f64 = 2.0;
 
 const KERNELS: [u32; 3] = [10, 1_000, 30_000];
 
@@ -195,7 +208,7 @@ fn measure(case: &Case, stage: &Stage, seconds: f64) -> Outcome {
     let mut last: Vec<(u64, u64)> = at_first.iter().map(|&busy| (from, busy)).collect();
     let (mut gap, mut after_first, mut now, mut used) = (0, None, from, at_first.clone());
     while (now - from) as f64 / 1e9 < seconds {
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(Duration::from_secs_f64(LOOK_MS / 1e3));
         (now, used) = busy(&mut truth, &pids);
         for (last, &used) in last.iter_mut().zip(&used) {
             if used == last.1 {
@@ -379,7 +392,7 @@ fn table(options: &Options, stage: &Stage) {
     let (mut rows, mut worst, mut worst_of_own) = (Vec::new(), 0f64, 0f64);
     eprintln!("simulated device; {} s a case, {} cases; load {:.1}", options.seconds, cases.len(), load());
     say!(
-        "{:<26} {:<22} {:>6} {:>8} {:>6} {:>7} {:>8} {:>16}",
+        "{:<26} {:<22} {:>6} {:>8} {:>6} {:>7} {:>8} {:>16}  {}",
         "case",
         "shares %",
         "off",
@@ -387,7 +400,8 @@ fn table(options: &Options, stage: &Stage) {
         "alone",
         "of own",
         "first s",
-        "gap ms (least)"
+        "gap ms (least)",
+        "missed"
     );
     for case in &cases {
         let Outcome { shares, first_second, gap_ms } = measure(case, stage, options.seconds);
@@ -397,18 +411,28 @@ fn table(options: &Options, stage: &Stage) {
         let (off, first) = (case.off(&shares, 1.0), case.off(&first_second, 1.0));
         let (of_own, first_of_own) = (case.off(&shares, alone), case.off(&first_second, alone));
         let percent = alone * 100.0;
+        let barred = if case.program == "sync" { [of_own, first_of_own] } else { [off, first] };
+        let missed: Vec<&str> = [
+            (barred[0] > BAR, "share"),
+            (barred[1] > BAR, "first s"),
+            (gap_ms > least.max(WINDOW_MS) + LOOK_MS, "gap"),
+        ]
+        .iter()
+        .filter_map(|&(beyond, what)| beyond.then_some(what))
+        .collect();
         say!(
-            "{:<26} {:<22} {off:>6.2} {first:>8.2} {percent:>6.1} {of_own:>7.2} {first_of_own:>8.2} {gap_ms:>8.0} {:>7}",
+            "{:<26} {:<22} {off:>6.2} {first:>8.2} {percent:>6.1} {of_own:>7.2} {first_of_own:>8.2} {gap_ms:>8.0} {:>7}  {}",
             case.name(),
             text.join(" "),
-            format!("({least:.0})")
+            format!("({least:.0})"),
+            missed.join(", ")
         );
         worst = worst.max(off);
         worst_of_own = worst_of_own.max(of_own);
         rows.push(serde_json::json!({
             "case": case.name(), "shares": shares, "off_points": off, "off_first_second_points": first,
             "alone": alone, "of_own_points": of_own, "of_own_first_second_points": first_of_own,
-            "gap_ms": gap_ms, "gap_least_ms": least,
+            "gap_ms": gap_ms, "gap_least_ms": least, "missed": missed,
         }));
     }
     say!(
