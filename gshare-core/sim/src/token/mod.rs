@@ -21,6 +21,7 @@ pub mod drive;
 pub mod keen;
 pub mod model;
 pub mod ops;
+pub mod paced;
 pub mod timeline;
 
 use account::{Account, Bound, Windows};
