@@ -30,6 +30,8 @@ pub(super) struct Ledger {
     /// By slot: the client, and the generation it must be above once it has left.
     pub(super) slots: Vec<(Option<Client>, Option<u32>)>,
     pub(super) gpus: Vec<Gpu>,
+    /// Whether clients are compared at the end of a window that was too short for them.
+    compares: bool,
 }
 
 /// A lease as the engine keeps it.
@@ -52,12 +54,24 @@ impl Lease {
     }
 }
 
+/// A time that is less than 292 years, to be compared with others.
+fn signed(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
+}
+
+/// At most the length of a token ahead, or behind: what the last token of a window can leave.
+fn bounded(ahead: i128, token: Duration) -> i64 {
+    let most = i128::from(signed(token));
+    i64::try_from(ahead.clamp(-most, most)).unwrap_or(0)
+}
+
 /// Place of a ready client in the order of dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub(super) met: bool,
-    /// Unmet: time used in units of the request's share. Met: time used beyond the request.
-    pub(super) key: u64,
+    /// Unmet: time used in units of the request's share, and that by which it is ahead; least of all where nothing was
+    /// had yet. Met: time used beyond the request.
+    pub(super) key: i64,
     pub(super) asked: u64,
     pub(super) slot: u32,
 }
@@ -84,6 +98,10 @@ pub(super) struct Client {
     pub(super) before: (Duration, Duration),
     /// Used beyond the request in earlier windows, fading.
     pub(super) spare: Duration,
+    /// How much more than its part it got in windows in which somebody went short, in ns; less: negative.
+    pub(super) ahead: Option<i64>,
+    /// Its part of a window by the clock, after one that left much of the requests unmet.
+    pub(super) part: Option<Duration>,
     pub(super) total: Duration,
     pub(super) holds: Option<Lease>,
     /// The lease before the one it holds, until it is settled.
@@ -116,6 +134,16 @@ impl Client {
         }
     }
 
+    /// Holds a token, or waits for one.
+    const fn wants(&self) -> bool {
+        self.asked.is_some() || self.holds.is_some()
+    }
+
+    /// What counts of a window's time: no more than was requested.
+    fn counts(&self) -> i64 {
+        signed(self.used.min(self.request))
+    }
+
     pub(super) fn miss(&self, window: u64) -> Duration {
         self.request.saturating_sub(self.committed(window))
     }
@@ -139,10 +167,13 @@ impl Client {
         let committed = self.committed(window);
         let met = committed >= self.request;
         let key = if met {
-            (committed - self.request).saturating_add(self.spare).as_nanos()
+            signed((committed - self.request).saturating_add(self.spare))
+        } else if self.ahead.is_some() && committed.is_zero() {
+            i64::MIN
         } else {
-            // Unmet implies a request above 0. At most the window in ns times 10_000: fits.
-            committed.as_nanos() * u64::from(Quota::WHOLE.get()) / u64::from(self.share.quota.request().get())
+            // Unmet implies a request above 0. At most two windows in ns times 10_000: fits.
+            (signed(committed) + self.ahead.unwrap_or(0)) * i64::from(Quota::WHOLE.get())
+                / i64::from(self.share.quota.request().get())
         };
         Filed::Ready(Rank { met, key, asked, slot: self.id.slot() })
     }
@@ -200,11 +231,11 @@ impl Gpu {
 const FORGOTTEN: u64 = 320;
 
 impl Ledger {
-    /// No clients.
-    pub(super) fn new(config: MultiTokenConfig) -> Result<Self, ConfigError> {
+    /// No clients. `compares`: keeps account of who is ahead of whom, which a fixed schedule has no use for.
+    pub(super) fn new(config: MultiTokenConfig, compares: bool) -> Result<Self, ConfigError> {
         config.validate()?;
         let (slots, gpus) = (Vec::new(), Vec::new());
-        Ok(Self { config, now: Timestamp::ZERO, next_lease: 0, next_request: 0, slots, gpus })
+        Ok(Self { config, now: Timestamp::ZERO, next_lease: 0, next_request: 0, slots, gpus, compares })
     }
 
     /// Steps 1 and 2 of an event. What it stirred is then to be dispatched.
@@ -388,6 +419,9 @@ impl Ledger {
         gpu.stirred = true;
         let reshuffled = core::mem::take(&mut gpu.reshuffled);
         let clients = core::mem::take(&mut gpu.clients);
+        if self.compares {
+            self.compare(&clients, windows == 1 && !reshuffled);
+        }
         for &slot in &clients {
             if let Some((client, gpu)) = self.pair(slot) {
                 client.end_windows(windows);
@@ -398,6 +432,39 @@ impl Ledger {
             }
         }
         self.gpus[index].clients = clients;
+    }
+
+    /// At the end of a window: how far each of its clients is ahead of its part, and how long that part is, if the window
+    /// is one to `count`.
+    fn compare(&mut self, clients: &[u32], count: bool) {
+        let (mut got, mut ahead, mut requests) = (0, 0, 0);
+        for &slot in clients {
+            if let Some((client, _)) = self.pair(slot)
+                && client.wants()
+            {
+                got += client.counts();
+                ahead += client.ahead.unwrap_or(0);
+                requests += signed(client.request);
+            }
+        }
+        let short = count && i128::from(got) * 4 < i128::from(requests) * 3;
+        let (window, token) = (self.config.window, self.config.max_token);
+        for &slot in clients {
+            let Some((client, _)) = self.pair(slot) else { continue };
+            let wants = client.wants();
+            client.ahead = (short && wants).then(|| {
+                let part =
+                    i128::from(signed(client.request)) * i128::from(got + ahead) / i128::from(requests);
+                let all = i128::from(client.counts() + client.ahead.unwrap_or(0));
+                bounded(all - part, token)
+            });
+            client.part = (short && wants).then(|| {
+                let whole = u128::from(requests.unsigned_abs()).min(window.as_nanos().into());
+                let part = u128::from(client.request.as_nanos()) * u128::from(window.as_nanos()) / whole;
+                let least = token.as_nanos().div_ceil(4);
+                Duration::from_nanos(u64::try_from(part).unwrap_or(u64::MAX).max(least))
+            });
+        }
     }
 
     /// Takes a token back that was neither returned nor replaced in time.
@@ -416,7 +483,7 @@ impl Ledger {
 
     /// Step 2: counts `used` as the GPU time of a lease in all. It was checked to be held, or the one before.
     fn settle(&mut self, slot: u32, lease: LeaseId, used: Duration) {
-        let max_debt = self.config.max_debt;
+        let (max_debt, token) = (self.config.max_debt, self.config.max_token);
         let Some((client, gpu)) = self.pair(slot) else { return };
         let record = match (&mut client.holds, &mut client.unsettled) {
             (Some(held), _) if held.id == lease => held,
@@ -436,6 +503,8 @@ impl Ledger {
             client.before.0 = after;
             client.used = shift(client.used, after.saturating_sub(limit), before.saturating_sub(limit));
             let request = client.request;
+            let counts = i128::from(signed(after.min(request)) - signed(before.min(request)));
+            client.ahead = client.ahead.map(|ahead| bounded(i128::from(ahead) + counts, token));
             client.spare = shift(client.spare, after.saturating_sub(request), before.saturating_sub(request));
         } else if record.window == gpu.window {
             client.used = shift(client.used, more, less);
@@ -502,6 +571,8 @@ impl Ledger {
             used: Duration::ZERO,
             before: Default::default(),
             spare: Duration::ZERO,
+            ahead: None,
+            part: None,
             total: Duration::ZERO,
             holds: None,
             unsettled: None,

@@ -18,6 +18,13 @@
 //! - **spare**: time used beyond the request in earlier windows, fading: at each window's end an eighth of it (rounded up)
 //!   is forgotten and what was used beyond the request in that window, `max(0, used - r*W)`, is added; if clients of the GPU
 //!   came, left or changed since the last end of a window, or nothing happened for 320 windows, all spare is zero then;
+//! - **short**: a window in which those who held a token or waited for one at its end got less than three quarters of their
+//!   requests together. Programs that wait for each of their short kernels make windows so: what their hosts pause for
+//!   while they hold a token is nobody's. (Long kernels make one somewhat short by where they happen to end; that is
+//!   no reason to change the order);
+//! - **ahead**: what a client has more (below zero: less) than its part of what was got in short windows, at most `max_token`
+//!   either way;
+//! - **part**: after a short window, the time by the clock that a client may hold a token at a stretch;
 //! - **waiting**: has requested a token (or more time) and not been given it: **ready** while remain is above zero,
 //!   else **throttled**.
 //!
@@ -27,13 +34,17 @@
 //!
 //! 1. **Catch up**, in the order of time: revoke every lease with `expires + grace <= now` and count its whole budget as
 //!    used; at each window's end bring spare up to date, then set `used = max(0, used - l*W)`: what was beyond the
-//!    limit (the largest in force in that window) is carried, nothing else.
+//!    limit (the largest in force in that window) is carried, nothing else. After a short window, add up what each of its
+//!    clients got of its request (`min(used, r*W)`) and was ahead; each is ahead by what it has more than its part of that,
+//!    in proportion to the requests, and has a part of `W * r / sum of r`, at least `r*W` and `max_token / 4`. After any other window, after one in which clients came, left or changed, and after one without an
+//!    event, nobody is ahead or has a part.
 //! 2. **Account** for the event. Usage counts for the window its lease belongs to. When that window is the one before
 //!    this, what it changes is the overuse carried, and spare. When it is older, what it adds is charged to this window.
 //! 3. **Dispatch** on the GPU concerned: go through the ready clients in the order of
 //!    - unmet before met;
-//!    - unmet: `u / r` ascending (the least served in proportion first); met: `spare + u - r*W` ascending (the least
-//!      beyond its request first, in this window and before);
+//!    - unmet: after a short window, first who has had nothing in this one; then `(u + ahead) / r` ascending (the least
+//!      served in proportion first);
+//!    - met: `spare + u - r*W` ascending (the least beyond its request first, in this window and before);
 //!    - then who has waited longest, then the lower slot;
 //!
 //!    and give each a token if its SMs fit. The first that does not fit (the **head**) gets a **reservation**: from the
@@ -43,8 +54,9 @@
 //!
 //! A new token's budget is `min(max_token, remain, window end - now)`. While `n > 1` clients are ready (this one and those
 //! that are served before it in this round included), an unmet one's is also at most its miss, and a met one's at most
-//! `max((window end - now) / n, max_token / 4)`. It expires after `budget + slack`, at the latest at the window's end. A
-//! client behind a reservation gets at most the time until then, less slack and grace, and nothing below `min_token`.
+//! `max((window end - now) / n, max_token / 4)`. It expires after `budget + slack`, at the latest after the
+//! client's part, if it has one, and at the window's end. A client behind a reservation gets at most the time until then,
+//! less slack and grace, and nothing below `min_token`.
 //!
 //! A holder that asks again is a ready client that needs no more SMs: its lease is extended by a budget of the same
 //! rule, on top of the larger of its budget and what it was charged, to expire after outstanding + budget + slack. In a
@@ -55,6 +67,13 @@
 //! ask again at once. A asked first and runs 0-10 ms, B 10-20 ms, A 20-30 ms: its remain is 0, it is throttled until
 //! 100 ms. B runs 30-40 ms and 40-50 ms; its request is met, nobody else is ready, and it goes on 50-100 ms: A used
 //! 20 ms, B 80 ms.
+//!
+//! ## Example of short windows
+//! A (30 %) and B (70 %) run kernels of 10 us and wait for each; their hosts need 20 us in between. A token of 10 ms expires
+//! after 12 ms and is 4 ms of GPU time, and a window has eight of them. Each by itself would be divided 3:5, whatever went
+//! before: 37 % for A. Now A is 12 - 0.3 * 32 = 2.4 ms ahead after the first and B as much behind, A gets two tokens in the
+//! second, and so on: 30 % of what there is. Of A (10 %) and B (90 %), A's part is 10 ms: a token of that
+//! length in each window, and not of 12 ms.
 //!
 //! # Invariants
 //! - holders' SMs + free SMs = the whole; so the holders' sum never passes it, within one round either;
@@ -82,6 +101,8 @@
 //!   of those who want it: in absolute `Q_miss` and whole tokens the same few take the end of every window.
 //! - A token may not exceed what remains of the limit (the paper's full token overshoots by up to one token), and
 //!   overuse is carried, so that the limit holds over time for kernels longer than a quota.
+//! - What a window of few tokens cannot divide in proportion is made good in the next ones, and nobody has to skip one for
+//!   that: who has had nothing in it comes first.
 //! - Tokens are leases: a client that dies or hangs loses its SMs at once or at the end of its lease.
 use super::ConfigError;
 use super::ledger::{Gpu, Ledger, Rank};
@@ -199,7 +220,7 @@ pub struct MultiToken {
 impl MultiToken {
     /// A scheduler without clients.
     pub fn new(config: MultiTokenConfig) -> Result<Self, ConfigError> {
-        Ok(Self { ledger: Ledger::new(config)?, scratch: Vec::new() })
+        Ok(Self { ledger: Ledger::new(config, true)?, scratch: Vec::new() })
     }
 
     /// Step 3. See the [module](self).
@@ -247,6 +268,7 @@ impl MultiToken {
                 }
                 // A lease that is extended runs for what is left of it first.
                 let left = same_lease.map_or(Duration::ZERO, |lease| lease.outstanding(window));
+                let part = client.part;
                 let overhead = left + self.ledger.config.slack + self.ledger.config.grace;
                 match &mut reservation {
                     None if needed > gpu.free => {
@@ -266,7 +288,8 @@ impl MultiToken {
                 }
                 if !budget.is_zero() {
                     let free = self.ledger.gpus[index].free;
-                    self.ledger.grant(rank.slot, budget, sm, window_end, actions);
+                    let until = part.map_or(window_end, |part| window_end.min(now.saturating_add(part)));
+                    self.ledger.grant(rank.slot, budget, sm, until, actions);
                     if self.ledger.gpus[index].free > free {
                         // It gave SMs back with the lease that was replaced: who did not fit may fit now.
                         (reservation, behind, from) = (None, 0, None);

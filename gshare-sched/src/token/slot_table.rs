@@ -146,7 +146,7 @@ impl SlotScheduler {
     /// # Errors
     /// [`ConfigError`] names the field and its bound.
     pub fn new(config: MultiTokenConfig) -> Result<Self, ConfigError> {
-        let ledger = Ledger::new(config)?;
+        let ledger = Ledger::new(config, false)?;
         let (offsets, schedules) = (Vec::new(), Vec::new());
         Ok(Self { ledger, offsets, schedules, queue: Vec::new(), claims: Vec::new() })
     }

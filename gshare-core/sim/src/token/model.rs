@@ -20,6 +20,13 @@
 //! Its spare time is `7/8` of that of the window before, rounded down, plus `max(0, used(w) - r * W)`, and zero when
 //! clients of the GPU came, left or changed in that window.
 //!
+//! Of those who held a token or waited for one at the end of a window, let `g(w) = min(used(w), r * W)` be what counts. Where
+//! the `g(w)` of all of them add up to less than three quarters of their requests, the window was **short**. Then `g(w)` and
+//! what each was ahead before, of all of them together, are divided in proportion to the requests; how far one is **ahead** now
+//! is what it has more than its part of that, at most a whole token either way; and each has a **part** of the next window by
+//! the clock: `W * r / sum of r`, at least `r * W` and a quarter of a token. Nobody is ahead or has a part after any other
+//! window, nor when clients came, left or changed in it, nor when another one without an event followed.
+//!
 //! The rules of dispatch stand in `Literal::dispatch`, in the order in which the words for them come.
 //!
 //! # Cost
@@ -88,6 +95,10 @@ struct Client {
     /// Time used beyond the request in windows that have ended, fading; and the first window that is not in it yet.
     spare: Duration,
     spare_until: u64,
+    /// How far it is ahead, in ns, after a window in which somebody went short.
+    ahead: Option<i64>,
+    /// Its part of the present window by the clock, after a short one.
+    part: Option<Duration>,
     held: Option<Lease>,
     unsettled: Option<Lease>,
     /// Number and time of the request that waits.
@@ -108,11 +119,21 @@ struct Lease {
     entry: usize,
 }
 
+fn signed(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
+}
+
+/// At most this much ahead, or behind.
+fn within(most: Duration, ahead: i128) -> i64 {
+    let most = i128::from(signed(most));
+    i64::try_from(ahead.clamp(-most, most)).unwrap_or(0)
+}
+
 /// Windows without an event after which spare time is forgotten altogether.
 const FORGOTTEN: u64 = 320;
 
 /// Where a client stands in the order of dispatch: least first.
-type Rank = (bool, u64, u64, u32);
+type Rank = (bool, i64, u64, u32);
 
 impl Literal {
     /// A scheduler without clients.
@@ -205,15 +226,61 @@ impl Literal {
         client.asked.is_some() && self.remain(client).is_zero()
     }
 
-    /// The order of dispatch: unmet before met; unmet by the part of the request they got, met by what they got beyond it in
-    /// this window and before; then who has waited longest, then the lower slot. `None` for who is not ready.
+    /// What counts of a window: used in it, and no more than requested.
+    fn counts(&self, client: &Client, window: u64) -> Duration {
+        self.used_in(client, window).min(self.request(client))
+    }
+
+    /// Brings how far each client of a GPU is ahead, and its part, up to date, before the window is counted as ended.
+    fn compare(&mut self, gpu: GpuId, windows: u64, reshuffled: bool) {
+        let LiteralConfig { window: length, max_token, .. } = self.config;
+        let window = self.window(gpu) - windows;
+        let here = |client: &&Client| client.gpu == gpu && (client.asked.is_some() || client.held.is_some());
+        let sum = |of: &dyn Fn(&Client) -> i64| -> i128 {
+            self.clients.iter().filter(here).map(|client| i128::from(of(client))).sum()
+        };
+        let requests = sum(&|client| signed(self.request(client)));
+        let got = sum(&|client| signed(self.counts(client, window)));
+        let ahead = sum(&|client| client.ahead.unwrap_or(0));
+        let short = windows == 1 && !reshuffled && got * 4 < requests * 3;
+        let compared = self.clients.iter().map(|client| {
+            if client.gpu != gpu {
+                return (client.ahead, client.part);
+            }
+            let wants = here(&client);
+            let request = i128::from(signed(self.request(client)));
+            let ahead = (short && wants).then(|| {
+                let has = signed(self.counts(client, window)) + client.ahead.unwrap_or(0);
+                within(max_token, i128::from(has) - request * (got + ahead) / requests)
+            });
+            let part = (short && wants).then(|| {
+                let length = i128::from(signed(length));
+                let part = request * length / requests.min(length);
+                let least = max_token.as_nanos().div_ceil(4);
+                Duration::from_nanos(u64::try_from(part).unwrap_or(u64::MAX).max(least))
+            });
+            (ahead, part)
+        });
+        let compared: Vec<_> = compared.collect();
+        for (client, compared) in self.clients.iter_mut().zip(compared) {
+            (client.ahead, client.part) = compared;
+        }
+    }
+
+    /// The order of dispatch: unmet before met; of the unmet, after a short window, first who has had nothing in this one, then by
+    /// what they got and are ahead in proportion to their requests; met by what they got beyond it in this window and before; then who has
+    /// waited longest, then the lower slot. `None` for who is not ready.
     fn rank(&self, client: &Client) -> Option<Rank> {
         let (number, _) = client.asked.filter(|_| !self.is_throttled(client))?;
         let (committed, request) = (self.committed(client), self.request(client));
         let met = committed >= request;
         let key = match met {
-            true => (committed - request).saturating_add(client.spare).as_nanos(),
-            false => committed.as_nanos() * 10_000 / u64::from(client.share.quota.request().get()),
+            true => signed((committed - request).saturating_add(client.spare)),
+            false if client.ahead.is_some() && committed.is_zero() => i64::MIN,
+            false => {
+                let counted = signed(committed) + client.ahead.unwrap_or(0);
+                counted * 10_000 / i64::from(client.share.quota.request().get())
+            }
         };
         Some((met, key, number, client.id.slot()))
     }
@@ -250,6 +317,11 @@ impl Literal {
         // Only a window that has ended sees what happened in it.
         let reshuffled = self.reshuffled.iter().any(|(known, at)| *known == gpu && *at < window);
         self.reshuffled.retain(|(known, at)| *known != gpu || *at >= window);
+        let until =
+            self.clients.iter().filter(|client| client.gpu == gpu).map(|client| client.spare_until).min();
+        if let Some(windows) = until.map(|until| window - until).filter(|&windows| windows > 0) {
+            self.compare(gpu, windows, reshuffled);
+        }
         for at in 0..self.clients.len() {
             let client = &self.clients[at];
             if client.gpu != gpu {
@@ -283,7 +355,8 @@ impl Literal {
         let lease = *lease;
         let at_the_end = |model: &Self| {
             let client = &model.clients[at];
-            model.used_in(client, lease.window).saturating_sub(model.request(client))
+            let beyond = model.used_in(client, lease.window).saturating_sub(model.request(client));
+            (beyond, signed(model.counts(client, lease.window)))
         };
         let known = at_the_end(self);
         if lease.window + 1 < window {
@@ -293,8 +366,12 @@ impl Literal {
         }
         if lease.window + 1 == window {
             // It came too late for the end of its window.
-            let spare = self.clients[at].spare.saturating_add(at_the_end(self));
-            self.clients[at].spare = spare.saturating_sub(known);
+            let after = at_the_end(self);
+            let max_token = self.config.max_token;
+            let client = &mut self.clients[at];
+            client.spare = client.spare.saturating_add(after.0).saturating_sub(known.0);
+            let ahead = |ahead| within(max_token, i128::from(ahead) + i128::from(after.1 - known.1));
+            client.ahead = client.ahead.map(ahead);
         }
         self.review();
     }
@@ -417,8 +494,10 @@ impl Literal {
         let (window, window_end) = (self.window(gpu), self.window_end(gpu));
         let outstanding = self.outstanding(&self.clients[at]);
         let runs = outstanding.saturating_add(budget).saturating_add(self.config.slack);
-        let expires = self.now.saturating_add(runs).min(window_end);
         let client = &mut self.clients[at];
+        // By the clock, it lasts no longer than the part of a window that was too short for all.
+        let runs = client.part.map_or(runs, |part| runs.min(part));
+        let expires = self.now.saturating_add(runs).min(window_end);
         let lease = match client.held {
             Some(held) if held.window == window => Lease {
                 budget: held.budget.max(held.charged).saturating_add(budget),
@@ -507,6 +586,8 @@ impl Literal {
                     leases,
                     spare,
                     spare_until,
+                    ahead: None,
+                    part: None,
                     held,
                     unsettled,
                     asked,
