@@ -9,8 +9,8 @@
 //! 20 requests/s at one server of 34.5, none of which may wait for more than 40 ms: `0.58 ^ 1 x exp(-2 x 14.5 x 0.04)` = 0.18 are late
 //! (exactly 0.18, for this queue). At two 0.166 x 0.02 = 0.003.
 //!
-//! All of it in integers, logarithms in 1/65,536: the same on every machine. O(1), 16 multiplications for a new queue or a question; O(30) of that for
-//! [`Queue::least_capacity`].
+//! All of it in integers, logarithms in 1/65,536: the same on every machine. O(1), 16 multiplications for a new queue or a
+//! question; O(30) of that for [`Queue::least_capacity`].
 use gshare_core::profile::RequestRate;
 use gshare_core::{BasisPoints, Duration};
 

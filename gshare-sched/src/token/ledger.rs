@@ -65,6 +65,15 @@ fn bounded(ahead: i128, token: Duration) -> i64 {
     i64::try_from(ahead.clamp(-most, most)).unwrap_or(0)
 }
 
+/// How a client stands after a short window.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Short {
+    /// How much more than its part it got in short windows, in ns; less: negative.
+    ahead: i64,
+    /// How long it may hold a token at a stretch, by the clock.
+    pub(super) part: Duration,
+}
+
 /// Place of a ready client in the order of dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
@@ -98,10 +107,8 @@ pub(super) struct Client {
     pub(super) before: (Duration, Duration),
     /// Used beyond the request in earlier windows, fading.
     pub(super) spare: Duration,
-    /// How much more than its part it got in windows in which somebody went short, in ns; less: negative.
-    pub(super) ahead: Option<i64>,
-    /// Its part of a window by the clock, after one that left much of the requests unmet.
-    pub(super) part: Option<Duration>,
+    /// What a short window left for this one.
+    pub(super) short: Option<Short>,
     pub(super) total: Duration,
     pub(super) holds: Option<Lease>,
     /// The lease before the one it holds, until it is settled.
@@ -139,6 +146,10 @@ impl Client {
         self.asked.is_some() || self.holds.is_some()
     }
 
+    fn ahead(&self) -> i64 {
+        self.short.map_or(0, |short| short.ahead)
+    }
+
     /// What counts of a window's time: no more than was requested.
     fn counts(&self) -> i64 {
         signed(self.used.min(self.request))
@@ -168,11 +179,11 @@ impl Client {
         let met = committed >= self.request;
         let key = if met {
             signed((committed - self.request).saturating_add(self.spare))
-        } else if self.ahead.is_some() && committed.is_zero() {
+        } else if self.short.is_some() && committed.is_zero() {
             i64::MIN
         } else {
             // Unmet implies a request above 0. At most two windows in ns times 10_000: fits.
-            (signed(committed) + self.ahead.unwrap_or(0)) * i64::from(Quota::WHOLE.get())
+            (signed(committed) + self.ahead()) * i64::from(Quota::WHOLE.get())
                 / i64::from(self.share.quota.request().get())
         };
         Filed::Ready(Rank { met, key, asked, slot: self.id.slot() })
@@ -443,7 +454,7 @@ impl Ledger {
                 && client.wants()
             {
                 got += client.counts();
-                ahead += client.ahead.unwrap_or(0);
+                ahead += client.ahead();
                 requests += signed(client.request);
             }
         }
@@ -451,18 +462,15 @@ impl Ledger {
         let (window, token) = (self.config.window, self.config.max_token);
         for &slot in clients {
             let Some((client, _)) = self.pair(slot) else { continue };
-            let wants = client.wants();
-            client.ahead = (short && wants).then(|| {
-                let part =
-                    i128::from(signed(client.request)) * i128::from(got + ahead) / i128::from(requests);
-                let all = i128::from(client.counts() + client.ahead.unwrap_or(0));
-                bounded(all - part, token)
-            });
-            client.part = (short && wants).then(|| {
+            client.short = (short && client.wants()).then(|| {
+                let request = i128::from(signed(client.request));
+                let part = request * i128::from(got + ahead) / i128::from(requests);
+                let all = i128::from(client.counts() + client.ahead());
                 let whole = u128::from(requests.unsigned_abs()).min(window.as_nanos().into());
-                let part = u128::from(client.request.as_nanos()) * u128::from(window.as_nanos()) / whole;
+                let clock = u128::from(client.request.as_nanos()) * u128::from(window.as_nanos()) / whole;
                 let least = token.as_nanos().div_ceil(4);
-                Duration::from_nanos(u64::try_from(part).unwrap_or(u64::MAX).max(least))
+                let clock = Duration::from_nanos(u64::try_from(clock).unwrap_or(u64::MAX).max(least));
+                Short { ahead: bounded(all - part, token), part: clock }
             });
         }
     }
@@ -504,7 +512,9 @@ impl Ledger {
             client.used = shift(client.used, after.saturating_sub(limit), before.saturating_sub(limit));
             let request = client.request;
             let counts = i128::from(signed(after.min(request)) - signed(before.min(request)));
-            client.ahead = client.ahead.map(|ahead| bounded(i128::from(ahead) + counts, token));
+            if let Some(short) = &mut client.short {
+                short.ahead = bounded(i128::from(short.ahead) + counts, token);
+            }
             client.spare = shift(client.spare, after.saturating_sub(request), before.saturating_sub(request));
         } else if record.window == gpu.window {
             client.used = shift(client.used, more, less);
@@ -571,8 +581,7 @@ impl Ledger {
             used: Duration::ZERO,
             before: Default::default(),
             spare: Duration::ZERO,
-            ahead: None,
-            part: None,
+            short: None,
             total: Duration::ZERO,
             holds: None,
             unsettled: None,

@@ -36,8 +36,9 @@
 //!    used; at each window's end bring spare up to date, then set `used = max(0, used - l*W)`: what was beyond the
 //!    limit (the largest in force in that window) is carried, nothing else. After a short window, add up what each of its
 //!    clients got of its request (`min(used, r*W)`) and was ahead; each is ahead by what it has more than its part of that,
-//!    in proportion to the requests, and has a part of `W * r / sum of r`, at least `r*W` and `max_token / 4`. After any other window, after one in which clients came, left or changed, and after one without an
-//!    event, nobody is ahead or has a part.
+//!    in proportion to the requests, and has a part of `W * r / sum of r`, at least `r*W` and `max_token / 4`. After any
+//!    other window, after one in which clients came, left or changed, and after one without an event, nobody is ahead or
+//!    has a part.
 //! 2. **Account** for the event. Usage counts for the window its lease belongs to. When that window is the one before
 //!    this, what it changes is the overuse carried, and spare. When it is older, what it adds is charged to this window.
 //! 3. **Dispatch** on the GPU concerned: go through the ready clients in the order of
@@ -268,7 +269,7 @@ impl MultiToken {
                 }
                 // A lease that is extended runs for what is left of it first.
                 let left = same_lease.map_or(Duration::ZERO, |lease| lease.outstanding(window));
-                let part = client.part;
+                let part = client.short.map(|short| short.part);
                 let overhead = left + self.ledger.config.slack + self.ledger.config.grace;
                 match &mut reservation {
                     None if needed > gpu.free => {
