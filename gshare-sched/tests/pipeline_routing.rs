@@ -27,6 +27,9 @@ struct Up {
     function: FunctionId,
     service: Service,
     draining: bool,
+    /// For fairness: slice time used, and whether it stands in line.
+    used: u64,
+    in_line: bool,
 }
 
 impl Up {
@@ -53,6 +56,8 @@ struct Literal {
     instances: Vec<Up>,
     /// Work of slices since their last load.
     worked: Vec<(SharedSlice, Duration)>,
+    /// Their clocks, for fairness.
+    clocks: Vec<(SharedSlice, u64)>,
     arrivals: u64,
     /// Who was told to be short when, and whether that is still to be looked at again.
     told: Vec<(FunctionId, Timestamp, bool)>,
@@ -63,7 +68,8 @@ struct Literal {
 impl Literal {
     fn new(config: RouterConfig) -> Self {
         let (requests, instances, told, forgotten, actions) = (vec![], vec![], vec![], vec![], vec![]);
-        Self { config, requests, instances, worked: vec![], arrivals: 0, told, forgotten, actions }
+        let (worked, clocks) = (vec![], vec![]);
+        Self { config, requests, instances, worked, clocks, arrivals: 0, told, forgotten, actions }
     }
 
     fn has(&self, instance: InstanceId) -> usize {
@@ -114,6 +120,11 @@ impl Literal {
             let before = if load.is_zero() { self.worked(slice) } else { Duration::ZERO };
             self.worked.retain(|(other, _)| *other != slice);
             self.worked.push((slice, before.saturating_add(latency)));
+            let clock = self.clock(slice).max(up.used);
+            self.clocks.retain(|(other, _)| *other != slice);
+            self.clocks.push((slice, clock));
+            let up = self.instances.iter_mut().find(|up| up.id == instance).unwrap();
+            up.used = clock + latency.as_nanos() + load.as_nanos();
         }
         self.actions.push(RouteAction::Dispatch { request, instance });
     }
@@ -122,10 +133,28 @@ impl Literal {
         self.worked.iter().find(|(other, _)| *other == slice).map_or(Duration::ZERO, |(_, worked)| *worked)
     }
 
+    fn clock(&self, slice: SharedSlice) -> u64 {
+        self.clocks.iter().find(|(other, _)| *other == slice).map_or(0, |(_, clock)| *clock)
+    }
+
+    /// Who comes back to a line starts at the slice's clock.
+    fn line_up(&mut self, function: FunctionId) {
+        let waits = self.waiting(function).count() > 0;
+        let clocks = self.clocks.clone();
+        for up in self.instances.iter_mut().filter(|up| up.function == function && !up.draining) {
+            let clock = clocks.iter().find(|(slice, _)| Some(*slice) == up.slice());
+            if let Some((_, clock)) = clock.filter(|_| waits && !up.in_line) {
+                up.used = up.used.max(*clock);
+            }
+            up.in_line = waits;
+        }
+    }
+
     /// What is known of a slice is forgotten with its last instance.
     fn left(&mut self, slice: Option<SharedSlice>) {
         if !self.instances.iter().any(|up| up.slice() == slice) {
             self.worked.retain(|(other, _)| Some(*other) != slice);
+            self.clocks.retain(|(other, _)| Some(*other) != slice);
         }
     }
 
@@ -153,6 +182,7 @@ impl Literal {
             let next = self.pick(now, function, latency).unwrap_or(head.id);
             self.dispatch(next, instance);
         }
+        self.line_up(function);
         let shared = self.instances.iter().filter(|up| up.function == function && !up.draining);
         let mut slices: Vec<_> = shared.filter_map(|up| Some((up.latency(), up.id, up.slice()?))).collect();
         slices.sort();
@@ -173,24 +203,26 @@ impl Literal {
                 let slack = i128::from(head.deadline.as_nanos())
                     - i128::from(latency.as_nanos())
                     - i128::from(load.as_nanos());
-                Some((head.late, slack, up.id, up.function, latency.saturating_add(load), load))
+                let step = self.config.fair_quantum.map_or(0, |quantum| up.used / quantum.as_nanos());
+                Some(((step, head.late, slack, up.id), up.function, latency.saturating_add(load), load))
             };
             let all: Vec<_> = on().filter(|up| !up.draining).filter_map(key).collect();
-            let resident = all.iter().any(|one| one.5.is_zero());
+            let resident = all.iter().any(|one| one.3.is_zero());
             // The first of those to be loaded speaks for them: in time, or paid for by what was worked.
-            let cold = all.iter().filter(|one| !one.5.is_zero()).min();
-            let may_load = cold.is_some_and(|&(late, slack, .., load)| {
+            let cold = all.iter().filter(|one| !one.3.is_zero()).min();
+            let may_load = cold.is_some_and(|&((_, late, slack, _), .., load)| {
                 let paid = self.worked(slice) >= load.saturating_mul(self.config.stay_loads.into());
                 paid || (!late && i128::from(now.as_nanos()) <= slack)
             });
-            let may = |one: &&(_, _, _, _, _, Duration)| one.5.is_zero() || may_load || !resident;
+            let may = |one: &&(_, _, _, Duration)| one.3.is_zero() || may_load || !resident;
             let least = all.iter().filter(may).min().copied();
-            let Some((late, _, instance, function, after, _)) = least else { return };
+            let Some(((_, late, _, instance), function, after, _)) = least else { return };
             self.sift(now, function);
             if let Some(head) = self.head(function).filter(|head| head.late == late) {
                 let next = self.pick(now, function, after).unwrap_or(head.id);
                 self.dispatch(next, instance);
             }
+            self.line_up(function);
         }
     }
 
@@ -262,6 +294,7 @@ impl Literal {
             over.sort_by_key(|one| (one.deadline, one.arrival));
             for one in over {
                 self.reject(one.id, RouteReject::DeadlineMissed);
+                self.line_up(one.function);
             }
             // The last of a function without instances may have been among them.
             self.blank();
@@ -282,7 +315,8 @@ impl Literal {
         }
         match event {
             RouteEvent::InstanceUp { instance, function, service } => {
-                self.instances.push(Up { id: instance, function, service, draining: false });
+                let (draining, used, in_line) = (false, 0, false);
+                self.instances.push(Up { id: instance, function, service, draining, used, in_line });
                 self.serve(now, function);
             }
             RouteEvent::LoadChanged { instance, load: new } => {
@@ -297,7 +331,7 @@ impl Literal {
                 up.service = Service::Exclusive { latency: ms(1), interval: ms(1), capacity: 1 };
                 self.left(before);
                 let up = self.instances.iter_mut().find(|up| up.id == instance).unwrap();
-                up.service = service;
+                (up.service, up.used, up.in_line) = (service, 0, false);
                 self.serve(now, function);
                 if let Some(slice) = before.filter(|_| self.has(instance) > 0) {
                     self.serve_slice(now, slice);
@@ -372,7 +406,11 @@ impl Literal {
                     None => {}
                 }
             }
-            RouteEvent::Cancelled { request } => self.requests.retain(|one| one.id != request),
+            RouteEvent::Cancelled { request } => {
+                let function = self.requests.iter().find(|one| one.id == request).map(|one| one.function);
+                self.requests.retain(|one| one.id != request);
+                function.into_iter().for_each(|function| self.line_up(function));
+            }
             _ => {}
         }
     }
@@ -399,20 +437,34 @@ fn load() -> impl Strategy<Value = u64> {
 fn op() -> impl Strategy<Value = Op> {
     let index = any::<prop::sample::Index>;
     prop_oneof![
-        3 => (0u32..3, any::<bool>(), 0u32..2, 1u64..60, load(), 1u32..3).prop_map(
+        3 => (0u32..4, any::<bool>(), 0u32..4, 1u64..60, load(), 1u32..3).prop_map(
             |(function, shared, slice, millis, load, capacity)| Op::Up {
                 function, shared, slice, millis, load, capacity
             }
         ),
         1 => index().prop_map(Op::Drain),
         1 => index().prop_map(Op::Down),
-        1 => (index(), any::<bool>(), 0u32..2).prop_map(|(one, shared, slice)| Op::Change(one, shared, slice)),
+        1 => (index(), any::<bool>(), 0u32..4).prop_map(|(one, shared, slice)| Op::Change(one, shared, slice)),
         2 => (index(), load()).prop_map(|(one, load)| Op::Load(one, load)),
-        12 => (0u32..3, prop::option::weighted(0.9, 0u64..200))
+        12 => (0u32..4, prop::option::weighted(0.9, 0u64..200))
             .prop_map(|(function, slack)| Op::Arrive { function, slack }),
         8 => index().prop_map(Op::Complete),
         1 => index().prop_map(Op::Cancel),
         5 => (0u64..40).prop_map(Op::Wait),
+    ]
+}
+
+/// Of a router with more requests than its instances do.
+fn busy() -> impl Strategy<Value = Op> {
+    let index = any::<prop::sample::Index>;
+    prop_oneof![
+        20 => (0u32..4, prop::option::weighted(0.95, 0u64..2_000))
+            .prop_map(|(function, slack)| Op::Arrive { function, slack }),
+        12 => index().prop_map(Op::Complete),
+        4 => (0u64..40).prop_map(Op::Wait),
+        2 => (index(), load()).prop_map(|(one, load)| Op::Load(one, load)),
+        2 => index().prop_map(Op::Cancel),
+        1 => op(),
     ]
 }
 
@@ -470,9 +522,10 @@ fn event(op: &Op, literal: &Literal, now: Timestamp, names: &mut u64) -> Option<
     })
 }
 
-fn compare(late: Late, stay_loads: u32, ops: &[Op]) -> Result<(), TestCaseError> {
+fn compare(late: Late, stay_loads: u32, quantum: Option<u64>, ops: &[Op]) -> Result<(), TestCaseError> {
     let mut config = RouterConfig::default().with_late(late);
     config.stay_loads = stay_loads;
+    config.fair_quantum = quantum.map(ms);
     let mut router = SlackRouter::new(config.clone()).unwrap();
     let mut literal = Literal::new(config);
     let (mut now, mut names) = (Timestamp::ZERO, 0);
@@ -502,9 +555,25 @@ proptest! {
     fn decisions_are_those_of_the_literal_router(
         late in prop_oneof![Just(Late::InOrder), Just(Late::Last), Just(Late::Reject)],
         stay_loads in 0u32..4,
+        quantum in prop::option::weighted(0.3, 1u64..100),
         ops in prop::collection::vec(op(), 1..120),
     ) {
-        compare(late, stay_loads, &ops)?;
+        compare(late, stay_loads, quantum, &ops)?;
+    }
+
+    /// Many shared instances of few functions, all busy most of the time: entries stand too low on many slices at once.
+    #[test]
+    fn decisions_are_those_of_the_literal_router_when_shared_slices_are_full(
+        late in prop_oneof![Just(Late::InOrder), Just(Late::Last), Just(Late::Reject)],
+        stay_loads in 0u32..4,
+        begin in prop::collection::vec((0u32..4, 0u32..6, 1u64..60, load()), 8..24),
+        ops in prop::collection::vec(busy(), 1..200),
+    ) {
+        let up = |&(function, slice, millis, load): &_| {
+            Op::Up { function, shared: true, slice, millis, load, capacity: 1 }
+        };
+        let ops: Vec<Op> = begin.iter().map(up).chain(ops).collect();
+        compare(late, stay_loads, None, &ops)?;
     }
 }
 

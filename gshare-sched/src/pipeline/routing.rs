@@ -9,8 +9,11 @@
 //! 2. Exclusive instances come first: the one with the least latency that has room, then the next (section 5.3). A
 //!    request that finds one with room starts at once.
 //! 3. What is left waits for the function's shared instances. An idle shared slice takes, of the instances on it whose
-//!    function has requests waiting, the one whose first request has the least **slack**, deadline - latency - load. When
-//!    an instance is loaded or evicted only its own entry moves.
+//!    function has requests waiting, the one whose first request has the least **slack**, deadline - latency - load.
+//!    Another first request is another slack on every slice that has an instance of the function. So an entry of a slice's
+//!    order is a lower bound: when the first request goes up in the order nothing moves, and a slice that takes its next
+//!    one puts those right that are before all that are exact. When the first request goes down, or an instance is loaded
+//!    or evicted, entries that stand too high go to the front, as unknown.
 //!    One that is to be loaded first and would be late all the same waits while those in memory have requests, until the
 //!    slice has worked for [`RouterConfig::stay_loads`] times its load: under overload every first request is urgent, and
 //!    by slack alone two functions would load over each other for each of them.
@@ -32,11 +35,17 @@
 //! # Invariants
 //! - an exclusive instance is given no request beyond its capacity, a shared slice none while it runs one;
 //! - no request waits while an exclusive instance of its function has room, or an idle slice has an instance of it;
-//! - the sets of free instances and of shared instances that could serve are exactly what the rest of the state says.
+//! - the set of free instances is exactly what the rest of the state says; no entry of a slice's order is above what it
+//!   would be by the first request, and no function with requests waiting is without one;
+//! - a shared instance that is not among those whose slice may be idle is on a slice that runs a request.
 //!
 //! # Cost
-//! O(log n) per event in instances and waiting requests, times the number of shared instances of the function (the
-//! paper's is 1); `InstanceDown` in the requests it had. Memory: requests that wait or run.
+//! O(log n) per event in instances and waiting requests, and for each entry that is put right. An entry is put right only on
+//! a slice that takes a request, and goes to the front only after that: over a run these are no more than looking at all
+//! instances on the slice each time would be, and no more than moving all instances of the function each time. (Fewer than
+//! both cannot be had for every graph of functions and slices, if the online matrix-vector conjecture is true.) With fairness
+//! each change of a first request moves all shared instances of its function. `InstanceDown`: in the requests it had.
+//! Memory: requests that wait or run.
 //!
 //! # Differences from the paper
 //! - It routes each request on arrival to the queue of an instance; here the queue is the function's until one is free.
@@ -126,8 +135,25 @@ impl RouterConfig {
     }
 }
 
-/// What entries of shared instances depend on: whether the function's first request is late, and its deadline.
-type Head = Option<(bool, Timestamp)>;
+/// A function's first request by its deadline: what entries of its shared instances depend on, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+enum Head {
+    OnTime(Timestamp),
+    Late(Timestamp),
+    #[default]
+    Nothing,
+}
+
+impl Head {
+    /// Whether it is late, and its deadline.
+    const fn request(self) -> Option<(bool, Timestamp)> {
+        match self {
+            Self::OnTime(deadline) => Some((false, deadline)),
+            Self::Late(deadline) => Some((true, deadline)),
+            Self::Nothing => None,
+        }
+    }
+}
 
 /// A request that waits: by deadline (none is last), then arrival.
 type Turn = (Timestamp, u64);
@@ -156,7 +182,7 @@ struct Instance {
     draining: bool,
     /// Slice time used, on the slice's clock; for fairness.
     used: u64,
-    /// Its entry in the slice's `ready`, while its function has requests waiting.
+    /// Its entry in its slice's order: at most what the function's first request says. None when that is nothing.
     entry: Option<Entry>,
 }
 
@@ -165,6 +191,13 @@ impl Instance {
         match self.service {
             Service::Exclusive { latency, .. } | Service::Shared { latency, .. } => latency,
             _ => Duration::ZERO,
+        }
+    }
+
+    const fn slice(&self) -> Option<SharedSlice> {
+        match self.service {
+            Service::Shared { slice, .. } => Some(slice),
+            _ => None,
         }
     }
 
@@ -180,23 +213,31 @@ impl Instance {
 struct Function {
     /// Exclusive instances with room, fastest first.
     free: BTreeSet<(Duration, InstanceId)>,
-    /// Shared instances that are not draining, fastest first.
-    shared: BTreeSet<(Duration, InstanceId)>,
+    /// Shared instances whose slice may be idle, fastest first. The others are with their slice.
+    open: BTreeSet<(Duration, InstanceId)>,
     /// Latencies of all that are not draining.
     latencies: BTreeSet<(Duration, InstanceId)>,
     /// Requests per 10^15 ns of those.
     rate: u64,
     on_time: BTreeMap<Turn, RequestId>,
-    /// By arrival.
-    late: BTreeMap<u64, RequestId>,
+    /// By arrival; with the deadline.
+    late: BTreeMap<u64, (Timestamp, RequestId)>,
     told_short: Option<Timestamp>,
-    /// The first request (late, deadline) by which the entries of all its shared instances stand. None: some do not.
-    stands: Option<Head>,
+    /// The first request when entries were last looked at.
+    stands: Head,
+    /// Shared instances that have an entry above [`unknown`], or none.
+    placed: BTreeSet<InstanceId>,
 }
 
 impl Function {
     fn waiting(&self) -> usize {
         self.on_time.len() + self.late.len()
+    }
+
+    fn head(&self) -> Head {
+        let late = || self.late.first_key_value().map(|(_, &(deadline, _))| Head::Late(deadline));
+        let first = self.on_time.first_key_value().map(|(turn, _)| Head::OnTime(turn.0));
+        first.or_else(late).unwrap_or_default()
     }
 
     /// Time its instances need for what waits.
@@ -218,11 +259,18 @@ impl Function {
 /// Order of the shared instances of a slice: fairness step, late requests last, slack, name.
 type Entry = (u64, bool, i128, InstanceId);
 
+/// The entry of an instance that is to be looked at before all that are known.
+const fn unknown(instance: InstanceId) -> Entry {
+    (0, false, i128::MIN, instance)
+}
+
 #[derive(Debug, Clone, Default)]
 struct Slice {
     /// Of instances in its memory, and of those that would have to be loaded.
     ready: BTreeSet<Entry>,
     cold: BTreeSet<Entry>,
+    /// Instances that are not among the `open` of their function; none when it is idle.
+    parked: BTreeSet<InstanceId>,
     /// Time of the requests since the last load.
     worked: Duration,
     /// Requests on it: one, but for an instance that was exclusive a moment ago.
@@ -232,10 +280,15 @@ struct Slice {
 }
 
 impl Slice {
-    fn remove(&mut self, entry: &Entry) {
-        if !self.ready.remove(entry) {
-            self.cold.remove(entry);
+    /// Moves an entry, to where instances with this load are.
+    fn replace(&mut self, old: Option<Entry>, new: Option<Entry>, load: Duration) {
+        if let Some(old) = old
+            && !self.ready.remove(&old)
+        {
+            self.cold.remove(&old);
         }
+        let to = if load.is_zero() { &mut self.ready } else { &mut self.cold };
+        to.extend(new);
     }
 }
 
@@ -349,8 +402,7 @@ impl SlackRouter {
         of.rate = of.rate.saturating_add(rate(&service));
         match service {
             Service::Shared { slice, .. } => {
-                of.shared.insert((latency, id));
-                of.stands = None;
+                of.open.insert((latency, id));
                 let slice = self.slices.entry(slice).or_default();
                 slice.instances += 1;
                 slice.running += instance.has.len();
@@ -361,6 +413,7 @@ impl SlackRouter {
             _ => {}
         }
         self.instances.insert(id, instance);
+        self.unsettle(id);
     }
 
     /// Takes the instance off its slice, if it shares one; answers which, when that is idle now.
@@ -372,6 +425,9 @@ impl SlackRouter {
         if slice.instances == 0 {
             self.slices.remove(&at);
             return None;
+        }
+        if slice.running == 0 {
+            self.unpark(at);
         }
         (!instance.has.is_empty()).then_some(at)
     }
@@ -398,13 +454,15 @@ impl SlackRouter {
         if let Some(of) = self.functions.get_mut(&instance.function) {
             of.latencies.remove(&(latency, id));
             of.free.remove(&(latency, id));
-            of.shared.remove(&(latency, id));
+            of.open.remove(&(latency, id));
+            of.placed.remove(&id);
             of.rate = of.rate.saturating_sub(rate(&service));
         }
-        if let (Service::Shared { slice, .. }, Some(entry)) = (service, entry)
+        if let Service::Shared { slice, load, .. } = service
             && let Some(slice) = self.slices.get_mut(&slice)
         {
-            slice.remove(&entry);
+            slice.replace(entry, None, load);
+            slice.parked.remove(&id);
         }
     }
 
@@ -448,10 +506,11 @@ impl SlackRouter {
             request.attempts += 1;
         }
         if let Some(of) = self.functions.get_mut(&function) {
-            match at {
-                At::Late => of.late.remove(&turn.1),
-                _ => of.on_time.remove(&turn),
-            };
+            if at == At::Late {
+                of.late.remove(&turn.1);
+            } else {
+                of.on_time.remove(&turn);
+            }
         }
         self.expiring.remove(&(turn.0, turn.1, id));
         Some((function, turn))
@@ -480,7 +539,7 @@ impl SlackRouter {
                 self.expiring.remove(&(turn.0, turn.1, id));
                 self.reject(id, RouteReject::DeadlineMissed, actions);
             } else {
-                of.late.insert(turn.1, id);
+                of.late.insert(turn.1, (turn.0, id));
                 if let Some(request) = self.requests.get_mut(&id) {
                     request.at = At::Late;
                 }
@@ -488,27 +547,17 @@ impl SlackRouter {
         }
     }
 
-    /// The request of the function that is next, whether it is late, and its deadline.
-    fn head(&self, function: FunctionId) -> Option<(RequestId, bool, Timestamp)> {
-        let of = self.functions.get(&function)?;
-        if let Some((turn, &id)) = of.on_time.first_key_value() {
-            return Some((id, false, turn.0));
-        }
-        let (_, &id) = of.late.first_key_value()?;
-        Some((id, true, self.requests.get(&id)?.turn.0))
-    }
-
     /// The request for an instance that answers after `latency`: the first that it answers in time, else one that is late
     /// already, else the first.
     fn pick(&self, now: Timestamp, function: FunctionId, latency: Duration) -> Option<RequestId> {
         let of = self.functions.get(&function)?;
+        let first = of.on_time.first_key_value();
         if self.config.late == Late::InOrder {
-            return self.head(function).map(|(request, ..)| request);
+            return first.map(|(_, &id)| id);
         }
         let from = (now.saturating_add(latency), 0);
-        let first = of.on_time.first_key_value();
         let in_time = first.filter(|(turn, _)| **turn >= from).or_else(|| of.on_time.range(from..).next());
-        let late = || of.late.first_key_value().map(|(_, &id)| id);
+        let late = || of.late.first_key_value().map(|(_, &(_, id))| id);
         in_time.map(|(_, &id)| id).or_else(late).or_else(|| first.map(|(_, &id)| id))
     }
 
@@ -539,7 +588,7 @@ impl SlackRouter {
         }
     }
 
-    /// Gives waiting requests of the function to whoever is free for them, then brings the shared slices' order up to date.
+    /// Gives waiting requests of the function to whoever is free for them.
     fn serve(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<RouteAction>) {
         self.sift(now, function, actions);
         loop {
@@ -548,8 +597,24 @@ impl SlackRouter {
             let Some(request) = self.pick(now, function, latency) else { break };
             self.dispatch(request, instance, actions);
         }
-        for slice in self.reorder(function) {
-            self.serve_slice(now, slice, actions);
+        self.reorder(function);
+        while let Some(of) = self.functions.get_mut(&function)
+            && of.waiting() > 0
+            && let Some((latency, id)) = of.open.pop_first()
+        {
+            let at = self.instances.get(&id).and_then(Instance::slice);
+            if let Some(at) = at {
+                self.serve_slice(now, at, actions);
+            }
+            if let Some(slice) = at.and_then(|at| self.slices.get_mut(&at))
+                && slice.running > 0
+            {
+                slice.parked.insert(id);
+            } else if let Some(of) = self.functions.get_mut(&function) {
+                // It did not need a slice after all.
+                of.open.insert((latency, id));
+                break;
+            }
         }
         self.tidy(function);
     }
@@ -561,77 +626,110 @@ impl SlackRouter {
         }
     }
 
-    /// Puts the function's shared instances where its first request says. Answers with the slices that could serve it now.
-    fn reorder(&mut self, function: FunctionId) -> Vec<SharedSlice> {
-        let mut idle = Vec::new();
-        let head: Head = self.head(function).map(|(_, late, deadline)| (late, deadline));
-        let Some(of) = self.functions.get_mut(&function) else { return idle };
-        // With fairness an entry also says what its instance has used.
-        if of.stands.replace(head) == Some(head) && self.config.fair_quantum.is_none() {
-            return idle;
+    /// To be called when the function's first request may be another one: no entry stands too high after it.
+    fn reorder(&mut self, function: FunctionId) {
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        let head = of.head();
+        let before = std::mem::replace(&mut of.stands, head);
+        if self.config.fair_quantum.is_some() {
+            // An entry also says what its instance has used, and who comes back starts at the slice's clock of now.
+            let all: Vec<InstanceId> = of.latencies.iter().map(|&(_, id)| id).collect();
+            for id in all {
+                self.place(id);
+            }
+        } else if head < before {
+            for id in std::mem::take(&mut of.placed) {
+                self.unsettle(id);
+            }
         }
-        for &(_, id) in &of.shared {
-            let Some(instance) = self.instances.get_mut(&id) else { continue };
-            let Service::Shared { slice: at, latency, load } = instance.service else { continue };
-            let Some(slice) = self.slices.get_mut(&at) else { continue };
-            let entry = head.map(|(late, deadline)| {
-                let step = match self.config.fair_quantum {
-                    None => 0,
-                    Some(quantum) => {
-                        // Who comes back starts at the slice's clock.
-                        if instance.entry.is_none() {
-                            instance.used = instance.used.max(slice.clock);
-                        }
-                        instance.used / quantum.as_nanos()
-                    }
-                };
-                let slack = i128::from(deadline.as_nanos())
-                    - i128::from(latency.as_nanos())
-                    - i128::from(load.as_nanos());
-                (step, late, slack, id)
-            });
-            // Another load is another slack, so an entry that stays the same stays where it is.
-            if entry != instance.entry {
-                if let Some(old) = instance.entry {
-                    slice.remove(&old);
+    }
+
+    /// Puts a shared instance to the front of its slice's order, to be looked at there.
+    fn unsettle(&mut self, id: InstanceId) {
+        if self.config.fair_quantum.is_some() {
+            return;
+        }
+        let Some(instance) = self.instances.get_mut(&id) else { return };
+        let Service::Shared { slice, load, .. } = instance.service else { return };
+        let old = instance.entry.replace(unknown(id));
+        if let Some(slice) = self.slices.get_mut(&slice) {
+            slice.replace(old, instance.entry, load);
+        }
+        if let Some(of) = self.functions.get_mut(&instance.function) {
+            of.placed.remove(&id);
+        }
+    }
+
+    /// Puts a shared instance where its function's first request says; whether that is another place.
+    fn place(&mut self, id: InstanceId) -> bool {
+        let Some(instance) = self.instances.get_mut(&id) else { return false };
+        let Service::Shared { slice: at, latency, load } = instance.service else { return false };
+        let Some(slice) = self.slices.get_mut(&at) else { return false };
+        let Some(of) = self.functions.get_mut(&instance.function) else { return false };
+        let entry = of.head().request().map(|(late, deadline)| {
+            let step = self.config.fair_quantum.map_or(0, |quantum| {
+                // Who comes back starts at the slice's clock.
+                if instance.entry.is_none() {
+                    instance.used = instance.used.max(slice.clock);
                 }
-                let to = if load.is_zero() { &mut slice.ready } else { &mut slice.cold };
-                to.extend(entry);
-                instance.entry = entry;
-            }
-            if entry.is_some() && slice.running == 0 {
-                idle.push(at);
+                instance.used / quantum.as_nanos()
+            });
+            let nanos = |time: Duration| i128::from(time.as_nanos());
+            (step, late, i128::from(deadline.as_nanos()) - nanos(latency) - nanos(load), id)
+        });
+        // Another load is another slack, so an entry that stays the same stays where it is.
+        if entry == instance.entry {
+            return false;
+        }
+        if instance.entry == Some(unknown(id)) {
+            of.placed.insert(id);
+        }
+        slice.replace(instance.entry, entry, load);
+        instance.entry = entry;
+        true
+    }
+
+    /// The first of an order of the slice, after entries were put right until it is exact: no other can be before it then.
+    fn first(&mut self, at: SharedSlice, order: fn(&Slice) -> &BTreeSet<Entry>) -> Option<Entry> {
+        loop {
+            let entry = *order(self.slices.get(&at)?).first()?;
+            if !self.place(entry.3) {
+                return Some(entry);
             }
         }
-        idle
     }
 
     /// Whose turn it is on a slice. One that is to be loaded and will be late all the same waits until the slice has worked
     /// off some of the time that the last load took.
-    fn next_on(&self, now: Timestamp, slice: &Slice) -> Option<Entry> {
-        let (Some(&ready), Some(&cold)) = (slice.ready.first(), slice.cold.first()) else {
-            return slice.ready.first().or_else(|| slice.cold.first()).copied();
-        };
+    fn next_on(&mut self, now: Timestamp, at: SharedSlice) -> Option<Entry> {
+        let ready = self.first(at, |slice| &slice.ready);
+        let bound = self.slices.get(&at)?.cold.first();
+        if ready.is_some() && bound.is_none_or(|bound| ready < Some(*bound)) {
+            return ready;
+        }
+        let cold = self.first(at, |slice| &slice.cold);
+        let (Some(ready), Some(cold)) = (ready, cold) else { return ready.or(cold) };
         let (_, late, slack, id) = cold;
         let in_time = !late && i128::from(now.as_nanos()) <= slack;
         let load = match self.instances.get(&id)?.service {
             Service::Shared { load, .. } => load,
             _ => Duration::ZERO,
         };
-        let worked_off = slice.worked >= load.saturating_mul(self.config.stay_loads.into());
+        let worked_off = self.slices.get(&at)?.worked >= load.saturating_mul(self.config.stay_loads.into());
         Some(if in_time || worked_off { ready.min(cold) } else { ready })
     }
 
+    /// Gives an idle slice its next request, if there is one for it.
     fn serve_slice(&mut self, now: Timestamp, at: SharedSlice, actions: &mut Vec<RouteAction>) {
-        while let Some(slice) = self.slices.get(&at) {
-            let (0, Some((_, late, _, instance))) = (slice.running, self.next_on(now, slice)) else { return };
+        while self.slices.get(&at).is_some_and(|slice| slice.running == 0) {
+            let Some((_, late, _, instance)) = self.next_on(now, at) else { return self.unpark(at) };
             let Some(found) = self.instances.get(&instance) else { return };
             let Service::Shared { latency, load, .. } = found.service else { return };
             let function = found.function;
             // Its head may have become late meanwhile: then the order changes and is looked at again.
             self.sift(now, function, actions);
-            let head = self.head(function);
-            if head.is_none_or(|(_, now_late, _)| now_late != late) {
+            let head = self.functions.get(&function).map_or(Head::Nothing, Function::head);
+            if head.request().is_none_or(|(now_late, _)| now_late != late) {
                 self.reorder(function);
                 continue;
             }
@@ -639,6 +737,18 @@ impl SlackRouter {
                 self.dispatch(request, instance, actions);
                 self.reorder(function);
                 return;
+            }
+        }
+    }
+
+    /// The slice stays idle: requests that come may find it.
+    fn unpark(&mut self, at: SharedSlice) {
+        let parked = self.slices.get_mut(&at).map(|slice| std::mem::take(&mut slice.parked));
+        for id in parked.into_iter().flatten() {
+            if let Some(instance) = self.instances.get(&id)
+                && let Some(of) = self.functions.get_mut(&instance.function)
+            {
+                of.open.insert((instance.latency(), id));
             }
         }
     }
@@ -797,23 +907,37 @@ impl SlackRouter {
             }
         }
         for (id, of) in &self.functions {
-            let slack = |time: Duration| i128::from(time.as_nanos());
             if of.waiting() > 0 {
                 assert!(of.free.is_empty(), "{id} has requests waiting and an instance with room");
             }
-            for (_, instance) in &of.shared {
-                let instance = &self.instances[instance];
-                let Service::Shared { slice, .. } = instance.service else { panic!("not shared") };
+            assert_eq!(of.stands, of.head(), "{id}: entries were not looked at");
+            for &(latency, one) in &of.latencies {
+                let instance = &self.instances[&one];
+                let Service::Shared { slice, load, .. } = instance.service else { continue };
                 let slice = &self.slices[&slice];
-                assert_eq!(instance.entry.is_some(), of.waiting() > 0, "{id}: ready");
-                let Service::Shared { latency, load, .. } = instance.service else { panic!("not shared") };
-                let head = self.head(*id).map(|(_, late, deadline)| {
-                    (late, i128::from(deadline.as_nanos()) - slack(latency) - slack(load))
+                let nanos = |time: Duration| i128::from(time.as_nanos());
+                let exact = of.head().request().map(|(late, deadline)| {
+                    (late, i128::from(deadline.as_nanos()) - nanos(latency) - nanos(load))
                 });
-                assert_eq!(instance.entry.map(|(_, late, slack, _)| (late, slack)), head, "{id}: order");
+                let entry = instance.entry.map(|(_, late, slack, _)| (late, slack));
+                if self.config.fair_quantum.is_some() {
+                    assert_eq!(entry, exact, "{one}: order");
+                } else {
+                    assert!(
+                        exact.is_none_or(|exact| entry.is_some_and(|entry| entry <= exact)),
+                        "{one}: order"
+                    );
+                    assert_eq!(
+                        of.placed.contains(&one),
+                        instance.entry != Some(unknown(one)),
+                        "{one}: placed"
+                    );
+                }
                 let on = if load.is_zero() { &slice.ready } else { &slice.cold };
-                assert!(instance.entry.is_none_or(|entry| on.contains(&entry)), "{id}: entry");
-                assert!(of.waiting() == 0 || slice.running > 0, "{id} waits beside an idle slice");
+                assert!(instance.entry.is_none_or(|entry| on.contains(&entry)), "{one}: entry");
+                assert!(of.waiting() == 0 || slice.running > 0, "{one} waits beside an idle slice");
+                let (open, parked) = (of.open.contains(&(latency, one)), slice.parked.contains(&one));
+                assert!(open != parked && (open || slice.running > 0), "{one}: open");
             }
         }
         for (id, slice) in &self.slices {
@@ -904,8 +1028,8 @@ impl Engine for SlackRouter {
                         *load = new;
                     }
                     let function = instance.function;
-                    if let Some(of) = self.functions.get_mut(&function) {
-                        of.stands = None;
+                    if instance.entry.is_some() {
+                        self.unsettle(id);
                     }
                     self.reorder(function);
                 }
