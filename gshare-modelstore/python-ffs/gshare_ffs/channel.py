@@ -12,9 +12,11 @@ import select
 import struct
 import time
 
-MAGIC, VERSION, PAGE, DESCRIPTOR = 0x6773686172656368, 1, 4096, 64
+MAGIC, VERSION, PAGE, DESCRIPTOR = 0x6773686172656368, 2, 4096, 64
 HEAD, TAIL, SENDER_CLOSED, RECEIVER_CLOSED = 128, 256, 384, 448
 HEAD_ASLEEP, TAIL_ASLEEP = 192, 320
+# Length and tag of the last even and the last odd message, for receivers that take them with the counter.
+LATEST = HEAD + 16
 NO_TAG = (1 << 64) - 1
 SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 
@@ -123,7 +125,8 @@ class Channel:
         message = self.head.value
         at = self._slot(message)
         self.map[at : at + len(data)] = bytes(data)
-        struct.pack_into("=QQ", self.map, self._descriptor(message), len(data), tag)
+        for place in self._descriptor(message), LATEST + message % 2 * 16:
+            struct.pack_into("=QQ", self.map, place, len(data), tag)
         self._advance(self.head)
 
     def close_sender(self):

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 const MAGIC: u64 = 0x6773_6861_7265_6368;
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 pub(super) const PAGE: u64 = 4096;
 /// Bytes of a descriptor: a cache line.
 const DESCRIPTOR: u64 = 64;
@@ -26,6 +26,8 @@ const AT_VERSION: u64 = 8;
 const AT_SLOTS: u64 = 12;
 const AT_SLOT_BYTES: u64 = 16;
 const AT_HEAD: u64 = 128;
+/// On the line of the counter: length and tag of the last even and the last odd message.
+const AT_LATEST: u64 = AT_HEAD + 16;
 const AT_HEAD_ASLEEP: u64 = 192;
 const AT_TAIL: u64 = 256;
 const AT_TAIL_ASLEEP: u64 = 320;
@@ -155,6 +157,28 @@ impl Map {
         self.u32_at(AT_RECEIVER_CLOSED)
     }
 
+    /// Length and tag of the last message that was published with the same lowest bit as this one. They come on one cache
+    /// line with the counter, which is all that a receiver that waits has to fetch then.
+    pub(super) fn latest(&self, message: u32) -> (&AtomicU64, &AtomicU64) {
+        let at = AT_LATEST + u64::from(message % 2) * 16;
+        (self.u64_at(at), self.u64_at(at + 8))
+    }
+
+    /// Length and tag of a published message: off the counter's line if it is the last one, else from its descriptor.
+    pub(super) fn described(&self, message: u32) -> (u64, u64) {
+        let is_last = || self.published().seen() == message.wrapping_add(1);
+        if is_last() {
+            let (length, tag) = self.latest(message);
+            let both = (length.load(Ordering::Acquire), tag.load(Ordering::Acquire));
+            // Nobody wrote there if it still is: the next but one is described after the next was counted, with the fence
+            // of `Turn::advance` between.
+            if is_last() {
+                return both;
+            }
+        }
+        (self.length(message).load(Ordering::Relaxed), self.tag(message).load(Ordering::Relaxed))
+    }
+
     /// Bytes of the message in a slot.
     pub(super) fn length(&self, message: u32) -> &AtomicU64 {
         self.u64_at(self.descriptor(message % self.slots))
@@ -207,9 +231,12 @@ pub(super) const CHUNK: usize = 64 << 10;
 /// For the number of chunks: the message is in its slot.
 pub(super) const WRITTEN: u32 = u32::MAX;
 
-/// Copies past the cache of this core. Who reads the bytes is another core, and fetching them from memory, or from the
-/// cache that all cores share, is cheaper than from a cache that has them as its own (half the time for 1 MB here). What
-/// was copied is visible to whoever sees a later `Release` store.
+/// The largest message that is copied through the caches: what is left of it in those is fetched from there, while memory
+/// may be busy for others. A larger one would be written to memory before it is read, and push out what else is cached.
+pub(super) const CACHED: usize = 4 << 20;
+
+/// Copies past the cache of this core, without fetching the lines that it writes. What was copied is visible to whoever sees
+/// a later `Release` store.
 pub(super) fn copy_past_cache(to: &mut [u8], from: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     {

@@ -18,7 +18,7 @@
 //! 3. **Wait**: look for [`ChannelOptions::spin`], then sleep on the other side's counter with a futex. Who moves a counter
 //!    wakes the other only if it said that it sleeps.
 //! 4. **Copies**, where a side has the message elsewhere: [`Sender::send`] copies it in by chunks of 64 KiB, past the cache
-//!    of its core, and tells how far it is; [`Receiver::receive_into`] copies out what is there while the rest is coming. So
+//!    of its core if it is large, and tells how far it is; [`Receiver::receive_into`] copies out what is there while the rest is coming. So
 //!    both copies take about the time of one. A receiver that sleeps is woken before the first chunk, not after it. What is told
 //!    is a hint: the message counts when it is published, and is copied out anew if somebody else began to write it meanwhile.
 //! 5. **Crash**: a message is there until it is released, so a receiver that starts anew gets the one its predecessor died
@@ -44,7 +44,7 @@
 mod map;
 mod ring;
 
-use map::{CHUNK, Kernel, Map, WRITTEN, copy_past_cache};
+use map::{CACHED, CHUNK, Kernel, Map, WRITTEN, copy_past_cache};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -165,8 +165,8 @@ impl Channel {
 
     /// The side that sends. There must be one at a time.
     pub fn into_sender(self, options: ChannelOptions) -> Sender {
-        let next = self.map.published().seen();
-        Sender { side: Side { map: self.map, options, peer: None }, next }
+        let (next, released) = (self.map.published().seen(), self.map.released().seen());
+        Sender { side: Side { map: self.map, options, peer: None }, next, released }
     }
 
     /// The side that receives. There must be one at a time.
@@ -192,7 +192,11 @@ struct Side {
 impl Side {
     /// Messages published and not released.
     fn filled(&self) -> Result<u32, ChannelError> {
-        let released = self.map.released().seen();
+        self.filled_since(self.map.released().seen())
+    }
+
+    /// Messages published and not released, had none been released after the first `released`.
+    fn filled_since(&self, released: u32) -> Result<u32, ChannelError> {
         let filled = self.map.published().seen().wrapping_sub(released);
         if filled > self.map.slots {
             let (value, limit) = (filled.into(), self.map.slots.into());
@@ -272,6 +276,9 @@ impl Side {
 pub struct Sender {
     side: Side,
     next: u32,
+    /// Messages that were released when it last looked. It looks again when there is no room by that: the counter is on a
+    /// cache line that the receiver writes.
+    released: u32,
 }
 
 impl Sender {
@@ -288,7 +295,10 @@ impl Sender {
     /// [`ChannelError::TimedOut`], [`ChannelError::Closed`], [`ChannelError::PeerGone`], [`ChannelError::Corrupt`].
     pub fn loan(&mut self, timeout: Option<Duration>) -> Result<Loan<'_>, ChannelError> {
         let side = &self.side;
-        side.wait(timeout, true, || Ok(side.filled()? < side.map.slots))?;
+        if side.filled_since(self.released)? >= side.map.slots {
+            side.wait(timeout, true, || Ok(side.filled()? < side.map.slots))?;
+            self.released = side.map.released().seen();
+        }
         Ok(Loan { sender: self })
     }
 
@@ -353,7 +363,11 @@ impl Loan<'_> {
         self.sender.side.map.published().nudge(&kernel);
         let mut at = 0;
         for from in message.chunks(CHUNK) {
-            copy_past_cache(&mut self.bytes()[at..], from);
+            if message.len() > CACHED {
+                copy_past_cache(&mut self.bytes()[at..], from);
+            } else {
+                self.bytes()[at..][..from.len()].copy_from_slice(from);
+            }
             at += from.len();
             let map = &self.sender.side.map;
             if at == message.len() {
@@ -370,12 +384,18 @@ impl Loan<'_> {
     /// # Errors
     /// [`ChannelError::TooLong`]; nothing is published then.
     pub fn publish(self, tag: u64, length: u64) -> Result<(), ChannelError> {
-        let Sender { side, next } = self.sender;
+        let Sender { side, next, .. } = self.sender;
         if length > side.map.slot_bytes {
             return Err(ChannelError::TooLong { length, slot_bytes: side.map.slot_bytes });
         }
-        side.map.length(*next).store(length, Ordering::Relaxed);
-        side.map.tag(*next).store(tag.min(u64::MAX - 1), Ordering::Relaxed);
+        let tag = tag.min(u64::MAX - 1);
+        let (latest_length, latest_tag) = side.map.latest(*next);
+        for (length_at, tag_at) in
+            [(side.map.length(*next), side.map.tag(*next)), (latest_length, latest_tag)]
+        {
+            length_at.store(length, Ordering::Relaxed);
+            tag_at.store(tag, Ordering::Relaxed);
+        }
         side.map.published().advance(&Kernel { at_most: Duration::ZERO });
         *next = next.wrapping_add(1);
         Ok(())
@@ -405,12 +425,12 @@ impl Receiver {
     pub fn receive(&mut self, timeout: Option<Duration>) -> Result<Message<'_>, ChannelError> {
         let side = &self.side;
         side.wait(timeout, false, || Ok(side.filled()? > 0))?;
-        let value = side.map.length(self.next).load(Ordering::Relaxed);
+        let (value, tag) = side.map.described(self.next);
         let limit = side.map.slot_bytes;
         if value > limit {
             return Err(ChannelError::Corrupt { field: "length", value, limit });
         }
-        Ok(Message { receiver: self, length: value })
+        Ok(Message { receiver: self, length: value, tag })
     }
 
     /// The next message, copied into `buffer` in the place of what was in it, and released; answers with its tag. A message
@@ -512,6 +532,7 @@ impl AsFd for Receiver {
 pub struct Message<'a> {
     receiver: &'a mut Receiver,
     length: u64,
+    tag: u64,
 }
 
 impl Message<'_> {
@@ -521,8 +542,8 @@ impl Message<'_> {
     }
 
     /// Its tag.
-    pub fn tag(&self) -> u64 {
-        self.receiver.side.map.tag(self.receiver.next).load(Ordering::Relaxed)
+    pub const fn tag(&self) -> u64 {
+        self.tag
     }
 
     /// Leaves it in the channel: the next [`Receiver::receive`] gets it again.

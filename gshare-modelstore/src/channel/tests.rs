@@ -14,7 +14,14 @@ fn pair(slots: u32, bytes: u64) -> (Sender, Receiver) {
 
 #[test]
 fn messages_come_in_order_and_whole_through_sleep_and_back_pressure() {
-    let (mut sender, mut receiver) = pair(2, 10_000);
+    // With two slots what describes a message is written again only after its release, with more before it is read.
+    for slots in [2, 4, 64] {
+        come_in_order_and_whole(slots);
+    }
+}
+
+fn come_in_order_and_whole(slots: u32) {
+    let (mut sender, mut receiver) = pair(slots, 10_000);
     let producer = thread::spawn(move || {
         for number in 0..3_000u64 {
             let mut loan = sender.loan(LONG).unwrap();
@@ -70,6 +77,26 @@ fn copies_come_whole_while_they_are_written_through_sleep_and_back_pressure() {
     }
     assert_eq!(receiver.receive_into(&mut buffer, LONG), Err(ChannelError::Closed));
     assert!(buffer.is_empty());
+    producer.join().unwrap();
+}
+
+/// Those go past the caches.
+#[test]
+fn large_copies_come_whole() {
+    let bytes = CACHED + 3 * CHUNK + 1;
+    let (mut sender, mut receiver) = pair(2, bytes as u64);
+    let message =
+        move |number: u64| (0..bytes as u64).map(|place| (place / 7 + number) as u8).collect::<Vec<u8>>();
+    let producer = thread::spawn(move || {
+        for number in 0..4 {
+            sender.send(number, &message(number), LONG).unwrap();
+        }
+    });
+    let mut buffer = Vec::new();
+    for number in 0..4 {
+        assert_eq!(receiver.receive_into(&mut buffer, LONG), Ok(number));
+        assert!(buffer == message(number), "{number}");
+    }
     producer.join().unwrap();
 }
 
@@ -202,9 +229,13 @@ fn a_corrupt_length_or_counter_is_an_error_and_nothing_is_read() {
     let (mut sender, mut receiver) = pair(2, 64);
     sender.send(1, b"fine", SHORT).unwrap();
     let file = std::fs::File::from(sender.as_fd().try_clone_to_owned().unwrap());
-    file.write_all_at(&65u64.to_ne_bytes(), 4096).unwrap();
-    let error = receiver.receive(SHORT).unwrap_err();
-    assert_eq!(error, ChannelError::Corrupt { field: "length", value: 65, limit: 64 });
+    let corrupt = |value| ChannelError::Corrupt { field: "length", value, limit: 64 };
+    // Beside the counter, where that of the last message is read; then in its descriptor, when it is not the last.
+    file.write_all_at(&65u64.to_ne_bytes(), 128 + 16).unwrap();
+    assert_eq!(receiver.receive(SHORT).unwrap_err(), corrupt(65));
+    sender.send(2, b"fine", SHORT).unwrap();
+    file.write_all_at(&66u64.to_ne_bytes(), 4096).unwrap();
+    assert_eq!(receiver.receive(SHORT).unwrap_err(), corrupt(66));
     file.write_all_at(&99u32.to_ne_bytes(), 128).unwrap();
     let error = receiver.receive(SHORT).unwrap_err();
     assert_eq!(error, ChannelError::Corrupt { field: "published - released", value: 99, limit: 2 });
