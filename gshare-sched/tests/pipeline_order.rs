@@ -241,6 +241,12 @@ fn settings_that_cannot_be_are_refused_by_name_and_bound() {
     let error = Partitioner::new(PartitionConfig::default().with_max_stages(0)).unwrap_err();
     assert_eq!(error.to_string(), "max_stages is 0: need 1 to 128");
     assert!(matches!(error, PartitionError::BadConfig { field: "max_stages", .. }));
+    let mut config = PartitionConfig::default();
+    config.max_ideals = 100_000;
+    assert!(Partitioner::new(config.clone()).is_ok());
+    config.max_ideals += 1;
+    let error = Partitioner::new(config).unwrap_err();
+    assert_eq!(error.to_string(), "max_ideals is 100001: need 2 to 100000");
 }
 
 #[test]

@@ -23,7 +23,8 @@ pub struct PartitionConfig {
     pub rank: RankMode,
     /// The most stages; by bottleneck, the most slices. 64: no node has more to give to one function.
     pub max_stages: u32,
-    /// The most ideals; above it series cuts are used. 20,000: some megabytes, and two chains of 100 have fewer.
+    /// The most ideals; above it series cuts are used. 20,000: some megabytes, and two chains of 100 have fewer. At most
+    /// 100,000: what is found for more does not end within minutes.
     pub max_ideals: u32,
     /// The most possible stages; above it series cuts are used. 1,000,000: 24 MB, and a tenth of a second.
     pub max_steps: u32,
@@ -106,7 +107,7 @@ impl PartitionConfig {
             if bad { Err(PartitionError::BadConfig { field, value, bound }) } else { Ok(()) }
         };
         check("max_stages", self.max_stages.into(), 1, 128, "need 1 to 128")?;
-        check("max_ideals", self.max_ideals.into(), 2, 1_000_000, "need 2 to 1000000")?;
+        check("max_ideals", self.max_ideals.into(), 2, 100_000, "need 2 to 100000")?;
         check("max_steps", self.max_steps.into(), 1, 100_000_000, "need 1 to 100000000")?;
         check("max_transitions", self.max_transitions, 1, 10_000_000_000, "need 1 to 10000000000")
     }
