@@ -2,7 +2,8 @@
 //!
 //! `cargo bench -p gshare-bench --bench packers` prints a table of each figure beside its bar (criterion reports means of
 //! many calls only, and these are percentiles of single ones), then runs criterion over the same pools.
-//! `GSHARE_BENCH_GPUS=1000,10000` chooses the sizes of the pools of the table, `GSHARE_BENCH_TURNOVERS=3` how often every
+//! `GSHARE_BENCH_GPUS=1000,10000` chooses the sizes of the pools of the table, `GSHARE_BENCH_MIXES=light,fine` the
+//! distributions of the demands, `GSHARE_BENCH_TURNOVERS=3` how often every
 //! pool, ours or a peer's and whatever its size, replaces all it holds before anything is timed: churn leaves holes, and
 //! a pool that was only filled has none to search yet.
 //!
@@ -41,6 +42,7 @@ struct Measured {
     release_p99: u32,
     release_mean: u32,
     used: f64,
+    per_bin: f64,
 }
 
 fn measure<P: Pool>(mut churn: Churn<P>, turnovers: usize, rounds: usize) -> Measured {
@@ -63,8 +65,8 @@ fn measure<P: Pool>(mut churn: Churn<P>, turnovers: usize, rounds: usize) -> Mea
         least.iter_mut().zip(sample).for_each(|(least, sample)| *least = sample.min(*least));
     }
     let [place_p50, place_p99, place_mean, release_p50, release_p99, release_mean] = least;
-    let used = churn.used_ratio();
-    Measured { place_p50, place_p99, place_mean, release_p50, release_p99, release_mean, used }
+    let (used, per_bin) = (churn.used_ratio(), churn.per_bin());
+    Measured { place_p50, place_p99, place_mean, release_p50, release_p99, release_mean, used, per_bin }
 }
 
 fn mean(values: &[u32]) -> u32 {
@@ -92,6 +94,12 @@ fn table() {
     let sizes = std::env::var("GSHARE_BENCH_GPUS").unwrap_or_else(|_| "100,1000,10000,100000".into());
     let sizes: Vec<u32> = sizes.split(',').filter_map(|size| size.trim().parse().ok()).collect();
     let turnovers = turnovers();
+    let mixes: Vec<Mix> = match std::env::var("GSHARE_BENCH_MIXES") {
+        Ok(names) => {
+            MIXES.into_iter().filter(|mix| names.split(',').any(|name| name.trim() == mix.name())).collect()
+        }
+        Err(_) => MIXES.to_vec(),
+    };
     println!(
         "place and release under churn at half load, ns/bar (! = missed): least of 5 samples, clock taken off"
     );
@@ -99,13 +107,13 @@ fn table() {
         "  rules: contact (the default, without re-arranging), area (best area fit), rearranging (the default)"
     );
     println!(
-        "{:>7} {:<8} {:<12} {:>11} {:>12} {:>6} {:>12} {:>12} {:>7}",
-        "gpus", "mix", "rule", "place p50", "p99", "mean", "release p50", "p99", "used"
+        "{:>7} {:<8} {:<12} {:>11} {:>12} {:>6} {:>12} {:>12} {:>7} {:>9}",
+        "gpus", "mix", "rule", "place p50", "p99", "mean", "release p50", "p99", "used", "pods/GPU"
     );
     let mut all: Vec<(u32, Mix, &str, Measured)> = Vec::new();
     for &gpus in &sizes {
         let count = gpus as usize;
-        for mix in MIXES {
+        for &mix in &mixes {
             let rules =
                 [("contact", contact()), ("area", area_fit()), ("rearranging", MaxRectsConfig::default())];
             for (rule, config) in rules {
@@ -120,14 +128,15 @@ fn table() {
                 let placed = (!basis && !half).then_some(if fine { (600, 2_500) } else { (250, 1_000) });
                 let released = (!basis).then_some(if half { 2_000 } else { 1_000 });
                 println!(
-                    "{gpus:>7} {:<8} {rule:<12} {:>11} {:>12} {:>6} {:>12} {:>12} {:>7.3}",
+                    "{gpus:>7} {:<8} {rule:<12} {:>11} {:>12} {:>6} {:>12} {:>12} {:>7.3} {:>9.1}",
                     mix.name(),
                     bar(it.place_p50, placed.map(|bars| bars.0)),
                     bar(it.place_p99, placed.map(|bars| bars.1)),
                     it.place_mean,
                     bar(it.release_p50, released),
                     it.release_p99,
-                    it.used
+                    it.used,
+                    it.per_bin
                 );
                 all.push((gpus, mix, rule, it));
             }

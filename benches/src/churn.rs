@@ -84,6 +84,12 @@ impl<P: Pool> Churn<P> {
     pub fn used_ratio(&self) -> f64 {
         self.pool.used() as f64 / (self.area as f64 / GPU_AREA)
     }
+
+    /// Placements in a bin in use, on average.
+    #[expect(clippy::cast_precision_loss, reason = "a report")]
+    pub fn per_bin(&self) -> f64 {
+        self.live.len() as f64 / self.pool.used().max(1) as f64
+    }
 }
 
 /// What to do around each call.

@@ -30,6 +30,34 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, max_shrink_iters: 400, ..ProptestConfig::default() })]
+    /// The same on one or two GPUs with dozens of small placements each: more than lie beside their GPU's own record.
+    #[test]
+    fn dozens_on_a_gpu_equal_the_literal_scan(
+        two in any::<bool>(),
+        changes in prop::collection::vec((0..40u8, any::<u16>(), any::<u16>()), 60..160),
+    ) {
+        const SMALL: u8 = 0x23;
+        let mut bytes = vec![2 + u8::from(two) * 0x10];
+        for (kind, a, b) in changes {
+            let kind = match kind {
+                0..30 => 31, // a place
+                30..36 => 14, // a release
+                36 => 7, // several at once
+                37 => 10, // a drain
+                38 => 11, // a repack
+                _ => 12, // a snapshot and back
+            };
+            bytes.extend([kind, SMALL]);
+            bytes.extend(a.to_le_bytes());
+            bytes.extend(b.to_le_bytes());
+            bytes.extend([0, 0]);
+        }
+        support::run_bytes(&bytes);
+    }
+}
+
 /// FaST-GShare, section 5.4: 4 pods of (SM 12 %, quota 40 %), 2 of (24 %, 40 %) and 2 of (50 %, 60 %) need one GPU.
 /// Algorithm 2 one by one manages 138 of the 420 arrival orders; with re-arrangement every order does.
 #[test]

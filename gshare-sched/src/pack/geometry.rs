@@ -10,7 +10,9 @@
 //!
 //! [`FreeSet::vacate`]: every rectangle that becomes maximal meets the area that is freed. So start from the whole
 //! GPU, cut out each remaining placement, and *drop every piece that does not meet the freed area at once*; what is
-//! left is exactly the new ones. Old rectangles inside a new one go, the rest stays. Nothing else is touched.
+//! left is exactly the new ones. Old rectangles inside a new one go, the rest stays. Nothing else is touched. A
+//! placement that stands along a whole side of the freed area is a wall to all of them, so the start is not the whole GPU
+//! but what lies between such walls, and most placements are outside it.
 //!
 //! Worked example: a 10 x 10 GPU with a placement at x 0..4, y 0..10 and another at x 4..7, y 0..5. Free: 4..10 x
 //! 5..10 and 7..10 x 0..10. When the second leaves: start from 0..10 x 0..10, cut out the first, get 4..10 x 0..10,
@@ -110,6 +112,26 @@ impl Rect {
 
     pub(crate) const fn contains(self, other: Self) -> bool {
         (other.0 | GUARD).wrapping_sub(self.0) & GUARD == GUARD
+    }
+
+    /// `self` up to `wall`, when `wall` stands on one side of `freed` along the whole of that side: then no free rectangle
+    /// that meets `freed` reaches past it.
+    #[inline]
+    fn beside(self, wall: Self, freed: Self) -> Self {
+        const LEFT: u64 = 0x8000;
+        const BELOW: u64 = LEFT << 16;
+        const RIGHT: u64 = BELOW << 16;
+        const ABOVE: u64 = RIGHT << 16;
+        let (mut x, mut y, mut right, mut top) = (self.x(), self.y(), self.right(), self.top());
+        // Which sides of `wall` lie as far out as those of `freed`, or farther. The two share no area.
+        match (freed.0 | GUARD).wrapping_sub(wall.0) & GUARD {
+            sides if sides == GUARD - RIGHT => x = x.max(wall.right()),
+            sides if sides == GUARD - LEFT => right = right.min(wall.x()),
+            sides if sides == GUARD - ABOVE => y = y.max(wall.top()),
+            sides if sides == GUARD - BELOW => top = top.min(wall.y()),
+            _ => return self,
+        }
+        Self::of_edges(x, y, right, top)
     }
 
     /// The up to four largest rectangles of `self` beside `hole`, which meets it.
@@ -240,10 +262,16 @@ impl FreeSet {
     }
 
     /// `free` wins `freed` of a GPU `bin` in which `used` remains.
-    pub(crate) fn vacate(&mut self, bin: Rect, free: &[Rect], used: impl Iterator<Item = Rect>, freed: Rect) {
+    pub(crate) fn vacate(
+        &mut self,
+        bin: Rect,
+        free: &[Rect],
+        used: impl Iterator<Item = Rect> + Clone,
+        freed: Rect,
+    ) {
         let Self { kept, gone, new, pieces } = self;
         new.clear();
-        new.push(bin);
+        new.push(used.clone().fold(bin, |room, placed| room.beside(placed, freed)));
         for placed in used {
             if !new.iter().any(|rect| rect.meets(placed)) {
                 continue;
@@ -285,7 +313,7 @@ impl FreeSet {
     }
 
     /// Replaces `free` by the exact set of a GPU `bin` that holds `used`.
-    pub(crate) fn restructure(&mut self, bin: Rect, free: &[Rect], used: impl Iterator<Item = Rect>) {
+    pub(crate) fn restructure(&mut self, bin: Rect, free: &[Rect], used: impl Iterator<Item = Rect> + Clone) {
         // With the whole GPU as the area that was freed, no piece is dropped and no old rectangle survives.
         self.vacate(bin, free, used, bin);
         self.gone.append(&mut self.kept);

@@ -4,14 +4,15 @@ use core::cmp::{Ordering, Reverse};
 
 use gshare_core::pack::{
     Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement, Rectangle, RepackChange, RepackPlan,
+    Workload,
 };
-use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
+use gshare_core::{Bytes, FunctionId, GpuId, PlacementId, Quota, SmShare};
 
 use super::areas::FreeAreas;
 use super::geometry::{FreeSet, Rect, best_corner};
 use super::index::{ClassIndex, MAX_GPUS};
 use super::rearrange::Arranger;
-use super::runs::{Run, Runs};
+use super::runs::{Few, Runs};
 
 /// Which free rectangle a demand gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -193,7 +194,10 @@ pub struct SnapshotGpu {
     pub cordoned: bool,
 }
 
+/// All that a call reads of a GPU lies side by side, for at 100 000 GPUs it is the misses that take the time: what is
+/// spread over four places comes in four times the time, and this in little more than one.
 #[derive(Debug, Clone, Copy, Default)]
+#[repr(align(512))]
 struct Gpu {
     width: u16,
     height: u16,
@@ -204,8 +208,8 @@ struct Gpu {
     area_used: u32,
     memory: u64,
     memory_used: u64,
-    pods: Run,
-    free: Run,
+    free: Few<Rect, 9>,
+    pods: Few<Pod, 22>,
 }
 
 impl Gpu {
@@ -228,19 +232,44 @@ impl Gpu {
     }
 }
 
-/// A placement on its GPU: the rectangle, and the slot that knows the rest.
+/// A placement on its GPU, and the slot that its id names.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pod {
     rect: Rect,
     slot: u32,
+    /// Zero stands for none: a limit is at least the request, which is not zero.
+    sm_limit: SmShare,
+    workload: Workload,
+    /// Which of what is asked for by few demands is in [`Extra`].
+    has: u8,
 }
 
+impl Pod {
+    const APART: u8 = 1;
+    const FUNCTION: u8 = 2;
+
+    fn new(rect: Rect, slot: u32, demand: &Demand) -> Self {
+        let has = u8::from(demand.apart.is_some()) * Self::APART
+            + u8::from(demand.function.is_some()) * Self::FUNCTION;
+        Self { rect, slot, sm_limit: demand.sm_limit.unwrap_or_default(), workload: demand.workload, has }
+    }
+}
+
+/// Where the placement is that an id names. Kept small: it is what a release misses first, and all else waits for it.
 #[derive(Debug, Clone, Copy)]
 struct Slot {
     generation: u32,
     /// `NOWHERE` while the slot is free.
     gpu: u32,
-    demand: Demand,
+}
+
+/// What a placement asked for beside its size, by slot.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(align(16))]
+struct Extra {
+    memory: u64,
+    apart: u32,
+    function: u32,
 }
 
 const NOWHERE: u32 = u32::MAX;
@@ -257,6 +286,8 @@ struct Undo {
 }
 
 /// A pool of GPUs packed by maximal free rectangles. See the [module documentation](super).
+///
+/// A GPU takes half a KiB with up to 22 placements; ids need not be dense, but every one below the largest takes as much.
 ///
 /// ```
 /// use gshare_core::pack::{Demand, GpuSpec, Packer};
@@ -282,6 +313,8 @@ pub struct MaxRects {
     pods: Runs<Pod>,
     free: Runs<Rect>,
     slots: Vec<Slot>,
+    /// As long as `slots`.
+    extras: Vec<Extra>,
     free_slots: Vec<u32>,
     index: ClassIndex,
     /// Open GPUs that are not cordoned. Not kept without re-arrangement.
@@ -304,6 +337,7 @@ impl MaxRects {
             pods: Runs::new(),
             free: Runs::new(),
             slots: Vec::new(),
+            extras: Vec::new(),
             free_slots: Vec::new(),
             index: ClassIndex::new(),
             areas: FreeAreas::new(),
@@ -322,8 +356,8 @@ impl MaxRects {
 
     /// The maximal free rectangles of a GPU: a demand fits it without re-arrangement exactly when it fits one.
     pub fn free_rectangles(&self, gpu: GpuId) -> impl Iterator<Item = Rectangle> + '_ {
-        let run = self.find(gpu).map(|gpu| gpu.free).unwrap_or_default();
-        self.free.get(run).iter().map(|rect| rect.public())
+        let holes = self.find(gpu).map(|gpu| self.free.get_few(&gpu.free)).unwrap_or_default();
+        holes.iter().map(|rect| rect.public())
     }
 
     /// Places demands that must share a GPU: all on one, or none. `out` gets them in order.
@@ -358,6 +392,7 @@ impl MaxRects {
             + self.pods.bytes()
             + self.free.bytes()
             + self.slots.capacity() * size_of::<Slot>()
+            + self.extras.capacity() * size_of::<Extra>()
             + self.free_slots.capacity() * size_of::<u32>()
             + self.index.bytes()
             + self.areas.bytes()
@@ -389,12 +424,9 @@ impl MaxRects {
         for gpu in &snapshot.gpus {
             pool.add_gpu(gpu.gpu, gpu.spec)?;
         }
-        let nothing = Demand::new(Quota::WHOLE, SmShare::WHOLE);
-        pool.slots = snapshot
-            .generations
-            .iter()
-            .map(|generation| Slot { generation: *generation, gpu: NOWHERE, demand: nothing })
-            .collect();
+        let free = |generation: &u32| Slot { generation: *generation, gpu: NOWHERE };
+        pool.slots = snapshot.generations.iter().map(free).collect();
+        pool.extras = vec![Extra::default(); pool.slots.len()];
         let mut taken = vec![false; pool.slots.len()];
         for slot in &snapshot.free_slots {
             let taken = taken.get_mut(*slot as usize).ok_or(bad("a free slot has no generation"))?;
@@ -409,9 +441,8 @@ impl MaxRects {
                 return Err(bad("a placement's slot is free, taken or of another generation"));
             }
             let rect = pool.check_place_at(placement.gpu, placement.rectangle, &placement.demand)?;
-            pool.slots[id.index()] =
-                Slot { generation: id.generation(), gpu: placement.gpu.0, demand: placement.demand };
-            pool.occupy(placement.gpu.0, rect, id.slot());
+            pool.fill_slot(id.slot(), placement.gpu.0, &placement.demand);
+            pool.occupy(placement.gpu.0, Pod::new(rect, id.slot(), &placement.demand));
         }
         if taken.contains(&false) {
             return Err(bad("a slot is neither free nor taken"));
@@ -454,8 +485,8 @@ impl MaxRects {
 
     fn keeps_apart(&self, gpu: &Gpu, demand: &Demand) -> bool {
         let Some(group) = demand.apart else { return true };
-        let mut pods = self.pods.get(gpu.pods).iter();
-        pods.all(|pod| self.slots[pod.slot as usize].demand.apart != Some(group))
+        let mut pods = self.pods.get_few(&gpu.pods).iter();
+        pods.all(|pod| self.apart(*pod) != Some(group))
     }
 
     fn choose(&mut self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Result<Choice, PackError> {
@@ -480,7 +511,7 @@ impl MaxRects {
             Heuristic::FirstFit => {
                 let size = Rect::new(0, 0, w, h).size();
                 let fits = |(id, gpu): &(GpuId, &Gpu)| {
-                    let mut holes = self.free.get(gpu.free).iter();
+                    let mut holes = self.free.get_few(&gpu.free).iter();
                     let open = gpu.is_open() && !gpu.cordoned;
                     open && holes.any(|hole| hole.holds(size)) && accept(id.0)
                 };
@@ -507,7 +538,7 @@ impl MaxRects {
             for gpu in candidates.take(self.config.rearrange_gpus as usize) {
                 let state = &self.gpus[gpu as usize];
                 items.clear();
-                items.extend(self.pods.get(state.pods).iter().map(|pod| pod.rect));
+                items.extend(self.pods.get_few(&state.pods).iter().map(|pod| pod.rect));
                 items.push(Rect::new(0, 0, w, h));
                 if could_fit(state.bin(), items) && arranger.arrange(state.bin(), items) {
                     return Ok(Choice { gpu, rearrange: true });
@@ -542,7 +573,7 @@ impl MaxRects {
     fn position(&self, gpu: u32, w: u16, h: u16) -> Option<Rect> {
         let state = &self.gpus[gpu as usize];
         let size = Rect::new(0, 0, w, h).size();
-        let fitting = || self.free.get(state.free).iter().filter(|hole| hole.holds(size));
+        let fitting = || self.free.get_few(&state.free).iter().filter(|hole| hole.holds(size));
         match self.config.heuristic {
             Heuristic::BestAreaFit | Heuristic::FirstFit => {
                 let key = |hole: &&Rect| (hole.area(), hole.short_side(), hole.y(), hole.x());
@@ -574,7 +605,7 @@ impl MaxRects {
                     return Some(hole);
                 }
                 let corner = |hole: Rect| {
-                    let pods = self.pods.get(state.pods).iter().map(|pod| pod.rect);
+                    let pods = self.pods.get_few(&state.pods).iter().map(|pod| pod.rect);
                     best_corner(state.bin(), pods, hole, w, h)
                 };
                 if !several {
@@ -598,7 +629,7 @@ impl MaxRects {
         if demand.memory.get() > state.memory - state.memory_used {
             return Err(PackError::Memory { memory: demand.memory });
         }
-        let taken = self.pods.get(state.pods).iter().any(|pod| pod.rect.meets(rect));
+        let taken = self.pods.get_few(&state.pods).iter().any(|pod| pod.rect.meets(rect));
         if taken || !self.keeps_apart(state, demand) {
             return Err(PackError::Occupied { gpu });
         }
@@ -619,11 +650,12 @@ impl MaxRects {
         let gpu = choice.gpu;
         let mut before = None;
         let keeps_free = undo.is_some() && !self.config.is_exact();
-        let free = keeps_free.then(|| self.free.get(self.gpus[gpu as usize].free).to_vec());
+        let free = keeps_free.then(|| self.free.get_few(&self.gpus[gpu as usize].free).to_vec());
         let rect = if choice.rearrange {
             if undo.is_some() {
-                before =
-                    Some(self.pods.get(self.gpus[gpu as usize].pods).iter().map(|pod| pod.rect).collect());
+                before = Some(
+                    self.pods.get_few(&self.gpus[gpu as usize].pods).iter().map(|pod| pod.rect).collect(),
+                );
             }
             // The newcomer was the last item of the arrangement.
             self.arranger.placed.last().copied().unwrap_or_default()
@@ -632,11 +664,11 @@ impl MaxRects {
             self.position(gpu, w, h).ok_or(PackError::NoRoom { quota: demand.quota, sm: demand.sm })?
         };
         let fresh = self.free_slots.is_empty();
-        let slot = self.take_slot(gpu, *demand);
+        let slot = self.take_slot(gpu, demand);
         if choice.rearrange {
-            self.adopt_arrangement(gpu, Pod { rect, slot });
+            self.adopt_arrangement(gpu, Pod::new(rect, slot, demand));
         } else {
-            self.occupy(gpu, rect, slot);
+            self.occupy(gpu, Pod::new(rect, slot, demand));
         }
         self.version += 1;
         self.invariants(gpu);
@@ -696,18 +728,21 @@ impl MaxRects {
     fn take_back(&mut self, step: Undo) {
         let slot = step.slot;
         let gpu = self.slots[slot as usize].gpu;
-        self.vacate(gpu, slot);
+        if let Some(index) = self.index_of(gpu, slot) {
+            self.vacate(gpu, index);
+        }
         if step.fresh {
             // The steps are taken back youngest first, so it is the last of the table.
             self.slots.pop();
+            self.extras.pop();
         } else {
             self.slots[slot as usize].gpu = NOWHERE;
             self.free_slots.push(slot);
         }
         if let Some(before) = step.before {
             self.unlink(gpu);
-            let run = self.gpus[gpu as usize].pods;
-            for (pod, rect) in self.pods.get_mut(run).iter_mut().zip(before) {
+            let pods = &mut self.gpus[gpu as usize].pods;
+            for (pod, rect) in self.pods.get_few_mut(pods).iter_mut().zip(before) {
                 pod.rect = rect;
             }
             self.rebuild_free(gpu);
@@ -717,27 +752,35 @@ impl MaxRects {
             self.unlink(gpu);
             let state = &mut self.gpus[gpu as usize];
             state.whole = !state.is_open() && free == [state.bin()];
-            self.free.set(&mut state.free, &free);
+            self.free.set_few(&mut state.free, &free);
             self.link(gpu);
         }
         self.invariants(gpu);
     }
 
-    fn take_slot(&mut self, gpu: u32, demand: Demand) -> u32 {
-        if let Some(slot) = self.free_slots.pop() {
-            let entry = &mut self.slots[slot as usize];
-            (entry.gpu, entry.demand) = (gpu, demand);
-            return slot;
-        }
-        self.slots.push(Slot { generation: 0, gpu, demand });
-        u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+    fn take_slot(&mut self, gpu: u32, demand: &Demand) -> u32 {
+        let slot = self.free_slots.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { generation: 0, gpu });
+            self.extras.push(Extra::default());
+            u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+        });
+        self.fill_slot(slot, gpu, demand);
+        slot
     }
 
-    /// Puts the placement of `slot` at `rect`, which is free.
-    fn occupy(&mut self, gpu: u32, rect: Rect, slot: u32) {
+    fn fill_slot(&mut self, slot: u32, gpu: u32, demand: &Demand) {
+        self.slots[slot as usize].gpu = gpu;
+        self.extras[slot as usize] = Extra {
+            memory: demand.memory.get(),
+            apart: demand.apart.unwrap_or_default(),
+            function: demand.function.map_or(0, |function| function.0),
+        };
+    }
+
+    /// Puts a placement where it says, which is free.
+    fn occupy(&mut self, gpu: u32, pod: Pod) {
         let state = &mut self.gpus[gpu as usize];
         let was_whole = core::mem::replace(&mut state.whole, false);
-        let memory = self.slots[slot as usize].demand.memory.get();
         self.open += u32::from(!state.is_open());
         if !state.cordoned {
             if was_whole {
@@ -747,30 +790,34 @@ impl MaxRects {
             }
         }
         match self.config.cut {
-            Cut::Maximal => self.set.occupy(self.free.get(state.free), rect),
-            Cut::Guillotine => self.set.cut_out(self.free.get(state.free), rect),
+            Cut::Maximal => self.set.occupy(self.free.get_few(&state.free), pod.rect),
+            Cut::Guillotine => self.set.cut_out(self.free.get_few(&state.free), pod.rect),
         }
-        self.pods.push(&mut state.pods, Pod { rect, slot });
-        state.area_used += rect.area();
-        state.memory_used += memory;
+        self.pods.push_few(&mut state.pods, pod);
+        state.area_used += pod.rect.area();
+        state.memory_used += self.extras[pod.slot as usize].memory;
         self.store_free(gpu, was_whole);
     }
 
-    /// Takes the placement of `slot` off its GPU.
-    fn vacate(&mut self, gpu: u32, slot: u32) {
+    /// Where the placement of `slot` is among those of its GPU.
+    fn index_of(&self, gpu: u32, slot: u32) -> Option<usize> {
+        self.pods.get_few(&self.gpus[gpu as usize].pods).iter().position(|pod| pod.slot == slot)
+    }
+
+    /// Takes a placement, by [`MaxRects::index_of`], off its GPU.
+    fn vacate(&mut self, gpu: u32, index: usize) -> Pod {
         let state = &mut self.gpus[gpu as usize];
-        let pods = self.pods.get(state.pods);
-        let Some(index) = pods.iter().position(|pod| pod.slot == slot) else { return };
-        let freed = pods[index].rect;
+        let pod = self.pods.get_few(&state.pods)[index];
+        let freed = pod.rect;
         if !state.cordoned && self.config.rearrange_gpus > 0 {
             self.areas.remove(state.area_free(), gpu);
         }
-        self.pods.remove(&mut state.pods, index);
+        self.pods.remove_few(&mut state.pods, index);
         state.area_used -= freed.area();
-        state.memory_used -= self.slots[slot as usize].demand.memory.get();
+        state.memory_used -= self.extras[pod.slot as usize].memory;
         self.open -= u32::from(!state.is_open());
-        let used = self.pods.get(state.pods).iter().map(|pod| pod.rect);
-        let free = self.free.get(state.free);
+        let used = self.pods.get_few(&state.pods).iter().map(|pod| pod.rect);
+        let free = self.free.get_few(&state.free);
         match self.config.reclaim {
             _ if self.config.cut == Cut::Guillotine => match state.is_open() {
                 true => self.set.merge_in(free, freed),
@@ -784,6 +831,7 @@ impl MaxRects {
             Reclaim::Exact => self.set.vacate(state.bin(), free, used, freed),
         }
         self.store_free(gpu, false);
+        pod
     }
 
     /// Writes the work space's result to the GPU and to the index, in which a GPU that is not whole has each of its sizes
@@ -811,22 +859,22 @@ impl MaxRects {
             }
         }
         self.set.kept.extend_from_slice(&self.set.new);
-        self.free.set(&mut state.free, &self.set.kept);
+        self.free.set_few(&mut state.free, &self.set.kept);
     }
 
     /// Takes over the arrangement that the arranger found, with `newcomer` as its last item.
     fn adopt_arrangement(&mut self, gpu: u32, newcomer: Pod) {
         self.unlink(gpu);
         let state = &mut self.gpus[gpu as usize];
-        for (pod, rect) in self.pods.get_mut(state.pods).iter_mut().zip(&self.arranger.placed) {
+        for (pod, rect) in self.pods.get_few_mut(&mut state.pods).iter_mut().zip(&self.arranger.placed) {
             pod.rect = *rect;
         }
         self.open += u32::from(!state.is_open());
-        self.pods.push(&mut state.pods, newcomer);
+        self.pods.push_few(&mut state.pods, newcomer);
         state.area_used += newcomer.rect.area();
-        state.memory_used += self.slots[newcomer.slot as usize].demand.memory.get();
+        state.memory_used += self.extras[newcomer.slot as usize].memory;
         match self.config.cut {
-            Cut::Maximal => self.free.set(&mut state.free, &self.arranger.free),
+            Cut::Maximal => self.free.set_few(&mut state.free, &self.arranger.free),
             Cut::Guillotine => self.rebuild_free(gpu),
         }
         self.gpus[gpu as usize].whole = false;
@@ -836,16 +884,16 @@ impl MaxRects {
     fn rebuild_free(&mut self, gpu: u32) {
         let state = &mut self.gpus[gpu as usize];
         let bin = state.bin();
-        self.free.set(&mut state.free, &[bin]);
+        self.free.set_few(&mut state.free, &[bin]);
         state.whole = !state.is_open();
         for index in 0..state.pods.len() {
-            let rect = self.pods.get(state.pods)[index].rect;
+            let rect = self.pods.get_few(&state.pods)[index].rect;
             match self.config.cut {
-                Cut::Maximal => self.set.occupy(self.free.get(state.free), rect),
-                Cut::Guillotine => self.set.cut_out(self.free.get(state.free), rect),
+                Cut::Maximal => self.set.occupy(self.free.get_few(&state.free), rect),
+                Cut::Guillotine => self.set.cut_out(self.free.get_few(&state.free), rect),
             }
             self.set.kept.extend_from_slice(&self.set.new);
-            self.free.set(&mut state.free, &self.set.kept);
+            self.free.set_few(&mut state.free, &self.set.kept);
         }
     }
 
@@ -859,7 +907,7 @@ impl MaxRects {
             self.index.remove_empty(state.bin(), gpu);
             return;
         }
-        let free = self.free.get(state.free);
+        let free = self.free.get_few(&state.free);
         for (i, size) in free.iter().enumerate() {
             if !same_size(&free[..i], *size) {
                 self.index.remove(*size, gpu);
@@ -880,7 +928,7 @@ impl MaxRects {
             self.index.insert_empty(state.bin(), gpu);
             return;
         }
-        let free = self.free.get(state.free);
+        let free = self.free.get_few(&state.free);
         for (i, size) in free.iter().enumerate() {
             if !same_size(&free[..i], *size) {
                 self.index.insert(*size, gpu);
@@ -898,10 +946,20 @@ impl MaxRects {
             .ok_or(PackError::UnknownPlacement { id })
     }
 
+    fn apart(&self, pod: Pod) -> Option<u32> {
+        (pod.has & Pod::APART != 0).then(|| self.extras[pod.slot as usize].apart)
+    }
+
     fn placement_of(&self, pod: Pod) -> Placement {
-        let slot = &self.slots[pod.slot as usize];
-        let id = PlacementId::new(pod.slot, slot.generation);
-        Placement::new(id, GpuId(slot.gpu), pod.rect.public(), slot.demand)
+        let (slot, extra) = (self.slots[pod.slot as usize], self.extras[pod.slot as usize]);
+        let rectangle = pod.rect.public();
+        let mut demand = Demand::new(rectangle.quota, rectangle.sm)
+            .with_memory(Bytes(extra.memory))
+            .with_workload(pod.workload);
+        demand.sm_limit = (!pod.sm_limit.is_zero()).then_some(pod.sm_limit);
+        demand.apart = self.apart(pod);
+        demand.function = (pod.has & Pod::FUNCTION != 0).then_some(FunctionId(extra.function));
+        Placement::new(PlacementId::new(pod.slot, slot.generation), GpuId(slot.gpu), rectangle, demand)
     }
 
     fn status(&self, id: GpuId, gpu: &Gpu) -> GpuStatus {
@@ -919,11 +977,11 @@ impl MaxRects {
             return;
         }
         let state = &self.gpus[gpu as usize];
-        let (pods, free) = (self.pods.get(state.pods), self.free.get(state.free));
+        let (pods, free) = (self.pods.get_few(&state.pods), self.free.get_few(&state.free));
         let (mut area, mut memory) = (0, 0);
         for (i, pod) in pods.iter().enumerate() {
             area += pod.rect.area();
-            memory += self.slots[pod.slot as usize].demand.memory.get();
+            memory += self.extras[pod.slot as usize].memory;
             assert!(state.bin().contains(pod.rect), "a placement lies inside its GPU");
             assert!(!pods[..i].iter().any(|other| other.rect.meets(pod.rect)), "no two placements overlap");
             assert_eq!(self.slots[pod.slot as usize].gpu, gpu, "a slot knows its GPU");
@@ -975,7 +1033,7 @@ impl Packer for MaxRects {
             ..Gpu::default()
         };
         let bin = state.bin();
-        self.free.set(&mut state.free, &[bin]);
+        self.free.set_few(&mut state.free, &[bin]);
         self.link(gpu.0);
         self.version += 1;
         Ok(())
@@ -995,8 +1053,8 @@ impl Packer for MaxRects {
             }
         }
         let state = &mut self.gpus[gpu.index()];
-        self.free.clear(&mut state.free);
-        self.pods.clear(&mut state.pods);
+        self.free.set_few(&mut state.free, &[]);
+        self.pods.set_few(&mut state.pods, &[]);
         *state = Gpu::default();
         self.version += 1;
         Ok(())
@@ -1032,11 +1090,12 @@ impl Packer for MaxRects {
 
     fn place_at(&mut self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Placement, PackError> {
         let rect = self.check_place_at(gpu, at, demand)?;
-        let slot = self.take_slot(gpu.0, *demand);
-        self.occupy(gpu.0, rect, slot);
+        let slot = self.take_slot(gpu.0, demand);
+        let pod = Pod::new(rect, slot, demand);
+        self.occupy(gpu.0, pod);
         self.version += 1;
         self.invariants(gpu.0);
-        Ok(self.placement_of(Pod { rect, slot }))
+        Ok(self.placement_of(pod))
     }
 
     fn place_all(&mut self, demands: &[Demand], out: &mut Vec<Placed>) -> Result<(), PackError> {
@@ -1048,22 +1107,23 @@ impl Packer for MaxRects {
     }
 
     fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {
-        let slot = self.live_slot(id)?;
-        let pods = self.pods.get(self.gpus[slot.gpu as usize].pods);
-        let pod = pods.iter().find(|pod| pod.slot == id.slot()).ok_or(PackError::UnknownPlacement { id })?;
-        let placement = self.placement_of(*pod);
-        self.vacate(slot.gpu, id.slot());
+        // Asked for now, this comes in the time that the GPU takes to come.
+        core::hint::black_box(self.extras.get(id.index()).map(|extra| extra.memory));
+        let gpu = self.live_slot(id)?.gpu;
+        let index = self.index_of(gpu, id.slot()).ok_or(PackError::UnknownPlacement { id })?;
+        let pod = self.vacate(gpu, index);
+        let placement = self.placement_of(pod);
         let entry = &mut self.slots[id.index()];
         (entry.gpu, entry.generation) = (NOWHERE, entry.generation.wrapping_add(1));
         self.free_slots.push(id.slot());
         self.version += 1;
-        self.invariants(slot.gpu);
+        self.invariants(gpu);
         Ok(placement)
     }
 
     fn placement(&self, id: PlacementId) -> Option<Placement> {
         let slot = self.live_slot(id).ok()?;
-        let pods = self.pods.get(self.gpus[slot.gpu as usize].pods);
+        let pods = self.pods.get_few(&self.gpus[slot.gpu as usize].pods);
         pods.iter().find(|pod| pod.slot == id.slot()).map(|pod| self.placement_of(*pod))
     }
 
@@ -1075,7 +1135,7 @@ impl Packer for MaxRects {
 
     fn placements_on(&self, gpu: GpuId, visit: &mut dyn FnMut(&Placement)) {
         let run = self.find(gpu).map(|gpu| gpu.pods).unwrap_or_default();
-        for pod in self.pods.get(run) {
+        for pod in self.pods.get_few(&run) {
             visit(&self.placement_of(*pod));
         }
     }
@@ -1102,12 +1162,11 @@ impl Packer for MaxRects {
         candidates.sort_unstable();
         let mut emptied = Vec::new();
         for (_, gpu) in candidates {
-            let pods = trial.gpus[gpu.index()].pods;
+            let pods = trial.pods.get_few(&trial.gpus[gpu.index()].pods);
             // A GPU that took in others was filled by this plan; emptying it again would move those twice.
-            let filled =
-                trial.pods.get(pods).iter().any(|pod| {
-                    moved.iter().any(|(_, new): &(PlacementId, PlacementId)| new.slot() == pod.slot)
-                });
+            let filled = pods
+                .iter()
+                .any(|pod| moved.iter().any(|(_, new): &(PlacementId, PlacementId)| new.slot() == pod.slot));
             if filled || moved.len() + pods.len() > max_moves {
                 continue;
             }
@@ -1149,7 +1208,7 @@ impl Packer for MaxRects {
             for gpu in [change.from_gpu, change.to_gpu] {
                 let state = self.find(gpu).ok_or_else(|| stale.clone())?;
                 if !lists.iter().any(|(id, _)| *id == gpu.0) {
-                    lists.push((gpu.0, self.pods.get(state.pods).to_vec()));
+                    lists.push((gpu.0, self.pods.get_few(&state.pods).to_vec()));
                 }
             }
         }
@@ -1157,6 +1216,7 @@ impl Packer for MaxRects {
         let list = |lists: &mut Vec<(u32, Vec<Pod>)>, gpu: GpuId| {
             lists.iter().position(|(id, _)| *id == gpu.0).unwrap_or_default()
         };
+        let mut moved: Vec<Pod> = Vec::new();
         for change in &plan.changes {
             let at = list(&mut lists, change.from_gpu);
             let pods = &mut lists[at].1;
@@ -1165,25 +1225,24 @@ impl Packer for MaxRects {
                     && pod.rect.public() == change.from
                     && self.slots[pod.slot as usize].generation == change.id.generation()
             });
-            pods.remove(position.ok_or_else(|| stale.clone())?);
+            moved.push(pods.remove(position.ok_or_else(|| stale.clone())?));
         }
-        for change in &plan.changes {
-            let demand = self.slots[change.id.index()].demand;
+        for (change, pod) in plan.changes.iter().zip(moved) {
+            // The placement has the size of `from`, where it was found.
             let rect = Rect::from_public(change.to)
-                .filter(|_| (change.to.quota, change.to.sm) == (demand.quota, demand.sm))
+                .filter(|_| (change.to.quota, change.to.sm) == (change.from.quota, change.from.sm))
                 .ok_or_else(|| stale.clone())?;
             let at = list(&mut lists, change.to_gpu);
-            lists[at].1.push(Pod { rect, slot: change.id.slot() });
+            lists[at].1.push(Pod { rect, ..pod });
         }
         for (gpu, pods) in &lists {
             let state = &self.gpus[*gpu as usize];
             let mut memory = 0u64;
             for (i, pod) in pods.iter().enumerate() {
-                let demand = &self.slots[pod.slot as usize].demand;
-                memory = memory.saturating_add(demand.memory.get());
+                memory = memory.saturating_add(self.extras[pod.slot as usize].memory);
                 let clash = pods[..i].iter().any(|other| {
-                    let group = self.slots[other.slot as usize].demand.apart;
-                    other.rect.meets(pod.rect) || (group.is_some() && group == demand.apart)
+                    let group = self.apart(*other);
+                    other.rect.meets(pod.rect) || (group.is_some() && group == self.apart(*pod))
                 });
                 if clash || !state.bin().contains(pod.rect) {
                     return Err(stale);
@@ -1197,10 +1256,9 @@ impl Packer for MaxRects {
             self.unlink(*gpu);
             let state = &mut self.gpus[*gpu as usize];
             self.open -= u32::from(state.is_open());
-            self.pods.set(&mut state.pods, pods);
+            self.pods.set_few(&mut state.pods, pods);
             state.area_used = pods.iter().map(|pod| pod.rect.area()).sum();
-            state.memory_used =
-                pods.iter().map(|pod| self.slots[pod.slot as usize].demand.memory.get()).sum();
+            state.memory_used = pods.iter().map(|pod| self.extras[pod.slot as usize].memory).sum();
             self.open += u32::from(state.is_open());
             for pod in pods {
                 self.slots[pod.slot as usize].gpu = *gpu;

@@ -3,6 +3,9 @@
 //! A GPU has a handful of placements and a handful of free rectangles. A `Vec` for each list would allocate whenever
 //! some GPU passes its own record; here a list is a run of 4, 8, 16, ... entries in one shared vector, and a run that
 //! is outgrown goes to a free list for the next GPU. A pool that has stopped growing allocates nothing.
+//!
+//! A run is two cache lines away: its owner's, which says where it is, and its own. A list that is nearly always short can
+//! lie with its owner instead ([`Few`]) and has a run only while it is longer than there is room.
 
 const SMALLEST_LOG2: u8 = 2;
 const CLASSES: usize = 24;
@@ -19,6 +22,26 @@ pub(crate) struct Run {
 impl Run {
     pub(crate) fn len(self) -> usize {
         self.len as usize
+    }
+}
+
+/// A list whose entries lie here while there are at most `N`, else in a run. `Default` is the empty one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Few<T, const N: usize> {
+    /// While it has no memory, its length is that of `here`.
+    run: Run,
+    here: [T; N],
+}
+
+impl<T, const N: usize> Few<T, N> {
+    pub(crate) fn len(&self) -> usize {
+        self.run.len()
+    }
+}
+
+impl<T: Copy + Default, const N: usize> Default for Few<T, N> {
+    fn default() -> Self {
+        Self { run: Run::default(), here: [T::default(); N] }
     }
 }
 
@@ -96,9 +119,93 @@ impl<T: Copy + Default> Runs<T> {
         }
     }
 
+    #[inline]
+    pub(crate) fn get_few<'a, const N: usize>(&'a self, few: &'a Few<T, N>) -> &'a [T] {
+        if few.run.log2 == 0 { &few.here[..few.run.len()] } else { self.get(few.run) }
+    }
+
+    #[inline]
+    pub(crate) fn get_few_mut<'a, const N: usize>(&'a mut self, few: &'a mut Few<T, N>) -> &'a mut [T] {
+        if few.run.log2 == 0 { &mut few.here[..few.run.len()] } else { self.get_mut(few.run) }
+    }
+
+    pub(crate) fn set_few<const N: usize>(&mut self, few: &mut Few<T, N>, items: &[T]) {
+        let Some(here) = few.here.get_mut(..items.len()) else { return self.set(&mut few.run, items) };
+        here.copy_from_slice(items);
+        self.give_back(few.run);
+        few.run = Run { len: items.len() as u32, ..Run::default() };
+    }
+
+    pub(crate) fn push_few<const N: usize>(&mut self, few: &mut Few<T, N>, item: T) {
+        if few.run.log2 == 0 {
+            if let Some(free) = few.here.get_mut(few.run.len()) {
+                *free = item;
+                few.run.len += 1;
+                return;
+            }
+            self.set(&mut few.run, &few.here);
+        }
+        self.push(&mut few.run, item);
+    }
+
+    /// Removes an entry and keeps the order of the others.
+    pub(crate) fn remove_few<const N: usize>(&mut self, few: &mut Few<T, N>, index: usize) {
+        self.get_few_mut(few).copy_within(index + 1.., index);
+        few.run.len -= 1;
+        // Not as soon as it fits, so that one that comes and goes does not move the others each time.
+        if few.run.log2 != 0 && few.run.len() <= N / 2 {
+            let run = few.run;
+            few.here[..run.len()].copy_from_slice(self.get(run));
+            self.give_back(run);
+            few.run = Run { len: run.len, ..Run::default() };
+        }
+    }
+
     /// Bytes held, for reports.
     pub(crate) fn bytes(&self) -> usize {
         self.items.capacity() * size_of::<T>()
             + self.free.iter().map(|list| list.capacity() * 4).sum::<usize>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Three lists that grow beyond the room they have at home, and come back, are three vectors.
+        #[test]
+        fn a_list_with_its_owner_is_a_vector(changes in prop::collection::vec((0..3usize, 0..8u8, 0..12usize), 1..200)) {
+            let mut runs: Runs<u32> = Runs::new();
+            let mut lists = [Few::<u32, 4>::default(); 3];
+            let mut literal: [Vec<u32>; 3] = Default::default();
+            for (step, (list, change, at)) in changes.into_iter().enumerate() {
+                let (few, vector) = (&mut lists[list], &mut literal[list]);
+                let item = u32::try_from(step).unwrap_or(0);
+                match change {
+                    0..4 => {
+                        runs.push_few(few, item);
+                        vector.push(item);
+                    }
+                    4..7 if at < vector.len() => {
+                        runs.remove_few(few, at);
+                        vector.remove(at);
+                    }
+                    7 => {
+                        *vector = vec![item; at];
+                        runs.set_few(few, vector);
+                    }
+                    _ => {}
+                }
+                runs.get_few_mut(few).iter_mut().zip(vector.iter_mut()).take(1).for_each(|(few, vector)| {
+                    (*few, *vector) = (item, item);
+                });
+                for (few, vector) in lists.iter().zip(&literal) {
+                    prop_assert_eq!(runs.get_few(few), vector.as_slice());
+                    prop_assert_eq!(few.len(), vector.len());
+                }
+            }
+        }
     }
 }

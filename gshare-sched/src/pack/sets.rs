@@ -23,12 +23,14 @@ const NONE: u32 = u32::MAX;
 /// 20^7 leaves are more than a `u32` numbers, since a tree grows a level only when its root is full.
 const MAX_HEIGHT: usize = 12;
 
+/// Four cache lines, the length in the first.
 #[derive(Debug, Clone)]
+#[repr(C, align(64))]
 struct Leaf {
-    keys: [u64; LEAF],
     len: u32,
     previous: u32,
     next: u32,
+    keys: [u64; LEAF],
 }
 
 #[derive(Debug, Clone)]

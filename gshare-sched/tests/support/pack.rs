@@ -43,6 +43,8 @@ pub(crate) fn decode(bytes: [u8; 8]) -> Op {
         0 => (raw % 10 + 1) * 1_000,
         1 => (raw % 100 + 1) * 100,
         2 => raw % 5_000 + 1,
+        // Small ones, of which a GPU holds dozens.
+        _ if style & 0x20 != 0 => (raw % 16 + 8) * 100,
         _ => raw % 10_001,
     };
     let demand = |a: u16, b: u16| {
