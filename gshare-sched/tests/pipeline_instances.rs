@@ -156,14 +156,22 @@ fn a_pipeline_moves_to_one_slice_when_one_is_free() {
     assert_eq!(up, [InstanceAction::Drain { instance: InstanceId(1), reason }]);
 }
 
+fn short(function: u32, behind: u64) -> InstanceEvent {
+    let (function, behind) = (FunctionId(function), Duration::from_secs(behind));
+    InstanceEvent::Short { function, waiting: 9, behind }
+}
+
+fn drained(actions: &[InstanceAction]) -> Vec<(InstanceId, InstanceReason)> {
+    let drain = |action: &InstanceAction| match action {
+        InstanceAction::Drain { instance, reason } => Some((*instance, *reason)),
+        _ => None,
+    };
+    actions.iter().filter_map(drain).collect()
+}
+
 /// Function 0 has a shared instance and two exclusive ones, each used for 30 % of the last windows; function 1 shares.
 fn one_that_has_and_one_that_wants() -> Keeper {
     let mut keeper = keeper(KeeperConfig::default(), &node(&["2g.20gb"; 3]));
-    let short = |function, behind| InstanceEvent::Short {
-        function: FunctionId(function),
-        waiting: 9,
-        behind: Duration::from_secs(behind),
-    };
     for function in 0..2 {
         add(&mut keeper, function, chain(&[20, 20], 7), goal(500));
     }
@@ -188,18 +196,6 @@ fn one_that_has_and_one_that_wants() -> Keeper {
 #[test]
 fn a_function_far_behind_gets_an_instance_of_one_that_can_spare_it() {
     let mut keeper = one_that_has_and_one_that_wants();
-    let short = |function, behind| InstanceEvent::Short {
-        function: FunctionId(function),
-        waiting: 9,
-        behind: Duration::from_secs(behind),
-    };
-    let drained = |actions: &[InstanceAction]| {
-        let drain = |action: &InstanceAction| match action {
-            InstanceAction::Drain { instance, reason } => Some((*instance, *reason)),
-            _ => None,
-        };
-        actions.iter().filter_map(drain).collect::<Vec<_>>()
-    };
     assert_eq!(drained(&tell(&mut keeper, 21_000, short(1, 2))), [], "over before a new instance is up");
     let taken = drained(&tell(&mut keeper, 21_100, short(1, 60)));
     let [(instance, reason)] = taken[..] else { panic!("{taken:?}") };
@@ -213,6 +209,31 @@ fn a_function_far_behind_gets_an_instance_of_one_that_can_spare_it() {
     tell(&mut keeper, 21_000, short(0, 40));
     assert_eq!(drained(&tell(&mut keeper, 21_100, short(1, 60))), []);
     assert_eq!(drained(&tell(&mut keeper, 21_200, short(1, 900))).len(), 1);
+}
+
+#[test]
+fn what_a_burst_needed_is_free_for_others_soon_after_it() {
+    let mut keeper = one_that_has_and_one_that_wants();
+    for instance in [1, 2] {
+        let (instance, busy) = (InstanceId(instance), Duration::from_secs(9));
+        tell(&mut keeper, 29_800, InstanceEvent::Served { instance, busy });
+    }
+    tell(&mut keeper, 29_900, short(0, 1));
+    assert_eq!(drained(&tell(&mut keeper, 31_000, short(1, 4))), [], "it may go on");
+    let taken = drained(&tell(&mut keeper, 33_000, short(1, 4)));
+    assert!(
+        matches!(taken[..], [(_, InstanceReason::Reclaimed { function: FunctionId(1) })]),
+        "{taken:?}: unused for three seconds, and four behind is most of a start"
+    );
+    // While the burst lasts they are needed.
+    let mut keeper = one_that_has_and_one_that_wants();
+    for (millis, busy) in [(29_800, 9), (32_800, 2)] {
+        for instance in [1, 2] {
+            let (instance, busy) = (InstanceId(instance), Duration::from_secs(busy));
+            tell(&mut keeper, millis, InstanceEvent::Served { instance, busy });
+        }
+    }
+    assert_eq!(drained(&tell(&mut keeper, 33_000, short(1, 4))), []);
 }
 
 #[test]

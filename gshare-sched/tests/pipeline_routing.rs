@@ -17,7 +17,8 @@ struct Waiting {
     deadline: Timestamp,
     arrival: u64,
     attempts: u8,
-    late: bool,
+    /// Since it cannot be in time: when it is overdue.
+    late: Option<Timestamp>,
     on: Option<InstanceId>,
 }
 
@@ -52,6 +53,7 @@ impl Up {
 #[derive(Debug)]
 struct Literal {
     config: RouterConfig,
+    now: Timestamp,
     requests: Vec<Waiting>,
     instances: Vec<Up>,
     /// Work of slices since their last load.
@@ -68,8 +70,8 @@ struct Literal {
 impl Literal {
     fn new(config: RouterConfig) -> Self {
         let (requests, instances, told, forgotten, actions) = (vec![], vec![], vec![], vec![], vec![]);
-        let (worked, clocks) = (vec![], vec![]);
-        Self { config, requests, instances, worked, clocks, arrivals: 0, told, forgotten, actions }
+        let (now, worked, clocks) = (Timestamp::ZERO, vec![], vec![]);
+        Self { config, now, requests, instances, worked, clocks, arrivals: 0, told, forgotten, actions }
     }
 
     fn has(&self, instance: InstanceId) -> usize {
@@ -87,22 +89,35 @@ impl Literal {
 
     fn head(&self, function: FunctionId) -> Option<Waiting> {
         let turn = |one: &&Waiting| match one.late {
-            false => (false, one.deadline, one.arrival),
-            true => (true, Timestamp::ZERO, one.arrival),
+            Some(overdue) if overdue <= self.now => (0, overdue, one.arrival),
+            None => (1, one.deadline, one.arrival),
+            Some(overdue) => (2, overdue, one.arrival),
         };
         self.waiting(function).min_by_key(turn).cloned()
     }
 
+    /// Whether it waits behind those that can be in time.
+    fn is_last(&self, one: &Waiting) -> bool {
+        one.late.is_some_and(|overdue| overdue > self.now)
+    }
+
     fn sift(&mut self, now: Timestamp, function: FunctionId) {
         while self.config.late != Late::InOrder {
-            let (Some(fastest), Some(head)) = (self.fastest(function), self.head(function)) else { return };
-            if head.late || now.saturating_add(fastest) <= head.deadline {
+            let Some(fastest) = self.fastest(function) else { return };
+            // One that is overdue hides those behind it.
+            let first = self.waiting(function).filter(|one| one.late.is_none());
+            let Some(head) = first.min_by_key(|one| (one.deadline, one.arrival)).cloned() else { return };
+            if now.saturating_add(fastest) <= head.deadline {
                 return;
             }
+            let behind =
+                self.wait(function).min(u64::MAX.into()) * u128::from(self.config.late_stretch_percent);
+            let behind = Duration::from_nanos((behind / 100).min(u64::MAX.into()) as u64);
+            let wait = self.config.late_wait.map_or(Duration::MAX, |wait| wait.max(behind));
             if self.config.late == Late::Reject {
                 self.reject(head.id, RouteReject::DeadlineMissed);
             } else if let Some(found) = self.requests.iter_mut().find(|one| one.id == head.id) {
-                found.late = true;
+                found.late = Some(head.deadline.saturating_add(wait));
             }
         }
     }
@@ -170,10 +185,13 @@ impl Literal {
 
     /// What an instance that answers after `latency` takes instead of the head.
     fn pick(&self, now: Timestamp, function: FunctionId, latency: Duration) -> Option<RequestId> {
-        let in_time = |one: &&Waiting| !one.late && one.deadline >= now.saturating_add(latency);
+        let overdue = self.head(function).filter(|head| head.late.is_some_and(|at| at <= now));
+        let in_time = |one: &&Waiting| one.late.is_none() && one.deadline >= now.saturating_add(latency);
         let saved = self.waiting(function).filter(in_time).min_by_key(|one| (one.deadline, one.arrival));
-        let late = self.waiting(function).filter(|one| one.late).min_by_key(|one| one.arrival);
-        saved.or(late).filter(|_| self.config.late != Late::InOrder).map(|one| one.id)
+        let late =
+            self.waiting(function).filter(|one| one.late.is_some()).min_by_key(|one| (one.late, one.arrival));
+        let next = overdue.as_ref().or(saved).or(late);
+        next.filter(|_| self.config.late != Late::InOrder).map(|one| one.id)
     }
 
     fn serve(&mut self, now: Timestamp, function: FunctionId) {
@@ -204,7 +222,12 @@ impl Literal {
                     - i128::from(latency.as_nanos())
                     - i128::from(load.as_nanos());
                 let step = self.config.fair_quantum.map_or(0, |quantum| up.used / quantum.as_nanos());
-                Some(((step, head.late, slack, up.id), up.function, latency.saturating_add(load), load))
+                Some((
+                    (step, self.is_last(&head), slack, up.id),
+                    up.function,
+                    latency.saturating_add(load),
+                    load,
+                ))
             };
             let all: Vec<_> = on().filter(|up| !up.draining).filter_map(key).collect();
             let resident = all.iter().any(|one| one.3.is_zero());
@@ -218,7 +241,7 @@ impl Literal {
             let least = all.iter().filter(may).min().copied();
             let Some(((_, late, _, instance), function, after, _)) = least else { return };
             self.sift(now, function);
-            if let Some(head) = self.head(function).filter(|head| head.late == late) {
+            if let Some(head) = self.head(function).filter(|head| self.is_last(head) == late) {
                 let next = self.pick(now, function, after).unwrap_or(head.id);
                 self.dispatch(next, instance);
             }
@@ -278,8 +301,8 @@ impl Literal {
     }
 
     fn shortage(&mut self, now: Timestamp, function: FunctionId) {
-        let last = self.waiting(function).filter(|one| !one.late).map(|one| one.deadline).max();
-        let late = self.waiting(function).any(|one| one.late);
+        let last = self.waiting(function).filter(|one| one.late.is_none()).map(|one| one.deadline).max();
+        let late = self.waiting(function).any(|one| one.late.is_some());
         if self.waiting(function).count() > 0
             && (late || last.is_some_and(|last| self.too_slow(now, function, last)))
         {
@@ -288,6 +311,7 @@ impl Literal {
     }
 
     fn handle(&mut self, now: Timestamp, event: RouteEvent) {
+        self.now = now;
         if self.config.late == Late::Reject {
             let mut over: Vec<_> =
                 self.requests.iter().filter(|one| one.on.is_none() && one.deadline <= now).cloned().collect();
@@ -358,7 +382,7 @@ impl Literal {
                         self.reject(one.id, RouteReject::AttemptsExhausted);
                     } else {
                         let found = self.requests.iter_mut().find(|other| other.id == one.id).unwrap();
-                        (found.on, found.late) = (None, false);
+                        (found.on, found.late) = (None, None);
                     }
                 }
                 self.serve(now, up.function);
@@ -371,7 +395,7 @@ impl Literal {
                 let deadline = deadline.unwrap_or(Timestamp::MAX);
                 let arrival = self.arrivals;
                 self.arrivals += 1;
-                let new = Waiting { id, function, deadline, arrival, attempts: 0, late: false, on: None };
+                let new = Waiting { id, function, deadline, arrival, attempts: 0, late: None, on: None };
                 let count = self.waiting(function).count();
                 let in_time = self.fastest(function).is_some_and(|fast| now + fast <= deadline);
                 if count == 0
@@ -522,10 +546,18 @@ fn event(op: &Op, literal: &Literal, now: Timestamp, names: &mut u64) -> Option<
     })
 }
 
-fn compare(late: Late, stay_loads: u32, quantum: Option<u64>, ops: &[Op]) -> Result<(), TestCaseError> {
-    let mut config = RouterConfig::default().with_late(late);
-    config.stay_loads = stay_loads;
-    config.fair_quantum = quantum.map(ms);
+fn config() -> impl Strategy<Value = RouterConfig> {
+    let late = prop_oneof![Just(Late::InOrder), Just(Late::Last), Just(Late::Reject)];
+    let late_wait = prop::option::weighted(0.8, prop_oneof![Just(0), 1u64..400]);
+    (late, late_wait, 0u32..300, 0u32..4).prop_map(|(late, late_wait, stretch, stay_loads)| {
+        let mut config = RouterConfig::default().with_late(late);
+        (config.late_wait, config.late_stretch_percent) = (late_wait.map(ms), stretch);
+        config.stay_loads = stay_loads;
+        config
+    })
+}
+
+fn compare(config: RouterConfig, ops: &[Op]) -> Result<(), TestCaseError> {
     let mut router = SlackRouter::new(config.clone()).unwrap();
     let mut literal = Literal::new(config);
     let (mut now, mut names) = (Timestamp::ZERO, 0);
@@ -553,19 +585,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
     fn decisions_are_those_of_the_literal_router(
-        late in prop_oneof![Just(Late::InOrder), Just(Late::Last), Just(Late::Reject)],
-        stay_loads in 0u32..4,
+        mut config in config(),
         quantum in prop::option::weighted(0.3, 1u64..100),
         ops in prop::collection::vec(op(), 1..120),
     ) {
-        compare(late, stay_loads, quantum, &ops)?;
+        config.fair_quantum = quantum.map(ms);
+        compare(config, &ops)?;
     }
 
     /// Many shared instances of few functions, all busy most of the time: entries stand too low on many slices at once.
     #[test]
     fn decisions_are_those_of_the_literal_router_when_shared_slices_are_full(
-        late in prop_oneof![Just(Late::InOrder), Just(Late::Last), Just(Late::Reject)],
-        stay_loads in 0u32..4,
+        config in config(),
         begin in prop::collection::vec((0u32..4, 0u32..6, 1u64..60, load()), 8..24),
         ops in prop::collection::vec(busy(), 1..200),
     ) {
@@ -573,7 +604,7 @@ proptest! {
             Op::Up { function, shared: true, slice, millis, load, capacity: 1 }
         };
         let ops: Vec<Op> = begin.iter().map(up).chain(ops).collect();
-        compare(late, stay_loads, None, &ops)?;
+        compare(config, &ops)?;
     }
 }
 
@@ -635,31 +666,73 @@ fn a_load_counts_against_the_slack_while_the_instance_is_not_resident() {
     }
 }
 
+/// Twice the load of an instance for two seconds: how many of 400 requests are in time, and the longest wait in ms of one
+/// that is answered or still waits.
+fn overload(config: RouterConfig) -> (u64, u64) {
+    let mut router = SlackRouter::new(config).unwrap();
+    up(&mut router, 1, 0, Service::Exclusive { latency: ms(10), interval: ms(10), capacity: 1 });
+    let (mut running, mut ends) = (None, vec![2_000; 400]);
+    for at in (0..2_000).step_by(5) {
+        let mut next = Vec::new();
+        if let Some((request, _)) = running.take_if(|(_, end)| *end <= at) {
+            let done = RouteEvent::Completed { request: RequestId(request), instance: InstanceId(1) };
+            next.extend(dispatched(&tell(&mut router, at, done)));
+        }
+        next.extend(dispatched(&arrive(&mut router, at, at / 5, 0, at + 60)));
+        for (request, _) in next {
+            running = Some((request, at + 10));
+            ends[request as usize] = at + 10;
+        }
+    }
+    let waits = || ends.iter().zip((0..2_000).step_by(5)).map(|(end, arrived)| end - arrived);
+    (waits().filter(|wait| *wait <= 60).count() as u64, waits().max().unwrap())
+}
+
 /// EDF serves the lost when there is too much; ours keeps those that can be in time.
 #[test]
 fn under_overload_late_requests_do_not_make_others_late() {
-    let run = |late| {
-        let mut router = SlackRouter::new(RouterConfig::default().with_late(late)).unwrap();
-        up(&mut router, 1, 0, Service::Exclusive { latency: ms(10), interval: ms(10), capacity: 1 });
-        let (mut running, mut in_time, mut sent) = (None, 0, 0u64);
-        for at in (0..2_000).step_by(5) {
-            if let Some(request) = running.take_if(|(_, end)| *end <= at) {
-                let done = RouteEvent::Completed { request: RequestId(request.0), instance: InstanceId(1) };
-                for (next, _) in dispatched(&tell(&mut router, at, done)) {
-                    running = Some((next, at + 10));
-                    in_time += u64::from(at + 10 <= next * 5 + 60);
-                }
-            }
-            for (next, _) in dispatched(&arrive(&mut router, at, sent, 0, sent * 5 + 60)) {
-                running = Some((next, at + 10));
-                in_time += 1;
-            }
-            sent += 1;
-        }
-        in_time
-    };
-    let (paper, ours) = (run(Late::InOrder), run(Late::Last));
+    let run = |late| overload(RouterConfig::default().with_late(late));
+    let ((paper, _), (ours, _)) = (run(Late::InOrder), run(Late::Last));
     assert!(paper < 30 && ours > 190, "twice the load: {paper} in order, {ours} of 400 with late ones last");
+}
+
+/// Half of what came until 1 s is answered at 2 s: first come, first served, nobody waits for more than 1 s.
+#[test]
+fn late_requests_do_not_wait_for_the_end_of_the_overload() {
+    let run = |wait: Option<u64>, stretch| {
+        let mut config = RouterConfig::default();
+        (config.late_wait, config.late_stretch_percent) = (wait.map(ms), stretch);
+        overload(config)
+    };
+    let (ever, fixed, both) = (run(None, 150), run(Some(500), 0), run(Some(500), 150));
+    assert!(ever.1 > 1_900, "{ever:?}: the first that is late waits to the end");
+    // A second is behind then, so to be overdue after half of one makes late whoever comes.
+    assert!(fixed.1 < 1_100 && both.1 < 1_300, "{fixed:?}, {both:?}");
+    assert!(both.0 > fixed.0 && fixed.0 > 60 && ever.0 > both.0, "{fixed:?}, {both:?}, {ever:?} in time");
+}
+
+/// One that is overdue also comes before those of other functions on a shared slice, though nothing happens to its function.
+#[test]
+fn an_overdue_request_gets_the_shared_slice() {
+    let mut config = RouterConfig::default();
+    config.late_wait = Some(ms(200));
+    let mut router = SlackRouter::new(config).unwrap();
+    up(&mut router, 1, 1, service(true, 0, 10, 0, 0));
+    up(&mut router, 2, 2, service(true, 0, 10, 0, 0));
+    assert_eq!(dispatched(&arrive(&mut router, 0, 0, 1, 100)), [(0, 1)]);
+    // It cannot be in time, while there is always one of function 1 that can.
+    arrive(&mut router, 1, 1_000, 2, 5);
+    for turn in 1..60u64 {
+        arrive(&mut router, 10 * turn - 5, turn, 1, 10 * turn + 90);
+        let done = RouteEvent::Completed { request: RequestId(turn - 1), instance: InstanceId(1) };
+        let next = dispatched(&tell(&mut router, 10 * turn, done));
+        if next == [(1_000, 2)] {
+            assert!((205..=215).contains(&(10 * turn)), "{turn}");
+            return;
+        }
+        assert_eq!(next, [(turn, 1)]);
+    }
+    panic!("it was put off for ever");
 }
 
 /// Two functions with more requests than a slice can do, of which it holds one: by slack alone they load over each other.

@@ -21,7 +21,11 @@
 //!    slow, or is to be loaded first, passes over what only a faster one can still save. If there is no such request,
 //!    one that is late already is served, else the first.
 //! 4. **Late** requests ([`Late`]): under overload an order by deadline serves just those that are lost already. By
-//!    default a request that cannot be in time any more waits behind all that can, in order of arrival.
+//!    default a request that cannot be in time any more waits behind all that can; but it is **overdue**
+//!    [`RouterConfig::late_wait`] after its deadline, or after a multiple of what its function was behind when it became
+//!    late, and then it goes before all others. Time that the slices lack has to be waited by somebody: if few are late
+//!    they wait long, and without an end to it they would wait for the end of the overload. Late requests are in the
+//!    order in which they will be overdue.
 //! 5. **Shortage**: when a request has to wait and the function's instances would need longer for the queue than its
 //!    slack, the host is told ([`RouteAction::Short`]), at most once in `short_every`, and again while that is so.
 //! 6. **Fairness** (option): shared instances are first ordered by the slice time they have used, in steps of the quantum;
@@ -70,7 +74,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub enum Late {
     /// They keep their place (the paper).
     InOrder,
-    /// They are served after those that can be in time. The default: nobody is refused, and few are late for others' sake.
+    /// They are served after those that can be in time, for as long as [`RouterConfig::late_wait`] says. The default:
+    /// nobody is refused, and few are late for others' sake.
     #[default]
     Last,
     /// They are refused, on arrival when what waits already would make them late.
@@ -86,6 +91,14 @@ pub enum Late {
 pub struct RouterConfig {
     /// What becomes of requests that cannot be in time.
     pub late: Late,
+    /// With [`Late::Last`]: how long after its deadline a late request goes before those that can be in time. 30 s: longer
+    /// than most bursts, so that few are served that early, and short enough for somebody who waits. None: never.
+    #[cfg_attr(feature = "serde", serde(rename = "late_wait_ns"))]
+    pub late_wait: Option<Duration>,
+    /// The same in percent of the time that its function needed, when it became late, for all that waited; the longer holds.
+    /// 150: under a backlog of more than `late_wait` it waits half as long again as it would first come, first served,
+    /// and others can still be in time.
+    pub late_stretch_percent: u32,
     /// Slice time by which a shared instance may run ahead of its neighbours. None: slack alone decides, as in the paper.
     #[cfg_attr(feature = "serde", serde(rename = "fair_quantum_ns"))]
     pub fair_quantum: Option<Duration>,
@@ -106,6 +119,8 @@ impl Default for RouterConfig {
     fn default() -> Self {
         Self {
             late: Late::Last,
+            late_wait: Some(Duration::from_secs(30)),
+            late_stretch_percent: 150,
             fair_quantum: None,
             stay_loads: 4,
             short_every: Duration::from_millis(100),
@@ -120,6 +135,14 @@ impl RouterConfig {
     #[must_use]
     pub fn paper() -> Self {
         Self { late: Late::InOrder, stay_loads: 0, ..Self::default() }
+    }
+
+    /// When a request that became late while its function was `behind` is overdue.
+    fn overdue_at(&self, deadline: Timestamp, behind: Duration) -> Timestamp {
+        let Some(wait) = self.late_wait else { return Timestamp::MAX };
+        let stretched = u128::from(behind.as_nanos()) * u128::from(self.late_stretch_percent) / 100;
+        let stretched = Duration::from_nanos(u64::try_from(stretched).unwrap_or(u64::MAX));
+        deadline.saturating_add(wait.max(stretched))
     }
 
     /// The same with another treatment of late requests.
@@ -138,6 +161,7 @@ impl RouterConfig {
 /// A function's first request by its deadline: what entries of its shared instances depend on, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 enum Head {
+    /// Or overdue.
     OnTime(Timestamp),
     Late(Timestamp),
     #[default]
@@ -145,7 +169,7 @@ enum Head {
 }
 
 impl Head {
-    /// Whether it is late, and its deadline.
+    /// Whether it is late and waits for all others, and its deadline.
     const fn request(self) -> Option<(bool, Timestamp)> {
         match self {
             Self::OnTime(deadline) => Some((false, deadline)),
@@ -169,7 +193,9 @@ struct Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
     OnTime,
-    Late,
+    /// With the time from which it is overdue.
+    Late(Timestamp),
+    Overdue(Timestamp),
     Instance(InstanceId),
 }
 
@@ -220,8 +246,10 @@ struct Function {
     /// Requests per 10^15 ns of those.
     rate: u64,
     on_time: BTreeMap<Turn, RequestId>,
-    /// By arrival; with the deadline.
-    late: BTreeMap<u64, (Timestamp, RequestId)>,
+    /// By the time from which they are overdue, then arrival; with the deadline.
+    late: BTreeMap<Turn, (Timestamp, RequestId)>,
+    /// Those for which that time has come.
+    overdue: BTreeMap<Turn, (Timestamp, RequestId)>,
     told_short: Option<Timestamp>,
     /// The first request when entries were last looked at.
     stands: Head,
@@ -231,13 +259,14 @@ struct Function {
 
 impl Function {
     fn waiting(&self) -> usize {
-        self.on_time.len() + self.late.len()
+        self.on_time.len() + self.late.len() + self.overdue.len()
     }
 
     fn head(&self) -> Head {
         let late = || self.late.first_key_value().map(|(_, &(deadline, _))| Head::Late(deadline));
-        let first = self.on_time.first_key_value().map(|(turn, _)| Head::OnTime(turn.0));
-        first.or_else(late).unwrap_or_default()
+        let on_time = || self.on_time.first_key_value().map(|(turn, _)| Head::OnTime(turn.0));
+        let overdue = self.overdue.first_key_value().map(|(_, &(deadline, _))| Head::OnTime(deadline));
+        overdue.or_else(on_time).or_else(late).unwrap_or_default()
     }
 
     /// Time its instances need for what waits.
@@ -306,6 +335,8 @@ pub struct SlackRouter {
     expiring: BTreeSet<(Timestamp, u64, RequestId)>,
     /// When to look again at functions that were short.
     again: BTreeSet<(Timestamp, FunctionId)>,
+    /// When late requests that wait will be overdue, by arrival.
+    to_be_overdue: BTreeSet<(Timestamp, u64, RequestId)>,
 }
 
 impl SlackRouter {
@@ -334,6 +365,7 @@ impl SlackRouter {
             slices: BTreeMap::new(),
             expiring: BTreeSet::new(),
             again: BTreeSet::new(),
+            to_be_overdue: BTreeSet::new(),
         })
     }
 
@@ -506,11 +538,14 @@ impl SlackRouter {
             request.attempts += 1;
         }
         if let Some(of) = self.functions.get_mut(&function) {
-            if at == At::Late {
-                of.late.remove(&turn.1);
-            } else {
-                of.on_time.remove(&turn);
-            }
+            match at {
+                At::Late(overdue) => of.late.remove(&(overdue, turn.1)),
+                At::Overdue(since) => of.overdue.remove(&(since, turn.1)),
+                _ => of.on_time.remove(&turn).map(|id| (turn.0, id)),
+            };
+        }
+        if let At::Late(overdue) = at {
+            self.to_be_overdue.remove(&(overdue, turn.1, id));
         }
         self.expiring.remove(&(turn.0, turn.1, id));
         Some((function, turn))
@@ -534,21 +569,45 @@ impl SlackRouter {
             if now.saturating_add(fastest) <= turn.0 {
                 return;
             }
+            let overdue = self.config.overdue_at(turn.0, of.behind());
             of.on_time.remove(&turn);
             if self.config.late == Late::Reject {
                 self.expiring.remove(&(turn.0, turn.1, id));
                 self.reject(id, RouteReject::DeadlineMissed, actions);
             } else {
-                of.late.insert(turn.1, (turn.0, id));
+                let due = overdue <= now;
+                let queue = if due { &mut of.overdue } else { &mut of.late };
+                queue.insert((overdue, turn.1), (turn.0, id));
+                if !due {
+                    self.to_be_overdue.insert((overdue, turn.1, id));
+                }
                 if let Some(request) = self.requests.get_mut(&id) {
-                    request.at = At::Late;
+                    request.at = if due { At::Overdue(overdue) } else { At::Late(overdue) };
                 }
             }
         }
     }
 
-    /// The request for an instance that answers after `latency`: the first that it answers in time, else one that is late
-    /// already, else the first.
+    /// Puts late requests first that are overdue by now.
+    fn promote(&mut self, now: Timestamp) {
+        while let Some(&(at, arrival, id)) = self.to_be_overdue.first()
+            && at <= now
+        {
+            self.to_be_overdue.pop_first();
+            let Some(request) = self.requests.get_mut(&id) else { continue };
+            request.at = At::Overdue(at);
+            let function = request.function;
+            if let Some(of) = self.functions.get_mut(&function)
+                && let Some(found) = of.late.remove(&(at, arrival))
+            {
+                of.overdue.insert((at, arrival), found);
+            }
+            self.reorder(function);
+        }
+    }
+
+    /// The request for an instance that answers after `latency`: one that is overdue, else the first that it answers in
+    /// time, else one that is late already, else the first.
     fn pick(&self, now: Timestamp, function: FunctionId, latency: Duration) -> Option<RequestId> {
         let of = self.functions.get(&function)?;
         let first = of.on_time.first_key_value();
@@ -557,8 +616,10 @@ impl SlackRouter {
         }
         let from = (now.saturating_add(latency), 0);
         let in_time = first.filter(|(turn, _)| **turn >= from).or_else(|| of.on_time.range(from..).next());
-        let late = || of.late.first_key_value().map(|(_, &(_, id))| id);
-        in_time.map(|(_, &id)| id).or_else(late).or_else(|| first.map(|(_, &id)| id))
+        let of_late =
+            |queue: &BTreeMap<Turn, (Timestamp, RequestId)>| queue.first_key_value().map(|(_, one)| one.1);
+        let id = |found: Option<(&Turn, &RequestId)>| found.map(|(_, &id)| id);
+        of_late(&of.overdue).or(id(in_time)).or_else(|| of_late(&of.late)).or(id(first))
     }
 
     fn dispatch(&mut self, request: RequestId, instance: InstanceId, actions: &mut Vec<RouteAction>) {
@@ -777,7 +838,8 @@ impl SlackRouter {
     fn shortage(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<RouteAction>) {
         let Some(of) = self.functions.get(&function) else { return };
         let last = of.on_time.last_key_value().map(|(turn, _)| turn.0);
-        let short = !of.late.is_empty() || last.is_some_and(|last| Self::too_slow(of, now, last));
+        let late = !of.late.is_empty() || !of.overdue.is_empty();
+        let short = late || last.is_some_and(|last| Self::too_slow(of, now, last));
         if of.waiting() > 0 && short {
             self.tell_short(now, function, actions);
         }
@@ -911,6 +973,9 @@ impl SlackRouter {
                 assert!(of.free.is_empty(), "{id} has requests waiting and an instance with room");
             }
             assert_eq!(of.stands, of.head(), "{id}: entries were not looked at");
+            for (&(at, arrival), &(_, one)) in &of.late {
+                assert!(self.to_be_overdue.contains(&(at, arrival, one)), "{one} would be late for ever");
+            }
             for &(latency, one) in &of.latencies {
                 let instance = &self.instances[&one];
                 let Service::Shared { slice, load, .. } = instance.service else { continue };
@@ -952,6 +1017,8 @@ impl SlackRouter {
             }
             assert!(slice.instances == count && running == slice.running, "{id}");
         }
+        let late = self.functions.values().map(|of| of.late.len()).sum::<usize>();
+        assert_eq!(late, self.to_be_overdue.len(), "a time of a request that is not late");
         let waiting = self.functions.values().map(Function::waiting).sum::<usize>();
         let running = self.instances.values().map(|instance| instance.has.len()).sum::<usize>();
         assert_eq!(self.requests.len(), waiting + running, "a request is nowhere");
@@ -1012,6 +1079,7 @@ impl Engine for SlackRouter {
     ) -> Result<(), RouteError> {
         self.check(now, &event)?;
         self.last = now;
+        self.promote(now);
         self.expire(now, actions);
         self.look_again(now, actions);
         match event {

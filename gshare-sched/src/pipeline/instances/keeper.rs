@@ -106,7 +106,7 @@ pub struct Keeper {
     pub(super) next: u64,
     last: Timestamp,
     /// End of the window; none while there is no instance.
-    window_ends: Option<Timestamp>,
+    pub(super) window_ends: Option<Timestamp>,
     expiries: BTreeSet<(Timestamp, FunctionId)>,
     expiry_of: BTreeMap<FunctionId, Timestamp>,
     all_gaps: Gaps,

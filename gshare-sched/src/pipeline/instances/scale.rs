@@ -20,6 +20,10 @@ const SHARED_IDLE: u64 = 10;
 const SHARED_FULL: u64 = 70;
 /// What the instances that stay may be used after one of a function's is drained, in percent.
 const DRAIN_BELOW: u64 = 60;
+/// How far behind a function has to be to be given what another can spare, in percent of the time of a start.
+const SPARE_GAP: u64 = 50;
+/// A share of a window that says how matters stand now, in percent: whether a function is short still, and what it uses.
+const RECENT: u64 = 20;
 /// Instances that are looked at for one that may be taken for another function.
 const CANDIDATES: usize = 8;
 /// A new cut must need less than this of the old one's `bottleneck * compute slices`, in percent.
@@ -249,9 +253,28 @@ impl Keeper {
 
     /// Time that a function needs for what waits, while it is short; 0 when it has not been for a window.
     pub(super) fn pressure(&self, id: FunctionId) -> Duration {
+        self.pressure_within(id, self.config.window)
+    }
+
+    fn pressure_within(&self, id: FunctionId, time: Duration) -> Duration {
         let told = self.functions.get(&id).and_then(|of| of.told_short);
-        let recent = told.filter(|(at, _)| self.now().saturating_since(*at) < self.config.window);
+        let recent = told.filter(|(at, _)| self.now().saturating_since(*at) < time);
         recent.map_or(Duration::ZERO, |(_, behind)| behind.max(Duration::from_nanos(1)))
+    }
+
+    /// Time that a function's instances worked in the window before; or, where that is less, will work in this one if they
+    /// go on as they do: after a burst its instances are free for others at once.
+    fn used(&self, of: &Function) -> u128 {
+        let all = || of.instances.iter().map(|one| &self.instances[one]);
+        let before = all().map(|one| u128::from(one.was_busy)).sum::<u128>();
+        let window = self.config.window;
+        let left = self.window_ends.map_or(Duration::ZERO, |end| end.saturating_since(self.now()));
+        let passed = u128::from(window.saturating_sub(left).as_nanos());
+        let window = u128::from(window.as_nanos());
+        if passed * 100 < window * u128::from(RECENT) {
+            return before;
+        }
+        before.min(all().map(|one| u128::from(one.busy)).sum::<u128>() * window / passed)
     }
 
     /// Takes an instance from its function for another.
@@ -279,10 +302,11 @@ impl Keeper {
         let mine = self.pressure(id).as_nanos() / (mine + coming).max(1) * mine.max(1);
         let weights = function.wholes.first().map_or(Bytes::ZERO, |one| one.memory);
         let takes = self.config.load.start.saturating_add(self.config.load.reload(weights)).as_nanos();
-        if mine < takes {
+        if mine * 100 < takes * SPARE_GAP {
             return None;
         }
         let window = self.config.window;
+        let recent = Duration::from_nanos(window.as_nanos() / 100 * RECENT);
         let mut candidates = Vec::new();
         for (&other, of) in self.functions.iter().filter(|(other, _)| **other != id) {
             let exclusive = |one: &Instance| serves(one) && !one.is_shared();
@@ -290,9 +314,9 @@ impl Keeper {
             if all < 2 || own == 0 || count(of, &|one| one.taken_for.is_some()) > 0 {
                 continue;
             }
-            let theirs = self.pressure(other).as_nanos();
-            let used = of.instances.iter().map(|one| self.instances[one].was_busy).sum::<u64>();
-            let spare = u128::from(used) * 100 < u128::from(window.as_nanos() * (all - 1) * DRAIN_BELOW);
+            let theirs = self.pressure_within(other, recent).as_nanos();
+            let used = self.used(of);
+            let spare = used * 100 < u128::from(window.as_nanos() * (all - 1) * DRAIN_BELOW);
             let after = theirs / (all - 1) * all;
             if !(theirs == 0 && spare || theirs > 0 && mine / 2 > after && mine - after > takes) {
                 continue;
@@ -301,7 +325,7 @@ impl Keeper {
                 let found = &self.instances[&instance];
                 let old = self.now().saturating_since(found.since) >= window;
                 if exclusive(found) && found.state == State::Up && old {
-                    candidates.push((theirs, used / all, found.places.len(), instance));
+                    candidates.push((theirs, used / u128::from(all), found.places.len(), instance));
                 }
             }
         }
