@@ -14,7 +14,7 @@
 //!
 //!    | was | ready | is |
 //!    |---|---|---|
-//!    | Activating | >= threshold | Active |
+//!    | Activating, or given up with min > 0 and nothing known of the load | >= threshold | Active |
 //!    | Active | < threshold | Activating, unless 5 makes it Inactive |
 //!    | not Inactive | initial = 0, no load | Inactive, `NoTraffic` |
 //! 4. want = desired, at least min (before it is initialized: and initial, if more than 1), at most max. Nothing known:
@@ -170,6 +170,10 @@ pub fn reconcile(observed: &Observed<'_>, settings: &Settings, defaults: &Defaul
     let desired = desired.map(bound);
     let idle = |since: Timestamp| elapsed(since, now) >= settings.window;
     let phase = match Phase::of(&old, now) {
+        // What was given up has come up by itself, and that is all that is asked for.
+        Phase::Inactive { timed_out: true, .. } if desired.is_none() && bound(0) > 0 && enough => {
+            Phase::Active { since: now }
+        }
         inactive @ Phase::Inactive { .. } => inactive,
         _ if threshold == 0 && desired.unwrap_or(0) == 0 => Phase::Inactive { since: now, timed_out: false },
         Phase::Activating { .. } if enough => Phase::Active { since: now },
