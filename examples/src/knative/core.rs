@@ -291,7 +291,9 @@ fn wait_for_zero(
     inactive: Duration,
     now: Timestamp,
 ) -> Option<Duration> {
-    observed.sks.filter(|sks| sks.spec.mode == Mode::Proxy)?;
+    // What the service says of the activator is of the mode that it had when it was last looked at.
+    let known = |sks: &&ServerlessService| sks_status.observed_generation == sks.metadata.generation;
+    observed.sks.filter(|sks| sks.spec.mode == Mode::Proxy).filter(known)?;
     // It may have been so for longer than the target is inactive.
     let backed = sks_status.condition("ActivatorEndpointsPopulated");
     let backed = backed.filter(|backed| backed.status == "True");
