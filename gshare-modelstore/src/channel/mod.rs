@@ -18,9 +18,10 @@
 //! 3. **Wait**: look for [`ChannelOptions::spin`], then sleep on the other side's counter with a futex. Who moves a counter
 //!    wakes the other only if it said that it sleeps.
 //! 4. **Copies**, where a side has the message elsewhere: [`Sender::send`] copies it in by chunks of 64 KiB, past the cache
-//!    of its core if it is large, and tells how far it is; [`Receiver::receive_into`] copies out what is there while the rest is coming. So
-//!    both copies take about the time of one. A receiver that sleeps is woken before the first chunk, not after it. What is told
-//!    is a hint: the message counts when it is published, and is copied out anew if somebody else began to write it meanwhile.
+//!    of its core if it is large, and tells how far it is; [`Receiver::receive_into`] copies out what is there while the
+//!    rest is coming. So both copies take about the time of one. A receiver that sleeps is woken before the first chunk, not
+//!    after it. What is told is a hint: the message counts when it is published, and is copied out anew if somebody else
+//!    began to write it meanwhile.
 //! 5. **Crash**: a message is there until it is released, so a receiver that starts anew gets the one its predecessor died
 //!    over. A sender that starts anew asks for [`Sender::last_tag`] and does not send again what was published. With tags
 //!    that grow, a stage that releases its input after it published its output loses nothing and doubles nothing. A side

@@ -1134,8 +1134,8 @@ impl Packer for MaxRects {
     }
 
     fn placements_on(&self, gpu: GpuId, visit: &mut dyn FnMut(&Placement)) {
-        let run = self.find(gpu).map(|gpu| gpu.pods).unwrap_or_default();
-        for pod in self.pods.get_few(&run) {
+        let pods = self.find(gpu).map(|gpu| self.pods.get_few(&gpu.pods)).unwrap_or_default();
+        for pod in pods {
             visit(&self.placement_of(*pod));
         }
     }
