@@ -5,7 +5,7 @@ mod support;
 
 use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, Rectangle, RepackPlan};
 use gshare_core::{Bytes, GpuId, Quota, SmShare};
-use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig};
+use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use proptest::prelude::*;
 
 fn percent(quota: u16, sm: u16) -> Demand {
@@ -90,7 +90,7 @@ fn the_eight_pods_of_fast_gshare_section_5_4_fit_one_gpu_in_every_order() {
         (on_one, all)
     };
     assert_eq!(count(MaxRectsConfig::default()), (420, 420));
-    let paper = MaxRectsConfig::default().with_heuristic(Heuristic::BestAreaFit).with_rearrange_gpus(0);
+    let paper = MaxRectsConfig::default().with_rearrange_gpus(0);
     assert_eq!(count(paper), (138, 420));
 }
 
