@@ -26,9 +26,9 @@ pub enum Heuristic {
     BestAreaFit,
     /// The least leftover of the shorter side over all GPUs. Looks at more classes than the others.
     BestShortSideFit,
-    /// The smallest area; in it the corner where the demand touches most of its neighbours. For sets that only grow it
-    /// takes one per cent fewer GPUs than [`Heuristic::BestAreaFit`]. Where demands come and go and GPUs are re-arranged,
-    /// it takes up to one per cent more of demands like those of a profile, of uniform ones half a per cent fewer.
+    /// The smallest area; in it the corner where the demand touches most of its neighbours. On sets that only grow it
+    /// takes up to one per cent fewer GPUs than [`Heuristic::BestAreaFit`]. Where demands come and go, up to one per cent
+    /// more for sizes like those of a profile, and half a per cent fewer for uniform ones.
     ContactCorner,
     /// The lowest GPU id with a free rectangle that fits, in it the smallest. For comparison: it looks at GPU after GPU.
     FirstFit,
