@@ -783,12 +783,8 @@ impl MaxRects {
         let state = &mut self.gpus[gpu as usize];
         let was_whole = core::mem::replace(&mut state.whole, false);
         self.open += u32::from(!state.is_open());
-        if !state.cordoned {
-            if was_whole {
-                self.index.remove_empty(state.bin(), gpu);
-            } else if self.config.rearrange_gpus > 0 {
-                self.areas.remove(state.area_free(), gpu);
-            }
+        if was_whole && !state.cordoned {
+            self.index.remove_empty(state.bin(), gpu);
         }
         match self.config.cut {
             Cut::Maximal => self.set.occupy(self.free.get_few(&state.free), pod.rect),
@@ -810,9 +806,6 @@ impl MaxRects {
         let state = &mut self.gpus[gpu as usize];
         let pod = self.pods.get_few(&state.pods)[index];
         let freed = pod.rect;
-        if !state.cordoned && self.config.rearrange_gpus > 0 {
-            self.areas.remove(state.area_free(), gpu);
-        }
         self.pods.remove_few(&mut state.pods, index);
         state.area_used -= freed.area();
         state.memory_used -= self.extras[pod.slot as usize].memory;
@@ -854,8 +847,11 @@ impl MaxRects {
                 for size in new {
                     self.index.insert(*size, gpu);
                 }
-                if self.config.rearrange_gpus > 0 {
-                    self.areas.insert(state.area_free(), gpu);
+            }
+            if self.config.rearrange_gpus > 0 {
+                match state.whole {
+                    true => self.areas.remove(gpu),
+                    false => self.areas.set(gpu, state.area_free()),
                 }
             }
         }
@@ -915,7 +911,7 @@ impl MaxRects {
             }
         }
         if self.config.rearrange_gpus > 0 {
-            self.areas.remove(state.area_free(), gpu);
+            self.areas.remove(gpu);
         }
     }
 
@@ -936,7 +932,7 @@ impl MaxRects {
             }
         }
         if self.config.rearrange_gpus > 0 {
-            self.areas.insert(state.area_free(), gpu);
+            self.areas.set(gpu, state.area_free());
         }
     }
 
