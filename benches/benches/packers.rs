@@ -13,13 +13,16 @@
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group};
-use gshare_bench::churn::{Churn, Sums, Times, percentile};
+use gshare_bench::churn::{Churn, Nothing, Sums, Times, percentile};
 use gshare_bench::mixes::{Mix, SplitMix64};
 use gshare_bench::peers::{Etagere, Guillotiere, Ours, Pool, Scan};
 use gshare_core::pack::{Demand, GpuSpec, Packer};
 use gshare_core::{Bytes, GpuId, Quota, SmShare};
 use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig};
 use gshare_sched::place::{DiluConfig, DiluPacker};
+
+/// Ours.
+const RULES: [&str; 3] = ["area", "default", "contact"];
 
 const MIXES: [Mix; 6] =
     [Mix::Profile, Mix::Light, Mix::Fine, Mix::Half, Mix::FineBasisPoints, Mix::HalfBasisPoints];
@@ -33,9 +36,13 @@ fn contact() -> MaxRectsConfig {
     MaxRectsConfig::default().with_heuristic(Heuristic::ContactCorner)
 }
 
-/// Samples of a pool, ours or a peer's. A machine that is not ours alone slows down for milliseconds at a time, and a sample
-/// of 100,000 GPUs takes five: the least of a few would be that of one such time.
+/// Samples of each pool. A machine that is not ours alone slows down for milliseconds and for seconds at a time, and what
+/// is compared must have seen the same: so pools take turns, up to [`COMPARED`] GPUs. Larger ones, which have no peers, are
+/// measured one after another, for they would push each other out of the caches.
 const SAMPLES: usize = 30;
+
+/// GPUs up to which pools are compared with peers.
+const COMPARED: u32 = 10_000;
 
 /// What a pool was measured at: nanoseconds, the least of [`SAMPLES`].
 #[derive(Debug, Clone, Copy)]
@@ -50,28 +57,78 @@ struct Measured {
     per_bin: f64,
 }
 
-fn measure<P: Pool>(mut churn: Churn<P>, turnovers: usize, rounds: usize) -> Measured {
-    churn.turn_over(turnovers);
-    let mut least = [u32::MAX; 6];
-    for _ in 0..SAMPLES {
+/// A pool that is measured beside others.
+trait Lane {
+    fn sample(&mut self) -> [u32; 6];
+    fn measured(&self, least: [u32; 6]) -> Measured;
+}
+
+/// A pool under churn, and the rounds of a sample.
+struct Churned<P: Pool>(Churn<P>, usize);
+
+impl<P: Pool> Lane for Churned<P> {
+    fn sample(&mut self) -> [u32; 6] {
+        let Self(churn, rounds) = self;
+        // Others were here in between.
+        churn.round(&mut Nothing);
         let mut times = Times::default();
-        for _ in 0..rounds {
+        for _ in 0..*rounds {
             churn.round(&mut times);
         }
         let (place, release) = (&mut times.place_ns, &mut times.release_ns);
-        let sample = [
+        [
             percentile(place, 0.5),
             percentile(place, 0.99),
             mean(place),
             percentile(release, 0.5),
             percentile(release, 0.99),
             mean(release),
-        ];
-        least.iter_mut().zip(sample).for_each(|(least, sample)| *least = sample.min(*least));
+        ]
     }
-    let [place_p50, place_p99, place_mean, release_p50, release_p99, release_mean] = least;
-    let (used, per_bin) = (churn.used_ratio(), churn.per_bin());
-    Measured { place_p50, place_p99, place_mean, release_p50, release_p99, release_mean, used, per_bin }
+
+    fn measured(&self, least: [u32; 6]) -> Measured {
+        let [place_p50, place_p99, place_mean, release_p50, release_p99, release_mean] = least;
+        let (used, per_bin) = (self.0.used_ratio(), self.0.per_bin());
+        Measured { place_p50, place_p99, place_mean, release_p50, release_p99, release_mean, used, per_bin }
+    }
+}
+
+/// The pools that are compared for so many GPUs and one mix, filled and replaced: ours by rule, then the peers.
+fn lanes(gpus: u32, mix: Mix) -> Vec<(&'static str, Box<dyn Lane>)> {
+    fn lane<P: Pool + 'static>(mut churn: Churn<P>, rounds: usize) -> Box<dyn Lane> {
+        churn.turn_over(turnovers());
+        Box::new(Churned(churn, rounds))
+    }
+    let count = gpus as usize;
+    let ours = |config| lane(Churn::new(Ours::new(gpus, config), mix, count, 0.5, 1, 1), 60);
+    let mut lanes = vec![
+        ("area", ours(area_fit())),
+        ("default", ours(MaxRectsConfig::default())),
+        ("contact", ours(contact())),
+    ];
+    if gpus <= COMPARED && Mix::PERCENT.contains(&mix) {
+        let few = if gpus > 1_000 { 2 } else { 10 };
+        lanes.extend([
+            ("guillotiere", lane(Churn::new(Guillotiere::new(count, 100), mix, count, 0.5, 100, 1), few)),
+            ("algorithm 2", lane(Churn::new(Scan::new(count, 100), mix, count, 0.5, 100, 1), few)),
+            ("etagere", lane(Churn::new(Etagere::new(count, 100), mix, count, 0.5, 100, 1), few)),
+        ]);
+    }
+    lanes
+}
+
+fn measure(gpus: u32, mix: Mix) -> Vec<(&'static str, Measured)> {
+    let mut lanes = lanes(gpus, mix);
+    let mut least = vec![[u32::MAX; 6]; lanes.len()];
+    let at_a_turn = if gpus <= COMPARED { 1 } else { SAMPLES };
+    for _ in 0..SAMPLES / at_a_turn {
+        for ((_, lane), least) in lanes.iter_mut().zip(&mut least) {
+            for _ in 0..at_a_turn {
+                least.iter_mut().zip(lane.sample()).for_each(|(least, sample)| *least = sample.min(*least));
+            }
+        }
+    }
+    lanes.iter().zip(least).map(|((name, lane), least)| (*name, lane.measured(least))).collect()
 }
 
 fn mean(values: &[u32]) -> u32 {
@@ -98,7 +155,6 @@ fn turnovers() -> usize {
 fn table() {
     let sizes = std::env::var("GSHARE_BENCH_GPUS").unwrap_or_else(|_| "100,1000,10000,100000".into());
     let sizes: Vec<u32> = sizes.split(',').filter_map(|size| size.trim().parse().ok()).collect();
-    let turnovers = turnovers();
     let mixes: Vec<Mix> = match std::env::var("GSHARE_BENCH_MIXES") {
         Ok(names) => {
             MIXES.into_iter().filter(|mix| names.split(',').any(|name| name.trim() == mix.name())).collect()
@@ -117,32 +173,29 @@ fn table() {
     );
     let mut all: Vec<(u32, Mix, &str, Measured)> = Vec::new();
     for &gpus in &sizes {
-        let count = gpus as usize;
         for &mix in &mixes {
-            let rules =
-                [("area", area_fit()), ("default", MaxRectsConfig::default()), ("contact", contact())];
-            for (rule, config) in rules {
-                let churn = Churn::new(Ours::new(gpus, config), mix, count, 0.5, 1, 1);
-                let it = measure(churn, turnovers, 60);
-                let (fine, half) = (mix == Mix::Fine, mix == Mix::Half);
-                // Sizes in basis points have no bar, and more than eight placements a GPU (half) none for place.
-                let basis = !Mix::PERCENT.contains(&mix);
-                let bar = |measured: u32, bar: Option<u32>| {
-                    bar.map_or_else(|| measured.to_string(), |bar| at_most(measured, bar))
-                };
-                let placed = (!basis && !half).then_some(if fine { (600, 2_500) } else { (250, 1_000) });
-                let released = (!basis).then_some(if half { 2_000 } else { 1_000 });
-                println!(
-                    "{gpus:>7} {:<8} {rule:<12} {:>11} {:>12} {:>6} {:>12} {:>12} {:>7.3} {:>9.1}",
-                    mix.name(),
-                    bar(it.place_p50, placed.map(|bars| bars.0)),
-                    bar(it.place_p99, placed.map(|bars| bars.1)),
-                    it.place_mean,
-                    bar(it.release_p50, released),
-                    it.release_p99,
-                    it.used,
-                    it.per_bin
-                );
+            let (fine, half) = (mix == Mix::Fine, mix == Mix::Half);
+            // Sizes in basis points have no bar, and more than eight placements a GPU (half) none for place.
+            let basis = !Mix::PERCENT.contains(&mix);
+            let bar = |measured: u32, bar: Option<u32>| {
+                bar.map_or_else(|| measured.to_string(), |bar| at_most(measured, bar))
+            };
+            let placed = (!basis && !half).then_some(if fine { (600, 2_500) } else { (250, 1_000) });
+            let released = (!basis).then_some(if half { 2_000 } else { 1_000 });
+            for (rule, it) in measure(gpus, mix) {
+                if RULES.contains(&rule) {
+                    println!(
+                        "{gpus:>7} {:<8} {rule:<12} {:>11} {:>12} {:>6} {:>12} {:>12} {:>7.3} {:>9.1}",
+                        mix.name(),
+                        bar(it.place_p50, placed.map(|bars| bars.0)),
+                        bar(it.place_p99, placed.map(|bars| bars.1)),
+                        it.place_mean,
+                        bar(it.release_p50, released),
+                        it.release_p99,
+                        it.used,
+                        it.per_bin
+                    );
+                }
                 all.push((gpus, mix, rule, it));
             }
         }
@@ -175,17 +228,16 @@ fn table() {
         "place+release ns",
         "used"
     );
-    for &gpus in sizes.iter().filter(|gpus| **gpus <= 10_000) {
-        let count = gpus as usize;
+    for &gpus in sizes.iter().filter(|gpus| **gpus <= COMPARED) {
         for mix in Mix::PERCENT {
             let (Some(area), Some(default)) = (of(gpus, mix, "area"), of(gpus, mix, "default")) else {
                 continue;
             };
             let pair = |it: &Measured| it.place_mean.saturating_add(it.release_mean);
-            let line = |peer: &str, it: &Measured, ratios: [String; 4]| {
+            let line = |name: &str, it: &Measured, ratios: [String; 4]| {
                 let [a, b, c, d] = ratios;
                 println!(
-                    "{gpus:>6} {:<8} {peer:<12} {:>8} {:>8} {a:>15} {b:>15} {c:>15} {d:>15} {:>17} {:>6.3}",
+                    "{gpus:>6} {:<8} {name:<12} {:>8} {:>8} {a:>15} {b:>15} {c:>15} {d:>15} {:>17} {:>6.3}",
                     mix.name(),
                     it.place_p50,
                     it.place_mean,
@@ -195,22 +247,17 @@ fn table() {
             };
             line("(area)", &area, Default::default());
             line("(default)", &default, Default::default());
-            let few = if gpus > 1_000 { 2 } else { 10 };
             let of_size = |at_1000: f64, at_10000: f64| match gpus {
                 ..1_000 => 0.0,
                 1_000..10_000 => at_1000,
                 _ => at_10000,
             };
-            let half = |pool| Churn::new(pool, mix, count, 0.5, 100, 1);
-            let guillotiere = measure(half(Guillotiere::new(count, 100)), turnovers, few);
-            let etagere =
-                measure(Churn::new(Etagere::new(count, 100), mix, count, 0.5, 100, 1), turnovers, few);
-            let scan = measure(Churn::new(Scan::new(count, 100), mix, count, 0.5, 100, 1), turnovers, few);
-            for (peer, it, bar) in [
-                ("guillotiere", guillotiere, of_size(8.0, 100.0)),
-                ("algorithm 2", scan, of_size(20.0, 200.0)),
-                ("etagere", etagere, 0.0),
+            for (peer, bar) in [
+                ("guillotiere", of_size(8.0, 100.0)),
+                ("algorithm 2", of_size(20.0, 200.0)),
+                ("etagere", 0.0),
             ] {
+                let Some(it) = of(gpus, mix, peer) else { continue };
                 let ratios = [
                     times(it.place_p50, area.place_p50, bar),
                     times(it.place_p50, default.place_p50, bar),
