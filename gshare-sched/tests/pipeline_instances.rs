@@ -9,7 +9,7 @@ use gshare_core::pipeline::{Goal, Node, RankMode};
 use gshare_core::scale::InstanceId;
 use gshare_core::{BasisPoints, Bytes, Duration, Engine, FunctionId, Timestamp};
 use gshare_sched::pipeline::{
-    Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner, RouterConfig, SlackRouter,
+    Choice, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner, RouterConfig, SlackRouter,
 };
 use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
@@ -45,7 +45,8 @@ fn goal(slo_ms: u64) -> Goal {
 }
 
 fn keeper(config: KeeperConfig, node: &Node) -> Keeper {
-    let rank = if config == KeeperConfig::default() { RankMode::Bottleneck } else { RankMode::PaperCv };
+    let ours = config.choice == Choice::PerSlice;
+    let rank = if ours { RankMode::Bottleneck } else { RankMode::PaperCv };
     let partitioner = Partitioner::new(PartitionConfig::default().with_rank(rank)).unwrap();
     Keeper::new(config, node, Box::new(partitioner), Box::new(LeastFragmentation)).unwrap()
 }
@@ -159,6 +160,40 @@ fn a_pipeline_moves_to_one_slice_when_one_is_free() {
 fn short(function: u32, behind: u64) -> InstanceEvent {
     let (function, behind) = (FunctionId(function), Duration::from_secs(behind));
     InstanceEvent::Short { function, waiting: 9, behind }
+}
+
+/// For a request a pipeline on 1g and 2g needs 370 ms of three compute slices, the whole on 4g 300 ms of four: a
+/// twelfth more.
+#[test]
+fn of_plans_that_are_alike_the_fastest_is_taken_while_nobody_lacks_slices() {
+    let slices = |alike: u32, lacking: bool| {
+        let mut config = KeeperConfig::default();
+        config.alike_percent = alike;
+        let mut keeper = keeper(config, &node(&["4g.40gb", "2g.20gb", "1g.10gb", "4g.40gb"]));
+        add(&mut keeper, 0, chain(&[500, 50, 50], 8), goal(500));
+        add(&mut keeper, 1, chain(&[20], 30), goal(500));
+        assert_eq!(started(&requested(&mut keeper, 0, 0)), [(InstanceId(0), true, 1)], "shares a 4g");
+        tell(&mut keeper, 10, InstanceEvent::Started { instance: InstanceId(0) });
+        if lacking {
+            assert_eq!(started(&requested(&mut keeper, 20, 1)), [(InstanceId(1), true, 1)]);
+            tell(&mut keeper, 30, InstanceEvent::Started { instance: InstanceId(1) });
+            assert_eq!(
+                started(&tell(&mut keeper, 40, short(1, 5))),
+                [(InstanceId(2), false, 1)],
+                "the other 4g"
+            );
+            let unmet = InstanceAction::Unmet { function: FunctionId(1) };
+            assert_eq!(tell(&mut keeper, 50, short(1, 5)), [unmet]);
+            tell(&mut keeper, 60, InstanceEvent::Gone { instance: InstanceId(2) });
+        }
+        match started(&tell(&mut keeper, 70, short(0, 5)))[..] {
+            [(_, false, slices)] => slices,
+            ref other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(slices(10, false), 1);
+    assert_eq!(slices(0, false), 2);
+    assert_eq!(slices(10, true), 2, "every slice has to do as much as it can");
 }
 
 fn drained(actions: &[InstanceAction]) -> Vec<(InstanceId, InstanceReason)> {

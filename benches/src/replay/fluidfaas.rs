@@ -261,6 +261,7 @@ fn policies(ablate: bool) -> Vec<Policy> {
         all.push(ours("ours - reclaim", &|c| (c.reclaim, c.demote_pipelines) = (false, false)));
         all.push(ours("ours - start when short", &|c| c.hot_on_shortage = false));
         all.push(ours("ours - per slice", &|c| c.choice = Choice::Ranked));
+        all.push(ours("ours - fastest of those alike", &|c| c.alike_percent = 0));
         all.push(ours("ours - two thresholds", &|c| {
             (c.hot_below, c.cool_windows) = (c.hot_above, 1);
         }));

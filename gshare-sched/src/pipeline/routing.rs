@@ -48,7 +48,8 @@
 //! a slice that takes a request, and goes to the front only after that: over a run these are no more than looking at all
 //! instances on the slice each time would be, and no more than moving all instances of the function each time. (Fewer than
 //! both cannot be had for every graph of functions and slices, if the online matrix-vector conjecture is true.) With fairness
-//! each change of a first request moves all shared instances of its function. `InstanceDown`: in the requests it had.
+//! each event looks at all `k` instances of its function, O(k log n): who comes back to a slice starts at its clock
+//! of then, so an entry cannot be put right later. `InstanceDown`: in the requests it had.
 //! Memory: requests that wait or run.
 //!
 //! # Differences from the paper
@@ -91,19 +92,20 @@ pub enum Late {
 pub struct RouterConfig {
     /// What becomes of requests that cannot be in time.
     pub late: Late,
-    /// With [`Late::Last`]: how long after its deadline a late request goes before those that can be in time. 30 s: longer
-    /// than most bursts, so that few are served that early, and short enough for somebody who waits. None: never.
+    /// With [`Late::Last`]: how long after its deadline a late request goes before those that can be in time, at least.
+    /// 20 s: about a burst, so that few are served that early, and short enough for somebody who waits. None: never.
     #[cfg_attr(feature = "serde", serde(rename = "late_wait_ns"))]
     pub late_wait: Option<Duration>,
     /// The same in percent of the time that its function needed, when it became late, for all that waited; the longer holds.
-    /// 150: under a backlog of more than `late_wait` it waits half as long again as it would first come, first served,
-    /// and others can still be in time.
+    /// 200: under a backlog of more than half of `late_wait` it waits twice as long as it would first come, first
+    /// served, and others can still be in time: a backlog that is still growing must not catch up with it.
     pub late_stretch_percent: u32,
     /// Slice time by which a shared instance may run ahead of its neighbours. None: slack alone decides, as in the paper.
+    /// With it an event of a function with `k` instances costs O(k log n): each of them is put in its place again.
     #[cfg_attr(feature = "serde", serde(rename = "fair_quantum_ns"))]
     pub fair_quantum: Option<Duration>,
     /// How many times the time of a load a shared slice works for those in its memory, while they have requests, before it
-    /// loads another that will be late anyway. 4: at most a fifth of the slice's time goes into loads. 0: slack alone
+    /// loads another that will be late anyway. 8: at most a ninth of the slice's time goes into loads. 0: slack alone
     /// decides, as in the paper.
     pub stay_loads: u32,
     /// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer than that to start.
@@ -119,10 +121,10 @@ impl Default for RouterConfig {
     fn default() -> Self {
         Self {
             late: Late::Last,
-            late_wait: Some(Duration::from_secs(30)),
-            late_stretch_percent: 150,
+            late_wait: Some(Duration::from_secs(20)),
+            late_stretch_percent: 200,
             fair_quantum: None,
-            stay_loads: 4,
+            stay_loads: 8,
             short_every: Duration::from_millis(100),
             max_waiting: 100_000,
             max_attempts: 3,

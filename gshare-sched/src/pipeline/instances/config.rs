@@ -13,7 +13,8 @@ use gshare_core::{BasisPoints, Bytes, Duration};
 pub enum Choice {
     /// The whole on the smallest free slice that will do, else the first of the ranked pipelines that fits (the paper).
     Ranked,
-    /// Most requests per second for each compute slice that is held: least `bottleneck * compute slices`. The default.
+    /// Most requests per second for each compute slice that is held: least `bottleneck * compute slices`; of those that
+    /// are alike in that ([`KeeperConfig::alike_percent`]) the fastest. The default.
     #[default]
     PerSlice,
 }
@@ -82,6 +83,10 @@ pub struct KeeperConfig {
     pub hot_on_shortage: bool,
     /// Which plan is taken.
     pub choice: Choice,
+    /// With [`Choice::PerSlice`]: how much more than the least a plan may need and still be as good, in percent, as
+    /// long as nobody lacks slices. 10: a cut that gains less than that over one slice answers later, and its slices
+    /// work longer in all. 0: none may need more.
+    pub alike_percent: u32,
     /// Who is evicted.
     pub eviction: EvictionPolicy,
     /// How long functions stay warm.
@@ -115,6 +120,7 @@ impl Default for KeeperConfig {
             reclaim: true,
             hot_on_shortage: true,
             choice: Choice::PerSlice,
+            alike_percent: 10,
             eviction: EvictionPolicy::default(),
             keep_alive: KeepAlive::default(),
             window: Duration::from_secs(10),

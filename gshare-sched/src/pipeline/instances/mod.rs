@@ -8,7 +8,8 @@
 //!    the smallest free slice that will do. A function that fits no slice as a whole gets an exclusive pipeline.
 //! 2. **Busy** (30 % of a window, section 5.3), or **short** (its requests cannot be served in time): an exclusive
 //!    instance. A busy one that is alone on its slice just keeps it; else free slices are found by the partitioner and the
-//!    assigner; of the plans the one with the least `bottleneck * compute slices` is taken ([`Choice`]).
+//!    assigner; of the plans the one with the least `bottleneck * compute slices` is taken ([`Choice`]), and as long as
+//!    nobody lacks slices the fastest of those that need a tenth more at most.
 //! 3. **Not busy** for some windows in a row, below a second, lower threshold: of several exclusive instances the
 //!    slowest is drained if the others can do its work; the last one shares its slice from now on, or, a pipeline, makes
 //!    place for a shared instance, or is given up when it is not used at all.

@@ -85,20 +85,19 @@ impl Keeper {
     fn exclusive_on(&self, node: &Node, function: &Function, pipelines: bool) -> Option<Home> {
         let counts = node.free_counts();
         let (dag, goal) = (&function.dag, &function.goal);
-        let mut best: Option<((u128, Duration), Home)> = None;
+        // What each needs for a request: compute slices times ns.
+        let mut plans: Vec<(u128, Duration, Home)> = Vec::new();
         let mut consider = |pipeline: &Pipeline, assignment: &Assignment| {
             let slices = u128::from(assignment.compute_slices);
-            let key = (u128::from(assignment.bottleneck.as_nanos()) * slices, assignment.latency);
-            if best.as_ref().is_none_or(|(least, _)| key < *least) {
-                best = Some((key, home(pipeline, assignment)));
-            }
+            let needs = u128::from(assignment.bottleneck.as_nanos()) * slices;
+            plans.push((needs, assignment.latency, home(pipeline, assignment)));
         };
         for one in function.wholes.iter().filter(|one| counts[one.profile.index()] > 0) {
             let pipeline = whole(dag, one.profile);
             if let Ok(assignment) = self.assigner.assign(dag, goal, &pipeline, node) {
                 consider(&pipeline, &assignment);
                 if self.config.choice == Choice::Ranked {
-                    return best.map(|(_, home)| home);
+                    return plans.pop().map(|(.., home)| home);
                 }
             }
         }
@@ -113,7 +112,11 @@ impl Keeper {
                 }
             }
         }
-        best.map(|(_, home)| home)
+        let least = plans.iter().map(|(needs, ..)| *needs).min()?;
+        let spare = if self.wanting || self.was_wanting { 0 } else { self.config.alike_percent };
+        let alike = least.saturating_mul(100 + u128::from(spare)) / 100;
+        let plans = plans.into_iter().filter(|(needs, ..)| *needs <= alike);
+        plans.min_by_key(|(needs, latency, _)| (*latency, *needs)).map(|(.., home)| home)
     }
 
     /// A home on a slice that is shared, or on a free one that will be: where it needs no eviction, then where the fewest
