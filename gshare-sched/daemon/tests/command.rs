@@ -153,6 +153,22 @@ fn the_engine_answers_each_line_before_the_next_is_written() {
 }
 
 #[test]
+fn a_command_whose_output_nobody_reads_ends_quietly() {
+    let event = b"{\"now_ns\":1,\"event\":{\"event\":\"deadline_reached\"}}\n";
+    for arguments in [&["engine", "partition", "--schema"][..], &["engine", "token"], &["status", "--help"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = gshare();
+        command.args(arguments).stdin(Stdio::piped()).stdout(writer).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // It may have ended before it reads that.
+        let _ = child.stdin.take().unwrap().write_all(event);
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{arguments:?}: {output:?}");
+    }
+}
+
+#[test]
 fn a_host_in_another_language_drives_an_engine_over_pipes() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let output = Command::new("python3")

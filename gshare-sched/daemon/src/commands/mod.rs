@@ -2,6 +2,10 @@
 //!
 //! With `--json` a command prints exactly one JSON object on standard output; progress and logs go to standard error.
 
+// First: its macros hide the standard ones in those that follow.
+#[macro_use]
+mod out;
+
 mod build_dag;
 mod bypass;
 mod cuda;

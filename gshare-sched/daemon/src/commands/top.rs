@@ -1,9 +1,8 @@
 //! `gshare top`: the table of `gshare status`, again and again.
 
-use super::{Where, status};
+use super::{Where, out, status};
 use gshare_core::{ClientId, Duration, Timestamp};
 use std::collections::BTreeMap;
-use std::io::Write as _;
 
 /// Show shares asked for and measured, SMs, memory and waits, live.
 #[derive(Debug, clap::Args)]
@@ -40,14 +39,15 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             let share = late as f64 / elapsed.max(1) as f64;
             share
         });
-        let mut out = std::io::stdout().lock();
-        if terminal {
+        let text = if terminal {
             // Home; each line is cleared to its end, so that the table does not flicker.
-            write!(out, "\x1b[H{}\x1b[J", table.replace('\n', "\x1b[K\n"))?;
+            format!("\x1b[H{}\x1b[J", table.replace('\n', "\x1b[K\n"))
         } else {
-            writeln!(out, "{table}")?;
+            table + "\n"
+        };
+        if !out::write(&mut std::io::stdout().lock(), text.as_bytes())? {
+            return Ok(());
         }
-        out.flush()?;
         let used = snapshot.clients.iter().map(|client| (client.client, client.total_used_ns)).collect();
         before = (snapshot.now_ns, used);
         shown += 1;

@@ -1,6 +1,6 @@
 //! What the filters have in common: lines in, lines out, and their schema.
 
-use crate::commands::print_json;
+use crate::commands::{out, print_json};
 use anyhow::Context as _;
 use gshare_core::{Engine, Timestamp};
 use schemars::{JsonSchema, schema_for};
@@ -164,8 +164,10 @@ pub(super) fn lines<I: DeserializeOwned, O: Serialize>(
             Ok(Some(answer)) => Output::Handled(answer),
             Err(error) => Output::Refused { error: format!("{error:#}"), line },
         };
-        serde_json::to_writer(&mut *output, &answer)?;
-        output.write_all(b"\n")?;
-        output.flush()?;
+        let mut answer = serde_json::to_vec(&answer)?;
+        answer.push(b'\n');
+        if !out::write(output, &answer)? {
+            return Ok(());
+        }
     }
 }
