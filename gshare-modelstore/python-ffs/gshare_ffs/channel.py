@@ -12,7 +12,7 @@ import select
 import struct
 import time
 
-MAGIC, VERSION, PAGE, DESCRIPTOR = 0x6773686172656368, 2, 4096, 64
+MAGIC, VERSION, PAGE, DESCRIPTOR = 0x6773686172656368, 3, 4096, 64
 HEAD, TAIL, SENDER_CLOSED, RECEIVER_CLOSED = 128, 256, 384, 448
 HEAD_ASLEEP, TAIL_ASLEEP = 192, 320
 # Length and tag of the last even and the last odd message, for receivers that take them with the counter.
@@ -125,8 +125,10 @@ class Channel:
         message = self.head.value
         at = self._slot(message)
         self.map[at : at + len(data)] = bytes(data)
-        for place in self._descriptor(message), LATEST + message % 2 * 16:
-            struct.pack_into("=QQ", self.map, place, len(data), tag)
+        # Whole or not at all: it is not told how far the copy is, so what is told is that of another message.
+        at = self._descriptor(message)
+        struct.pack_into("=QQQ", self.map, at, len(data), tag, (message << 32) ^ 0xFFFFFFFFFFFFFFFF)
+        struct.pack_into("=QQ", self.map, LATEST + message % 2 * 16, len(data), tag)
         self._advance(self.head)
 
     def close_sender(self):

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 const MAGIC: u64 = 0x6773_6861_7265_6368;
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 pub(super) const PAGE: u64 = 4096;
 /// Bytes of a descriptor: a cache line.
 const DESCRIPTOR: u64 = 64;
@@ -33,6 +33,31 @@ const AT_TAIL: u64 = 256;
 const AT_TAIL_ASLEEP: u64 = 320;
 const AT_SENDER_CLOSED: u64 = 384;
 const AT_RECEIVER_CLOSED: u64 = 448;
+
+/// How far the copy of a message has come. In its word: the message's number in the upper half; in the lower one bit for
+/// `far`, and below it the chunks, all ones for none that are missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Coming {
+    /// [`CHUNK`]s that are there; none if it is all there.
+    pub(super) chunks: Option<u32>,
+    /// What is there is in memory, not in the sender's cache.
+    pub(super) far: bool,
+}
+
+const FAR: u64 = 1 << 31;
+
+impl Coming {
+    fn of(message: u32, word: u64) -> Option<Self> {
+        let chunks = (word & (FAR - 1)) as u32;
+        let chunks = (u64::from(chunks) != FAR - 1).then_some(chunks);
+        (word >> 32 == u64::from(message)).then_some(Self { chunks, far: word & FAR != 0 })
+    }
+
+    fn word(self, message: u32) -> u64 {
+        let chunks = self.chunks.map_or(FAR - 1, u64::from);
+        u64::from(message) << 32 | if self.far { FAR } else { 0 } | chunks
+    }
+}
 
 /// A mapped, sealed memory file. See the module above it for its meaning.
 #[derive(Debug)]
@@ -135,6 +160,11 @@ impl Map {
         unsafe { &*self.raw.as_mut_ptr().add(usize::try_from(at).unwrap_or(0)).cast::<AtomicU64>() }
     }
 
+    /// The number of slots is a power of two.
+    fn slot_of(&self, message: u32) -> u32 {
+        message & (self.slots - 1)
+    }
+
     fn descriptor(&self, slot: u32) -> u64 {
         PAGE + u64::from(slot) * DESCRIPTOR
     }
@@ -181,27 +211,38 @@ impl Map {
 
     /// Bytes of the message in a slot.
     pub(super) fn length(&self, message: u32) -> &AtomicU64 {
-        self.u64_at(self.descriptor(message % self.slots))
+        self.u64_at(self.descriptor(self.slot_of(message)))
     }
 
     /// Its tag.
     pub(super) fn tag(&self, message: u32) -> &AtomicU64 {
-        self.u64_at(self.descriptor(message % self.slots) + 8)
+        self.u64_at(self.descriptor(self.slot_of(message)) + 8)
     }
 
-    /// How far the copy of a message into its slot has come: the message's number in the upper half, [`CHUNK`]s in the
-    /// lower, [`WRITTEN`] when it is all there.
-    pub(super) fn coming(&self, message: u32) -> &AtomicU64 {
-        self.u64_at(self.descriptor(message % self.slots) + 16)
+    /// How far the copy of a message into its slot has come: a [`Coming`].
+    fn coming_at(&self, message: u32) -> &AtomicU64 {
+        self.u64_at(self.descriptor(self.slot_of(message)) + 16)
+    }
+
+    /// How far the copy of this message into its slot has come, if the slot has that of this message. What was copied in by
+    /// then is seen.
+    pub(super) fn coming(&self, message: u32) -> Option<Coming> {
+        Coming::of(message, self.coming_at(message).load(Ordering::Acquire))
+    }
+
+    /// Tells how far it is; without it, that this message is not copied in.
+    pub(super) fn tell(&self, message: u32, coming: Option<Coming>) {
+        let word = coming.map_or(!(u64::from(message) << 32), |coming| coming.word(message));
+        self.coming_at(message).store(word, Ordering::Release);
     }
 
     /// How often somebody began to copy a message into that slot.
     pub(super) fn attempt(&self, message: u32) -> &AtomicU64 {
-        self.u64_at(self.descriptor(message % self.slots) + 24)
+        self.u64_at(self.descriptor(self.slot_of(message)) + 24)
     }
 
     fn slot(&self, message: u32) -> *mut u8 {
-        let slot = u64::from(message % self.slots) * self.slot_bytes.next_multiple_of(PAGE);
+        let slot = u64::from(self.slot_of(message)) * self.slot_bytes.next_multiple_of(PAGE);
         let at = usize::try_from(self.data + slot).unwrap_or(0);
         // SAFETY: slots below `slots` are within the mapping, see `layout`.
         unsafe { self.raw.as_mut_ptr().add(at) }
@@ -228,45 +269,6 @@ impl Map {
 /// Bytes that are copied in before the other side hears of them: small beside a second-level cache, large beside the cost
 /// of telling it.
 pub(super) const CHUNK: usize = 64 << 10;
-/// For the number of chunks: the message is in its slot.
-pub(super) const WRITTEN: u32 = u32::MAX;
-
-/// The largest message that is copied through the caches: what is left of it in those is fetched from there, while memory
-/// may be busy for others. A larger one would be written to memory before it is read, and push out what else is cached.
-pub(super) const CACHED: usize = 4 << 20;
-
-/// Copies past the cache of this core, without fetching the lines that it writes. What was copied is visible to whoever sees
-/// a later `Release` store.
-pub(super) fn copy_past_cache(to: &mut [u8], from: &[u8]) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-        let bytes = to.len().min(from.len());
-        let (to, from) = (&mut to[..bytes], &from[..bytes]);
-        // SAFETY: every x86-64 has it. Without it such writes may come before earlier ones.
-        unsafe { _mm_sfence() };
-        // SAFETY: any bytes are a vector.
-        let (head, lines, tail) = unsafe { to.align_to_mut::<[__m128i; 4]>() };
-        let (first, rest) = from.split_at(head.len());
-        let (middle, last) = rest.split_at(size_of_val(lines));
-        head.copy_from_slice(first);
-        tail.copy_from_slice(last);
-        for (to, from) in lines.iter_mut().zip(middle.chunks_exact(64)) {
-            for (to, from) in to.iter_mut().zip(from.chunks_exact(16)) {
-                // SAFETY: reads 16 bytes of a slice of 16, from any place; writes a vector that is aligned. Every x86-64
-                // has both.
-                unsafe { _mm_stream_si128(to, _mm_loadu_si128(from.as_ptr().cast())) };
-            }
-        }
-        // SAFETY: every x86-64 has it. Without it such writes may come after later ones.
-        unsafe { _mm_sfence() };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let bytes = to.len().min(from.len());
-        to[..bytes].copy_from_slice(&from[..bytes]);
-    }
-}
 
 /// The kernel's futex on a word that processes share.
 pub(super) struct Kernel {

@@ -33,10 +33,10 @@ impl Turn<'_> {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Moves the counter by one, and wakes the other side if it sleeps.
-    pub(super) fn advance(&self, futex: &impl Futex) {
-        let next = self.count.load(Ordering::Relaxed).wrapping_add(1);
-        self.count.store(next, Ordering::Release);
+    /// Moves the counter, and wakes the other side if it sleeps. Where to, the one side that moves it knows: to read the line
+    /// before writing it would bring it here twice.
+    pub(super) fn advance(&self, to: u32, futex: &impl Futex) {
+        self.count.store(to, Ordering::Release);
         self.nudge(futex);
     }
 
@@ -133,11 +133,13 @@ mod loom_tests {
                             // Less than `message - 1`: only the second message waits, for the release of the first.
                             shared.released().sleep(message - 2, &shared.futex);
                         }
+                        // The message is coming: who wakes for that finds nothing yet, and sleeps again.
+                        shared.published().nudge(&shared.futex);
                         shared.slot.with_mut(|slot| {
                             // SAFETY: the slot was released, so the consumer does not look at it; loom checks that.
                             unsafe { *slot = message }
                         });
-                        shared.published().advance(&shared.futex);
+                        shared.published().advance(message, &shared.futex);
                     }
                 })
             };
@@ -150,7 +152,7 @@ mod loom_tests {
                     unsafe { *slot }
                 });
                 assert_eq!(got, message);
-                shared.released().advance(&shared.futex);
+                shared.released().advance(message, &shared.futex);
             }
             producer.join().unwrap();
         });

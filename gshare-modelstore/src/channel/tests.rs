@@ -100,18 +100,76 @@ fn large_copies_come_whole() {
     producer.join().unwrap();
 }
 
+/// Without a second thread: what is copied out was there before the message was whole.
+#[test]
+fn chunks_are_copied_out_before_the_message_is_whole() {
+    let (mut sender, mut receiver) = pair(2, 4 * CHUNK as u64);
+    let message: Vec<u8> = (0..3 * CHUNK + 5).map(|place| (place * 7 + place / 999) as u8).collect();
+    let soon = || Some(Instant::now() + Duration::from_millis(20));
+    let mut buffer = Vec::new();
+    for far in [false, true] {
+        buffer.clear();
+        let mut loan = sender.loan(SHORT).unwrap();
+        loan.begin();
+        assert_eq!(receiver.copy_ahead(&mut buffer, soon()), None, "it is not published");
+        assert!(buffer.is_empty());
+        // Two chunks and a byte of the third, of which nobody is told.
+        loan.copy_in(&message[..2 * CHUNK + 1], 0, far);
+        assert_eq!(receiver.copy_ahead(&mut buffer, soon()), None, "it is not published");
+        assert!(buffer == message[..2 * CHUNK], "far: {far}");
+        assert_eq!(receiver.receive(SHORT).unwrap_err(), ChannelError::TimedOut, "it is not whole");
+        assert_eq!(receiver.receive_into(&mut buffer, SHORT), Err(ChannelError::TimedOut));
+        assert!(buffer.is_empty());
+        loan.copy_in(&message, 2 * CHUNK, far);
+        let coming = Coming { chunks: None, far };
+        loan.publish_as(1, message.len() as u64, Some(coming)).unwrap();
+        assert_eq!(receiver.receive_into(&mut buffer, SHORT), Ok(1));
+        assert!(buffer == message, "far: {far}");
+    }
+}
+
+/// What begins wakes who sleeps, and what is published wakes him again.
+#[test]
+fn who_sleeps_is_woken_before_the_first_chunk_and_again_when_it_is_published() {
+    let (mut sender, receiver) = pair(2, 4 * CHUNK as u64);
+    let (woken, wakes) = std::sync::mpsc::channel();
+    let sleeper = thread::spawn(move || {
+        let published = receiver.side.map.published();
+        while published.seen() == 0 {
+            published.sleep(0, &Kernel { at_most: Duration::from_secs(3_600) });
+            woken.send(published.seen()).unwrap();
+        }
+    });
+    let mut loan = sender.loan(SHORT).unwrap();
+    let begun = Instant::now();
+    // Who is about to sleep may miss it, so it begins more than once.
+    let seen = loop {
+        loan.begin();
+        match wakes.recv_timeout(Duration::from_millis(1)) {
+            Ok(seen) => break seen,
+            Err(_) => assert!(begun.elapsed() < Duration::from_secs(20), "nobody was woken"),
+        }
+    };
+    assert_eq!(seen, 0, "nothing was published");
+    loan.publish(1, 1).unwrap();
+    while wakes.recv_timeout(Duration::from_secs(20)).expect("the publication wakes") == 0 {}
+    sleeper.join().unwrap();
+}
+
 /// What a sender that died had copied in by then is no part of what its successor sends, whether that copies by chunks or
-/// writes in place.
+/// writes in place, and though it may have died just before it published.
 #[test]
 fn what_a_dead_sender_left_half_written_is_copied_anew() {
-    for in_place in [false, true] {
+    for (in_place, told_whole) in [(false, false), (true, false), (false, true), (true, true)] {
         let (mut sender, mut receiver) = pair(2, 4 * CHUNK as u64);
         let successor = Channel::open(sender.as_fd().try_clone_to_owned().unwrap()).unwrap();
-        // Two chunks of the wrong message are there, and are told of; then the sender is gone.
-        let map = &sender.side.map;
-        map.attempt(0).store(1, Ordering::Relaxed);
-        sender.loan(SHORT).unwrap().bytes()[..2 * CHUNK].fill(1);
-        sender.side.map.coming(0).store(2, Ordering::Release);
+        // Chunks of the wrong message are there, and are told of; then the sender is gone.
+        let mut begun = sender.loan(SHORT).unwrap();
+        begun.begin();
+        begun.copy_in(&[1; 2 * CHUNK + 1], 0, false);
+        if told_whole {
+            sender.side.map.tell(0, Some(Coming { chunks: None, far: false }));
+        }
         let reader = thread::spawn(move || {
             let mut buffer = Vec::new();
             let tag = receiver.receive_into(&mut buffer, LONG).unwrap();
@@ -129,21 +187,9 @@ fn what_a_dead_sender_left_half_written_is_copied_anew() {
             sender.send(9, &right, SHORT).unwrap();
         }
         let (tag, found) = reader.join().unwrap();
-        assert_eq!((tag, found == right), (9, true), "in place: {in_place}");
+        assert_eq!((tag, found == right), (9, true), "in place: {in_place}, told whole: {told_whole}");
     }
 }
-
-#[test]
-fn copies_past_the_cache_are_copies_whatever_their_ends() {
-    let from: Vec<u8> = (0..1_000).map(|place: usize| (place * 13 % 251) as u8).collect();
-    for (begin, end, shift) in [(0, 1_000, 0), (1, 999, 3), (5, 20, 1), (0, 64, 16), (7, 7, 0), (3, 700, 9)] {
-        let mut to = vec![0; 1_100];
-        copy_past_cache(&mut to[shift..], &from[begin..end]);
-        assert_eq!(&to[shift..shift + end - begin], &from[begin..end], "{begin} {end} {shift}");
-        assert!(to[shift + end - begin..].iter().all(|&byte| byte == 0), "past its end");
-    }
-}
-
 #[test]
 fn a_full_channel_makes_the_sender_wait_and_a_slow_reader_keeps_its_message() {
     let (mut sender, mut receiver) = pair(2, 64);

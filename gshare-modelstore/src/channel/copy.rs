@@ -1,0 +1,213 @@
+//! Copies between private memory and memory that another core reads or writes. `unsafe` is here for vectors, which are read
+//! and written by address; that they stay within two slices is checked in this file.
+//!
+//! The C library copies a chunk by one string instruction where the CPU has it. That is fast as long as the lines are this
+//! core's; where they have to come from another core it took two to three times as long as a loop over them.
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::slice;
+use std::time::{Duration, Instant};
+
+/// The largest message that a receiver copies into its cache. What is larger would push out all else that is there.
+pub(super) const CACHED: usize = 4 << 20;
+
+/// How far before they are read lines are asked for that are in memory, which is as far as it takes for them to come.
+#[cfg(target_arch = "x86_64")]
+const AHEAD: usize = 8 << 10;
+
+/// What is smaller than that is left to the C library.
+#[cfg(target_arch = "x86_64")]
+const SMALL: usize = 1 << 10;
+
+/// Bytes that a sender copies each way to see which is faster.
+const TRIAL: usize = 4 << 10;
+
+/// Messages from one trial to the next; odd, for slots to take turns.
+const BETWEEN_TRIALS: u32 = 15;
+
+/// How many times as fast memory has to be: the receiver reads it more slowly.
+const FASTER: u32 = 3;
+
+/// Which way a sender copies messages of up to [`CACHED`] bytes.
+///
+/// Through its cache is the faster one for both sides if they share a cache. If they do not, each line that is written has
+/// to be taken from the receiver's cache first, one by one, which takes ten times as long as to write it past the caches, to
+/// memory. Where threads run is up to the system and, below a virtual machine, to somebody else: so it is tried out.
+#[derive(Debug, Default)]
+pub(super) struct Route {
+    past: bool,
+    until_trial: u32,
+}
+
+impl Route {
+    /// Whether messages go past the cache.
+    pub(super) const fn is_past(&self) -> bool {
+        self.past
+    }
+
+    /// Copies the beginning of a message, both ways if it is time to try them; answers how many bytes it copied. The first
+    /// [`TRIAL`] always go through the cache: lines that last went past it would have to be fetched from memory, and going
+    /// through the cache would look slow for ever.
+    pub(super) fn begin(&mut self, to: &mut [u8], from: &[u8]) -> usize {
+        let mut timed = |part: Range<usize>, past| {
+            let begun = Instant::now();
+            copy(&mut to[part.clone()], &from[part], past);
+            begun.elapsed()
+        };
+        if from.len() < 2 * TRIAL {
+            return 0;
+        }
+        let cached = timed(0..TRIAL, false);
+        if let Some(left) = self.until_trial.checked_sub(1) {
+            self.until_trial = left;
+            return TRIAL;
+        }
+        self.tried(cached, timed(TRIAL..2 * TRIAL, true));
+        self.until_trial = BETWEEN_TRIALS - 1;
+        2 * TRIAL
+    }
+
+    /// Both ways took so long for as many bytes.
+    fn tried(&mut self, cached: Duration, past: Duration) {
+        self.past = cached > past * FASTER;
+    }
+}
+
+/// Copies `from` to the beginning of `to`, as much as there is room for. With `past` without fetching the lines that it
+/// writes and past the cache of this core. What was copied is seen by whoever sees a later `Release` store.
+pub(super) fn copy(to: &mut [u8], from: &[u8], past: bool) {
+    let bytes = to.len().min(from.len());
+    // SAFETY: bytes that are initialised stay so: `copy_to` writes whole bytes only.
+    let to = unsafe { slice::from_raw_parts_mut(to.as_mut_ptr().cast::<MaybeUninit<u8>>(), bytes) };
+    if past {
+        copy_to::<true, false>(to, &from[..bytes])
+    } else {
+        copy_to::<false, false>(to, &from[..bytes])
+    }
+}
+
+/// Appends `from`, which is in memory if it is `far`, else in the cache of some core. What would make it longer than
+/// [`CACHED`] goes past the cache.
+pub(super) fn append(to: &mut Vec<u8>, from: &[u8], far: bool) {
+    to.reserve(from.len());
+    let length = to.len() + from.len();
+    let past = length > CACHED;
+    let room = &mut to.spare_capacity_mut()[..from.len()];
+    match (past, far) {
+        (false, false) => copy_to::<false, false>(room, from),
+        (false, true) => copy_to::<false, true>(room, from),
+        (true, _) => copy_to::<true, true>(room, from),
+    }
+    // SAFETY: so many were reserved, and `copy_to` has written each of them.
+    unsafe { to.set_len(length) };
+}
+
+/// Copies all of `from` to `to`, which must be as long.
+#[cfg(target_arch = "x86_64")]
+fn copy_to<const PAST: bool, const FAR: bool>(to: &mut [MaybeUninit<u8>], from: &[u8]) {
+    use std::arch::x86_64::{
+        __m128i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_store_si128, _mm_stream_si128,
+    };
+    assert_eq!(to.len(), from.len(), "one length was checked by the callers");
+    if from.len() < SMALL {
+        to.write_copy_of_slice(from);
+        return;
+    }
+    if PAST {
+        // SAFETY: every x86-64 has it. Without it the writes below may come before earlier ones.
+        unsafe { _mm_sfence() };
+    }
+    // SAFETY: no reference to vectors is made of what is not initialised: they are written only.
+    let (head, lines, tail) = unsafe { to.align_to_mut::<MaybeUninit<[__m128i; 4]>>() };
+    let (first, rest) = from.split_at(head.len());
+    let (middle, last) = rest.split_at(size_of_val(lines));
+    head.write_copy_of_slice(first);
+    tail.write_copy_of_slice(last);
+    for (line, (to, from)) in lines.iter_mut().zip(middle.chunks_exact(64)).enumerate() {
+        if FAR {
+            let ahead = middle.as_ptr().wrapping_add((line * 64 + AHEAD).min(middle.len() - 1));
+            // SAFETY: every x86-64 has it, and it does nothing to what the program sees.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
+        }
+        let (to, from) = (to.as_mut_ptr().cast::<__m128i>(), from.as_ptr().cast::<__m128i>());
+        // SAFETY: every x86-64 has these. Four vectors of 16 bytes are read of 64 bytes, from any place, and written to
+        // four vectors, which are aligned.
+        unsafe {
+            let line = [0, 1, 2, 3].map(|at| _mm_loadu_si128(from.add(at)));
+            for (at, vector) in line.into_iter().enumerate() {
+                if PAST {
+                    _mm_stream_si128(to.add(at), vector);
+                } else {
+                    _mm_store_si128(to.add(at), vector);
+                }
+            }
+        }
+    }
+    if PAST {
+        // SAFETY: every x86-64 has it. Without it the writes above may come after later ones.
+        unsafe { _mm_sfence() };
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn copy_to<const PAST: bool, const FAR: bool>(to: &mut [MaybeUninit<u8>], from: &[u8]) {
+    to.write_copy_of_slice(from);
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_copies_whatever_their_ends_and_their_way() {
+        let from: Vec<u8> = (0..20_000).map(|place: usize| (place * 13 % 251) as u8).collect();
+        for (begin, end, shift) in
+            [(0, 1_000, 0), (1, 999, 3), (5, 20, 1), (0, 64, 16), (7, 7, 0), (3, 700, 9), (9, 19_999, 5)]
+        {
+            let part = &from[begin..end];
+            for flag in [false, true] {
+                let mut to = vec![0; 20_100];
+                copy(&mut to[shift..], part, flag);
+                assert_eq!(&to[shift..][..part.len()], part, "{begin} {end} {shift} {flag}");
+                assert!(to[shift + part.len()..].iter().all(|&byte| byte == 0), "past its end");
+                let mut to = vec![7; shift];
+                append(&mut to, part, flag);
+                assert_eq!((&to[..shift], &to[shift..]), (&*vec![7; shift], part));
+            }
+        }
+        let mut short = [0; 10];
+        copy(&mut short, &from, false);
+        assert_eq!(short, from[..10]);
+    }
+
+    #[test]
+    fn what_is_appended_beyond_the_cache_is_whole() {
+        let from: Vec<u8> = (0..CACHED + 300).map(|place: usize| (place / 7) as u8).collect();
+        for far in [false, true] {
+            let (mut at_once, mut by_parts) = (Vec::new(), Vec::new());
+            append(&mut at_once, &from, far);
+            from.chunks(1_000_003).for_each(|part| append(&mut by_parts, part, far));
+            assert!(at_once == from && by_parts == from);
+        }
+    }
+
+    #[test]
+    fn the_faster_way_is_taken_and_tried_again() {
+        let (to, from) = (&mut [0; 4 * TRIAL], &[1; 4 * TRIAL]);
+        let mut route = Route::default();
+        assert_eq!(route.begin(to, &from[..TRIAL]), 0, "too little to try");
+        for _ in 0..3 {
+            assert_eq!(route.begin(to, from), 2 * TRIAL);
+            assert_eq!((&to[..2 * TRIAL], &to[2 * TRIAL..]), (&from[..2 * TRIAL], &[0; 2 * TRIAL][..]));
+            for _ in 1..BETWEEN_TRIALS {
+                assert_eq!(route.begin(to, from), TRIAL);
+            }
+        }
+        for (cached, past, is_past) in [(10, 10, false), (30, 10, false), (31, 10, true), (5, 10, false)] {
+            route.tried(Duration::from_micros(cached), Duration::from_micros(past));
+            assert_eq!(route.is_past(), is_past, "{cached} {past}");
+        }
+    }
+}
