@@ -281,6 +281,24 @@ impl Drop for Bare {
     }
 }
 
+/// One copy from private to private memory, whose pages are there: what must be paid whatever carries them. No other thread.
+pub(crate) struct Memcpy {
+    to: Vec<u8>,
+    from: Vec<u8>,
+}
+
+impl Memcpy {
+    pub(crate) fn new(bytes: usize) -> Self {
+        Self { to: private(bytes, How::Copy, 1), from: private(bytes, How::Copy, 2) }
+    }
+}
+
+impl Lane for Memcpy {
+    fn round_trip(&mut self) {
+        black_box(&mut self.to).copy_from_slice(black_box(&self.from));
+    }
+}
+
 /// ipc-channel: bytes copied into a message and out of it. It sleeps.
 pub(crate) struct Ipc {
     there: Option<ipc_channel::ipc::IpcBytesSender>,
