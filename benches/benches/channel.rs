@@ -1,10 +1,10 @@
 //! The pipeline channel beside memcpy, beside the same work without a channel, and beside the crates iceoryx2 and
 //! ipc-channel: one way, 1 MB and 100 MB.
 //!
-//! Two threads. One way is measured as a message there and an empty one back, less half of the time of two empty ones of the
-//! same carrier. The threads are bound to two CPUs. A wake, and a line that moves between cores, take half as long at one
-//! time as at another, so in the table at the end all that sleep sooner or later take turns; iceoryx2 that spins never does,
-//! and is measured before them. What is compared with what:
+//! Two threads. One way is measured as a message there and an empty one back, less half of the time of two empty ones
+//! of the same carrier. The threads are bound to two CPUs. A wake, and a line that moves between cores, take half as
+//! long at one time as at another, so in the table at the end all that sleep sooner or later take turns; iceoryx2 that
+//! spins never does, and is measured before them. What is compared with what:
 //!
 //! | ours | beside | target |
 //! |---|---|---|
@@ -13,12 +13,12 @@
 //! | copies: `send` and `receive_into`, one on each side | one memcpy from private to private memory, and the wake and that memcpy | 2.2 x |
 //! | copies | iceoryx2 and ipc-channel, with a copy on each side too | faster |
 //!
-//! Lines that another core wrote have to come from it whatever carries the message: that is why touching has a floor of its
-//! own. Asleep the wake of the receiver is most of 1 MB, so no channel can be within 2.2 x of the memcpy where the wake alone
-//! takes longer: the ratio to both is what shows what the channel adds. ipc-channel always sleeps.
+//! Lines that another core wrote have to come from it whatever carries the message: that is why touching has a floor of
+//! its own. Asleep the wake of the receiver is most of 1 MB, so no channel can be within 2.2 x of the memcpy where the
+//! wake alone takes longer: the ratio to both is what shows what the channel adds. ipc-channel always sleeps.
 //!
-//! Spinning there is no wake: the floor is one cache line that goes from core to core. On it come the counter, length and
-//! tag of a message.
+//! Spinning there is no wake: the floor is one cache line that goes from core to core. On it come the counter, length
+//! and tag of a message.
 
 mod channel_lanes;
 

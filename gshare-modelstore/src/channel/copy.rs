@@ -1,8 +1,8 @@
-//! Copies between private memory and memory that another core reads or writes. `unsafe` is here for vectors, which are read
-//! and written by address; that they stay within two slices is checked in this file.
+//! Copies between private memory and memory that another core reads or writes. `unsafe` is here for vectors, which are
+//! read and written by address; that they stay within two slices is checked in this file.
 //!
-//! The C library copies a chunk by one string instruction where the CPU has it. That is fast as long as the lines are this
-//! core's; where they have to come from another core it took two to three times as long as a loop over them.
+//! The C library copies a chunk by one string instruction where the CPU has it. That is fast as long as the lines are
+//! this core's; where they have to come from another core it took two to three times as long as a loop over them.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -32,9 +32,10 @@ const FASTER: u32 = 3;
 
 /// Which way a sender copies messages of up to [`CACHED`] bytes.
 ///
-/// Through its cache is the faster one for both sides if they share a cache. If they do not, each line that is written has
-/// to be taken from the receiver's cache first, one by one, which takes ten times as long as to write it past the caches, to
-/// memory. Where threads run is up to the system and, below a virtual machine, to somebody else: so it is tried out.
+/// Through its cache is the faster one for both sides if they share a cache. If they do not, each line that is written
+/// has to be taken from the receiver's cache first, one by one, which takes ten times as long as to write it past the
+/// caches, to memory. Where threads run is up to the system and, below a virtual machine, to somebody else: so it is
+/// tried out.
 #[derive(Debug, Default)]
 pub(super) struct Route {
     past: bool,
@@ -47,9 +48,9 @@ impl Route {
         self.past
     }
 
-    /// Copies the beginning of a message, both ways if it is time to try them; answers how many bytes it copied. The first
-    /// [`TRIAL`] always go through the cache: lines that last went past it would have to be fetched from memory, and going
-    /// through the cache would look slow for ever.
+    /// Copies the beginning of a message, both ways if it is time to try them; answers how many bytes it copied. The
+    /// first [`TRIAL`] always go through the cache: lines that last went past it would have to be fetched from memory,
+    /// and going through the cache would look slow for ever.
     pub(super) fn begin(&mut self, to: &mut [u8], from: &[u8]) -> usize {
         let mut timed = |part: Range<usize>, past| {
             let begun = Instant::now();

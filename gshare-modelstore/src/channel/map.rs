@@ -34,8 +34,8 @@ const AT_TAIL_ASLEEP: u64 = 320;
 const AT_SENDER_CLOSED: u64 = 384;
 const AT_RECEIVER_CLOSED: u64 = 448;
 
-/// How far the copy of a message has come. In its word: the message's number in the upper half; in the lower one bit for
-/// `far`, and below it the chunks, all ones for none that are missing.
+/// How far the copy of a message has come. In its word: the message's number in the upper half; in the lower one bit
+/// for `far`, and below it the chunks, all ones for none that are missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Coming {
     /// [`CHUNK`]s that are there; none if it is all there.
@@ -187,8 +187,8 @@ impl Map {
         self.u32_at(AT_RECEIVER_CLOSED)
     }
 
-    /// Length and tag of the last message that was published with the same lowest bit as this one. They come on one cache
-    /// line with the counter, which is all that a receiver that waits has to fetch then.
+    /// Length and tag of the last message that was published with the same lowest bit as this one. They come on one
+    /// cache line with the counter, which is all that a receiver that waits has to fetch then.
     pub(super) fn latest(&self, message: u32) -> (&AtomicU64, &AtomicU64) {
         let at = AT_LATEST + u64::from(message % 2) * 16;
         (self.u64_at(at), self.u64_at(at + 8))
@@ -200,8 +200,8 @@ impl Map {
         if is_last() {
             let (length, tag) = self.latest(message);
             let both = (length.load(Ordering::Acquire), tag.load(Ordering::Acquire));
-            // Nobody wrote there if it still is: the next but one is described after the next was counted, with the fence
-            // of `Turn::advance` between.
+            // Nobody wrote there if it still is: the next but one is described after the next was counted, with the
+            // fence of `Turn::advance` between.
             if is_last() {
                 return both;
             }
@@ -224,8 +224,8 @@ impl Map {
         self.u64_at(self.descriptor(self.slot_of(message)) + 16)
     }
 
-    /// How far the copy of this message into its slot has come, if the slot has that of this message. What was copied in by
-    /// then is seen.
+    /// How far the copy of this message into its slot has come, if the slot has that of this message. What was copied
+    /// in by then is seen.
     pub(super) fn coming(&self, message: u32) -> Option<Coming> {
         Coming::of(message, self.coming_at(message).load(Ordering::Acquire))
     }
@@ -266,8 +266,8 @@ impl Map {
     }
 }
 
-/// Bytes that are copied in before the other side hears of them: small beside a second-level cache, large beside the cost
-/// of telling it.
+/// Bytes that are copied in before the other side hears of them: small beside a second-level cache, large beside the
+/// cost of telling it.
 pub(super) const CHUNK: usize = 64 << 10;
 
 /// The kernel's futex on a word that processes share.

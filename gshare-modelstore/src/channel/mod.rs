@@ -1,49 +1,51 @@
 //! The channel between two stages of a pipeline: large messages from one process to another of the same host.
 //!
 //! # Problem
-//! Stages run in processes of their own, each on its slice, and no slice can read another's memory: what one stage makes
-//! goes through host memory (FluidFaaS, section 5.2.1). The paper measures 10 to 40 ms for that; most of it is page faults
-//! of fresh buffers, and copies.
+//! Stages run in processes of their own, each on its slice, and no slice can read another's memory: what one stage
+//! makes goes through host memory (FluidFaaS, section 5.2.1). The paper measures 10 to 40 ms for that; most of it is
+//! page faults of fresh buffers, and copies.
 //!
 //! # Terms
 //! - **slot**: room for one message, in memory that both processes map. **Tag**: a number that travels with a message;
 //! - **loan**: a slot that the sender writes into, before it publishes it. **Release**: the receiver is done with it.
 //!
 //! # Algorithm
-//! 1. A memory file holds two counters, a descriptor per slot and the slots. Its size is sealed, so that nobody can cut it
-//!    under a reader, and every page is touched before the first message. Message `n` is in slot `n % slots`.
-//! 2. **Send**: while `published - released` is the number of slots, wait (back-pressure). Write in place, store length and
-//!    tag, move `published`. **Receive**: while `published` is `released`, wait; check the length; read in place; on release
-//!    move `released`. One sender, one receiver: no lock.
-//! 3. **Wait**: look for [`ChannelOptions::spin`], then sleep on the other side's counter with a futex. Who moves a counter
-//!    wakes the other only if it said that it sleeps.
-//! 4. **Copies**, where a side has the message elsewhere: [`Sender::send`] copies it in by chunks of 64 KiB and tells how far
-//!    it is; [`Receiver::receive_into`] copies out what is there while the rest is coming. So both copies take about the time
-//!    of one. A receiver that sleeps is woken before the first chunk, not after it. What is told is a hint: the message
-//!    counts when it is published, and is copied out anew if somebody else began to write it meanwhile. A large message is
-//!    copied past the caches, and a smaller one too while a trial every few messages says that this is far faster, as it is
-//!    where the two cores share no cache.
-//! 5. **Crash**: a message is there until it is released, so a receiver that starts anew gets the one its predecessor died
-//!    over. A sender that starts anew asks for [`Sender::last_tag`] and does not send again what was published. With tags
-//!    that grow, a stage that releases its input after it published its output loses nothing and doubles nothing. A side
-//!    that was given the other's pidfd notices its death while it waits, and answers [`ChannelError::PeerGone`].
+//! 1. A memory file holds two counters, a descriptor per slot and the slots. Its size is sealed, so that nobody can cut
+//!    it under a reader, and every page is touched before the first message. Message `n` is in slot `n % slots`.
+//! 2. **Send**: while `published - released` is the number of slots, wait (back-pressure). Write in place, store length
+//!    and tag, move `published`. **Receive**: while `published` is `released`, wait; check the length; read in place;
+//!    on release move `released`. One sender, one receiver: no lock.
+//! 3. **Wait**: look for [`ChannelOptions::spin`], then sleep on the other side's counter with a futex. Who moves a
+//!    counter wakes the other only if it said that it sleeps.
+//! 4. **Copies**, where a side has the message elsewhere: [`Sender::send`] copies it in by chunks of 64 KiB and tells
+//!    how far it is; [`Receiver::receive_into`] copies out what is there while the rest is coming. So both copies take
+//!    about the time of one. A receiver that sleeps is woken before the first chunk, not after it. What is told is a
+//!    hint: the message counts when it is published, and is copied out anew if somebody else began to write it
+//!    meanwhile. A large message is copied past the caches, and a smaller one too while a trial every few messages says
+//!    that this is far faster, as it is where the two cores share no cache.
+//! 5. **Crash**: a message is there until it is released, so a receiver that starts anew gets the one its predecessor
+//!    died over. A sender that starts anew asks for [`Sender::last_tag`] and does not send again what was published.
+//!    With tags that grow, a stage that releases its input after it published its output loses nothing and doubles
+//!    nothing. A side that was given the other's pidfd notices its death while it waits, and answers
+//!    [`ChannelError::PeerGone`].
 //!
 //! ## Example
-//! Two slots. The sender publishes 0 and 1, then waits: 2 - 0 = 2. The receiver reads 0 and dies before it releases it. Its
-//! successor finds `released` = 0 and reads 0 again. It releases; the sender wakes and writes 2 into slot 0.
+//! Two slots. The sender publishes 0 and 1, then waits: 2 - 0 = 2. The receiver reads 0 and dies before it releases it.
+//! Its successor finds `released` = 0 and reads 0 again. It releases; the sender wakes and writes 2 into slot 0.
 //!
 //! # Invariants
-//! `published - released` is from 0 to the number of slots; lengths are at most a slot. A file of which that is not true is
-//! refused with [`ChannelError::Corrupt`] before anything is read by it.
+//! `published - released` is from 0 to the number of slots; lengths are at most a slot. A file of which that is not
+//! true is refused with [`ChannelError::Corrupt`] before anything is read by it.
 //!
 //! # Cost
-//! In place the same for every size: one cache line from core to core while the other side looks, some 60 to 250 ns, and a
-//! futex wake-up when it sleeps. So each side counts for itself, and reads what the other moves when it has to wait: a line
-//! that is read before it is written comes twice. With copies one of them on each side, at the same time, and after the
-//! wake-up of a receiver that slept.
+//! In place the same for every size: one cache line from core to core while the other side looks, some 60 to 250 ns,
+//! and a futex wake-up when it sleeps. So each side counts for itself, and reads what the other moves when it has to
+//! wait: a line that is read before it is written comes twice. With copies one of them on each side, at the same time,
+//! and after the wake-up of a receiver that slept.
 //!
 //! # Differences from the paper
-//! It makes a segment per tensor and a queue per stage, as Python's `multiprocessing` does. Nothing of crashes is in it.
+//! It makes a segment per tensor and a queue per stage, as Python's `multiprocessing` does. Nothing of crashes is in
+//! it.
 
 mod copy;
 mod map;
@@ -288,8 +290,8 @@ impl Side {
 pub struct Sender {
     side: Side,
     next: u32,
-    /// Messages that were released when it last looked. It looks again when there is no room by that: the counter is on a
-    /// cache line that the receiver writes.
+    /// Messages that were released when it last looked. It looks again when there is no room by that: the counter is on
+    /// a cache line that the receiver writes.
     released: u32,
     route: Route,
 }
@@ -461,8 +463,8 @@ impl Receiver {
     /// The next message, to be read in place; waits while there is none. It is released when it is dropped.
     ///
     /// # Errors
-    /// [`ChannelError::TimedOut`], [`ChannelError::Closed`], [`ChannelError::PeerGone`] (these three when nothing is left
-    /// to be received), [`ChannelError::Corrupt`].
+    /// [`ChannelError::TimedOut`], [`ChannelError::Closed`], [`ChannelError::PeerGone`] (these three when nothing is
+    /// left to be received), [`ChannelError::Corrupt`].
     #[inline]
     pub fn receive(&mut self, timeout: Option<Duration>) -> Result<Message<'_>, ChannelError> {
         let side = &self.side;
@@ -476,8 +478,8 @@ impl Receiver {
         Ok(Message { receiver: self, length: value, tag })
     }
 
-    /// The next message, copied into `buffer` in the place of what was in it, and released; answers with its tag. A message
-    /// that is still being copied in by [`Sender::send`] is copied out meanwhile.
+    /// The next message, copied into `buffer` in the place of what was in it, and released; answers with its tag. A
+    /// message that is still being copied in by [`Sender::send`] is copied out meanwhile.
     ///
     /// # Errors
     /// As [`Receiver::receive`]; the message is not released then, and the buffer is empty.
@@ -515,8 +517,8 @@ impl Receiver {
     fn copy_ahead(&self, buffer: &mut Vec<u8>, deadline: Option<Instant>) -> Option<u64> {
         let (side, number) = (&self.side, self.next);
         let map = &side.map;
-        // Chunks of this message that are there, and whether they are far; none if it is not being copied in. If all are
-        // there, it is about to be published, and only then it is known where it ends.
+        // Chunks of this message that are there, and whether they are far; none if it is not being copied in. If all
+        // are there, it is about to be published, and only then it is known where it ends.
         let there = |copied: u32| {
             let Some(Coming { chunks, far }) = map.coming(number) else { return (0, false) };
             (chunks.unwrap_or(copied), far)

@@ -1,9 +1,9 @@
 //! The two counters of a channel, and who sleeps on which.
 //!
-//! `head` counts messages that were published, `tail` those that were released; both wrap. A side that finds nothing to do
-//! says so in its `asleep` word, looks once more, and sleeps on the other side's counter while that has the value it saw.
-//! The other side moves its counter first and looks at `asleep` then. A fence between the two steps on both sides makes one
-//! of the looks see the other's write, so no wake-up is lost; a `loom` model runs every interleaving of that.
+//! `head` counts messages that were published, `tail` those that were released; both wrap. A side that finds nothing to
+//! do says so in its `asleep` word, looks once more, and sleeps on the other side's counter while that has the value it
+//! saw. The other side moves its counter first and looks at `asleep` then. A fence between the two steps on both sides
+//! makes one of the looks see the other's write, so no wake-up is lost; a `loom` model runs every interleaving of that.
 #![cfg_attr(loom, allow(unsafe_code, reason = "the model's slot, which loom checks"))]
 
 #[cfg(loom)]
@@ -33,20 +33,20 @@ impl Turn<'_> {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Moves the counter, and wakes the other side if it sleeps. Where to, the one side that moves it knows: to read the line
-    /// before writing it would bring it here twice.
+    /// Moves the counter, and wakes the other side if it sleeps. Where to, the one side that moves it knows: to read
+    /// the line before writing it would bring it here twice.
     pub(super) fn advance(&self, to: u32, futex: &impl Futex) {
         self.count.store(to, Ordering::Release);
         self.nudge(futex);
     }
 
-    /// Wakes the other side if it sleeps, after something else than the counter was written that it should see. One that
-    /// is about to sleep may miss it; the counter's next move it does not.
+    /// Wakes the other side if it sleeps, after something else than the counter was written that it should see. One
+    /// that is about to sleep may miss it; the counter's next move it does not.
     pub(super) fn nudge(&self, futex: &impl Futex) {
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) != 0 {
-            // Only the sleeper takes its word back: cleared here it could be the word of its next sleep, which then nobody
-            // would end.
+            // Only the sleeper takes its word back: cleared here it could be the word of its next sleep, which then
+            // nobody would end.
             futex.wake(self.count);
         }
     }

@@ -156,8 +156,8 @@ fn who_sleeps_is_woken_before_the_first_chunk_and_again_when_it_is_published() {
     sleeper.join().unwrap();
 }
 
-/// What a sender that died had copied in by then is no part of what its successor sends, whether that copies by chunks or
-/// writes in place, and though it may have died just before it published.
+/// What a sender that died had copied in by then is no part of what its successor sends, whether that copies by chunks
+/// or writes in place, and though it may have died just before it published.
 #[test]
 fn what_a_dead_sender_left_half_written_is_copied_anew() {
     for (in_place, told_whole) in [(false, false), (true, false), (false, true), (true, true)] {
