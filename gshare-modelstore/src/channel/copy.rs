@@ -83,9 +83,9 @@ pub(super) fn copy(to: &mut [u8], from: &[u8], past: bool) {
     // SAFETY: bytes that are initialised stay so: `copy_to` writes whole bytes only.
     let to = unsafe { slice::from_raw_parts_mut(to.as_mut_ptr().cast::<MaybeUninit<u8>>(), bytes) };
     if past {
-        copy_to::<true, false>(to, &from[..bytes])
+        copy_to::<true, false>(to, &from[..bytes]);
     } else {
-        copy_to::<false, false>(to, &from[..bytes])
+        copy_to::<false, false>(to, &from[..bytes]);
     }
 }
 

@@ -39,7 +39,7 @@ const AT_RECEIVER_CLOSED: u64 = 448;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Coming {
     /// [`CHUNK`]s that are there; none if it is all there.
-    pub(super) chunks: Option<u32>,
+    pub(super) chunks: Option<u64>,
     /// What is there is in memory, not in the sender's cache.
     pub(super) far: bool,
 }
@@ -48,13 +48,13 @@ const FAR: u64 = 1 << 31;
 
 impl Coming {
     fn of(message: u32, word: u64) -> Option<Self> {
-        let chunks = (word & (FAR - 1)) as u32;
-        let chunks = (u64::from(chunks) != FAR - 1).then_some(chunks);
+        let chunks = word & (FAR - 1);
+        let chunks = (chunks != FAR - 1).then_some(chunks);
         (word >> 32 == u64::from(message)).then_some(Self { chunks, far: word & FAR != 0 })
     }
 
     fn word(self, message: u32) -> u64 {
-        let chunks = self.chunks.map_or(FAR - 1, u64::from);
+        let chunks = self.chunks.unwrap_or(FAR - 1);
         u64::from(message) << 32 | if self.far { FAR } else { 0 } | chunks
     }
 }

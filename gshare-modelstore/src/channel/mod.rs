@@ -406,7 +406,7 @@ impl Loan<'_> {
             copy(&mut slot[from..], &message[from..end], far);
             from = end;
             if from < message.len() {
-                map.tell(number, Some(Coming { chunks: Some((from / CHUNK) as u32), far }));
+                map.tell(number, Some(Coming { chunks: Some((from / CHUNK) as u64), far }));
                 map.published().nudge(&Kernel { at_most: Duration::ZERO });
             }
         }
@@ -519,7 +519,7 @@ impl Receiver {
         let map = &side.map;
         // Chunks of this message that are there, and whether they are far; none if it is not being copied in. If all
         // are there, it is about to be published, and only then it is known where it ends.
-        let there = |copied: u32| {
+        let there = |copied: u64| {
             let Some(Coming { chunks, far }) = map.coming(number) else { return (0, false) };
             (chunks.unwrap_or(copied), far)
         };
@@ -537,7 +537,7 @@ impl Receiver {
                 return None;
             }
             if chunks > copied {
-                let upto = map.slot_ref(number, u64::from(chunks).saturating_mul(CHUNK as u64));
+                let upto = map.slot_ref(number, chunks.saturating_mul(CHUNK as u64));
                 append(buffer, upto.get(buffer.len()..)?, far);
                 copied = chunks;
                 continue;
