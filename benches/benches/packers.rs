@@ -39,7 +39,7 @@ fn contact() -> MaxRectsConfig {
 /// Samples of each pool. A machine that is not ours alone slows down for milliseconds and for seconds at a time, and what
 /// is compared must have seen the same: so pools take turns, up to [`COMPARED`] GPUs. Larger ones, which have no peers, are
 /// measured one after another, for they would push each other out of the caches.
-const SAMPLES: usize = 30;
+const SAMPLES: usize = 15;
 
 /// GPUs up to which pools are compared with peers.
 const COMPARED: u32 = 10_000;
@@ -69,8 +69,10 @@ struct Churned<P: Pool>(Churn<P>, usize);
 impl<P: Pool> Lane for Churned<P> {
     fn sample(&mut self) -> [u32; 6] {
         let Self(churn, rounds) = self;
-        // Others were here in between.
-        churn.round(&mut Nothing);
+        // Others were here in between, and left their own in the caches.
+        for _ in 0..*rounds {
+            churn.round(&mut Nothing);
+        }
         let mut times = Times::default();
         for _ in 0..*rounds {
             churn.round(&mut times);
