@@ -9,10 +9,10 @@
 //! |---|---|
 //! | `shares` | of the device's time, from the moment all have launched |
 //! | `off` | the largest difference to a cap, in points; then the same within the first second alone |
-//! | `alone` | what one such program gets without the hook, with the device to itself, before and after: the host's part of its time is no GPU time |
-//! | `of own` | the largest difference to a cap of what each gets as a part of `alone` (its mean), in points: of the speed it would have; then the same within the first second |
+//! | `alone` | what one such program gets without the hook, with the device to itself: the host's part of its time is no GPU time |
+//! | `of own` | the largest difference to a cap of what each gets as a part of `alone`, in points: of the speed it would have; then the same within the first second |
 //! | `gap ms` | the longest time without GPU time of any process, beside what the caps and the kernel's length make unavoidable |
-//! | `missed` | what is beyond its bar: 2 points over the whole time (`share`) and over the first second (`first s`), and a gap of one window or what is unavoidable (`gap`), to the 2 ms between two looks; and `pace` where `alone` differs by more than [`PACE`]: then the machine's own speed changed, and `of own` says nothing |
+//! | `missed` | what is beyond its bar: 2 points over the whole time (`share`) and over the first second (`first s`), and a gap of one window or what is unavoidable (`gap`), to the 2 ms between two looks |
 //!
 //! For programs that never synchronise the bar is `off`, for those that wait for each kernel `of own`: no way to share a device
 //! lets these meet the first. Between two kernels such a program's host is busy and its queue empty. While one process holds
@@ -70,9 +70,6 @@ fn length(us: u32) -> String {
 
 /// Points that a share may be off.
 const BAR: f64 = 2.0;
-/// How much faster a program alone may be before a case than after it, or after it than before, for `of own` to mean
-/// something.
-const PACE: f64 = 1.05;
 /// The longest time that a process is to be without the device where its cap allows it, in ms; and between two looks at it.
 const WINDOW_MS: f64 = 100.0;
 const LOOK_MS: f64 = 2.0;
@@ -395,7 +392,7 @@ fn table(options: &Options, stage: &Stage) {
     let (mut rows, mut worst, mut worst_of_own) = (Vec::new(), 0f64, 0f64);
     eprintln!("simulated device; {} s a case, {} cases; load {:.1}", options.seconds, cases.len(), load());
     say!(
-        "{:<26} {:<22} {:>6} {:>8} {:>11} {:>7} {:>8} {:>16}  {}",
+        "{:<26} {:<22} {:>6} {:>8} {:>6} {:>7} {:>8} {:>16}  {}",
         "case",
         "shares %",
         "off",
@@ -407,28 +404,24 @@ fn table(options: &Options, stage: &Stage) {
         "missed"
     );
     for case in &cases {
-        let part = (options.seconds / 10.0).min(1.0);
-        let before = alone(case, stage, part);
         let Outcome { shares, first_second, gap_ms } = measure(case, stage, options.seconds);
-        let after = alone(case, stage, part);
-        let alone = f64::midpoint(before, after);
         let text: Vec<String> = shares.iter().map(|share| format!("{:.2}", share * 100.0)).collect();
         let least = case.unavoidable_ms();
+        let alone = alone(case, stage, (options.seconds / 10.0).min(1.0));
         let (off, first) = (case.off(&shares, 1.0), case.off(&first_second, 1.0));
         let (of_own, first_of_own) = (case.off(&shares, alone), case.off(&first_second, alone));
-        let percent = format!("{:.1} {:.1}", before * 100.0, after * 100.0);
+        let percent = alone * 100.0;
         let barred = if case.program == "sync" { [of_own, first_of_own] } else { [off, first] };
         let missed: Vec<&str> = [
             (barred[0] > BAR, "share"),
             (barred[1] > BAR, "first s"),
             (gap_ms > least.max(WINDOW_MS) + LOOK_MS, "gap"),
-            (case.program == "sync" && before.max(after) > PACE * before.min(after), "pace"),
         ]
         .iter()
         .filter_map(|&(beyond, what)| beyond.then_some(what))
         .collect();
         say!(
-            "{:<26} {:<22} {off:>6.2} {first:>8.2} {percent:>11} {of_own:>7.2} {first_of_own:>8.2} {gap_ms:>8.0} {:>7}  {}",
+            "{:<26} {:<22} {off:>6.2} {first:>8.2} {percent:>6.1} {of_own:>7.2} {first_of_own:>8.2} {gap_ms:>8.0} {:>7}  {}",
             case.name(),
             text.join(" "),
             format!("({least:.0})"),
@@ -438,7 +431,7 @@ fn table(options: &Options, stage: &Stage) {
         worst_of_own = worst_of_own.max(of_own);
         rows.push(serde_json::json!({
             "case": case.name(), "shares": shares, "off_points": off, "off_first_second_points": first,
-            "alone": [before, after], "of_own_points": of_own, "of_own_first_second_points": first_of_own,
+            "alone": alone, "of_own_points": of_own, "of_own_first_second_points": first_of_own,
             "gap_ms": gap_ms, "gap_least_ms": least, "missed": missed,
         }));
     }
