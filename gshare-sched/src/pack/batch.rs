@@ -177,8 +177,8 @@ impl<'a> Search<'a> {
                 Rule::AreaFit | Rule::ShortSideFit => Rect::new(hole.x(), hole.y(), w, h),
             };
             self.set.occupy(&self.free[bin], at);
-            self.set.kept.extend_from_slice(&self.set.new);
-            self.free[bin].clone_from(&self.set.kept);
+            self.free[bin].clear();
+            self.free[bin].extend_from_slice(&self.set.after);
             self.used[bin].push(at);
             self.places[*index] = (bin, at);
         }

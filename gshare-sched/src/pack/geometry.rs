@@ -25,6 +25,8 @@
 use gshare_core::pack::Rectangle;
 use gshare_core::{Quota, SmShare};
 
+use super::list::List;
+
 /// The longest side: a whole GPU.
 const WHOLE: u16 = 10_000;
 /// The top bit of each of the four fields of a [`Rect`].
@@ -94,6 +96,12 @@ impl Rect {
         self.w().min(self.h())
     }
 
+    /// Area, short side, y, x, in this order from the top: which of the rectangles of a GPU is used first.
+    pub(crate) fn order(self) -> u128 {
+        let size = u64::from(self.area()) << 16 | u64::from(self.short_side());
+        u128::from(size) << 32 | u128::from(self.0 as u32)
+    }
+
     /// Right, top and the distances of left and bottom: what [`Rect::meets`] compares with.
     const fn opposite(self) -> u64 {
         const SIDES: u64 = WHOLE as u64 * ONES;
@@ -134,22 +142,25 @@ impl Rect {
         Self::of_edges(x, y, right, top)
     }
 
-    /// The up to four largest rectangles of `self` beside `hole`, which meets it.
+    /// The largest rectangles of `self` left of, right of, below and above `hole`, which meets it, each with whether there
+    /// is such a one.
     #[inline]
-    fn cut(self, hole: Self, mut piece: impl FnMut(Self)) {
-        const FIELD: u64 = 0xFFFF;
-        if hole.x() > self.x() {
-            piece(Self(self.0 & !(FIELD << 32) | ((WHOLE - hole.x()) as u64) << 32));
-        }
-        if hole.right() < self.right() {
-            piece(Self(self.0 & !FIELD | hole.right() as u64));
-        }
-        if hole.y() > self.y() {
-            piece(Self(self.0 & !(FIELD << 48) | ((WHOLE - hole.y()) as u64) << 48));
-        }
-        if hole.top() < self.top() {
-            piece(Self(self.0 & !(FIELD << 16) | (hole.top() as u64) << 16));
-        }
+    const fn cut(self, hole: Self) -> [(Self, bool); 4] {
+        // Which edges of `hole` lie farther in than those of `self`.
+        let within = (hole.0 | GUARD).wrapping_sub(ONES).wrapping_sub(self.0) & GUARD;
+        let beyond = hole.opposite();
+        [
+            self.up_to(beyond, 2, within, 0),
+            self.up_to(beyond, 0, within, 2),
+            self.up_to(beyond, 3, within, 1),
+            self.up_to(beyond, 1, within, 3),
+        ]
+    }
+
+    /// `self` with one edge, a field of the word, as in `edges`, and whether the guard of another field is set.
+    const fn up_to(self, edges: u64, edge: u32, guards: u64, guard: u32) -> (Self, bool) {
+        let field = 0xFFFF << (edge * 16);
+        (Self(self.0 & !field | edges & field), guards >> (guard * 16 + 15) & 1 == 1)
     }
 }
 
@@ -234,31 +245,33 @@ pub(crate) fn best_corner(
 /// The work space in which the free set of one GPU is recomputed, and what the last change did to it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FreeSet {
-    /// Free rectangles that stay.
-    pub(crate) kept: Vec<Rect>,
+    /// Free rectangles after the change: those that stay, then those that come.
+    pub(crate) after: List,
+    /// How many stay.
+    pub(crate) stay: usize,
     /// Free rectangles that go.
-    pub(crate) gone: Vec<Rect>,
-    /// Free rectangles that come.
-    pub(crate) new: Vec<Rect>,
-    pieces: Vec<Rect>,
+    pub(crate) gone: List,
+    pub(crate) pieces: List,
+    grown: List,
+    spare: List,
 }
 
 impl FreeSet {
+    /// Free rectangles that stay, and those that come.
+    pub(crate) fn kept_and_new(&self) -> (&[Rect], &[Rect]) {
+        self.after.split_at(self.stay)
+    }
+
     /// `free` loses `taken`.
     pub(crate) fn occupy(&mut self, free: &[Rect], taken: Rect) {
-        self.kept.clear();
-        self.gone.clear();
-        self.pieces.clear();
-        for rect in free {
-            if rect.meets(taken) {
-                self.gone.push(*rect);
-                rect.cut(taken, |piece| self.pieces.push(piece));
-            } else {
-                self.kept.push(*rect);
+        self.part(free, |rect| rect.meets(taken));
+        self.pieces.start(4 * self.gone.len());
+        for rect in self.gone.iter() {
+            for (piece, is_one) in rect.cut(taken) {
+                self.pieces.push_if(piece, is_one);
             }
         }
-        self.new.clear();
-        prune(&self.pieces, &self.kept, &mut self.new);
+        prune(&self.pieces, &mut self.after);
     }
 
     /// `free` wins `freed` of a GPU `bin` in which `used` remains.
@@ -269,68 +282,68 @@ impl FreeSet {
         used: impl Iterator<Item = Rect> + Clone,
         freed: Rect,
     ) {
-        let Self { kept, gone, new, pieces } = self;
-        new.clear();
-        new.push(used.clone().fold(bin, |room, placed| room.beside(placed, freed)));
+        let mut grown = core::mem::take(&mut self.grown);
+        let Self { pieces, spare, .. } = self;
+        grown.start(1);
+        grown.push(used.clone().fold(bin, |room, placed| room.beside(placed, freed)));
         for placed in used {
-            if !new.iter().any(|rect| rect.meets(placed)) {
+            if !grown.iter().fold(false, |met, rect| met | rect.meets(placed)) {
                 continue;
             }
-            pieces.clear();
-            kept.clear();
-            for rect in new.iter() {
-                if rect.meets(placed) {
-                    rect.cut(placed, |piece| {
-                        if piece.meets(freed) {
-                            pieces.push(piece);
-                        }
-                    });
-                } else {
-                    kept.push(*rect);
+            pieces.start(4 * grown.len());
+            spare.start(grown.len());
+            for rect in grown.iter() {
+                let meets = rect.meets(placed);
+                spare.push_if(*rect, !meets);
+                for (piece, is_one) in rect.cut(placed) {
+                    pieces.push_if(piece, meets & is_one & piece.meets(freed));
                 }
             }
-            new.clear();
-            prune(pieces, kept, new);
-            new.extend_from_slice(kept);
+            prune(pieces, spare);
+            core::mem::swap(&mut grown, spare);
         }
-        kept.clear();
-        gone.clear();
-        for rect in free {
-            let list = if new.iter().any(|larger| larger.contains(*rect)) { &mut *gone } else { &mut *kept };
-            list.push(*rect);
-        }
+        self.part(free, |rect| grown.iter().fold(false, |inside, larger| inside | larger.contains(rect)));
+        self.after.extend(&grown);
+        self.grown = grown;
     }
-}
 
-impl FreeSet {
     /// `free` gets `freed` as it is: what a keep-restructure list does.
     pub(crate) fn append(&mut self, free: &[Rect], freed: Rect) {
-        self.gone.clear();
-        self.kept.clear();
-        self.kept.extend_from_slice(free);
-        self.new.clear();
-        self.new.push(freed);
+        self.part(free, |_| false);
+        self.after.push(freed);
     }
 
     /// Replaces `free` by the exact set of a GPU `bin` that holds `used`.
     pub(crate) fn restructure(&mut self, bin: Rect, free: &[Rect], used: impl Iterator<Item = Rect> + Clone) {
-        // With the whole GPU as the area that was freed, no piece is dropped and no old rectangle survives.
+        // With the whole GPU as the area that was freed, no piece is dropped, and every old rectangle lies in a new one.
         self.vacate(bin, free, used, bin);
-        self.gone.append(&mut self.kept);
+        debug_assert_eq!(self.stay, 0, "what was free lies in what is");
+    }
+
+    /// Parts `free` in what goes and what stays.
+    #[inline]
+    pub(crate) fn part(&mut self, free: &[Rect], goes: impl Fn(Rect) -> bool) {
+        let Self { after, gone, .. } = self;
+        after.start(free.len());
+        gone.start(free.len());
+        for rect in free {
+            let goes = goes(*rect);
+            after.push_if(*rect, !goes);
+            gone.push_if(*rect, goes);
+        }
+        self.stay = self.after.len();
     }
 }
 
-/// Appends to `out` the pieces that lie in no rectangle of `kept` and in no other piece; one of equal pieces stays.
-fn prune(pieces: &[Rect], kept: &[Rect], out: &mut Vec<Rect>) {
+/// Appends to `out` the pieces that lie neither in a rectangle of it nor in another piece; one of equal pieces stays.
+fn prune(pieces: &[Rect], out: &mut List) {
+    out.reserve(pieces.len());
     for (i, piece) in pieces.iter().enumerate() {
-        let redundant = kept.iter().any(|rect| rect.contains(*piece))
-            || pieces
-                .iter()
-                .enumerate()
-                .any(|(j, other)| j != i && other.contains(*piece) && (other != piece || j < i));
-        if !redundant {
-            out.push(*piece);
-        }
+        // What lies in an earlier piece that is not in `out` lies in what that one lies in.
+        let inside = out.iter().fold(false, |inside, larger| inside | larger.contains(*piece));
+        let later = pieces[i + 1..].iter();
+        let inside = later.fold(inside, |inside, larger| inside | (larger.contains(*piece) & (larger != piece)));
+        out.push_if(*piece, !inside);
     }
 }
 
@@ -379,13 +392,13 @@ mod tests {
         let bin = Rect::new(0, 0, 10, 10);
         let (first, second) = (Rect::new(0, 0, 4, 10), Rect::new(4, 0, 3, 5));
         set.occupy(&[bin], first);
-        assert_eq!(set.new, [Rect::new(4, 0, 6, 10)]);
-        let free = set.new.clone();
+        assert_eq!(*set.after, [Rect::new(4, 0, 6, 10)]);
+        let free = set.after.to_vec();
         set.occupy(&free, second);
-        let free = set.new.clone();
+        let free = set.after.to_vec();
         assert_eq!(free, [Rect::new(7, 0, 3, 10), Rect::new(4, 5, 6, 5)]);
         set.vacate(bin, &free, [first].into_iter(), second);
-        assert_eq!((set.new.as_slice(), set.kept.as_slice()), (&[Rect::new(4, 0, 6, 10)][..], &[][..]));
+        assert_eq!(set.kept_and_new(), (&[][..], &[Rect::new(4, 0, 6, 10)][..]));
     }
 
     fn rect() -> impl Strategy<Value = Rect> {
@@ -408,7 +421,7 @@ mod tests {
             prop_assert_eq!(a.size() == b.size(), (a.w(), a.h()) == (b.w(), b.h()));
         }
 
-        /// The free set equals the definition after any sequence of places and releases, and `kept`, `gone` and `new`
+        /// The free set equals the definition after any sequence of places and releases, and what stays and what goes
         /// account for every rectangle.
         #[test]
         fn free_set_is_the_set_of_maximal_rectangles(
@@ -433,8 +446,8 @@ mod tests {
                 } else {
                     continue;
                 }
-                prop_assert_eq!(set.kept.len() + set.gone.len(), free.len());
-                free = set.kept.iter().chain(&set.new).copied().collect();
+                prop_assert_eq!(set.stay + set.gone.len(), free.len());
+                free = set.after.to_vec();
                 let mut sorted = free.clone();
                 sorted.sort_unstable();
                 prop_assert_eq!(sorted, maximal_by_definition(bin, &used));

@@ -14,15 +14,8 @@ use super::geometry::{FreeSet, Rect};
 impl FreeSet {
     /// `free`, which may overlap nowhere, loses `taken`.
     pub(super) fn cut_out(&mut self, free: &[Rect], taken: Rect) {
-        self.kept.clear();
-        self.gone.clear();
-        self.new.clear();
-        for rect in free {
-            if !rect.meets(taken) {
-                self.kept.push(*rect);
-                continue;
-            }
-            self.gone.push(*rect);
+        self.part(free, |rect| rect.meets(taken));
+        for rect in self.gone.iter() {
             let (left, right) = (taken.x().max(rect.x()), taken.right().min(rect.right()));
             let (bottom, top) = (taken.y().max(rect.y()), taken.top().min(rect.top()));
             // Beside the used part lie two strips that go from edge to edge, and two that end at them.
@@ -36,34 +29,31 @@ impl FreeSet {
                 (near, top, far, rect.top()),
             ];
             let pieces = pieces.into_iter().filter(|(x, y, right, top)| x < right && y < top);
-            self.new.extend(pieces.map(|(x, y, right, top)| Rect::new(x, y, right - x, top - y)));
+            for (x, y, right, top) in pieces {
+                self.after.push(Rect::new(x, y, right - x, top - y));
+            }
         }
     }
 
     /// `free` of a GPU wins `freed`.
     pub(super) fn merge_in(&mut self, free: &[Rect], freed: Rect) {
-        self.gone.clear();
-        self.kept.clear();
-        self.kept.extend_from_slice(free);
+        self.part(free, |_| false);
         let mut grown = freed;
-        while let Some(index) = self.kept.iter().position(|rect| one_with(*rect, grown)) {
-            let rect = self.kept.swap_remove(index);
+        while let Some(index) = self.after.iter().position(|rect| one_with(*rect, grown)) {
+            let rect = self.after.swap_remove(index);
             self.gone.push(rect);
             let (x, y) = (rect.x().min(grown.x()), rect.y().min(grown.y()));
             let (right, top) = (rect.right().max(grown.right()), rect.top().max(grown.top()));
             grown = Rect::new(x, y, right - x, top - y);
         }
-        self.new.clear();
-        self.new.push(grown);
+        self.stay = self.after.len();
+        self.after.push(grown);
     }
 
     /// All of `free` gives way to one rectangle.
     pub(super) fn become_one(&mut self, free: &[Rect], whole: Rect) {
-        self.kept.clear();
-        self.gone.clear();
-        self.gone.extend_from_slice(free);
-        self.new.clear();
-        self.new.push(whole);
+        self.part(free, |_| true);
+        self.after.push(whole);
     }
 }
 
@@ -84,10 +74,10 @@ mod tests {
         let mut set = FreeSet::default();
         let bin = Rect::new(0, 0, 100, 60);
         set.cut_out(&[bin], Rect::new(0, 0, 20, 50));
-        assert_eq!(set.new, [Rect::new(20, 0, 80, 60), Rect::new(0, 50, 20, 10)]);
-        let free = set.new.clone();
+        assert_eq!(*set.after, [Rect::new(20, 0, 80, 60), Rect::new(0, 50, 20, 10)]);
+        let free = set.after.to_vec();
         set.merge_in(&free, Rect::new(0, 0, 20, 50));
-        assert_eq!((set.new.as_slice(), set.kept.len()), (&[bin][..], 0));
+        assert_eq!(set.kept_and_new(), (&[][..], &[bin][..]));
     }
 
     proptest! {
@@ -112,7 +102,7 @@ mod tests {
                     let freed = used.swap_remove(usize::from(pick) % used.len());
                     set.merge_in(&free, freed);
                 }
-                free = set.kept.iter().chain(&set.new).copied().collect();
+                free = set.after.to_vec();
                 let all: Vec<Rect> = free.iter().chain(&used).copied().collect();
                 for (i, rect) in all.iter().enumerate() {
                     prop_assert!(bin.contains(*rect));

@@ -6,9 +6,10 @@
 //!
 //! # Algorithm
 //! A free rectangle w x h belongs to the class (w / 100, h / 100): column and row in whole per cents, 0 to 100 each.
-//! Per class there is an ordered set of (area, short side, GPU); per column a bit mask of its rows that are not empty.
-//! For a demand w x h, walk the columns from its own rightwards, and in each the set bits from its own row upwards;
-//! stop a column, and then the walk, as soon as the smallest area that a class could hold exceeds the best found. In a
+//! Per class there is an ordered set of (area, short side, GPU); per column a bit mask of its rows that are not empty, and
+//! for every eighth row one of the columns that reach it.
+//! For a demand w x h, walk the columns from its own rightwards that reach its row, and in each the set bits from that row
+//! upwards; stop a column, and then the walk, as soon as the smallest area that a class could hold exceeds the best found. In a
 //! class above the demand in both axes every entry fits, so its first one is its best; in a class of the demand's own
 //! column or row an entry is tested, and a size that does not fit is skipped whole.
 //!
@@ -35,24 +36,17 @@ use super::geometry::Rect;
 use super::sets::{Cursor, Sets};
 
 const CLASSES: usize = 101;
+/// Rows of a band.
+const BAND: usize = 8;
 const ORIENTATION_BITS: u32 = 1;
 const GPU_BITS: u32 = 21;
 const SHORT_BITS: u32 = 7;
+/// A side in basis points.
+const SIDE_BITS: u32 = 14;
 const SIZE_SHIFT: u32 = ORIENTATION_BITS + GPU_BITS;
 
 /// GPU ids lie below this.
 pub(crate) const MAX_GPUS: u32 = 1 << GPU_BITS;
-
-/// Which free rectangle is best: the order of ties up to the GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Best {
-    /// What the rule minimises before the area: nothing (0) for best area fit, the leftover of the shorter side for
-    /// best short side fit.
-    pub(crate) leftover: u16,
-    pub(crate) area: u32,
-    pub(crate) short_side: u16,
-    pub(crate) gpu: u32,
-}
 
 /// The free rectangles of all GPUs, by size. A size counts once per GPU.
 #[derive(Debug, Clone)]
@@ -60,6 +54,8 @@ pub(crate) struct ClassIndex {
     sets: Sets,
     /// Bit h of row w: the class (w, h) is not empty.
     rows: [u128; CLASSES],
+    /// Bit w of band b: column w has a row at or above the first of the band that is not empty.
+    reach: [u128; CLASSES.div_ceil(BAND)],
 }
 
 impl ClassIndex {
@@ -67,13 +63,19 @@ impl ClassIndex {
     const EMPTY: usize = CLASSES * CLASSES;
 
     pub(crate) fn new() -> Self {
-        Self { sets: Sets::new(Self::EMPTY + 1), rows: [0; CLASSES] }
+        Self { sets: Sets::new(Self::EMPTY + 1), rows: [0; CLASSES], reach: [0; CLASSES.div_ceil(BAND)] }
     }
 
     pub(crate) fn insert(&mut self, size: Rect, gpu: u32) {
         let (column, row, key) = entry(size.w(), size.h(), gpu);
         self.sets.insert(column * CLASSES + row, key);
-        self.rows[column] |= 1 << row;
+        let (rows, bit) = (&mut self.rows[column], 1 << row);
+        if *rows < bit {
+            for band in &mut self.reach[bands(*rows)..=row / BAND] {
+                *band |= 1 << column;
+            }
+        }
+        *rows |= bit;
     }
 
     pub(crate) fn remove(&mut self, size: Rect, gpu: u32) {
@@ -81,7 +83,13 @@ impl ClassIndex {
         let set = column * CLASSES + row;
         self.sets.remove(set, key);
         if self.sets.is_empty(set) {
-            self.rows[column] &= !(1 << row);
+            let (rows, bit) = (&mut self.rows[column], 1 << row);
+            *rows &= !bit;
+            if *rows < bit {
+                for band in &mut self.reach[bands(*rows)..=row / BAND] {
+                    *band &= !(1 << column);
+                }
+            }
         }
     }
 
@@ -93,41 +101,35 @@ impl ClassIndex {
         self.sets.remove(Self::EMPTY, empty_key(size, gpu));
     }
 
-    /// The smallest free rectangle (area, short side, GPU) of an open GPU that holds w x h and that `accept` takes.
-    pub(crate) fn best_area_fit(&self, w: u16, h: u16, accept: &impl Fn(u32) -> bool) -> Option<Best> {
+    /// The open GPU of the smallest free rectangle (area, short side, GPU) that holds w x h and that `accept` takes.
+    pub(crate) fn best_area_fit(&self, w: u16, h: u16, accept: &impl Fn(u32) -> bool) -> Option<u32> {
         let (first_column, first_row) = (usize::from(w / 100), usize::from(h / 100));
-        let mut best: Option<Best> = None;
-        for column in first_column..CLASSES {
+        let mut best = u64::MAX;
+        for column in bits(self.reach[first_row / BAND], first_column) {
             let low_w = u32::from(w).max(column as u32 * 100);
-            if best.is_some_and(|best| low_w * u32::from(h) > best.area) {
+            if low_w * u32::from(h) > area_of_rank(best) {
                 break;
             }
-            let mut rows = self.rows[column] >> first_row << first_row;
-            while rows != 0 {
-                let row = rows.trailing_zeros() as usize;
-                rows &= rows - 1;
+            for row in bits(self.rows[column], first_row) {
                 let low_area = low_w * u32::from(h).max(row as u32 * 100);
-                if best.is_some_and(|best| low_area > best.area) {
+                if low_area > area_of_rank(best) {
                     break;
                 }
-                self.walk_class(column, row, w, h, best, accept, &mut best);
+                best = self.walk_class(column, row, w, h, best, accept);
             }
         }
-        best
+        (best != u64::MAX).then_some(best as u32 % MAX_GPUS)
     }
 
-    /// The free rectangle of an open GPU whose shorter leftover side is least (then area, short side, GPU).
-    pub(crate) fn best_short_side_fit(&self, w: u16, h: u16, accept: &impl Fn(u32) -> bool) -> Option<Best> {
+    /// The open GPU of the free rectangle whose shorter leftover side is least (then area, short side, GPU).
+    pub(crate) fn best_short_side_fit(&self, w: u16, h: u16, accept: &impl Fn(u32) -> bool) -> Option<u32> {
         let (first_column, first_row) = (usize::from(w / 100), usize::from(h / 100));
-        let mut best: Option<Best> = None;
-        for column in first_column..CLASSES {
+        let mut best = (u16::MAX, u64::MAX);
+        for column in bits(self.reach[first_row / BAND], first_column) {
             let over_w = (column as u16 * 100).saturating_sub(w);
-            let mut rows = self.rows[column] >> first_row << first_row;
-            while rows != 0 {
-                let row = rows.trailing_zeros() as usize;
-                rows &= rows - 1;
+            for row in bits(self.rows[column], first_row) {
                 let over_h = (row as u16 * 100).saturating_sub(h);
-                if best.is_some_and(|best| over_w.min(over_h) > best.leftover) {
+                if over_w.min(over_h) > best.0 {
                     continue;
                 }
                 let mut cursor = self.sets.first(column * CLASSES + row);
@@ -135,21 +137,16 @@ impl ClassIndex {
                     let key = self.sets.key(at);
                     let (rw, rh) = size_of_key(column, row, key);
                     if rw >= w && rh >= h {
-                        let candidate = Best {
-                            leftover: (rw - w).min(rh - h),
-                            area: u32::from(rw) * u32::from(rh),
-                            short_side: rw.min(rh),
-                            gpu: gpu_of_key(key),
-                        };
-                        if best.is_none_or(|best| candidate < best) && accept(candidate.gpu) {
-                            best = Some(candidate);
+                        let candidate = ((rw - w).min(rh - h), rank_of_key(column, row, key));
+                        if candidate < best && accept(gpu_of_key(key)) {
+                            best = candidate;
                         }
                     }
                     cursor = self.sets.next(at);
                 }
             }
         }
-        best
+        (best.1 != u64::MAX).then_some(best.1 as u32 % MAX_GPUS)
     }
 
     /// The smallest GPU without placements (area, short side, id) that holds w x h and that `accept` takes.
@@ -182,10 +179,10 @@ impl ClassIndex {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.sets.bytes() + size_of_val(&self.rows)
+        self.sets.bytes() + size_of_val(&self.rows) + size_of_val(&self.reach)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one loop body, split off to keep the walk readable")]
+    /// The least rank of `best` and those of the class that fit and that `accept` takes.
     #[inline]
     fn walk_class(
         &self,
@@ -193,25 +190,17 @@ impl ClassIndex {
         row: usize,
         w: u16,
         h: u16,
-        bound: Option<Best>,
+        best: u64,
         accept: &impl Fn(u32) -> bool,
-        best: &mut Option<Best>,
-    ) {
+    ) -> u64 {
         let set = column * CLASSES + row;
         let every_entry_fits = column * 100 >= usize::from(w) && row * 100 >= usize::from(h);
-        let base = base_area(column, row);
-        let base_short = column.min(row) as u16 * 100;
         let mut cursor = self.sets.first(set);
         while let Some(at) = cursor {
             let key = self.sets.key(at);
-            let candidate = Best {
-                leftover: 0,
-                area: base + (key >> (SIZE_SHIFT + SHORT_BITS)) as u32,
-                short_side: base_short + (key >> SIZE_SHIFT) as u16 % (1 << SHORT_BITS),
-                gpu: gpu_of_key(key),
-            };
-            if bound.is_some_and(|bound| candidate >= bound) {
-                return;
+            let candidate = rank_of_key(column, row, key);
+            if candidate >= best {
+                return best;
             }
             if !every_entry_fits {
                 let (rw, rh) = size_of_key(column, row, key);
@@ -224,12 +213,12 @@ impl ClassIndex {
                     continue;
                 }
             }
-            if accept(candidate.gpu) {
-                *best = Some(candidate);
-                return;
+            if accept(gpu_of_key(key)) {
+                return candidate;
             }
             cursor = self.sets.next(at);
         }
+        best
     }
 
     fn skip_size(&self, set: usize, key: u64) -> Option<Cursor> {
@@ -237,8 +226,37 @@ impl ClassIndex {
     }
 }
 
+/// The bits that are set, from `first` upwards.
+#[inline]
+fn bits(mask: u128, first: usize) -> impl Iterator<Item = usize> {
+    let mut rest = mask & (u128::MAX << first);
+    core::iter::from_fn(move || {
+        let bit = (rest != 0).then(|| rest.trailing_zeros() as usize)?;
+        rest &= rest - 1;
+        Some(bit)
+    })
+}
+
+/// How many bands a column with these rows reaches.
+#[inline]
+fn bands(rows: u128) -> usize {
+    (u128::BITS - rows.leading_zeros()).div_ceil(BAND as u32) as usize
+}
+
 fn base_area(column: usize, row: usize) -> u32 {
     (column * row) as u32 * 10_000
+}
+
+/// Area, short side and GPU in one word, in the order in which they decide.
+#[inline]
+fn rank_of_key(column: usize, row: usize, key: u64) -> u64 {
+    let area = u64::from(base_area(column, row)) + (key >> (SIZE_SHIFT + SHORT_BITS));
+    let short = column.min(row) as u64 * 100 + (key >> SIZE_SHIFT) % (1 << SHORT_BITS);
+    area << (GPU_BITS + SIDE_BITS) | short << GPU_BITS | u64::from(gpu_of_key(key))
+}
+
+fn area_of_rank(rank: u64) -> u32 {
+    (rank >> (GPU_BITS + SIDE_BITS)) as u32
 }
 
 /// The class and the key of a free rectangle of w x h on `gpu`.

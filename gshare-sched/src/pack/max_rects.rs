@@ -506,7 +506,7 @@ impl MaxRects {
     fn choose_hole(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Option<u32> {
         let (w, h) = (demand.quota.get(), demand.sm.get());
         let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId(gpu));
-        let best = match self.config.heuristic {
+        match self.config.heuristic {
             Heuristic::BestAreaFit | Heuristic::ContactCorner => self.index.best_area_fit(w, h, &accept),
             Heuristic::BestShortSideFit => self.index.best_short_side_fit(w, h, &accept),
             Heuristic::FirstFit => {
@@ -516,10 +516,9 @@ impl MaxRects {
                     let open = gpu.is_open() && !gpu.cordoned;
                     open && holes.any(|hole| hole.holds(size)) && accept(id.0)
                 };
-                return self.present().find(fits).map(|(id, _)| id.0);
+                self.present().find(fits).map(|(id, _)| id.0)
             }
-        };
-        best.map(|best| best.gpu)
+        }
     }
 
     /// Without a hole: an open GPU that can be re-arranged, or an empty one.
@@ -577,9 +576,14 @@ impl MaxRects {
         let fitting = || self.free.get_few(&state.free).iter().filter(|hole| hole.holds(size));
         match self.config.heuristic {
             Heuristic::BestAreaFit | Heuristic::FirstFit => {
-                let key = |hole: &&Rect| (hole.area(), hole.short_side(), hole.y(), hole.x());
-                let hole = fitting().min_by_key(key)?;
-                Some(Rect::new(hole.x(), hole.y(), w, h))
+                let holes = self.free.get_few(&state.free).iter();
+                // As one number each, and without a branch: which of them fits is as good as random.
+                let least = holes.fold(u128::MAX, |least, hole| {
+                    let place = if hole.holds(size) { hole.order() } else { u128::MAX };
+                    least.min(place)
+                });
+                let [x, y] = [least as u16, (least >> 16) as u16];
+                (least != u128::MAX).then(|| Rect::new(x, y, w, h))
             }
             Heuristic::BestShortSideFit => {
                 let hole = fitting().min_by_key(|hole| {
@@ -832,11 +836,11 @@ impl MaxRects {
     /// once: a size that goes stays when another rectangle has it, and to add or remove one twice changes nothing.
     fn store_free(&mut self, gpu: u32, was_whole: bool) {
         let state = &mut self.gpus[gpu as usize];
-        let FreeSet { kept, gone, new, .. } = &self.set;
-        state.whole = !state.is_open() && kept.is_empty() && *new == [state.bin()];
+        let (_, new) = self.set.kept_and_new();
+        state.whole = !state.is_open() && *self.set.after == [state.bin()];
         if !state.cordoned {
-            for size in gone {
-                let stays = !state.whole && (same_size(kept, *size) || same_size(new, *size));
+            for size in self.set.gone.iter() {
+                let stays = !state.whole && same_size(&self.set.after, *size);
                 if !was_whole && !stays {
                     self.index.remove(*size, gpu);
                 }
@@ -855,8 +859,8 @@ impl MaxRects {
                 }
             }
         }
-        self.set.kept.extend_from_slice(&self.set.new);
-        self.free.set_few(&mut state.free, &self.set.kept);
+        let (after, len) = self.set.after.and_beyond();
+        self.free.set_few_of(&mut state.free, after, len);
     }
 
     /// Takes over the arrangement that the arranger found, with `newcomer` as its last item.
@@ -889,8 +893,7 @@ impl MaxRects {
                 Cut::Maximal => self.set.occupy(self.free.get_few(&state.free), rect),
                 Cut::Guillotine => self.set.cut_out(self.free.get_few(&state.free), rect),
             }
-            self.set.kept.extend_from_slice(&self.set.new);
-            self.free.set_few(&mut state.free, &self.set.kept);
+            self.free.set_few(&mut state.free, &self.set.after);
         }
     }
 
@@ -1324,7 +1327,7 @@ impl MaxRects {
 }
 
 fn same_size(rects: &[Rect], size: Rect) -> bool {
-    rects.iter().any(|rect| rect.size() == size.size())
+    rects.iter().fold(false, |found, rect| found | (rect.size() == size.size()))
 }
 
 fn area(demand: &Demand) -> u32 {

@@ -59,6 +59,7 @@ mod batch;
 mod geometry;
 mod guillotine;
 mod index;
+mod list;
 mod max_rects;
 pub mod picture;
 mod rearrange;

@@ -131,7 +131,7 @@ fn holes(bin: Rect, placements: &[Placement]) -> Vec<Rect> {
     for rect in rects(placements) {
         set.occupy(&free, rect);
         free.clear();
-        free.extend(set.kept.iter().chain(&set.new));
+        free.extend_from_slice(&set.after);
     }
     free
 }

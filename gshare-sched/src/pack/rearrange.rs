@@ -76,8 +76,7 @@ impl Arranger {
             self.done.push(at);
             self.set.occupy(&self.free, at);
             self.free.clear();
-            self.free.extend_from_slice(&self.set.kept);
-            self.free.extend_from_slice(&self.set.new);
+            self.free.extend_from_slice(&self.set.after);
         }
         true
     }

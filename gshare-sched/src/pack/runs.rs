@@ -136,6 +136,19 @@ impl<T: Copy + Default> Runs<T> {
         few.run = Run { len: items.len() as u32, ..Run::default() };
     }
 
+    /// The same for the first `len` of `items`: where more lie behind them, a short list is copied at a length that is known
+    /// beforehand.
+    #[inline]
+    pub(crate) fn set_few_of<const N: usize>(&mut self, few: &mut Few<T, N>, items: &[T], len: usize) {
+        match items.first_chunk() {
+            Some(items) if len <= N && few.run.log2 == 0 => {
+                few.here = *items;
+                few.run.len = len as u32;
+            }
+            _ => self.set_few(few, &items[..len]),
+        }
+    }
+
     pub(crate) fn push_few<const N: usize>(&mut self, few: &mut Few<T, N>, item: T) {
         if few.run.log2 == 0 {
             if let Some(free) = few.here.get_mut(few.run.len()) {

@@ -1,0 +1,83 @@
+//! A list for work space that is filled without branches.
+//!
+//! Which rectangles of a GPU a placement meets is as good as random, and so is every `if` about it: a processor that guesses
+//! wrong waits longer than the test and the write take. So each rectangle is written, and counted when it belongs; the
+//! next one is written over one that does not.
+
+use core::ops::Deref;
+
+use super::geometry::Rect;
+
+/// Rectangles. Room is made ahead, by [`List::reserve`].
+#[derive(Debug, Clone, Default)]
+pub(crate) struct List {
+    /// The list, then at least one that is not in it.
+    items: Vec<Rect>,
+    len: usize,
+}
+
+impl List {
+    /// The least room, so that a list that is short can be copied as a whole.
+    const LEAST: usize = 16;
+
+    /// Empties it and makes room for this many.
+    #[inline]
+    pub(crate) fn start(&mut self, most: usize) {
+        self.len = 0;
+        self.reserve(most);
+    }
+
+    /// Makes room for this many more.
+    #[inline]
+    pub(crate) fn reserve(&mut self, more: usize) {
+        let room = self.len + more + 1;
+        if self.items.len() < room {
+            self.grow(room);
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self, room: usize) {
+        self.items.resize(room.next_power_of_two().max(Self::LEAST), Rect::default());
+    }
+
+    /// Appends a rectangle if it is wanted. There must be room for it either way.
+    #[inline]
+    pub(crate) fn push_if(&mut self, rect: Rect, wanted: bool) {
+        self.items[self.len] = rect;
+        self.len += usize::from(wanted);
+    }
+
+    pub(crate) fn push(&mut self, rect: Rect) {
+        self.reserve(1);
+        self.push_if(rect, true);
+    }
+
+    pub(crate) fn extend(&mut self, rects: &[Rect]) {
+        self.reserve(rects.len());
+        for rect in rects {
+            self.push_if(*rect, true);
+        }
+    }
+
+    /// Takes one out; the last takes its place.
+    pub(crate) fn swap_remove(&mut self, index: usize) -> Rect {
+        self.len -= 1;
+        self.items.swap(index, self.len);
+        self.items[self.len]
+    }
+
+    /// The list and whatever lies behind it, and the length of the list.
+    pub(crate) fn and_beyond(&self) -> (&[Rect], usize) {
+        (&self.items, self.len)
+    }
+}
+
+impl Deref for List {
+    type Target = [Rect];
+
+    #[inline]
+    fn deref(&self) -> &[Rect] {
+        &self.items[..self.len]
+    }
+}
