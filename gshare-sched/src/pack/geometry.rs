@@ -82,6 +82,12 @@ impl Rect {
         SIDES - self.0 as u32 - (self.0 >> 32) as u32
     }
 
+    /// One of 64 bits, the same for all rectangles of a size.
+    pub(crate) const fn size_bit(self) -> u64 {
+        // Fibonacci hashing, which spreads sizes that differ by multiples of a power of two.
+        1 << (self.size().wrapping_mul(0x9E37_79B1) >> 26)
+    }
+
     /// Whether a rectangle of this [`Rect::size`] fits inside: both sides are compared at once.
     pub(crate) const fn holds(self, size: u32) -> bool {
         const GUARD: u32 = 0x8000_8000;

@@ -839,8 +839,10 @@ impl MaxRects {
         let (_, new) = self.set.kept_and_new();
         state.whole = !state.is_open() && *self.set.after == [state.bin()];
         if !state.cordoned {
+            // Hardly ever does another rectangle have the size: one bit each says most often that none has.
+            let sizes = self.set.after.iter().fold(0, |sizes, rect| sizes | rect.size_bit());
             for size in self.set.gone.iter() {
-                let stays = !state.whole && same_size(&self.set.after, *size);
+                let stays = sizes & size.size_bit() != 0 && !state.whole && same_size(&self.set.after, *size);
                 if !was_whole && !stays {
                     self.index.remove(*size, gpu);
                 }
@@ -1327,7 +1329,7 @@ impl MaxRects {
 }
 
 fn same_size(rects: &[Rect], size: Rect) -> bool {
-    rects.iter().fold(false, |found, rect| found | (rect.size() == size.size()))
+    rects.iter().any(|rect| rect.size() == size.size())
 }
 
 fn area(demand: &Demand) -> u32 {
