@@ -102,10 +102,17 @@ impl Rect {
         self.w().min(self.h())
     }
 
-    /// Area, short side, y, x, in this order from the top: which of the rectangles of a GPU is used first.
-    pub(crate) fn order(self) -> u128 {
-        let size = u64::from(self.area()) << 16 | u64::from(self.short_side());
-        u128::from(size) << 32 | u128::from(self.0 as u32)
+    /// w x h in the lower left corner of the smallest of `holes` (area, short side, y, x) that holds it.
+    #[inline]
+    pub(crate) fn in_the_smallest(holes: &[Self], w: u16, h: u16) -> Option<Self> {
+        let size = Self::new(0, 0, w, h).size();
+        // As one number each, and without a branch: which of them fit is as good as random.
+        let least = holes.iter().fold(u128::MAX, |least, hole| {
+            let extent = u64::from(hole.area()) << 16 | u64::from(hole.short_side());
+            let order = u128::from(extent) << 32 | u128::from(hole.0 as u32);
+            least.min(if hole.holds(size) { order } else { u128::MAX })
+        });
+        (least != u128::MAX).then(|| Self::new(least as u16, (least >> 16) as u16, w, h))
     }
 
     /// Right, top and the distances of left and bottom: what [`Rect::meets`] compares with.
@@ -257,7 +264,7 @@ pub(crate) struct FreeSet {
     pub(crate) stay: usize,
     /// Free rectangles that go.
     pub(crate) gone: List,
-    pub(crate) pieces: List,
+    pieces: List,
     grown: List,
     spare: List,
 }
@@ -289,24 +296,21 @@ impl FreeSet {
         freed: Rect,
     ) {
         let mut grown = core::mem::take(&mut self.grown);
-        let Self { pieces, spare, .. } = self;
         grown.start(1);
         grown.push(used.clone().fold(bin, |room, placed| room.beside(placed, freed)));
         for placed in used {
-            if !grown.iter().fold(false, |met, rect| met | rect.meets(placed)) {
+            part(&grown, &mut self.spare, &mut self.gone, |rect| rect.meets(placed));
+            if self.gone.is_empty() {
                 continue;
             }
-            pieces.start(4 * grown.len());
-            spare.start(grown.len());
-            for rect in grown.iter() {
-                let meets = rect.meets(placed);
-                spare.push_if(*rect, !meets);
+            self.pieces.start(4 * self.gone.len());
+            for rect in self.gone.iter() {
                 for (piece, is_one) in rect.cut(placed) {
-                    pieces.push_if(piece, meets & is_one & piece.meets(freed));
+                    self.pieces.push_if(piece, is_one & piece.meets(freed));
                 }
             }
-            prune(pieces, spare);
-            core::mem::swap(&mut grown, spare);
+            prune(&self.pieces, &mut self.spare);
+            core::mem::swap(&mut grown, &mut self.spare);
         }
         self.part(free, |rect| grown.iter().fold(false, |inside, larger| inside | larger.contains(rect)));
         self.after.extend(&grown);
@@ -329,15 +333,19 @@ impl FreeSet {
     /// Parts `free` in what goes and what stays.
     #[inline]
     pub(crate) fn part(&mut self, free: &[Rect], goes: impl Fn(Rect) -> bool) {
-        let Self { after, gone, .. } = self;
-        after.start(free.len());
-        gone.start(free.len());
-        for rect in free {
-            let goes = goes(*rect);
-            after.push_if(*rect, !goes);
-            gone.push_if(*rect, goes);
-        }
+        part(free, &mut self.after, &mut self.gone, goes);
         self.stay = self.after.len();
+    }
+}
+
+#[inline]
+fn part(rects: &[Rect], stay: &mut List, gone: &mut List, goes: impl Fn(Rect) -> bool) {
+    stay.start(rects.len());
+    gone.start(rects.len());
+    for rect in rects {
+        let goes = goes(*rect);
+        stay.push_if(*rect, !goes);
+        gone.push_if(*rect, goes);
     }
 }
 
@@ -348,7 +356,8 @@ fn prune(pieces: &[Rect], out: &mut List) {
         // What lies in an earlier piece that is not in `out` lies in what that one lies in.
         let inside = out.iter().fold(false, |inside, larger| inside | larger.contains(*piece));
         let later = pieces[i + 1..].iter();
-        let inside = later.fold(inside, |inside, larger| inside | (larger.contains(*piece) & (larger != piece)));
+        let inside =
+            later.fold(inside, |inside, larger| inside | (larger.contains(*piece) & (larger != piece)));
         out.push_if(*piece, !inside);
     }
 }

@@ -576,14 +576,7 @@ impl MaxRects {
         let fitting = || self.free.get_few(&state.free).iter().filter(|hole| hole.holds(size));
         match self.config.heuristic {
             Heuristic::BestAreaFit | Heuristic::FirstFit => {
-                let holes = self.free.get_few(&state.free).iter();
-                // As one number each, and without a branch: which of them fits is as good as random.
-                let least = holes.fold(u128::MAX, |least, hole| {
-                    let place = if hole.holds(size) { hole.order() } else { u128::MAX };
-                    least.min(place)
-                });
-                let [x, y] = [least as u16, (least >> 16) as u16];
-                (least != u128::MAX).then(|| Rect::new(x, y, w, h))
+                Rect::in_the_smallest(self.free.get_few(&state.free), w, h)
             }
             Heuristic::BestShortSideFit => {
                 let hole = fitting().min_by_key(|hole| {
