@@ -68,7 +68,24 @@ impl ClassIndex {
 
     pub(crate) fn insert(&mut self, size: Rect, gpu: u32) {
         let (column, row, key) = entry(size.w(), size.h(), gpu);
-        self.sets.insert(column * CLASSES + row, key);
+        let set = column * CLASSES + row;
+        if self.sets.is_empty(set) {
+            self.open_class(column, row);
+        }
+        self.sets.insert(set, key);
+    }
+
+    pub(crate) fn remove(&mut self, size: Rect, gpu: u32) {
+        let (column, row, key) = entry(size.w(), size.h(), gpu);
+        let set = column * CLASSES + row;
+        self.sets.remove(set, key);
+        if self.sets.is_empty(set) {
+            self.close_class(column, row);
+        }
+    }
+
+    #[inline(never)]
+    fn open_class(&mut self, column: usize, row: usize) {
         let (rows, bit) = (&mut self.rows[column], 1 << row);
         if *rows < bit {
             for band in &mut self.reach[bands(*rows)..=row / BAND] {
@@ -78,17 +95,13 @@ impl ClassIndex {
         *rows |= bit;
     }
 
-    pub(crate) fn remove(&mut self, size: Rect, gpu: u32) {
-        let (column, row, key) = entry(size.w(), size.h(), gpu);
-        let set = column * CLASSES + row;
-        self.sets.remove(set, key);
-        if self.sets.is_empty(set) {
-            let (rows, bit) = (&mut self.rows[column], 1 << row);
-            *rows &= !bit;
-            if *rows < bit {
-                for band in &mut self.reach[bands(*rows)..=row / BAND] {
-                    *band &= !(1 << column);
-                }
+    #[inline(never)]
+    fn close_class(&mut self, column: usize, row: usize) {
+        let (rows, bit) = (&mut self.rows[column], 1 << row);
+        *rows &= !bit;
+        if *rows < bit {
+            for band in &mut self.reach[bands(*rows)..=row / BAND] {
+                *band &= !(1 << column);
             }
         }
     }
