@@ -8,10 +8,10 @@
 //! A free rectangle w x h belongs to the class (w / 100, h / 100): column and row in whole per cents, 0 to 100 each.
 //! Per class there is an ordered set of (area, short side, GPU); per column a bit mask of its rows that are not empty, and
 //! for every eighth row one of the columns that reach it.
-//! For a demand w x h, walk the columns from its own rightwards that reach its row, and in each the set bits from that row
-//! upwards; stop a column, and then the walk, as soon as the smallest area that a class could hold exceeds the best found. In a
-//! class above the demand in both axes every entry fits, so its first one is its best; in a class of the demand's own
-//! column or row an entry is tested, and a size that does not fit is skipped whole.
+//! For a demand w x h, walk the columns from its own rightwards that reach its row, and in each the set bits from that
+//! row upwards; stop a column, and then the walk, as soon as the smallest area that a class could hold exceeds the best
+//! found. In a class above the demand in both axes every entry fits, so its first one is its best; in a class of the
+//! demand's own column or row an entry is tested, and a size that does not fit is skipped whole.
 //!
 //! Worked example, in per cent: a demand of 24 x 60, free rectangles of 40 x 76 and 60 x 60. Columns 24 to 39 are
 //! empty. In column 40 the first bit from row 60 upwards is row 76: area 3040. Columns 41 to 50 are empty. In column

@@ -189,7 +189,7 @@ mod tests {
     proptest! {
         /// Three lists that grow beyond the room they have at home, and come back, are three vectors.
         #[test]
-        fn a_list_with_its_owner_is_a_vector(changes in prop::collection::vec((0..3usize, 0..8u8, 0..12usize), 1..200)) {
+        fn a_list_with_its_owner_is_a_vector(changes in prop::collection::vec((0..3usize, 0..9u8, 0..12usize), 1..200)) {
             let mut runs: Runs<u32> = Runs::new();
             let mut lists = [Few::<u32, 4>::default(); 3];
             let mut literal: [Vec<u32>; 3] = Default::default();
@@ -208,6 +208,11 @@ mod tests {
                     7 => {
                         *vector = vec![item; at];
                         runs.set_few(few, vector);
+                    }
+                    8 => {
+                        *vector = vec![item; at];
+                        let beyond: Vec<u32> = vector.iter().copied().chain(0..5).collect();
+                        runs.set_few_of(few, &beyond, at);
                     }
                     _ => {}
                 }
