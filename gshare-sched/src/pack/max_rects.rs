@@ -536,11 +536,17 @@ impl MaxRects {
             let room = |gpu: &u32| self.gpus[*gpu as usize].area_free() >= area && accept(*gpu);
             let candidates = self.areas.freest(area).filter(room);
             for gpu in candidates.take(self.config.rearrange_gpus as usize) {
-                let state = &self.gpus[gpu as usize];
+                let (bin, pods) =
+                    (self.gpus[gpu as usize].bin(), self.pods.get_few(&self.gpus[gpu as usize].pods));
+                // What fits neither beside nor above one that is there fits in no arrangement.
+                let excludes = |pod: &Pod| (pod.rect.w() + w > bin.w()) & (pod.rect.h() + h > bin.h());
+                if pods.iter().fold(false, |excluded, pod| excluded | excludes(pod)) {
+                    continue;
+                }
                 items.clear();
-                items.extend(self.pods.get_few(&state.pods).iter().map(|pod| pod.rect));
+                items.extend(pods.iter().map(|pod| pod.rect));
                 items.push(Rect::new(0, 0, w, h));
-                if could_fit(state.bin(), items) && arranger.arrange(state.bin(), items) {
+                if arranger.arrange(bin, items) {
                     return Ok(Choice { gpu, rearrange: true });
                 }
             }
@@ -1331,17 +1337,4 @@ fn area(demand: &Demand) -> u32 {
 
 fn long_side(demand: &Demand) -> u16 {
     demand.quota.get().max(demand.sm.get())
-}
-
-/// A quick test that no arrangement can pass: two items that fit neither beside nor above each other, or too much area.
-fn could_fit(bin: Rect, items: &[Rect]) -> bool {
-    let mut area = 0u32;
-    for (i, item) in items.iter().enumerate() {
-        area = area.saturating_add(item.area());
-        let clash = |other: &Rect| item.w() + other.w() > bin.w() && item.h() + other.h() > bin.h();
-        if items[..i].iter().any(clash) {
-            return false;
-        }
-    }
-    area <= bin.area()
 }
