@@ -47,12 +47,14 @@ pub(super) struct Coming {
 const FAR: u64 = 1 << 31;
 
 impl Coming {
+    #[inline]
     fn of(message: u32, word: u64) -> Option<Self> {
         let chunks = word & (FAR - 1);
         let chunks = (chunks != FAR - 1).then_some(chunks);
         (word >> 32 == u64::from(message)).then_some(Self { chunks, far: word & FAR != 0 })
     }
 
+    #[inline]
     fn word(self, message: u32) -> u64 {
         let chunks = self.chunks.unwrap_or(FAR - 1);
         u64::from(message) << 32 | if self.far { FAR } else { 0 } | chunks
@@ -147,6 +149,7 @@ impl Map {
         self.fd.as_fd()
     }
 
+    #[inline]
     fn u32_at(&self, at: u64) -> &AtomicU32 {
         debug_assert!(at.is_multiple_of(4) && at + 4 <= self.raw.len() as u64);
         // SAFETY: the callers' places are below the size that was mapped (constants in the first page, descriptors of
@@ -154,6 +157,7 @@ impl Map {
         unsafe { &*self.raw.as_mut_ptr().add(usize::try_from(at).unwrap_or(0)).cast::<AtomicU32>() }
     }
 
+    #[inline]
     fn u64_at(&self, at: u64) -> &AtomicU64 {
         debug_assert!(at.is_multiple_of(8) && at + 8 <= self.raw.len() as u64);
         // SAFETY: as for `u32_at`.
@@ -161,20 +165,24 @@ impl Map {
     }
 
     /// The number of slots is a power of two.
+    #[inline]
     fn slot_of(&self, message: u32) -> u32 {
         message & (self.slots - 1)
     }
 
+    #[inline]
     fn descriptor(&self, slot: u32) -> u64 {
         PAGE + u64::from(slot) * DESCRIPTOR
     }
 
     /// Messages that were published; the receiver sleeps on it.
+    #[inline]
     pub(super) fn published(&self) -> Turn<'_> {
         Turn { count: self.u32_at(AT_HEAD), asleep: self.u32_at(AT_HEAD_ASLEEP) }
     }
 
     /// Messages that were released; the sender sleeps on it.
+    #[inline]
     pub(super) fn released(&self) -> Turn<'_> {
         Turn { count: self.u32_at(AT_TAIL), asleep: self.u32_at(AT_TAIL_ASLEEP) }
     }
@@ -189,20 +197,22 @@ impl Map {
 
     /// Length and tag of the last message that was published with the same lowest bit as this one. They come on one
     /// cache line with the counter, which is all that a receiver that waits has to fetch then.
+    #[inline]
     pub(super) fn latest(&self, message: u32) -> (&AtomicU64, &AtomicU64) {
         let at = AT_LATEST + u64::from(message % 2) * 16;
         (self.u64_at(at), self.u64_at(at + 8))
     }
 
-    /// Length and tag of a published message: off the counter's line if it is the last one, else from its descriptor.
-    pub(super) fn described(&self, message: u32) -> (u64, u64) {
-        let is_last = || self.published().seen() == message.wrapping_add(1);
-        if is_last() {
+    /// Length and tag of a published message, when so many were `published`: off the counter's line if it is the last
+    /// one, else from its descriptor.
+    #[inline]
+    pub(super) fn described(&self, message: u32, published: u32) -> (u64, u64) {
+        if published == message.wrapping_add(1) {
             let (length, tag) = self.latest(message);
             let both = (length.load(Ordering::Acquire), tag.load(Ordering::Acquire));
             // Nobody wrote there if it still is: the next but one is described after the next was counted, with the
             // fence of `Turn::advance` between.
-            if is_last() {
+            if self.published().seen() == published {
                 return both;
             }
         }
@@ -210,37 +220,44 @@ impl Map {
     }
 
     /// Bytes of the message in a slot.
+    #[inline]
     pub(super) fn length(&self, message: u32) -> &AtomicU64 {
         self.u64_at(self.descriptor(self.slot_of(message)))
     }
 
     /// Its tag.
+    #[inline]
     pub(super) fn tag(&self, message: u32) -> &AtomicU64 {
         self.u64_at(self.descriptor(self.slot_of(message)) + 8)
     }
 
     /// How far the copy of a message into its slot has come: a [`Coming`].
+    #[inline]
     fn coming_at(&self, message: u32) -> &AtomicU64 {
         self.u64_at(self.descriptor(self.slot_of(message)) + 16)
     }
 
     /// How far the copy of this message into its slot has come, if the slot has that of this message. What was copied
     /// in by then is seen.
+    #[inline]
     pub(super) fn coming(&self, message: u32) -> Option<Coming> {
         Coming::of(message, self.coming_at(message).load(Ordering::Acquire))
     }
 
     /// Tells how far it is; without it, that this message is not copied in.
+    #[inline]
     pub(super) fn tell(&self, message: u32, coming: Option<Coming>) {
         let word = coming.map_or(!(u64::from(message) << 32), |coming| coming.word(message));
         self.coming_at(message).store(word, Ordering::Release);
     }
 
     /// How often somebody began to copy a message into that slot.
+    #[inline]
     pub(super) fn attempt(&self, message: u32) -> &AtomicU64 {
         self.u64_at(self.descriptor(self.slot_of(message)) + 24)
     }
 
+    #[inline]
     fn slot(&self, message: u32) -> *mut u8 {
         let slot = u64::from(self.slot_of(message)) * self.slot_bytes.next_multiple_of(PAGE);
         let at = usize::try_from(self.data + slot).unwrap_or(0);
@@ -250,6 +267,7 @@ impl Map {
 
     /// The slot of a message that is not published yet.
     #[expect(clippy::mut_from_ref, reason = "the memory is the mapping's, not this struct's")]
+    #[inline]
     pub(super) fn slot_mut(&self, message: u32) -> &mut [u8] {
         let bytes = usize::try_from(self.slot_bytes).unwrap_or(0);
         // SAFETY: within the mapping; the one sender has one loan at a time (it borrows the sender mutably), and the
@@ -259,6 +277,7 @@ impl Map {
     }
 
     /// The first `length` bytes of the slot of a message that is published and not released.
+    #[inline]
     pub(super) fn slot_ref(&self, message: u32, length: u64) -> &[u8] {
         let bytes = usize::try_from(length.min(self.slot_bytes)).unwrap_or(0);
         // SAFETY: within the mapping; the sender does not touch a slot between its publication and its release.
@@ -286,6 +305,8 @@ impl Futex for Kernel {
             rustix::thread::futex::wait(word, rustix::thread::futex::Flags::empty(), value, Some(&timeout));
     }
 
+    #[cold]
+    #[inline(never)]
     fn wake(&self, word: &AtomicU32) {
         let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), u32::MAX >> 1);
     }

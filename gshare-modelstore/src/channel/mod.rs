@@ -181,7 +181,7 @@ impl Channel {
     /// The side that receives. There must be one at a time.
     pub fn into_receiver(self, options: ChannelOptions) -> Receiver {
         let next = self.map.released().seen();
-        Receiver { side: Side { map: self.map, options, peer: None }, next }
+        Receiver { side: Side { map: self.map, options, peer: None }, next, length: 0, tag: 0 }
     }
 }
 
@@ -200,6 +200,7 @@ struct Side {
 
 impl Side {
     /// Messages published and not released, for the side that does not count the one of the two itself.
+    #[inline]
     fn filled(&self, published: u32, released: u32) -> Result<u32, ChannelError> {
         let filled = published.wrapping_sub(released);
         if filled > self.map.slots {
@@ -216,42 +217,34 @@ impl Side {
         rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Waits until `ready`; `other` is the counter that the other side moves.
+    /// Waits until `ready`.
     fn wait(
         &self,
         timeout: Option<Duration>,
         sends: bool,
-        ready: impl Fn() -> Result<bool, ChannelError>,
+        ready: impl Fn() -> bool,
     ) -> Result<(), ChannelError> {
-        let looks = || {
-            for _ in 0..LOOKS {
-                std::hint::spin_loop();
-                if ready()? {
-                    return Ok(true);
-                }
-            }
-            Ok(false)
-        };
-        // What comes soon is there before the clock could be read.
-        if ready()? || !self.options.spin.is_zero() && looks()? {
-            return Ok(());
-        }
-        let begun = Instant::now();
+        let looks = if self.options.spin.is_zero() { 1 } else { LOOKS };
+        let mut begun = None;
         loop {
+            // What comes soon is there before the clock could be read.
+            for _ in 0..looks {
+                if ready() {
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
             // Order matters: what was sent before a close or a death is still received.
             let closed = if sends { self.map.receiver_closed() } else { self.map.sender_closed() };
             let closed = closed.load(Ordering::SeqCst) != 0;
-            if ready()? {
+            if ready() {
                 return Ok(());
             }
             if closed {
                 return Err(ChannelError::Closed);
             }
-            let waited = begun.elapsed();
+            let waited = begun.get_or_insert_with(Instant::now).elapsed();
             if waited < self.options.spin {
-                if looks()? {
-                    return Ok(());
-                }
                 continue;
             }
             let left = timeout.map_or(Duration::MAX, |timeout| timeout.saturating_sub(waited));
@@ -260,12 +253,12 @@ impl Side {
             }
             let turn = if sends { self.map.released() } else { self.map.published() };
             let seen = turn.seen();
-            if ready()? {
+            if ready() {
                 return Ok(());
             }
             if self.peer_is_gone() {
                 // It may have moved its counter before it died.
-                return if ready()? { Ok(()) } else { Err(ChannelError::PeerGone) };
+                return if ready() { Ok(()) } else { Err(ChannelError::PeerGone) };
             }
             // Without a peer to look after a second is as good as for ever.
             let check = if self.peer.is_some() { self.options.check_peer } else { Duration::from_secs(1) };
@@ -310,17 +303,25 @@ impl Sender {
     /// [`ChannelError::TimedOut`], [`ChannelError::Closed`], [`ChannelError::PeerGone`], [`ChannelError::Corrupt`].
     #[inline]
     pub fn loan(&mut self, timeout: Option<Duration>) -> Result<Loan<'_>, ChannelError> {
-        let (map, next) = (&self.side.map, self.next);
-        if next.wrapping_sub(self.released) >= map.slots {
-            let (published, released) = (map.published(), map.released());
-            self.released = released.seen();
-            if next.wrapping_sub(self.released) >= map.slots {
-                let has_room = || Ok(self.side.filled(published.seen(), released.seen())? < map.slots);
-                self.side.wait(timeout, true, has_room)?;
-                self.released = released.seen();
-            }
+        if self.next.wrapping_sub(self.released) >= self.side.map.slots {
+            self.look_for_room(timeout)?;
         }
         Ok(Loan { sender: self })
+    }
+
+    fn look_for_room(&mut self, timeout: Option<Duration>) -> Result<(), ChannelError> {
+        let (side, next) = (&self.side, self.next);
+        let (published, released) = (side.map.published(), side.map.released());
+        self.released = released.seen();
+        if next.wrapping_sub(self.released) < side.map.slots {
+            return Ok(());
+        }
+        let full = self.released;
+        side.filled(published.seen(), full)?;
+        side.wait(timeout, true, || released.seen() != full)?;
+        self.released = released.seen();
+        side.filled(published.seen(), self.released)?;
+        Ok(())
     }
 
     /// Copies a message into a slot and publishes it.
@@ -371,6 +372,7 @@ pub struct Loan<'a> {
 
 impl Loan<'_> {
     /// The slot. It holds what an earlier message left there.
+    #[inline]
     pub fn bytes(&mut self) -> &mut [u8] {
         self.sender.side.map.slot_mut(self.sender.next)
     }
@@ -450,6 +452,10 @@ impl Loan<'_> {
 pub struct Receiver {
     side: Side,
     next: u32,
+    /// Of the message that was received last. They are here for a [`Message`] to be one word: what is larger is handed
+    /// over through memory, which takes as long as a third of the way of the message.
+    length: u64,
+    tag: u64,
 }
 
 impl Receiver {
@@ -467,15 +473,26 @@ impl Receiver {
     /// left to be received), [`ChannelError::Corrupt`].
     #[inline]
     pub fn receive(&mut self, timeout: Option<Duration>) -> Result<Message<'_>, ChannelError> {
-        let side = &self.side;
+        let (side, next) = (&self.side, self.next);
         let published = side.map.published();
-        side.wait(timeout, false, || Ok(side.filled(published.seen(), self.next)? > 0))?;
-        let (value, tag) = side.map.described(self.next);
+        let mut count = published.seen();
+        if count == next {
+            self.wait_for_one(timeout)?;
+            count = published.seen();
+        }
+        side.filled(count, next)?;
+        let (value, tag) = side.map.described(next, count);
         let limit = side.map.slot_bytes;
         if value > limit {
             return Err(ChannelError::Corrupt { field: "length", value, limit });
         }
-        Ok(Message { receiver: self, length: value, tag })
+        (self.length, self.tag) = (value, tag);
+        Ok(Message { receiver: self })
+    }
+
+    fn wait_for_one(&self, timeout: Option<Duration>) -> Result<(), ChannelError> {
+        let (published, next) = (self.side.map.published(), self.next);
+        self.side.wait(timeout, false, || published.seen() != next)
     }
 
     /// The next message, copied into `buffer` in the place of what was in it, and released; answers with its tag. A
@@ -523,11 +540,11 @@ impl Receiver {
             let Some(Coming { chunks, far }) = map.coming(number) else { return (0, false) };
             (chunks.unwrap_or(copied), far)
         };
-        let published = || side.filled(map.published().seen(), number).map_or(true, |filled| filled > 0);
+        let published = || map.published().seen() != number;
         let left = || deadline.map(|at| at.saturating_duration_since(Instant::now()));
         let begun = || map.coming(number).is_some() && map.attempt(number).load(Ordering::Relaxed) != 0;
         // Whatever goes wrong here shows when the message is received.
-        side.wait(left(), false, || Ok(published() || begun())).ok()?;
+        side.wait(left(), false, || published() || begun()).ok()?;
         let attempt = map.attempt(number).load(Ordering::Acquire);
         let mut copied = 0;
         while !published() {
@@ -547,7 +564,7 @@ impl Receiver {
                 std::hint::spin_loop();
             }
             if there(copied).0 == copied && !published() {
-                side.wait(left(), false, || Ok(published() || there(copied).0 != copied)).ok()?;
+                side.wait(left(), false, || published() || there(copied).0 != copied).ok()?;
             }
         }
         Some(attempt)
@@ -569,19 +586,19 @@ impl AsFd for Receiver {
 #[derive(Debug)]
 pub struct Message<'a> {
     receiver: &'a mut Receiver,
-    length: u64,
-    tag: u64,
 }
 
 impl Message<'_> {
     /// Its bytes.
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
-        self.receiver.side.map.slot_ref(self.receiver.next, self.length)
+        self.receiver.side.map.slot_ref(self.receiver.next, self.receiver.length)
     }
 
     /// Its tag.
+    #[inline]
     pub const fn tag(&self) -> u64 {
-        self.tag
+        self.receiver.tag
     }
 
     /// Leaves it in the channel: the next [`Receiver::receive`] gets it again.
@@ -591,8 +608,9 @@ impl Message<'_> {
 }
 
 impl Drop for Message<'_> {
+    #[inline]
     fn drop(&mut self) {
-        let Receiver { side, next } = &mut *self.receiver;
+        let Receiver { side, next, .. } = &mut *self.receiver;
         *next = next.wrapping_add(1);
         side.map.released().advance(*next, &Kernel { at_most: Duration::ZERO });
     }

@@ -29,12 +29,14 @@ pub(super) trait Futex {
 
 impl Turn<'_> {
     /// Where the counter stands; what was written before it was moved there is seen.
+    #[inline]
     pub(super) fn seen(&self) -> u32 {
         self.count.load(Ordering::Acquire)
     }
 
     /// Moves the counter, and wakes the other side if it sleeps. Where to, the one side that moves it knows: to read
     /// the line before writing it would bring it here twice.
+    #[inline]
     pub(super) fn advance(&self, to: u32, futex: &impl Futex) {
         self.count.store(to, Ordering::Release);
         self.nudge(futex);
@@ -42,6 +44,7 @@ impl Turn<'_> {
 
     /// Wakes the other side if it sleeps, after something else than the counter was written that it should see. One
     /// that is about to sleep may miss it; the counter's next move it does not.
+    #[inline]
     pub(super) fn nudge(&self, futex: &impl Futex) {
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) != 0 {
