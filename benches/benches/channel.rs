@@ -3,8 +3,9 @@
 //!
 //! Two threads. One way is measured as a message there and an empty one back, less half of the time of two empty ones
 //! of the same carrier. The threads are bound to two CPUs. A wake, and a line that moves between cores, take half as
-//! long at one time as at another, so in the table at the end all that sleep sooner or later take turns; iceoryx2 that
-//! spins never does, and is measured before them. What is compared with what:
+//! long at one time as at another, so in the table at the end all that sleep sooner or later take turns, and a ratio is
+//! the median of those of the turns; iceoryx2 that spins never sleeps, and is measured before them. What is compared
+//! with what:
 //!
 //! | ours | beside | target |
 //! |---|---|---|
@@ -178,34 +179,47 @@ fn channel(c: &mut Criterion) {
         }
     }
     group.finish();
-    print(&mut samples);
+    print(&samples);
 }
 
-fn print(samples: &mut Samples) {
-    let medians: BTreeMap<_, f64> =
-        samples.iter_mut().filter_map(|(&key, all)| Some((key, median(all)?))).collect();
-    let median = |name, waits, size| medians.get(&(name, waits, size)).copied();
+/// The median of the ratios of what took turns, else the ratio of the medians. The machine may change its pace from one
+/// turn to another, so that the medians are of different turns.
+fn ratio(ours: &[f64], other: &[f64], took_turns: bool) -> Option<f64> {
+    if took_turns {
+        return median(&mut ours.iter().zip(other).map(|(ours, other)| ours / other).collect::<Vec<_>>());
+    }
+    Some(median(&mut ours.to_vec())? / median(&mut other.to_vec())?)
+}
+
+fn print(samples: &Samples) {
     println!("\n{:<38} {:>10} {:>10}  ratio", "medians", "us", "beside us");
     for (size, _) in SIZES {
         for waits in [Waits::Asleep, Waits::Spinning].map(Waits::name) {
-            let of = |name| median(name, waits, size);
-            let memcpy = of(MEMCPY);
-            let with_wake = of(WAKE).zip(memcpy).map(|(wake, memcpy)| wake + memcpy);
+            let of = |name| samples.get(&(name, waits, size)).filter(|all| !all.is_empty());
+            let with_wake: Option<Vec<f64>> = of(WAKE)
+                .zip(of(MEMCPY))
+                .map(|(wake, memcpy)| wake.iter().zip(memcpy).map(|(wake, memcpy)| wake + memcpy).collect());
+            // ipc-channel always sleeps, and iceoryx2 that spins never does: both took no turns with what spins.
+            let sleeps = waits == Waits::Asleep.name();
             let rows = [
-                (IN_PLACE, WAKE, of(WAKE)),
-                (IN_PLACE, EMPTY_MESSAGE, of(EMPTY_MESSAGE)),
-                (TOUCHED, TOUCH_FLOOR, of(TOUCH_FLOOR)),
-                (COPIES, MEMCPY, memcpy),
-                (COPIES, "wake and one memcpy", with_wake),
-                (COPIES, ICEORYX, of(ICEORYX)),
-                (COPIES, IPC, median(IPC, "asleep", size)),
+                (IN_PLACE, WAKE, of(WAKE), true),
+                (IN_PLACE, EMPTY_MESSAGE, of(EMPTY_MESSAGE), true),
+                (TOUCHED, TOUCH_FLOOR, of(TOUCH_FLOOR), true),
+                (COPIES, MEMCPY, of(MEMCPY), true),
+                (COPIES, "wake and one memcpy", with_wake.as_ref(), true),
+                (COPIES, ICEORYX, of(ICEORYX), sleeps),
+                (COPIES, IPC, samples.get(&(IPC, Waits::Asleep.name(), size)), sleeps),
             ];
-            for (name, beside, other) in rows {
-                if let (Some(ours), Some(other)) = (of(name), other) {
-                    let (ours_us, other_us, what) =
-                        (ours * 1e6, other * 1e6, format!("{name}, {waits}, {size}"));
-                    println!("{what:<38} {ours_us:>10.2} {other_us:>10.2}  {:.2} x {beside}", ours / other);
-                }
+            for (name, beside, other, took_turns) in rows {
+                let Some((ours, other)) = of(name).zip(other) else { continue };
+                let us = |all: &Vec<f64>| median(&mut all.clone()).map(|seconds| seconds * 1e6);
+                let Some(((ours_us, other_us), ratio)) =
+                    us(ours).zip(us(other)).zip(ratio(ours, other, took_turns))
+                else {
+                    continue;
+                };
+                let what = format!("{name}, {waits}, {size}");
+                println!("{what:<38} {ours_us:>10.2} {other_us:>10.2}  {ratio:.2} x {beside}");
             }
         }
     }

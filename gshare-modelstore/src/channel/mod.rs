@@ -38,7 +38,7 @@
 //! true is refused with [`ChannelError::Corrupt`] before anything is read by it.
 //!
 //! # Cost
-//! In place the same for every size: one cache line from core to core while the other side looks, some 60 to 250 ns,
+//! In place the same for every size: one cache line from core to core while the other side looks, some 50 to 250 ns,
 //! and a futex wake-up when it sleeps. So each side counts for itself, and reads what the other moves when it has to
 //! wait: a line that is read before it is written comes twice. With copies one of them on each side, at the same time,
 //! and after the wake-up of a receiver that slept.
@@ -453,7 +453,7 @@ pub struct Receiver {
     side: Side,
     next: u32,
     /// Of the message that was received last. They are here for a [`Message`] to be one word: what is larger is handed
-    /// over through memory, which takes as long as a third of the way of the message.
+    /// over through memory, which took 13 ns of 65 without link-time optimisation.
     length: u64,
     tag: u64,
 }
