@@ -137,8 +137,8 @@ fn copy_to<const PAST: bool, const FAR: bool>(to: &mut [MaybeUninit<u8>], from: 
             // SAFETY: every x86-64 has it, and it does nothing to what the program sees.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(middle_at.wrapping_add(ahead).cast()) };
         }
-        // SAFETY: every x86-64 has these. `middle` is as long as `lines`, 64 bytes for each of `count`: four vectors of 16
-        // bytes are read of it, from any place, and written to four vectors, which are aligned.
+        // SAFETY: every x86-64 has these. `middle` is as long as `lines`, 64 bytes for each of `count`: four vectors of
+        // 16 bytes are read of it, from any place, and written to four vectors, which are aligned.
         unsafe {
             let (to, from) = (lines.add(line * 4), middle_at.add(line * 64).cast::<__m128i>());
             let (a, b) = (_mm_loadu_si128(from), _mm_loadu_si128(from.add(1)));
