@@ -21,11 +21,13 @@
 //!    slow, or is to be loaded first, passes over what only a faster one can still save. If there is no such request,
 //!    one that is late already is served, else the first.
 //! 4. **Late** requests ([`Late`]): under overload an order by deadline serves just those that are lost already. By
-//!    default a request that cannot be in time any more waits behind all that can; but it is **overdue**
-//!    [`RouterConfig::late_wait`] after its deadline, or after a multiple of what its function was behind when it became
-//!    late, and then it goes before all others. Time that the slices lack has to be waited by somebody: if few are late
-//!    they wait long, and without an end to it they would wait for the end of the overload. Late requests are in the
-//!    order in which they will be overdue.
+//!    default a request that cannot be in time any more waits behind all that can. Time that the slices lack has to be
+//!    waited by somebody: if few are late they wait long, and without an end to it they would wait for the end of the
+//!    overload. So the first of them is **overdue**, and goes before all others, [`RouterConfig::late_wait`] after its
+//!    deadline, or after a multiple of what its function is behind *by then*. What it was behind when the request
+//!    became late would not do: who is late first in a burst would be served in the midst of it, in place of one that
+//!    can be in time, and who is late last would wait as if the burst went on. Where it stays `b` behind and late ones
+//!    wait for a multiple `m` of that, one of `m` is late.
 //! 5. **Shortage**: when a request has to wait and the function's instances would need longer for the queue than its
 //!    slack, the host is told ([`RouteAction::Short`]), at most once in `short_every`, and again while that is so.
 //! 6. **Fairness** (option): shared instances are first ordered by the slice time they have used, in steps of the quantum;
@@ -96,9 +98,9 @@ pub struct RouterConfig {
     /// 20 s: about a burst, so that few are served that early, and short enough for somebody who waits. None: never.
     #[cfg_attr(feature = "serde", serde(rename = "late_wait_ns"))]
     pub late_wait: Option<Duration>,
-    /// The same in percent of the time that its function needed, when it became late, for all that waited; the longer holds.
+    /// The same in percent of the time that its function needs, by then, for all that waits; the longer holds.
     /// 200: under a backlog of more than half of `late_wait` it waits twice as long as it would first come, first
-    /// served, and others can still be in time: a backlog that is still growing must not catch up with it.
+    /// served, so that about half of the others can be in time.
     pub late_stretch_percent: u32,
     /// Slice time by which a shared instance may run ahead of its neighbours. None: slack alone decides, as in the paper.
     /// With it an event of a function with `k` instances costs O(k log n): each of them is put in its place again.
@@ -139,7 +141,7 @@ impl RouterConfig {
         Self { late: Late::InOrder, stay_loads: 0, ..Self::default() }
     }
 
-    /// When a request that became late while its function was `behind` is overdue.
+    /// When a late request is overdue while its function is `behind`.
     fn overdue_at(&self, deadline: Timestamp, behind: Duration) -> Timestamp {
         let Some(wait) = self.late_wait else { return Timestamp::MAX };
         let stretched = u128::from(behind.as_nanos()) * u128::from(self.late_stretch_percent) / 100;
@@ -195,9 +197,7 @@ struct Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
     OnTime,
-    /// With the time from which it is overdue.
-    Late(Timestamp),
-    Overdue(Timestamp),
+    Late,
     Instance(InstanceId),
 }
 
@@ -248,10 +248,12 @@ struct Function {
     /// Requests per 10^15 ns of those.
     rate: u64,
     on_time: BTreeMap<Turn, RequestId>,
-    /// By the time from which they are overdue, then arrival; with the deadline.
-    late: BTreeMap<Turn, (Timestamp, RequestId)>,
-    /// Those for which that time has come.
-    overdue: BTreeMap<Turn, (Timestamp, RequestId)>,
+    /// Those that cannot be in time any more.
+    late: BTreeMap<Turn, RequestId>,
+    /// From when the first of them is overdue, if nothing happens to the function until then. None without one.
+    overdue_at: Option<Timestamp>,
+    /// Whether it is.
+    overdue: bool,
     told_short: Option<Timestamp>,
     /// The first request when entries were last looked at.
     stands: Head,
@@ -261,14 +263,14 @@ struct Function {
 
 impl Function {
     fn waiting(&self) -> usize {
-        self.on_time.len() + self.late.len() + self.overdue.len()
+        self.on_time.len() + self.late.len()
     }
 
     fn head(&self) -> Head {
-        let late = || self.late.first_key_value().map(|(_, &(deadline, _))| Head::Late(deadline));
+        let late = self.late.first_key_value().map(|(turn, _)| turn.0);
+        let overdue = late.filter(|_| self.overdue).map(Head::OnTime);
         let on_time = || self.on_time.first_key_value().map(|(turn, _)| Head::OnTime(turn.0));
-        let overdue = self.overdue.first_key_value().map(|(_, &(deadline, _))| Head::OnTime(deadline));
-        overdue.or_else(on_time).or_else(late).unwrap_or_default()
+        overdue.or_else(on_time).or(late.map(Head::Late)).unwrap_or_default()
     }
 
     /// Time its instances need for what waits.
@@ -337,8 +339,8 @@ pub struct SlackRouter {
     expiring: BTreeSet<(Timestamp, u64, RequestId)>,
     /// When to look again at functions that were short.
     again: BTreeSet<(Timestamp, FunctionId)>,
-    /// When late requests that wait will be overdue, by arrival.
-    to_be_overdue: BTreeSet<(Timestamp, u64, RequestId)>,
+    /// When the first late request of a function will be overdue.
+    to_be_overdue: BTreeSet<(Timestamp, FunctionId)>,
 }
 
 impl SlackRouter {
@@ -448,6 +450,7 @@ impl SlackRouter {
         }
         self.instances.insert(id, instance);
         self.unsettle(id);
+        self.weigh(function);
     }
 
     /// Takes the instance off its slice, if it shares one; answers which, when that is idle now.
@@ -498,6 +501,8 @@ impl SlackRouter {
             slice.replace(entry, None, load);
             slice.parked.remove(&id);
         }
+        let function = self.instances[&id].function;
+        self.weigh(function);
     }
 
     fn down(&mut self, now: Timestamp, id: InstanceId, actions: &mut Vec<RouteAction>) {
@@ -529,6 +534,22 @@ impl SlackRouter {
         if self.config.late == Late::Reject && turn.0 != Timestamp::MAX {
             self.expiring.insert((turn.0, turn.1, id));
         }
+        self.weigh(function);
+    }
+
+    /// To be called when a function's queue or its rate is another: from when its first late request is overdue.
+    fn weigh(&mut self, function: FunctionId) {
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        let first = of.late.first_key_value().map(|(turn, _)| turn.0);
+        let at = first.map(|deadline| self.config.overdue_at(deadline, of.behind()));
+        if let Some(before) = of.overdue_at.filter(|_| !of.overdue && of.overdue_at != at) {
+            self.to_be_overdue.remove(&(before, function));
+        }
+        of.overdue_at = at;
+        of.overdue = at.is_some_and(|at| at <= self.last);
+        if let Some(at) = at.filter(|_| !of.overdue) {
+            self.to_be_overdue.insert((at, function));
+        }
     }
 
     /// Takes a waiting request out of its queue; it is with `to` from now on. Answers with its function and turn.
@@ -540,16 +561,11 @@ impl SlackRouter {
             request.attempts += 1;
         }
         if let Some(of) = self.functions.get_mut(&function) {
-            match at {
-                At::Late(overdue) => of.late.remove(&(overdue, turn.1)),
-                At::Overdue(since) => of.overdue.remove(&(since, turn.1)),
-                _ => of.on_time.remove(&turn).map(|id| (turn.0, id)),
-            };
-        }
-        if let At::Late(overdue) = at {
-            self.to_be_overdue.remove(&(overdue, turn.1, id));
+            let queue = if at == At::Late { &mut of.late } else { &mut of.on_time };
+            queue.remove(&turn);
         }
         self.expiring.remove(&(turn.0, turn.1, id));
+        self.weigh(function);
         Some((function, turn))
     }
 
@@ -571,38 +587,28 @@ impl SlackRouter {
             if now.saturating_add(fastest) <= turn.0 {
                 return;
             }
-            let overdue = self.config.overdue_at(turn.0, of.behind());
             of.on_time.remove(&turn);
             if self.config.late == Late::Reject {
                 self.expiring.remove(&(turn.0, turn.1, id));
                 self.reject(id, RouteReject::DeadlineMissed, actions);
             } else {
-                let due = overdue <= now;
-                let queue = if due { &mut of.overdue } else { &mut of.late };
-                queue.insert((overdue, turn.1), (turn.0, id));
-                if !due {
-                    self.to_be_overdue.insert((overdue, turn.1, id));
-                }
+                of.late.insert(turn, id);
                 if let Some(request) = self.requests.get_mut(&id) {
-                    request.at = if due { At::Overdue(overdue) } else { At::Late(overdue) };
+                    request.at = At::Late;
                 }
             }
+            self.weigh(function);
         }
     }
 
     /// Puts late requests first that are overdue by now.
     fn promote(&mut self, now: Timestamp) {
-        while let Some(&(at, arrival, id)) = self.to_be_overdue.first()
+        while let Some(&(at, function)) = self.to_be_overdue.first()
             && at <= now
         {
             self.to_be_overdue.pop_first();
-            let Some(request) = self.requests.get_mut(&id) else { continue };
-            request.at = At::Overdue(at);
-            let function = request.function;
-            if let Some(of) = self.functions.get_mut(&function)
-                && let Some(found) = of.late.remove(&(at, arrival))
-            {
-                of.overdue.insert((at, arrival), found);
+            if let Some(of) = self.functions.get_mut(&function) {
+                of.overdue = true;
             }
             self.reorder(function);
         }
@@ -618,10 +624,8 @@ impl SlackRouter {
         }
         let from = (now.saturating_add(latency), 0);
         let in_time = first.filter(|(turn, _)| **turn >= from).or_else(|| of.on_time.range(from..).next());
-        let of_late =
-            |queue: &BTreeMap<Turn, (Timestamp, RequestId)>| queue.first_key_value().map(|(_, one)| one.1);
-        let id = |found: Option<(&Turn, &RequestId)>| found.map(|(_, &id)| id);
-        of_late(&of.overdue).or(id(in_time)).or_else(|| of_late(&of.late)).or(id(first))
+        let late = of.late.first_key_value();
+        late.filter(|_| of.overdue).or(in_time).or(late).or(first).map(|(_, &id)| id)
     }
 
     fn dispatch(&mut self, request: RequestId, instance: InstanceId, actions: &mut Vec<RouteAction>) {
@@ -840,7 +844,7 @@ impl SlackRouter {
     fn shortage(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<RouteAction>) {
         let Some(of) = self.functions.get(&function) else { return };
         let last = of.on_time.last_key_value().map(|(turn, _)| turn.0);
-        let late = !of.late.is_empty() || !of.overdue.is_empty();
+        let late = !of.late.is_empty();
         let short = late || last.is_some_and(|last| Self::too_slow(of, now, last));
         if of.waiting() > 0 && short {
             self.tell_short(now, function, actions);
@@ -975,9 +979,13 @@ impl SlackRouter {
                 assert!(of.free.is_empty(), "{id} has requests waiting and an instance with room");
             }
             assert_eq!(of.stands, of.head(), "{id}: entries were not looked at");
-            for (&(at, arrival), &(_, one)) in &of.late {
-                assert!(self.to_be_overdue.contains(&(at, arrival, one)), "{one} would be late for ever");
-            }
+            let first = of.late.first_key_value().map(|(turn, _)| turn.0);
+            let at = first.map(|deadline| self.config.overdue_at(deadline, of.behind()));
+            assert_eq!(
+                (at, at.is_some_and(|at| at <= self.last)),
+                (of.overdue_at, of.overdue),
+                "{id}: overdue"
+            );
             for &(latency, one) in &of.latencies {
                 let instance = &self.instances[&one];
                 let Service::Shared { slice, load, .. } = instance.service else { continue };
@@ -1019,8 +1027,9 @@ impl SlackRouter {
             }
             assert!(slice.instances == count && running == slice.running, "{id}");
         }
-        let late = self.functions.values().map(|of| of.late.len()).sum::<usize>();
-        assert_eq!(late, self.to_be_overdue.len(), "a time of a request that is not late");
+        let to_be = |(id, of): (&FunctionId, &Function)| Some((of.overdue_at.filter(|_| !of.overdue)?, *id));
+        let to_be: BTreeSet<_> = self.functions.iter().filter_map(to_be).collect();
+        assert_eq!(to_be, self.to_be_overdue, "times of functions whose late requests are not overdue");
         let waiting = self.functions.values().map(Function::waiting).sum::<usize>();
         let running = self.instances.values().map(|instance| instance.has.len()).sum::<usize>();
         assert_eq!(self.requests.len(), waiting + running, "a request is nowhere");
@@ -1107,6 +1116,7 @@ impl Engine for SlackRouter {
             RouteEvent::InstanceDraining { instance } => {
                 self.withdraw(instance);
                 let function = self.instances[&instance].function;
+                self.reorder(function);
                 self.shortage(now, function, actions);
                 self.tidy(function);
                 if self.instances[&instance].has.is_empty() {
