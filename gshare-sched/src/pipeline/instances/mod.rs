@@ -20,8 +20,8 @@
 //!    whole. The new instance is started first; when it is up the old one drains.
 //! 6. **Reclaim**: a function that finds no slices takes those of an instance that was idle for a window, of the least
 //!    used of several shared slices, or of a function that needs them clearly less: one that is not short now and can spare
-//!    an instance, or would still be less than half as far behind without it ([`InstanceEvent::Short`] says how far a
-//!    function is behind). The gap has to exceed the time of a start, or half of it for what can be spared, and an instance
+//!    an instance, or would still be less than a third as far behind without it ([`InstanceEvent::Short`] says how far
+//!    a function is behind). The gap has to exceed the time of a start, or half of it for what can be spared, and an instance
 //!    stays for a window at least. What becomes free that way goes to whom it was taken for. Neighbours of a busy instance
 //!    on a shared slice leave it when they are served elsewhere too.
 //!

@@ -22,6 +22,9 @@ const SHARED_FULL: u64 = 70;
 const DRAIN_BELOW: u64 = 60;
 /// How far behind a function has to be to be given what another can spare, in percent of the time of a start.
 const SPARE_GAP: u64 = 50;
+/// How many times as far behind a function has to be to be given an instance of one that is short too. With less they go
+/// to and fro with the bursts, and each time slices serve nobody while one starts.
+const FURTHER_BEHIND: u64 = 3;
 /// A share of a window that says how matters stand now, in percent: whether a function is short still, and what it uses.
 const RECENT: u64 = 20;
 /// Instances that are looked at for one that may be taken for another function.
@@ -321,7 +324,8 @@ impl Keeper {
             let used = self.used(of);
             let spare = used * 100 < u128::from(window.as_nanos() * (all - 1) * DRAIN_BELOW);
             let after = theirs / (all - 1) * all;
-            if !(theirs == 0 && spare || theirs > 0 && mine / 2 > after && mine - after > takes) {
+            if !(theirs == 0 && spare || theirs > 0 && mine / FURTHER_BEHIND > after && mine - after > takes)
+            {
                 continue;
             }
             for &instance in &of.instances {
