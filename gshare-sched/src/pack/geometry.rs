@@ -155,8 +155,8 @@ impl Rect {
         Self::of_edges(x, y, right, top)
     }
 
-    /// The largest rectangles of `self` left of, right of, below and above `hole`, which meets it, each with whether there
-    /// is such a one.
+    /// The largest rectangles of `self` left of, right of, below and above `hole`, which meets it, each with whether
+    /// there is such a one.
     #[inline]
     const fn cut(self, hole: Self) -> [(Self, bool); 4] {
         // Which edges of `hole` lie farther in than those of `self`.
@@ -270,21 +270,15 @@ pub(crate) struct FreeSet {
 }
 
 impl FreeSet {
-    /// Free rectangles that stay, and those that come.
-    pub(crate) fn kept_and_new(&self) -> (&[Rect], &[Rect]) {
-        self.after.split_at(self.stay)
+    /// Free rectangles that come.
+    pub(crate) fn new_ones(&self) -> &[Rect] {
+        &self.after[self.stay..]
     }
 
     /// `free` loses `taken`.
     pub(crate) fn occupy(&mut self, free: &[Rect], taken: Rect) {
         self.part(free, |rect| rect.meets(taken));
-        self.pieces.start(4 * self.gone.len());
-        for rect in self.gone.iter() {
-            for (piece, is_one) in rect.cut(taken) {
-                self.pieces.push_if(piece, is_one);
-            }
-        }
-        prune(&self.pieces, &mut self.after);
+        add_pieces(&mut self.after, &self.gone, taken, &mut self.pieces, |_| true);
     }
 
     /// `free` wins `freed` of a GPU `bin` in which `used` remains.
@@ -295,26 +289,21 @@ impl FreeSet {
         used: impl Iterator<Item = Rect> + Clone,
         freed: Rect,
     ) {
-        let mut grown = core::mem::take(&mut self.grown);
+        let Self { after, stay, gone, pieces, grown, spare } = self;
         grown.start(1);
-        grown.push(used.clone().fold(bin, |room, placed| room.beside(placed, freed)));
+        grown.push_if(used.clone().fold(bin, |room, placed| room.beside(placed, freed)), true);
         for placed in used {
-            part(&grown, &mut self.spare, &mut self.gone, |rect| rect.meets(placed));
-            if self.gone.is_empty() {
-                continue;
+            part(grown, spare, gone, |rect| rect.meets(placed));
+            if !gone.is_empty() {
+                add_pieces(spare, gone, placed, pieces, |piece| piece.meets(freed));
+                core::mem::swap(grown, spare);
             }
-            self.pieces.start(4 * self.gone.len());
-            for rect in self.gone.iter() {
-                for (piece, is_one) in rect.cut(placed) {
-                    self.pieces.push_if(piece, is_one & piece.meets(freed));
-                }
-            }
-            prune(&self.pieces, &mut self.spare);
-            core::mem::swap(&mut grown, &mut self.spare);
         }
-        self.part(free, |rect| grown.iter().fold(false, |inside, larger| inside | larger.contains(rect)));
-        self.after.extend(&grown);
-        self.grown = grown;
+        part(free, after, gone, |rect| {
+            grown.iter().fold(false, |inside, larger| inside | larger.contains(rect))
+        });
+        *stay = after.len();
+        after.extend(grown);
     }
 
     /// `free` gets `freed` as it is: what a keep-restructure list does.
@@ -349,8 +338,16 @@ fn part(rects: &[Rect], stay: &mut List, gone: &mut List, goes: impl Fn(Rect) ->
     }
 }
 
-/// Appends to `out` the pieces that lie neither in a rectangle of it nor in another piece; one of equal pieces stays.
-fn prune(pieces: &[Rect], out: &mut List) {
+/// Appends to `out` what is left beside `hole` of those that are `gone`, as far as it is wanted and lies neither in a
+/// rectangle of `out` nor in another such piece; one of equal pieces stays.
+#[inline]
+fn add_pieces(out: &mut List, gone: &[Rect], hole: Rect, pieces: &mut List, wanted: impl Fn(Rect) -> bool) {
+    pieces.start(4 * gone.len());
+    for rect in gone {
+        for (piece, is_one) in rect.cut(hole) {
+            pieces.push_if(piece, is_one & wanted(piece));
+        }
+    }
     out.reserve(pieces.len());
     for (i, piece) in pieces.iter().enumerate() {
         // What lies in an earlier piece that is not in `out` lies in what that one lies in.
@@ -413,7 +410,7 @@ mod tests {
         let free = set.after.to_vec();
         assert_eq!(free, [Rect::new(7, 0, 3, 10), Rect::new(4, 5, 6, 5)]);
         set.vacate(bin, &free, [first].into_iter(), second);
-        assert_eq!(set.kept_and_new(), (&[][..], &[Rect::new(4, 0, 6, 10)][..]));
+        assert_eq!((set.stay, set.new_ones()), (0, &[Rect::new(4, 0, 6, 10)][..]));
     }
 
     fn rect() -> impl Strategy<Value = Rect> {

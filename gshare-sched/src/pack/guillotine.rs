@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(*set.after, [Rect::new(20, 0, 80, 60), Rect::new(0, 50, 20, 10)]);
         let free = set.after.to_vec();
         set.merge_in(&free, Rect::new(0, 0, 20, 50));
-        assert_eq!(set.kept_and_new(), (&[][..], &[bin][..]));
+        assert_eq!((set.stay, set.new_ones()), (0, &[bin][..]));
     }
 
     proptest! {

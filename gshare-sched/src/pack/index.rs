@@ -70,7 +70,7 @@ impl ClassIndex {
         let (column, row, key) = entry(size.w(), size.h(), gpu);
         let set = column * CLASSES + row;
         if self.sets.is_empty(set) {
-            self.open_class(column, row);
+            self.mark(column, row, true);
         }
         self.sets.insert(set, key);
     }
@@ -80,30 +80,21 @@ impl ClassIndex {
         let set = column * CLASSES + row;
         self.sets.remove(set, key);
         if self.sets.is_empty(set) {
-            self.close_class(column, row);
+            self.mark(column, row, false);
         }
     }
 
+    /// The class has its first entry, or lost its last.
     #[inline(never)]
-    fn open_class(&mut self, column: usize, row: usize) {
-        let (rows, bit) = (&mut self.rows[column], 1 << row);
-        if *rows < bit {
-            for band in &mut self.reach[bands(*rows)..=row / BAND] {
-                *band |= 1 << column;
-            }
-        }
-        *rows |= bit;
-    }
-
-    #[inline(never)]
-    fn close_class(&mut self, column: usize, row: usize) {
+    fn mark(&mut self, column: usize, row: usize, filled: bool) {
         let (rows, bit) = (&mut self.rows[column], 1 << row);
         *rows &= !bit;
         if *rows < bit {
             for band in &mut self.reach[bands(*rows)..=row / BAND] {
-                *band &= !(1 << column);
+                *band = *band & !(1 << column) | u128::from(filled) << column;
             }
         }
+        *rows |= u128::from(filled) << row;
     }
 
     pub(crate) fn insert_empty(&mut self, size: Rect, gpu: u32) {

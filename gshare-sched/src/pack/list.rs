@@ -1,8 +1,8 @@
 //! A list for work space that is filled without branches.
 //!
-//! Which rectangles of a GPU a placement meets is as good as random, and so is every `if` about it: a processor that guesses
-//! wrong waits longer than the test and the write take. So each rectangle is written, and counted when it belongs; the
-//! next one is written over one that does not.
+//! Which rectangles of a GPU a placement meets is as good as random, and so is every `if` about it: a processor that
+//! guesses wrong waits longer than the test and the write take. So each rectangle is written, and counted when it
+//! belongs; the next one is written over one that does not.
 
 use core::ops::Deref;
 

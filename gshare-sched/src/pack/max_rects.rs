@@ -536,11 +536,10 @@ impl MaxRects {
             let room = |gpu: &u32| self.gpus[*gpu as usize].area_free() >= area && accept(*gpu);
             let candidates = self.areas.freest(area).filter(room);
             for gpu in candidates.take(self.config.rearrange_gpus as usize) {
-                let (bin, pods) =
-                    (self.gpus[gpu as usize].bin(), self.pods.get_few(&self.gpus[gpu as usize].pods));
+                let state = &self.gpus[gpu as usize];
+                let (bin, pods) = (state.bin(), self.pods.get_few(&state.pods));
                 // What fits neither beside nor above one that is there fits in no arrangement.
-                let excludes = |pod: &Pod| (pod.rect.w() + w > bin.w()) & (pod.rect.h() + h > bin.h());
-                if pods.iter().fold(false, |excluded, pod| excluded | excludes(pod)) {
+                if pods.iter().any(|pod| pod.rect.w() + w > bin.w() && pod.rect.h() + h > bin.h()) {
                     continue;
                 }
                 items.clear();
@@ -835,7 +834,6 @@ impl MaxRects {
     /// once: a size that goes stays when another rectangle has it, and to add or remove one twice changes nothing.
     fn store_free(&mut self, gpu: u32, was_whole: bool) {
         let state = &mut self.gpus[gpu as usize];
-        let (_, new) = self.set.kept_and_new();
         state.whole = !state.is_open() && *self.set.after == [state.bin()];
         if !state.cordoned {
             // Hardly ever does another rectangle have the size: one bit each says most often that none has.
@@ -849,7 +847,7 @@ impl MaxRects {
             if state.whole {
                 self.index.insert_empty(state.bin(), gpu);
             } else {
-                for size in new {
+                for size in self.set.new_ones() {
                     self.index.insert(*size, gpu);
                 }
             }
