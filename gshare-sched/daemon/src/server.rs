@@ -302,8 +302,13 @@ impl Daemon {
                 match (data >> 56, id) {
                     (LISTENER, _) => self.accept(now),
                     (INBOX, _) => {
-                        if !self.command(now) {
-                            return Ok(());
+                        self.inbox.clear();
+                        while let Ok(command) = self.inbox.commands.try_recv() {
+                            // It may have been sent after the answer to the one before.
+                            now = self.clock.now();
+                            if !self.command(now, command) {
+                                return Ok(());
+                            }
                         }
                     }
                     (FRAME, Some(id)) => self.ready(now, id, flags),
@@ -564,22 +569,19 @@ impl Daemon {
     }
 
     /// Does what the host asked for; `false` when that is to stop.
-    fn command(&mut self, now: Timestamp) -> bool {
-        self.inbox.clear();
-        while let Ok(command) = self.inbox.commands.try_recv() {
-            match command {
-                Command::Stop => return false,
-                Command::Snapshot(reply) => {
-                    let _ = reply.send(self.snapshot(now));
-                }
-                Command::Reload(config, reply) => {
-                    let result = self.node.reload(now, *config, &mut self.effects);
-                    let label = if result.is_ok() { "done" } else { "refused" };
-                    self.access.set(self.node.config());
-                    self.metrics.reloads.get_or_create(&ReasonLabelSet { result: label }).inc();
-                    self.settle(now);
-                    let _ = reply.send(result);
-                }
+    fn command(&mut self, now: Timestamp, command: Command) -> bool {
+        match command {
+            Command::Stop => return false,
+            Command::Snapshot(reply) => {
+                let _ = reply.send(self.snapshot(now));
+            }
+            Command::Reload(config, reply) => {
+                let result = self.node.reload(now, *config, &mut self.effects);
+                let label = if result.is_ok() { "done" } else { "refused" };
+                self.access.set(self.node.config());
+                self.metrics.reloads.get_or_create(&ReasonLabelSet { result: label }).inc();
+                self.settle(now);
+                let _ = reply.send(result);
             }
         }
         true
