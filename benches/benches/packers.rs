@@ -73,18 +73,19 @@ impl<P: Pool> Lane for Churned<P> {
         for _ in 0..*rounds {
             churn.round(&mut Nothing);
         }
-        let mut times = Times::default();
+        let (mut times, mut sums) = (Times::default(), Sums::default());
         for _ in 0..*rounds {
             churn.round(&mut times);
+            churn.round(&mut sums);
         }
         let (place, release) = (&mut times.place_ns, &mut times.release_ns);
         [
             percentile(place, 0.5),
             percentile(place, 0.99),
-            mean(place),
+            mean(sums.place, sums.places),
             percentile(release, 0.5),
             percentile(release, 0.99),
-            mean(release),
+            mean(sums.release, sums.releases),
         ]
     }
 
@@ -133,9 +134,8 @@ fn measure(gpus: u32, mix: Mix) -> Vec<(&'static str, Measured)> {
     lanes.iter().zip(least).map(|((name, lane), least)| (*name, lane.measured(least))).collect()
 }
 
-fn mean(values: &[u32]) -> u32 {
-    let sum: u64 = values.iter().map(|value| u64::from(*value)).sum();
-    u32::try_from(sum / (values.len() as u64).max(1)).unwrap_or(u32::MAX)
+fn mean(time: Duration, calls: u64) -> u32 {
+    u32::try_from(time.as_nanos() / u128::from(calls.max(1))).unwrap_or(u32::MAX)
 }
 
 /// A figure beside the most it may be.
@@ -164,7 +164,8 @@ fn table() {
         Err(_) => MIXES.to_vec(),
     };
     println!(
-        "place and release under churn at half load, ns/bar (! = missed): least of {SAMPLES} samples, clock taken off"
+        "place and release under churn at half load, ns/bar (! = missed): least of {SAMPLES} samples; percentiles of single \
+         calls, with the clock taken off; means of calls in a row"
     );
     println!(
         "  rules: area (best area fit), default (the same, which re-arranges), contact (the default in another corner)"
@@ -402,11 +403,15 @@ fn exchange(
 ) {
     let index = rng.below(live.len());
     let id = live.swap_remove(index);
-    record.release(|| pool.release(id)).expect("a live id");
+    record.releases(1, |record| {
+        record.release(|| pool.release(id)).expect("a live id");
+    });
     let demand = dilu_demand(rng);
-    if let Ok(placed) = record.place(|| pool.place(&demand)) {
-        live.push(placed.placement.id);
-    }
+    record.places(1, |record| {
+        if let Ok(placed) = record.place(|| pool.place(&demand)) {
+            live.push(placed.placement.id);
+        }
+    });
 }
 
 criterion_group!(benches, packers, dilu);
