@@ -52,8 +52,8 @@ pub enum Verdict {
 
 /// Whether an arrangement of rectangles was found. Sound; may refuse a set that fits (it tries twelve arrangements).
 pub fn rectangles(wants: &[Want]) -> bool {
-    let items: Vec<Rect> = wants.iter().map(|(q, sm)| Rect::new(0, 0, q.get(), sm.get())).collect();
-    Arranger::default().arrange(Rect::new(0, 0, WINDOW, WINDOW), &items)
+    let items = wants.iter().map(|(q, sm)| Rect::new(0, 0, q.get(), sm.get()));
+    Arranger::default().arrange(Rect::new(0, 0, WINDOW, WINDOW), items)
 }
 
 /// Whether one contiguous slot each was found, wrapping round the window, such that the SMs never add up to more than

@@ -29,6 +29,8 @@ use super::list::List;
 
 /// The longest side: a whole GPU.
 const WHOLE: u16 = 10_000;
+/// Bits of a side.
+pub(crate) const SIDE_BITS: u32 = 14;
 /// The top bit of each of the four fields of a [`Rect`].
 const GUARD: u64 = 0x8000_8000_8000_8000;
 /// One in each field.
@@ -102,17 +104,22 @@ impl Rect {
         self.w().min(self.h())
     }
 
-    /// w x h in the lower left corner of the smallest of `holes` (area, short side, y, x) that holds it.
+    /// Area and, among those of an area, the shorter side: the order of best area fit, in one number.
     #[inline]
-    pub(crate) fn in_the_smallest(holes: &[Self], w: u16, h: u16) -> Option<Self> {
+    pub(crate) fn extent(self) -> u64 {
+        u64::from(self.area()) << SIDE_BITS | u64::from(self.short_side())
+    }
+
+    /// w x h in the corner of the lowest, then leftmost, of those of `holes` that hold it and have this extent.
+    #[inline]
+    pub(crate) fn in_the_lowest(holes: &[Self], extent: u64, w: u16, h: u16) -> Option<Self> {
         let size = Self::new(0, 0, w, h).size();
-        // As one number each, and without a branch: which of them fit is as good as random.
-        let least = holes.iter().fold(u128::MAX, |least, hole| {
-            let extent = u64::from(hole.area()) << 16 | u64::from(hole.short_side());
-            let order = u128::from(extent) << 32 | u128::from(hole.0 as u32);
-            least.min(if hole.holds(size) { order } else { u128::MAX })
+        // Without a branch: which of them it is is as good as random.
+        let least = holes.iter().fold(u32::MAX, |least, hole| {
+            let other = u32::from(!hole.holds(size) | (hole.extent() != extent));
+            least.min(hole.0 as u32 | other.wrapping_neg())
         });
-        (least != u128::MAX).then(|| Self::new(least as u16, (least >> 16) as u16, w, h))
+        (least != u32::MAX).then(|| Self::new(least as u16, (least >> 16) as u16, w, h))
     }
 
     /// Right, top and the distances of left and bottom: what [`Rect::meets`] compares with.
@@ -290,8 +297,7 @@ impl FreeSet {
         freed: Rect,
     ) {
         let Self { after, stay, gone, pieces, grown, spare } = self;
-        grown.start(1);
-        grown.push_if(used.clone().fold(bin, |room, placed| room.beside(placed, freed)), true);
+        grown.start(1).push_if(used.clone().fold(bin, |room, placed| room.beside(placed, freed)), true);
         for placed in used {
             part(grown, spare, gone, |rect| rect.meets(placed));
             if !gone.is_empty() {
@@ -329,8 +335,7 @@ impl FreeSet {
 
 #[inline]
 fn part(rects: &[Rect], stay: &mut List, gone: &mut List, goes: impl Fn(Rect) -> bool) {
-    stay.start(rects.len());
-    gone.start(rects.len());
+    let (mut stay, mut gone) = (stay.start(rects.len()), gone.start(rects.len()));
     for rect in rects {
         let goes = goes(*rect);
         stay.push_if(*rect, !goes);
@@ -342,16 +347,17 @@ fn part(rects: &[Rect], stay: &mut List, gone: &mut List, goes: impl Fn(Rect) ->
 /// rectangle of `out` nor in another such piece; one of equal pieces stays.
 #[inline]
 fn add_pieces(out: &mut List, gone: &[Rect], hole: Rect, pieces: &mut List, wanted: impl Fn(Rect) -> bool) {
-    pieces.start(4 * gone.len());
+    let mut all = pieces.start(4 * gone.len());
     for rect in gone {
         for (piece, is_one) in rect.cut(hole) {
-            pieces.push_if(piece, is_one & wanted(piece));
+            all.push_if(piece, is_one & wanted(piece));
         }
     }
-    out.reserve(pieces.len());
+    drop(all);
+    let mut out = out.more(pieces.len());
     for (i, piece) in pieces.iter().enumerate() {
         // What lies in an earlier piece that is not in `out` lies in what that one lies in.
-        let inside = out.iter().fold(false, |inside, larger| inside | larger.contains(*piece));
+        let inside = out.so_far().iter().fold(false, |inside, larger| inside | larger.contains(*piece));
         let later = pieces[i + 1..].iter();
         let inside =
             later.fold(inside, |inside, larger| inside | (larger.contains(*piece) & (larger != piece)));

@@ -20,8 +20,8 @@
 //! GPUs without placements are kept apart ([`ClassIndex::EMPTY`]) and asked last: an open GPU with a hole is always
 //! preferred to another GPU.
 //!
-//! A key packs the place in the class into 50 bits: area above the class's smallest (21), short side (7), GPU (21),
-//! orientation (1, tells a x b from b x a in a class on the diagonal).
+//! A key is a number of 63 bits: area (27), short side (14), GPU (21), orientation (1, tells a x b from b x a), in the order
+//! in which they decide.
 //!
 //! # Cost
 //! A few classes are visited per demand; each costs one to three node visits of [`Sets`]. 80 KiB for the
@@ -32,7 +32,7 @@
     reason = "a class number is at most 100, and the fields of a key are as wide as they were packed"
 )]
 
-use super::geometry::Rect;
+use super::geometry::{Rect, SIDE_BITS};
 use super::sets::{Cursor, Sets};
 
 const CLASSES: usize = 101;
@@ -40,13 +40,36 @@ const CLASSES: usize = 101;
 const BAND: usize = 8;
 const ORIENTATION_BITS: u32 = 1;
 const GPU_BITS: u32 = 21;
-const SHORT_BITS: u32 = 7;
-/// A side in basis points.
-const SIDE_BITS: u32 = 14;
 const SIZE_SHIFT: u32 = ORIENTATION_BITS + GPU_BITS;
 
 /// GPU ids lie below this.
 pub(crate) const MAX_GPUS: u32 = 1 << GPU_BITS;
+
+/// A free rectangle that was found, by its rank: area, short side and GPU, in the order in which they decide.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Hole(u64);
+
+impl Hole {
+    #[inline]
+    fn of_rank(rank: u64) -> Option<Self> {
+        (rank != u64::MAX).then_some(Self(rank))
+    }
+
+    pub(crate) fn new(hole: Rect, gpu: u32) -> Self {
+        Self(hole.extent() << GPU_BITS | u64::from(gpu))
+    }
+
+    #[inline]
+    pub(crate) const fn gpu(self) -> u32 {
+        self.0 as u32 % MAX_GPUS
+    }
+
+    /// The [`Rect::extent`] of it.
+    #[inline]
+    pub(crate) const fn extent(self) -> u64 {
+        self.0 >> GPU_BITS
+    }
+}
 
 /// The free rectangles of all GPUs, by size. A size counts once per GPU.
 #[derive(Debug, Clone)]
@@ -66,19 +89,21 @@ impl ClassIndex {
         Self { sets: Sets::new(Self::EMPTY + 1), rows: [0; CLASSES], reach: [0; CLASSES.div_ceil(BAND)] }
     }
 
+    #[inline]
     pub(crate) fn insert(&mut self, size: Rect, gpu: u32) {
-        let (column, row, key) = entry(size.w(), size.h(), gpu);
+        let (column, row) = class_of(size);
         let set = column * CLASSES + row;
         if self.sets.is_empty(set) {
             self.mark(column, row, true);
         }
-        self.sets.insert(set, key);
+        self.sets.insert(set, key_of(size, gpu));
     }
 
+    #[inline]
     pub(crate) fn remove(&mut self, size: Rect, gpu: u32) {
-        let (column, row, key) = entry(size.w(), size.h(), gpu);
+        let (column, row) = class_of(size);
         let set = column * CLASSES + row;
-        self.sets.remove(set, key);
+        self.sets.remove(set, key_of(size, gpu));
         if self.sets.is_empty(set) {
             self.mark(column, row, false);
         }
@@ -98,15 +123,15 @@ impl ClassIndex {
     }
 
     pub(crate) fn insert_empty(&mut self, size: Rect, gpu: u32) {
-        self.sets.insert(Self::EMPTY, empty_key(size, gpu));
+        self.sets.insert(Self::EMPTY, key_of(size, gpu));
     }
 
     pub(crate) fn remove_empty(&mut self, size: Rect, gpu: u32) {
-        self.sets.remove(Self::EMPTY, empty_key(size, gpu));
+        self.sets.remove(Self::EMPTY, key_of(size, gpu));
     }
 
-    /// The open GPU of the smallest free rectangle (area, short side, GPU) that holds w x h and that `accept` takes.
-    pub(crate) fn best_area_fit(&self, w: u16, h: u16, accept: &impl Fn(u32) -> bool) -> Option<u32> {
+    /// The smallest free rectangle (area, short side, GPU) of an open GPU that holds w x h and that `accept` takes.
+    pub(crate) fn best_area_fit(&self, w: u16, h: u16, accept: &impl Fn(u32) -> bool) -> Option<Hole> {
         let (first_column, first_row) = (usize::from(w / 100), usize::from(h / 100));
         let mut best = u64::MAX;
         for column in bits(self.reach[first_row / BAND], first_column) {
@@ -122,11 +147,11 @@ impl ClassIndex {
                 best = self.walk_class(column, row, w, h, best, accept);
             }
         }
-        (best != u64::MAX).then_some(best as u32 % MAX_GPUS)
+        Hole::of_rank(best)
     }
 
-    /// The open GPU of the free rectangle whose shorter leftover side is least (then area, short side, GPU).
-    pub(crate) fn best_short_side_fit(&self, w: u16, h: u16, accept: &impl Fn(u32) -> bool) -> Option<u32> {
+    /// The free rectangle of an open GPU whose shorter leftover side is least (then area, short side, GPU).
+    pub(crate) fn best_short_side_fit(&self, w: u16, h: u16, accept: &impl Fn(u32) -> bool) -> Option<Hole> {
         let (first_column, first_row) = (usize::from(w / 100), usize::from(h / 100));
         let mut best = (u16::MAX, u64::MAX);
         for column in bits(self.reach[first_row / BAND], first_column) {
@@ -139,9 +164,9 @@ impl ClassIndex {
                 let mut cursor = self.sets.first(column * CLASSES + row);
                 while let Some(at) = cursor {
                     let key = self.sets.key(at);
-                    let (rw, rh) = size_of_key(column, row, key);
+                    let (rw, rh) = size_of_key(key);
                     if rw >= w && rh >= h {
-                        let candidate = ((rw - w).min(rh - h), rank_of_key(column, row, key));
+                        let candidate = ((rw - w).min(rh - h), rank_of_key(key));
                         if candidate < best && accept(gpu_of_key(key)) {
                             best = candidate;
                         }
@@ -150,7 +175,7 @@ impl ClassIndex {
                 }
             }
         }
-        (best.1 != u64::MAX).then_some(best.1 as u32 % MAX_GPUS)
+        Hole::of_rank(best.1)
     }
 
     /// The smallest GPU without placements (area, short side, id) that holds w x h and that `accept` takes.
@@ -162,7 +187,7 @@ impl ClassIndex {
         accept: &impl Fn(u32) -> bool,
     ) -> Option<u32> {
         let area = u64::from(w) * u64::from(h);
-        let mut cursor = self.sets.seek(Self::EMPTY, area << 36);
+        let mut cursor = self.sets.seek(Self::EMPTY, area << (SIZE_SHIFT + SIDE_BITS));
         while let Some(at) = cursor {
             let key = self.sets.key(at);
             let gpu = gpu_of_key(key);
@@ -197,36 +222,53 @@ impl ClassIndex {
         best: u64,
         accept: &impl Fn(u32) -> bool,
     ) -> u64 {
-        let set = column * CLASSES + row;
+        let Some(first) = self.sets.first(column * CLASSES + row) else { return best };
+        let key = self.sets.key(first);
+        let candidate = rank_of_key(key);
+        if candidate >= best {
+            return best;
+        }
         let every_entry_fits = column * 100 >= usize::from(w) && row * 100 >= usize::from(h);
-        let mut cursor = self.sets.first(set);
+        if every_entry_fits && accept(gpu_of_key(key)) {
+            return candidate;
+        }
+        self.walk_on(first, column, row, w, h, best, accept)
+    }
+
+    /// The same from an entry on. Apart, for most often the first entry is it.
+    #[inline(never)]
+    #[expect(clippy::too_many_arguments, reason = "a loop taken out of its function")]
+    fn walk_on(
+        &self,
+        first: Cursor,
+        column: usize,
+        row: usize,
+        w: u16,
+        h: u16,
+        best: u64,
+        accept: &impl Fn(u32) -> bool,
+    ) -> u64 {
+        let mut cursor = Some(first);
         while let Some(at) = cursor {
             let key = self.sets.key(at);
-            let candidate = rank_of_key(column, row, key);
+            let candidate = rank_of_key(key);
             if candidate >= best {
                 return best;
             }
-            if !every_entry_fits {
-                let (rw, rh) = size_of_key(column, row, key);
-                if rw < w || rh < h {
-                    cursor = if column == row && rw >= h && rh >= w {
-                        self.sets.next(at)
-                    } else {
-                        self.skip_size(set, key)
-                    };
-                    continue;
+            let (rw, rh) = size_of_key(key);
+            cursor = if rw >= w && rh >= h {
+                if accept(gpu_of_key(key)) {
+                    return candidate;
                 }
-            }
-            if accept(gpu_of_key(key)) {
-                return candidate;
-            }
-            cursor = self.sets.next(at);
+                self.sets.next(at)
+            } else if column == row && rw >= h && rh >= w {
+                // Turned it would fit: the next entry of this size may be the turned one.
+                self.sets.next(at)
+            } else {
+                self.sets.seek(column * CLASSES + row, next_size(key))
+            };
         }
         best
-    }
-
-    fn skip_size(&self, set: usize, key: u64) -> Option<Cursor> {
-        self.sets.seek(set, next_size(key))
     }
 }
 
@@ -247,41 +289,22 @@ fn bands(rows: u128) -> usize {
     (u128::BITS - rows.leading_zeros()).div_ceil(BAND as u32) as usize
 }
 
-fn base_area(column: usize, row: usize) -> u32 {
-    (column * row) as u32 * 10_000
+fn class_of(size: Rect) -> (usize, usize) {
+    (usize::from(size.w() / 100), usize::from(size.h() / 100))
 }
 
-/// Area, short side and GPU in one word, in the order in which they decide.
 #[inline]
-fn rank_of_key(column: usize, row: usize, key: u64) -> u64 {
-    let area = u64::from(base_area(column, row)) + (key >> (SIZE_SHIFT + SHORT_BITS));
-    let short = column.min(row) as u64 * 100 + (key >> SIZE_SHIFT) % (1 << SHORT_BITS);
-    area << (GPU_BITS + SIDE_BITS) | short << GPU_BITS | u64::from(gpu_of_key(key))
+fn key_of(size: Rect, gpu: u32) -> u64 {
+    size.extent() << SIZE_SHIFT | u64::from(gpu) << ORIENTATION_BITS | u64::from(size.w() > size.h())
 }
 
-fn area_of_rank(rank: u64) -> u32 {
+/// Area, short side and GPU.
+const fn rank_of_key(key: u64) -> u64 {
+    key >> ORIENTATION_BITS
+}
+
+const fn area_of_rank(rank: u64) -> u32 {
     (rank >> (GPU_BITS + SIDE_BITS)) as u32
-}
-
-/// The class and the key of a free rectangle of w x h on `gpu`.
-#[inline]
-fn entry(w: u16, h: u16, gpu: u32) -> (usize, usize, u64) {
-    let (column, row) = (usize::from(w / 100), usize::from(h / 100));
-    let area = u32::from(w) * u32::from(h) - base_area(column, row);
-    let short = w.min(h) - column.min(row) as u16 * 100;
-    let orientation = u64::from(column == row && w > h);
-    let key = u64::from(area) << (SIZE_SHIFT + SHORT_BITS)
-        | u64::from(short) << SIZE_SHIFT
-        | u64::from(gpu) << ORIENTATION_BITS
-        | orientation;
-    (column, row, key)
-}
-
-fn empty_key(size: Rect, gpu: u32) -> u64 {
-    u64::from(size.area()) << 36
-        | u64::from(size.short_side()) << SIZE_SHIFT
-        | u64::from(gpu) << ORIENTATION_BITS
-        | u64::from(size.w() > size.h())
 }
 
 /// The smallest key of a larger size.
@@ -293,11 +316,10 @@ fn gpu_of_key(key: u64) -> u32 {
     (key >> ORIENTATION_BITS) as u32 % MAX_GPUS
 }
 
-fn size_of_key(column: usize, row: usize, key: u64) -> (u16, u16) {
-    let short = column.min(row) as u32 * 100 + (key >> SIZE_SHIFT) as u32 % (1 << SHORT_BITS);
-    let area = base_area(column, row) + (key >> (SIZE_SHIFT + SHORT_BITS)) as u32;
-    let (short, long) = (short as u16, (area / short) as u16);
-    if column > row || (column == row && key & 1 == 1) { (long, short) } else { (short, long) }
+const fn size_of_key(key: u64) -> (u16, u16) {
+    let short = (key >> SIZE_SHIFT) as u32 % (1 << SIDE_BITS);
+    let (short, long) = (short as u16, (area_of_rank(rank_of_key(key)) / short) as u16);
+    if key % 2 == 1 { (long, short) } else { (short, long) }
 }
 
 #[cfg(test)]
@@ -308,10 +330,8 @@ mod tests {
     proptest! {
         #[test]
         fn a_key_gives_its_size_and_gpu_back(w in 1u16..=10_000, h in 1u16..=10_000, gpu in 0..MAX_GPUS) {
-            let (column, row, key) = entry(w, h, gpu);
-            prop_assert_eq!(size_of_key(column, row, key), (w, h));
-            prop_assert_eq!(gpu_of_key(key), gpu);
-            prop_assert_eq!(gpu_of_key(empty_key(Rect::new(0, 0, w, h), gpu)), gpu);
+            let key = key_of(Rect::new(0, 0, w, h), gpu);
+            prop_assert_eq!((size_of_key(key), gpu_of_key(key)), ((w, h), gpu));
         }
     }
 }

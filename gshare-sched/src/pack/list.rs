@@ -8,7 +8,7 @@ use core::ops::Deref;
 
 use super::geometry::Rect;
 
-/// Rectangles. Room is made ahead, by [`List::reserve`].
+/// Rectangles.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct List {
     /// The list, then at least one that is not in it.
@@ -16,31 +16,16 @@ pub(crate) struct List {
     len: usize,
 }
 
-impl List {
-    /// The least room, so that a list that is short can be copied as a whole.
-    const LEAST: usize = 16;
+/// A list that is being filled. Its length stays in a register: the list's own is written and read again with each
+/// rectangle, for all that a compiler knows of where they go.
+#[derive(Debug)]
+pub(crate) struct Filling<'a> {
+    items: &'a mut [Rect],
+    len: usize,
+    kept: &'a mut usize,
+}
 
-    /// Empties it and makes room for this many.
-    #[inline]
-    pub(crate) fn start(&mut self, most: usize) {
-        self.len = 0;
-        self.reserve(most);
-    }
-
-    /// Makes room for this many more.
-    #[inline]
-    pub(crate) fn reserve(&mut self, more: usize) {
-        let room = self.len + more + 1;
-        if self.items.len() < room {
-            self.grow(room);
-        }
-    }
-
-    #[cold]
-    fn grow(&mut self, room: usize) {
-        self.items.resize(room.next_power_of_two().max(Self::LEAST), Rect::default());
-    }
-
+impl Filling<'_> {
     /// Appends a rectangle if it is wanted. There must be room for it either way.
     #[inline]
     pub(crate) fn push_if(&mut self, rect: Rect, wanted: bool) {
@@ -48,15 +33,54 @@ impl List {
         self.len += usize::from(wanted);
     }
 
+    /// What is in it by now.
+    #[inline]
+    pub(crate) fn so_far(&self) -> &[Rect] {
+        &self.items[..self.len]
+    }
+}
+
+impl Drop for Filling<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        *self.kept = self.len;
+    }
+}
+
+impl List {
+    /// The least room, so that a list that is short can be copied as a whole.
+    const LEAST: usize = 16;
+
+    /// Empties it and fills it with at most this many.
+    #[inline]
+    pub(crate) fn start(&mut self, most: usize) -> Filling<'_> {
+        self.len = 0;
+        self.more(most)
+    }
+
+    /// Fills it with at most this many more.
+    #[inline]
+    pub(crate) fn more(&mut self, most: usize) -> Filling<'_> {
+        let room = self.len + most + 1;
+        if self.items.len() < room {
+            self.grow(room);
+        }
+        Filling { items: &mut self.items, len: self.len, kept: &mut self.len }
+    }
+
+    #[cold]
+    fn grow(&mut self, room: usize) {
+        self.items.resize(room.next_power_of_two().max(Self::LEAST), Rect::default());
+    }
+
     pub(crate) fn push(&mut self, rect: Rect) {
-        self.reserve(1);
-        self.push_if(rect, true);
+        self.more(1).push_if(rect, true);
     }
 
     pub(crate) fn extend(&mut self, rects: &[Rect]) {
-        self.reserve(rects.len());
+        let mut more = self.more(rects.len());
         for rect in rects {
-            self.push_if(*rect, true);
+            more.push_if(*rect, true);
         }
     }
 

@@ -1,6 +1,6 @@
 //! The maximal-rectangles packer. See the [module documentation](super) for the algorithm.
 
-use core::cmp::{Ordering, Reverse};
+use core::cmp::Reverse;
 
 use gshare_core::pack::{
     Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement, Rectangle, RepackChange, RepackPlan,
@@ -10,7 +10,7 @@ use gshare_core::{Bytes, FunctionId, GpuId, PlacementId, Quota, SmShare};
 
 use super::areas::FreeAreas;
 use super::geometry::{FreeSet, Rect, best_corner};
-use super::index::{ClassIndex, MAX_GPUS};
+use super::index::{ClassIndex, Hole, MAX_GPUS};
 use super::rearrange::Arranger;
 use super::runs::{Few, Runs};
 
@@ -325,7 +325,6 @@ pub struct MaxRects {
     open: u32,
     set: FreeSet,
     arranger: Arranger,
-    items: Vec<Rect>,
 }
 
 impl MaxRects {
@@ -346,7 +345,6 @@ impl MaxRects {
             open: 0,
             set: FreeSet::default(),
             arranger: Arranger::default(),
-            items: Vec::new(),
         }
     }
 
@@ -372,7 +370,7 @@ impl MaxRects {
         let mut failure = None;
         loop {
             let gpu = match self.choose(leader, &|gpu| !excluded.contains(&gpu)) {
-                Ok(choice) => GpuId(choice.gpu),
+                Ok(choice) => GpuId(choice.gpu()),
                 Err(reason) => {
                     return Err(failure.unwrap_or(PackError::Batch { index: 0, reason: Box::new(reason) }));
                 }
@@ -459,10 +457,22 @@ impl MaxRects {
 
 /// Where a demand would go.
 #[derive(Debug, Clone, Copy)]
-struct Choice {
-    gpu: u32,
-    /// The GPU has room only in another arrangement, which the arranger found.
-    rearrange: bool,
+enum Choice {
+    /// To an open GPU with a hole.
+    Hole(Hole),
+    /// To an open GPU that has room only in another arrangement, which the arranger found.
+    Rearranged(u32),
+    /// To a GPU without placements.
+    Empty(u32),
+}
+
+impl Choice {
+    const fn gpu(self) -> u32 {
+        match self {
+            Self::Hole(hole) => hole.gpu(),
+            Self::Rearranged(gpu) | Self::Empty(gpu) => gpu,
+        }
+    }
 }
 
 // Choosing.
@@ -492,18 +502,22 @@ impl MaxRects {
 
     fn choose(&mut self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Result<Choice, PackError> {
         demand.validate()?;
-        if let Some(gpu) = self.choose_hole(demand, allowed) {
-            return Ok(Choice { gpu, rearrange: false });
+        if let Some(hole) = self.choose_hole(demand, allowed) {
+            return Ok(Choice::Hole(hole));
         }
-        let mut arranger = core::mem::take(&mut self.arranger);
-        let mut items = core::mem::take(&mut self.items);
-        let choice = self.choose_beyond(demand, allowed, &mut arranger, &mut items);
-        (self.arranger, self.items) = (arranger, items);
-        choice
+        if self.config.rearrange_gpus > 0 {
+            let mut arranger = core::mem::take(&mut self.arranger);
+            let gpu = self.choose_rearranged(demand, allowed, &mut arranger);
+            self.arranger = arranger;
+            if let Some(gpu) = gpu {
+                return Ok(Choice::Rearranged(gpu));
+            }
+        }
+        self.choose_empty(demand, allowed).map(Choice::Empty)
     }
 
-    /// An open GPU with a hole for the demand.
-    fn choose_hole(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Option<u32> {
+    /// A hole of an open GPU for the demand.
+    fn choose_hole(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Option<Hole> {
         let (w, h) = (demand.quota.get(), demand.sm.get());
         let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId(gpu));
         match self.config.heuristic {
@@ -511,50 +525,49 @@ impl MaxRects {
             Heuristic::BestShortSideFit => self.index.best_short_side_fit(w, h, &accept),
             Heuristic::FirstFit => {
                 let size = Rect::new(0, 0, w, h).size();
-                let fits = |(id, gpu): &(GpuId, &Gpu)| {
-                    let mut holes = self.free.get_few(&gpu.free).iter();
+                let first = |(id, gpu): (GpuId, &Gpu)| {
+                    let holes = self.free.get_few(&gpu.free).iter().filter(|hole| hole.holds(size));
+                    let smallest = holes.min_by_key(|hole| hole.extent())?;
                     let open = gpu.is_open() && !gpu.cordoned;
-                    open && holes.any(|hole| hole.holds(size)) && accept(id.0)
+                    (open && accept(id.0)).then(|| Hole::new(*smallest, id.0))
                 };
-                self.present().find(fits).map(|(id, _)| id.0)
+                self.present().find_map(first)
             }
         }
     }
 
-    /// Without a hole: an open GPU that can be re-arranged, or an empty one.
-    fn choose_beyond(
+    /// An open GPU without a hole that holds the demand in another arrangement, which `arranger` then has.
+    fn choose_rearranged(
         &self,
         demand: &Demand,
         allowed: &impl Fn(GpuId) -> bool,
         arranger: &mut Arranger,
-        items: &mut Vec<Rect>,
-    ) -> Result<Choice, PackError> {
+    ) -> Option<u32> {
+        let newcomer = Rect::new(0, 0, demand.quota.get(), demand.sm.get());
+        let room = |id: &u32| {
+            let gpu = &self.gpus[*id as usize];
+            gpu.area_free() >= newcomer.area() && self.accepts(gpu, demand) && allowed(GpuId(*id))
+        };
+        let candidates = self.areas.freest(newcomer.area()).filter(room);
+        candidates.take(self.config.rearrange_gpus as usize).find(|gpu| {
+            let state = &self.gpus[*gpu as usize];
+            let (bin, pods) = (state.bin(), self.pods.get_few(&state.pods));
+            // What fits neither beside nor above one that is there fits in no arrangement.
+            let excludes =
+                |pod: &Pod| pod.rect.w() + newcomer.w() > bin.w() && pod.rect.h() + newcomer.h() > bin.h();
+            let items = pods.iter().map(|pod| pod.rect).chain([newcomer]);
+            !pods.iter().any(excludes) && arranger.arrange(bin, items)
+        })
+    }
+
+    fn choose_empty(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Result<u32, PackError> {
         let (w, h) = (demand.quota.get(), demand.sm.get());
         let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId(gpu));
-        if self.config.rearrange_gpus > 0 {
-            let area = u32::from(w) * u32::from(h);
-            let room = |gpu: &u32| self.gpus[*gpu as usize].area_free() >= area && accept(*gpu);
-            let candidates = self.areas.freest(area).filter(room);
-            for gpu in candidates.take(self.config.rearrange_gpus as usize) {
-                let state = &self.gpus[gpu as usize];
-                let (bin, pods) = (state.bin(), self.pods.get_few(&state.pods));
-                // What fits neither beside nor above one that is there fits in no arrangement.
-                if pods.iter().any(|pod| pod.rect.w() + w > bin.w() && pod.rect.h() + h > bin.h()) {
-                    continue;
-                }
-                items.clear();
-                items.extend(pods.iter().map(|pod| pod.rect));
-                items.push(Rect::new(0, 0, w, h));
-                if arranger.arrange(bin, items) {
-                    return Ok(Choice { gpu, rearrange: true });
-                }
-            }
-        }
         match self.index.best_empty(w, h, |gpu| self.gpus[gpu as usize].bin(), &accept) {
             Some(_) if self.open >= self.config.max_open_gpus => {
                 Err(PackError::GpuLimit { limit: self.config.max_open_gpus })
             }
-            Some(gpu) => Ok(Choice { gpu, rearrange: false }),
+            Some(gpu) => Ok(gpu),
             None => Err(self.why_not(demand, allowed)),
         }
     }
@@ -574,51 +587,38 @@ impl MaxRects {
         if room { PackError::Memory { memory } } else { PackError::NoRoom { quota, sm } }
     }
 
-    /// Where on the GPU: the free rectangle by the heuristic, and the corner in it.
-    fn position(&self, gpu: u32, w: u16, h: u16) -> Option<Rect> {
-        let state = &self.gpus[gpu as usize];
+    /// Where on its GPU: the free rectangle, which `hole` may be one of several of, and the corner in it.
+    fn position(&self, hole: Hole, w: u16, h: u16) -> Option<Rect> {
+        let state = &self.gpus[hole.gpu() as usize];
+        let holes = self.free.get_few(&state.free);
         let size = Rect::new(0, 0, w, h).size();
-        let fitting = || self.free.get_few(&state.free).iter().filter(|hole| hole.holds(size));
         match self.config.heuristic {
-            Heuristic::BestAreaFit | Heuristic::FirstFit => {
-                Rect::in_the_smallest(self.free.get_few(&state.free), w, h)
-            }
+            Heuristic::BestAreaFit | Heuristic::FirstFit => Rect::in_the_lowest(holes, hole.extent(), w, h),
             Heuristic::BestShortSideFit => {
-                let hole = fitting().min_by_key(|hole| {
+                let hole = holes.iter().filter(|hole| hole.holds(size)).min_by_key(|hole| {
                     let leftover = (hole.w() - w).min(hole.h() - h);
-                    (leftover, hole.area(), hole.short_side(), hole.y(), hole.x())
+                    (leftover, hole.extent(), hole.y(), hole.x())
                 })?;
                 Some(Rect::new(hole.x(), hole.y(), w, h))
             }
             Heuristic::ContactCorner => {
-                // Most often there is one smallest hole, and often it is as wide and high as the demand.
-                let key = |hole: &Rect| (hole.area(), hole.short_side());
-                let mut least: Option<((u32, u16), Rect)> = None;
-                let mut several = false;
-                for hole in fitting() {
-                    let key = key(hole);
-                    let order = least.map_or(Ordering::Less, |(least, _)| key.cmp(&least));
-                    several = (several && order == Ordering::Greater) || order == Ordering::Equal;
-                    if order == Ordering::Less {
-                        least = Some((key, *hole));
-                    }
-                }
-                let (least, hole) = least?;
-                if !several && hole.size() == size {
-                    return Some(hole);
+                let fits = |other: &&Rect| other.holds(size) && other.extent() == hole.extent();
+                let mut fitting = holes.iter().filter(fits);
+                let (first, several) = (*fitting.next()?, fitting.next().is_some());
+                // Most often there is one, and often it is as wide and high as the demand.
+                if !several && first.size() == size {
+                    return Some(first);
                 }
                 let corner = |hole: Rect| {
                     let pods = self.pods.get_few(&state.pods).iter().map(|pod| pod.rect);
                     best_corner(state.bin(), pods, hole, w, h)
                 };
                 if !several {
-                    return Some(corner(hole).1);
+                    return Some(corner(first).1);
                 }
-                fitting()
-                    .filter(|hole| key(hole) == least)
-                    .map(|hole| corner(*hole))
-                    .min_by_key(|(touched, at)| (Reverse(*touched), at.y(), at.x()))
-                    .map(|(_, at)| at)
+                let corners = holes.iter().filter(fits).map(|hole| corner(*hole));
+                let best = corners.min_by_key(|(touched, at)| (Reverse(*touched), at.y(), at.x()));
+                best.map(|(_, at)| at)
             }
         }
     }
@@ -650,25 +650,30 @@ impl MaxRects {
     ) -> Result<Placed, PackError> {
         let choice = self.choose(demand, allowed)?;
         let (w, h) = (demand.quota.get(), demand.sm.get());
-        let gpu = choice.gpu;
+        let gpu = choice.gpu();
         let mut before = None;
         let keeps_free = undo.is_some() && !self.config.is_exact();
         let free = keeps_free.then(|| self.free.get_few(&self.gpus[gpu as usize].free).to_vec());
-        let rect = if choice.rearrange {
-            if undo.is_some() {
-                before = Some(
-                    self.pods.get_few(&self.gpus[gpu as usize].pods).iter().map(|pod| pod.rect).collect(),
-                );
+        let rect = match choice {
+            // The index found it on this GPU, so there is a position.
+            Choice::Hole(hole) => {
+                let none = || PackError::NoRoom { quota: demand.quota, sm: demand.sm };
+                self.position(hole, w, h).ok_or_else(none)?
             }
-            // The newcomer was the last item of the arrangement.
-            self.arranger.placed.last().copied().unwrap_or_default()
-        } else {
-            // The index found a free rectangle on this GPU, so there is a position.
-            self.position(gpu, w, h).ok_or(PackError::NoRoom { quota: demand.quota, sm: demand.sm })?
+            Choice::Rearranged(_) => {
+                if undo.is_some() {
+                    let pods = self.pods.get_few(&self.gpus[gpu as usize].pods);
+                    before = Some(pods.iter().map(|pod| pod.rect).collect());
+                }
+                // The newcomer was the last item of the arrangement.
+                self.arranger.placed.last().copied().unwrap_or_default()
+            }
+            Choice::Empty(_) => Rect::new(0, 0, w, h),
         };
+        let rearranged = matches!(choice, Choice::Rearranged(_));
         let fresh = self.free_slots.is_empty();
         let slot = self.take_slot(gpu, demand);
-        if choice.rearrange {
+        if rearranged {
             self.adopt_arrangement(gpu, Pod::new(rect, slot, demand));
         } else {
             self.occupy(gpu, Pod::new(rect, slot, demand));
@@ -680,7 +685,7 @@ impl MaxRects {
             undo.push(Undo { slot, fresh, before, free });
         }
         let mut placed = Placed::new(Placement::new(id, GpuId(gpu), rect.public(), *demand));
-        placed.rearranged = choice.rearrange;
+        placed.rearranged = rearranged;
         Ok(placed)
     }
 
@@ -761,6 +766,7 @@ impl MaxRects {
         self.invariants(gpu);
     }
 
+    #[inline]
     fn take_slot(&mut self, gpu: u32, demand: &Demand) -> u32 {
         let slot = self.free_slots.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, gpu });
@@ -771,6 +777,7 @@ impl MaxRects {
         slot
     }
 
+    #[inline]
     fn fill_slot(&mut self, slot: u32, gpu: u32, demand: &Demand) {
         self.slots[slot as usize].gpu = gpu;
         self.extras[slot as usize] = Extra {
@@ -781,6 +788,7 @@ impl MaxRects {
     }
 
     /// Puts a placement where it says, which is free.
+    #[inline]
     fn occupy(&mut self, gpu: u32, pod: Pod) {
         let state = &mut self.gpus[gpu as usize];
         let was_whole = core::mem::replace(&mut state.whole, false);
@@ -1072,11 +1080,15 @@ impl Packer for MaxRects {
 
     fn probe(&self, demand: &Demand) -> Result<GpuId, PackError> {
         demand.validate()?;
-        if let Some(gpu) = self.choose_hole(demand, &|_| true) {
+        if let Some(hole) = self.choose_hole(demand, &|_| true) {
+            return Ok(GpuId(hole.gpu()));
+        }
+        if self.config.rearrange_gpus > 0
+            && let Some(gpu) = self.choose_rearranged(demand, &|_| true, &mut Arranger::default())
+        {
             return Ok(GpuId(gpu));
         }
-        let (mut arranger, mut items) = (Arranger::default(), Vec::new());
-        self.choose_beyond(demand, &|_| true, &mut arranger, &mut items).map(|choice| GpuId(choice.gpu))
+        self.choose_empty(demand, &|_| true).map(GpuId)
     }
 
     fn place(&mut self, demand: &Demand) -> Result<Placed, PackError> {

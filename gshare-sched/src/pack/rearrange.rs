@@ -12,6 +12,7 @@ use super::geometry::{FreeSet, Rect, best_corner};
 /// Work space, and the arrangement found.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Arranger {
+    items: Vec<Rect>,
     order: Vec<u32>,
     /// Rectangles by item, in the order given.
     pub(crate) placed: Vec<Rect>,
@@ -38,7 +39,16 @@ enum Rule {
 
 impl Arranger {
     /// Packs all `items` (their sizes; offsets are ignored) into `bin`. On success `placed` and `free` are set.
-    pub(crate) fn arrange(&mut self, bin: Rect, items: &[Rect]) -> bool {
+    pub(crate) fn arrange(&mut self, bin: Rect, items: impl IntoIterator<Item = Rect>) -> bool {
+        let mut all = core::mem::take(&mut self.items);
+        all.clear();
+        all.extend(items);
+        let arranged = self.arrange_all(bin, &all);
+        self.items = all;
+        arranged
+    }
+
+    fn arrange_all(&mut self, bin: Rect, items: &[Rect]) -> bool {
         for order in [Order::Area, Order::Width, Order::Height, Order::LongSide] {
             self.order.clear();
             self.order.extend(0..u32::try_from(items.len()).unwrap_or(u32::MAX));

@@ -149,6 +149,7 @@ impl<T: Copy + Default> Runs<T> {
         }
     }
 
+    #[inline]
     pub(crate) fn push_few<const N: usize>(&mut self, few: &mut Few<T, N>, item: T) {
         if few.run.log2 == 0 {
             if let Some(free) = few.here.get_mut(few.run.len()) {

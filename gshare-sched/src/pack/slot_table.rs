@@ -137,9 +137,9 @@ impl<K: Copy + Ord> SlotTable<K> {
         if wants.len() > MOST_ARRANGED {
             return None;
         }
-        let items: Vec<Rect> = wants.iter().map(|(_, q, sm)| Rect::new(0, 0, q.get(), sm.get())).collect();
+        let items = wants.iter().map(|(_, q, sm)| Rect::new(0, 0, q.get(), sm.get()));
         let mut arranger = Arranger::default();
-        if arranger.arrange(Rect::new(0, 0, WINDOW, WINDOW), &items) {
+        if arranger.arrange(Rect::new(0, 0, WINDOW, WINDOW), items) {
             let slots = wants.iter().zip(&arranger.placed).map(|(want, rect)| slot(want, rect.x()));
             return Self::of(slots);
         }
