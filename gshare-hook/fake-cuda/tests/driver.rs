@@ -118,6 +118,23 @@ fn devices_describe_themselves_and_say_that_they_are_simulated() {
     );
 }
 
+/// Holds a stream up until it is opened: what is launched meanwhile is queued, however slow this process is.
+struct Gate(CUdeviceptr);
+
+impl Gate {
+    fn shut(stream: sys::CUstream) -> Self {
+        let flag: CUdeviceptr = get!(cuMemAlloc_v2(4));
+        ok!(cuMemsetD32_v2(flag, 0, 1));
+        ok!(cuStreamWaitValue32_v2(stream, flag, 1, 1));
+        Self(flag)
+    }
+
+    fn open(self) {
+        let other: sys::CUstream = get!(cuStreamCreate(1));
+        ok!(cuStreamWriteValue32_v2(other, self.0, 1, 0));
+    }
+}
+
 #[test]
 fn kernels_take_exactly_their_time_and_events_say_so() {
     isolated("kernels_take_exactly_their_time_and_events_say_so", &[], || {
@@ -125,13 +142,15 @@ fn kernels_take_exactly_their_time_and_events_say_so() {
         let stream: sys::CUstream = get!(cuStreamCreate(1));
         let f = kernel("spin_3000us_full");
         let ends: Vec<sys::CUevent> = (0..4).map(|_| get!(cuEventCreate(0))).collect();
-        // Keep the device busy, so that what follows is queued back to back.
+        // What follows is queued back to back.
+        let gate = Gate::shut(stream);
         assert_eq!(launch(f, stream), OK);
         for e in &ends {
             ok!(cuEventRecord(*e, stream));
             assert_eq!(launch(f, stream), OK);
         }
         assert_eq!(cu!(cuStreamQuery(stream)), CUresult::CUDA_ERROR_NOT_READY);
+        gate.open();
         ok!(cuStreamSynchronize(stream));
         ok!(cuStreamQuery(stream));
         for pair in ends.windows(2) {
@@ -181,7 +200,8 @@ fn default_streams_are_barriers_and_own_streams_are_not() {
         start();
         let blocking: sys::CUstream = get!(cuStreamCreate(0));
         let free: sys::CUstream = get!(cuStreamCreate(1));
-        let f = kernel("spin_20000us_sm1");
+        let f = kernel("spin_20us_sm1");
+        let gate = Gate::shut(blocking);
         assert_eq!(launch(f, blocking), OK);
         // The legacy stream waits for the blocking stream; the free one for nobody.
         let quick = kernel("spin_10us_sm1");
@@ -200,14 +220,17 @@ fn default_streams_are_barriers_and_own_streams_are_not() {
         ok!(cuStreamWaitEvent(free, event, 0));
         assert_eq!(launch(quick, free), OK);
         assert_eq!(cu!(cuStreamQuery(free)), CUresult::CUDA_ERROR_NOT_READY);
+        gate.open();
         ok!(cuStreamSynchronize(free));
         ok!(cuStreamQuery(blocking));
         ok!(cuEventQuery(event));
         // Under per-thread streams the null handle is a stream of the thread.
+        let gate = Gate::shut(blocking);
         assert_eq!(launch(f, blocking), OK);
         ok!(cuLaunchKernel_ptsz(quick, 1, 1, 1, 1, 1, 1, 0, null_mut(), null_mut(), null_mut()));
         ok!(cuStreamSynchronize_ptsz(null_mut()));
         assert_eq!(cu!(cuStreamQuery(blocking)), CUresult::CUDA_ERROR_NOT_READY);
+        gate.open();
         ok!(cuCtxSynchronize());
     });
 }
@@ -226,6 +249,7 @@ fn host_functions_run_in_stream_order() {
         let f = kernel("spin_5ms");
         let memory: CUdeviceptr = get!(cuMemAlloc_v2(4096));
         let mut word = 7_u32;
+        let gate = Gate::shut(stream);
         assert_eq!(launch(f, stream), OK);
         ok!(cuLaunchHostFunc(stream, Some(count_call), 3 as *mut c_void));
         // The copy behind a pending host function reads its source when its turn comes.
@@ -233,6 +257,7 @@ fn host_functions_run_in_stream_order() {
         assert_eq!(CALLS.load(Ordering::SeqCst), 0);
         word = 8;
         std::hint::black_box(&word);
+        gate.open();
         ok!(cuStreamSynchronize(stream));
         assert_eq!(CALLS.load(Ordering::SeqCst), 3);
         let mut back = 0_u32;
@@ -667,8 +692,10 @@ fn launches_that_cost_nothing_are_counted() {
         assert_eq!(mine().gpus[0].kernels, 0);
         // Behind other work they queue.
         let stream: sys::CUstream = get!(cuStreamCreate(1));
+        let gate = Gate::shut(stream);
         assert_eq!(launch(kernel("spin_2ms"), stream), OK);
         assert_eq!(launch(f as sys::CUfunction, stream), OK);
+        gate.open();
         ok!(cuStreamSynchronize(stream));
         assert_eq!(mine().gpus[0].kernels, 2);
         assert_eq!(
