@@ -72,7 +72,10 @@ impl Server {
     }
 
     fn store(&self, prefix: &str) -> EtcdStore {
-        EtcdStore::new([&self.url], prefix)
+        let mut store = EtcdStore::new([&self.url], prefix);
+        // Several servers start at once, on a machine that may be busy.
+        store.set_timeout(StdDuration::from_secs(60));
+        store
     }
 }
 
@@ -112,19 +115,20 @@ fn a_write_must_name_the_version_it_replaces() {
 fn a_record_ends_with_its_lease_and_its_version_does_not() {
     let Some(server) = Server::start() else { return };
     let (mut store, mut renewed, gpu) = (server.store("/a"), server.store("/a"), GpuId(0));
-    let second = Duration::from_secs(1);
-    let version = store.put(NOW, gpu, record(&[1]), Version(0), second).unwrap();
-    let mut kept = renewed.put(NOW, GpuId(1), record(&[1]), Version(0), second).unwrap();
+    // Long enough to be renewed in time by a process that has to wait for its turn.
+    let lease = Duration::from_secs(4);
+    let version = store.put(NOW, gpu, record(&[1]), Version(0), lease).unwrap();
+    let mut kept = renewed.put(NOW, GpuId(1), record(&[1]), Version(0), lease).unwrap();
     assert_eq!(store.live(NOW), Ok(vec![gpu, GpuId(1)]));
     let start = Instant::now();
     while store.get(NOW, gpu).unwrap().is_some() {
         assert!(start.elapsed() < StdDuration::from_secs(60), "the lease does not end");
-        kept = renewed.put(NOW, GpuId(1), record(&[1]), kept, second).unwrap();
+        kept = renewed.put(NOW, GpuId(1), record(&[1]), kept, lease).unwrap();
         std::thread::sleep(StdDuration::from_millis(100));
     }
     assert_eq!(store.live(NOW), Ok(vec![GpuId(1)]), "what is renewed lives");
     assert_eq!(store.version(gpu), Ok(version));
-    let old = store.put(NOW, gpu, record(&[1]), Version(0), second);
+    let old = store.put(NOW, gpu, record(&[1]), Version(0), lease);
     assert!(matches!(old, Err(StateError::Conflict { .. })), "an old writer still loses");
     // The lease is gone with the record: the next write gets a new one.
     assert_eq!(store.put(NOW, gpu, record(&[4]), version, LONG), Ok(Version(2)));
