@@ -52,6 +52,38 @@ fn the_clock_is_the_hosts() {
     client.until(|message| matches!(message, ToClient::Revoke { .. }).then_some(()));
 }
 
+/// As one that is started for a single user does, by the host's clock: however late a client or its end is noticed.
+#[test]
+fn a_daemon_that_is_told_to_ends_some_time_after_its_last_client() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gshare.sock");
+    let mut config = Config::at(&path);
+    config.idle_exit = Some(Duration::from_millis(200));
+    let clock = Arc::new(ManualClock::new(Timestamp::from_millis(1)));
+    let daemon = Daemon::builder(config).clock(Arc::clone(&clock) as _).build().unwrap().spawn().unwrap();
+    let handle = daemon.handle();
+    let pass = |ms: u64| {
+        clock.set(Timestamp::from_millis(ms));
+        handle.wake();
+    };
+    // It may answer the first ones before it looks at what is due.
+    let stays = || (0..100).all(|_| handle.snapshot().is_ok());
+    pass(200);
+    assert!(stays(), "it waits for the first one");
+    let mut client = Client::connect(&path);
+    client.enter(1, "alice", ResourceSpec::UNLIMITED);
+    pass(100_000);
+    assert!(stays(), "somebody is connected");
+    drop(client);
+    within(|| (handle.snapshot().unwrap().connections == 0).then_some(()));
+    pass(100_199);
+    assert!(stays(), "somebody may come yet");
+    pass(100_200);
+    within(|| matches!(handle.snapshot(), Err(DaemonError::Stopped)).then_some(()));
+    daemon.stop().unwrap();
+    assert!(!path.exists());
+}
+
 /// Grants a second to whoever asks; keeps no books.
 #[derive(Debug, Default)]
 struct Generous {
