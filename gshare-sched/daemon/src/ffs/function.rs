@@ -243,6 +243,8 @@ struct Process {
     child: Child,
     pidfd: OwnedFd,
     begun: Instant,
+    /// What its predecessor passed on last.
+    passed: Option<u64>,
 }
 
 struct Supervisor {
@@ -309,6 +311,7 @@ impl Supervisor {
             .env(ENV_OUTPUT, link(stage + 1))
             .stdin(Stdio::null())
             .stdout(Stdio::null());
+        let passed = self.passed_on(stage);
         let fails = |reason: String| FfsError::StageDoesNotRun { stage: number(stage), reason };
         let mut child = match command.spawn() {
             Ok(child) => child,
@@ -317,7 +320,7 @@ impl Supervisor {
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(pidfd) => {
                 lock(&self.shared.status)[stage].pid = Some(child.id());
-                self.processes[stage] = Some(Process { child, pidfd, begun: Instant::now() });
+                self.processes[stage] = Some(Process { child, pidfd, begun: Instant::now(), passed });
             }
             Err(errno) => {
                 drop(child.kill());
@@ -342,6 +345,8 @@ impl Supervisor {
         match self.blame(stage) {
             Ok(true) => self.young[stage] = 0,
             Ok(false) if process.begun.elapsed() >= YOUNG => self.young[stage] = 0,
+            // One that has done something does run, however often it is killed.
+            Ok(false) if self.passed_on(stage) != process.passed => self.young[stage] = 0,
             Ok(false) => self.young[stage] += 1,
             Err(error) => return self.shared.end(&error),
         }
@@ -349,6 +354,11 @@ impl Supervisor {
             return self.shared.end(&FfsError::StageDoesNotRun { stage: number(stage), reason: how });
         }
         self.start(stage);
+    }
+
+    /// The last message behind a stage whose process is not there.
+    fn passed_on(&self, stage: usize) -> Option<u64> {
+        reopen(&self.links[stage + 1]).ok()?.into_sender(ChannelOptions::default()).last_tag()
     }
 
     /// Counts the death against the request that is first in the stage's input; fails that when it was one too many.
