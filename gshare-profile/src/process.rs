@@ -89,8 +89,11 @@ impl Process {
 /// Waits for a program that is about to end, and kills it if it does not. Tells how it ended.
 fn end(child: &mut Child) -> String {
     let deadline = Instant::now() + core::time::Duration::from(GRACE);
-    while Instant::now() < deadline {
+    loop {
+        // In this order: it is looked at once more when time is up, however late this thread notices that.
+        let late = Instant::now() >= deadline;
         match child.try_wait() {
+            Ok(None) if late => break,
             Ok(None) => std::thread::sleep(core::time::Duration::from_millis(2)),
             Ok(Some(status)) => return status.to_string(),
             Err(error) => return error.to_string(),
