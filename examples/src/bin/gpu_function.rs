@@ -119,7 +119,9 @@ async fn stream(Query(query): Query<BTreeMap<String, u32>>) -> Response {
 }
 
 async fn slow(Query(query): Query<BTreeMap<String, u64>>) -> &'static str {
-    tokio::time::sleep(Duration::from_millis(query.get("ms").copied().unwrap_or(100))).await;
+    let ms = query.get("ms").copied().unwrap_or(100);
+    println!("sleeping for {ms} ms");
+    tokio::time::sleep(Duration::from_millis(ms)).await;
     "slow\n"
 }
 
