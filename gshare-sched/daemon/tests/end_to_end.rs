@@ -131,6 +131,14 @@ fn killed_holders_give_their_token_up_at_once() {
         drop(victim);
         within(|| daemon.snapshot().clients.iter().all(|client| client.client != id).then_some(()));
     }
+    // More than one lease: the survivor was granted another one since the last kill.
+    let used = || {
+        let snapshot = daemon.snapshot();
+        let own = snapshot.clients.iter().find(|client| client.pid == survivor.pid()).unwrap();
+        own.total_used_ns.as_nanos()
+    };
+    let before = used();
+    within(|| (used() > before + 200_000_000).then_some(()));
     daemon.signal(rustix::process::Signal::TERM);
     daemon.child.wait().unwrap();
     let report = replay(dir.path());
