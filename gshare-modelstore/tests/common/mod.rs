@@ -61,7 +61,7 @@ impl TestStore {
         let begun = Instant::now();
         while self.stat("host", field) != value {
             assert!(
-                begun.elapsed() < Duration::from_secs(20),
+                begun.elapsed() < Duration::from_secs(60),
                 "{field} is {}, not {value}",
                 self.stat("host", field)
             );
@@ -74,7 +74,7 @@ impl TestStore {
     pub fn until_clients(&self, value: u64) {
         let begun = Instant::now();
         while self.running().stat()["clients"] != value {
-            assert!(begun.elapsed() < Duration::from_secs(20), "clients: {}", self.running().stat());
+            assert!(begun.elapsed() < Duration::from_secs(60), "clients: {}", self.running().stat());
             std::thread::sleep(Duration::from_micros(200));
         }
     }

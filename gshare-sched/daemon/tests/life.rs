@@ -56,7 +56,7 @@ fn killed_holders(policy: TokenPolicy) {
             client.send(&ToDaemon::TokenRequest { client: id });
             client.granted();
             std::io::Write::write_all(&mut &tell, b"x").unwrap();
-            std::thread::sleep(PATIENCE);
+            std::thread::sleep(10 * PATIENCE);
         });
         std::io::Read::read_exact(&mut &told, &mut [0]).unwrap();
         survivor.send(&ToDaemon::TokenRequest { client: id });

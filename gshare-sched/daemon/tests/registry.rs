@@ -156,11 +156,12 @@ fn a_forked_child_that_keeps_the_socket_does_not_keep_the_process_alive() {
         let (mut client, id) = attached(&path, 1, "alice", ResourceSpec::UNLIMITED);
         client.send(&ToDaemon::TokenRequest { client: id });
         client.granted();
-        let child = Forked::run(None, || std::thread::sleep(common::PATIENCE));
+        // Longer than anybody waits for anything.
+        let child = Forked::run(None, || std::thread::sleep(10 * common::PATIENCE));
         use std::io::Write as _;
         (&tell).write_all(&child.pid().to_le_bytes()).unwrap();
         std::mem::forget(child);
-        std::thread::sleep(common::PATIENCE);
+        std::thread::sleep(10 * common::PATIENCE);
     });
     let mut child = [0; 4];
     std::io::Read::read_exact(&mut &told, &mut child).unwrap();

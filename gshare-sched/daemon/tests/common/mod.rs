@@ -19,7 +19,7 @@ pub const DEVICE: [u8; 16] = *b"the only device!";
 /// Its memory.
 pub const DEVICE_MEMORY: Bytes = Bytes::from_gib(1);
 /// Far beyond anything a machine under load needs; reached only by a failure.
-pub const PATIENCE: StdDuration = StdDuration::from_secs(20);
+pub const PATIENCE: StdDuration = StdDuration::from_secs(60);
 
 /// `request:limit`, SM per cent, MiB of memory.
 pub fn spec(quota: &str, sm: u16, mib: Option<u64>) -> ResourceSpec {
