@@ -212,11 +212,11 @@ fn locked_by(pid: u32) -> u64 {
 
 /// Waits until something is what it should be: memory is freed after those who asked for that have their answer, for the
 /// kernel takes its time.
-fn comes_to<T: PartialEq + std::fmt::Debug>(see: impl Fn() -> T, wanted: T, what: &str) {
+fn comes_to<T: PartialEq + std::fmt::Debug>(see: impl Fn() -> T, wanted: &T, what: &str) {
     let begun = std::time::Instant::now();
     loop {
         let seen = see();
-        if seen == wanted {
+        if seen == *wanted {
             return;
         }
         assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{what}: {seen:?}, not {wanted:?}");
@@ -236,7 +236,7 @@ fn leaves_and_comes_back(role: &str) {
     let file = model_file(&[("other", 3_000_000)]);
     client.put_file("n", Access::Public, MemoryTier::Gpu, &file, |_, _| {}).unwrap();
     assert_eq!(client.stat().unwrap()["demotions"], 1);
-    comes_to(gpu, 4 << 20, "the GPU holds one of them");
+    comes_to(gpu, &(4 << 20), "the GPU holds one of them");
     client.verify("m").unwrap();
     let model = client.get("m", &GetOptions::default()).unwrap();
     assert_eq!(model.content(), first, "hashed again on the way");
@@ -252,9 +252,9 @@ fn leaves_and_comes_back(role: &str) {
     assert_eq!(client.get("m", &GPU).unwrap().content(), first);
     let stat = client.stat().unwrap();
     assert_eq!((&stat["demotions"], &stat["loads"]), (&2.into(), &3.into()), "the other way round: {stat}");
-    comes_to(gpu, 6 << 20, "the other one");
+    comes_to(gpu, &(6 << 20), "the other one");
     ["m", "n"].into_iter().for_each(|name| client.evict(name, true).unwrap());
-    comes_to(|| (pinned(), locked_by(store.id())), (0, 0), "given back with the arenas");
+    comes_to(|| (pinned(), locked_by(store.id())), &(0, 0), "given back with the arenas");
     store.kill().unwrap();
     store.wait().unwrap();
 }
