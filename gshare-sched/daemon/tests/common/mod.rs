@@ -68,11 +68,13 @@ impl Client {
     /// The next frame; `None` at the end of the connection.
     pub fn receive(&mut self) -> Option<ToClient> {
         let mut bytes = [0; MAX_FRAME];
-        let length = match recv(&self.socket, &mut bytes, RecvFlags::empty()) {
-            Ok((length, _)) => length,
-            Err(rustix::io::Errno::CONNRESET) => 0,
-            Err(errno) => panic!("nothing came: {errno}"),
-        };
+        // With a timeout it is not begun again by itself when this process was stopped meanwhile.
+        let length =
+            match rustix::io::retry_on_intr(|| recv(&self.socket, &mut bytes[..], RecvFlags::empty())) {
+                Ok((length, _)) => length,
+                Err(rustix::io::Errno::CONNRESET) => 0,
+                Err(errno) => panic!("nothing came: {errno}"),
+            };
         if length == 0 {
             return None;
         }
