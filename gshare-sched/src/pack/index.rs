@@ -222,7 +222,8 @@ impl ClassIndex {
         best: u64,
         accept: &impl Fn(u32) -> bool,
     ) -> u64 {
-        let Some(first) = self.sets.first(column * CLASSES + row) else { return best };
+        let set = column * CLASSES + row;
+        let Some(first) = self.sets.first(set) else { return best };
         let key = self.sets.key(first);
         let candidate = rank_of_key(key);
         if candidate >= best {
@@ -232,22 +233,20 @@ impl ClassIndex {
         if every_entry_fits && accept(gpu_of_key(key)) {
             return candidate;
         }
-        self.walk_on(first, column, row, w, h, best, accept)
+        self.walk_on(set, first, (w, h), best, accept)
     }
 
-    /// The same from an entry on. Apart, for most often the first entry is it.
+    /// The same from the first entry on. Apart, for most often that is it.
     #[inline(never)]
-    #[expect(clippy::too_many_arguments, reason = "a loop taken out of its function")]
     fn walk_on(
         &self,
+        set: usize,
         first: Cursor,
-        column: usize,
-        row: usize,
-        w: u16,
-        h: u16,
+        (w, h): (u16, u16),
         best: u64,
         accept: &impl Fn(u32) -> bool,
     ) -> u64 {
+        let on_the_diagonal = set / CLASSES == set % CLASSES;
         let mut cursor = Some(first);
         while let Some(at) = cursor {
             let key = self.sets.key(at);
@@ -261,11 +260,11 @@ impl ClassIndex {
                     return candidate;
                 }
                 self.sets.next(at)
-            } else if column == row && rw >= h && rh >= w {
+            } else if on_the_diagonal && rw >= h && rh >= w {
                 // Turned it would fit: the next entry of this size may be the turned one.
                 self.sets.next(at)
             } else {
-                self.sets.seek(column * CLASSES + row, next_size(key))
+                self.sets.seek(set, next_size(key))
             };
         }
         best
