@@ -39,6 +39,15 @@ enum Scenario {
     /// FaST-GShare, figure 12: load that climbs and falls under the heuristic scaler
     FastFig12(replay::fast_fig12::Args),
     /// FluidFaaS, section 7: pipelines over MIG slices, three workloads on three cuts of 16 A100-80
+    ///
+    /// A seed draws the bursts, the arrivals and the branches of a run, the same for every policy. The first table is of all
+    /// seeds together: counts and times are added up, times of requests (P95, P99, longest, mean) averaged. The second has
+    /// ours minus paper mode seed by seed, in percent of paper mode: mean ± its standard error (the mean of ever more seeds
+    /// would be within about two of them 19 times in 20), and "ahead", "behind", or "level" where it is within two standard
+    /// errors of 0. Below it is in how many cells ours is not worse by the first table, without tolerance.
+    /// The runs are spread over the CPUs; what is printed does not depend on their number. With `--json` the second table is
+    /// `compared`: {`with`, `cells`: [{`workload`, ..., `p95_ms`: {`mean_percent`, `standard_error_percent`, `verdict`}}],
+    /// `not_worse`: {`p95_ms`: ...}, `verdicts`: {`ahead`: ...}}.
     Fluidfaas(replay::fluidfaas::Args),
     /// FluidFaaS, section 5.3: who is evicted from shared slices, and how long functions stay warm
     FluidfaasEvict(replay::fluidfaas_evict::Args),

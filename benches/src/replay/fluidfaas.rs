@@ -15,9 +15,15 @@
 //! within its deadline. Where fewer than 95 % are, the P95 is that of a request that was late anyway. Whoever serves as
 //! much has as much waiting in all, whatever the order: the mean says how much, and a share `mean / w` of the requests is
 //! late at least if none waits for more than `w`. So P99 and the longest are given as well.
+//!
+//! Seeds: what they draw, and what the second table says, is in `replay fluidfaas --help`. The last few requests decide
+//! about a thousandth of the throughput of a seed, so few seeds cannot tell whether who is level is ahead. A trace has its
+//! own bursts and runs with one seed, unless more are given.
 
-use super::{Report, row};
+use super::paired::{Compared, Run};
+use super::{Report, in_parallel, row};
 use anyhow::{Context, Result, bail};
+use clap::builder::ArgPredicate;
 use gshare_core::dag::{Component, Dag};
 use gshare_core::mig::{GpuModel, SliceAt};
 use gshare_core::pipeline::{Goal, HandOff, Node, NodeGpu, RankMode};
@@ -30,14 +36,15 @@ use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::fluid::{End, Load, Outcome, Scenario, simulate};
 use gshare_sim::trace::read_azure_counts;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::path::PathBuf;
 
 /// Flags.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Seeds of arrivals and branches
-    #[arg(long, value_delimiter = ',', default_value = "1,2,3")]
+    /// Seeds of bursts, arrivals and branches [default: 1 to 20; with a trace 1]
+    #[arg(long, value_delimiter = ',', default_values_t = 1..=20, hide_default_value = true,
+        default_value_if("trace", ArgPredicate::IsPresent, "1"))]
     seeds: Vec<u64>,
     /// Calls per minute as a CSV shaped like the Azure Functions 2019 trace; the busiest functions drive the
     /// applications [default: generated]
@@ -343,79 +350,115 @@ fn figures(outcome: &Outcome, slos: &[Duration], from: Timestamp) -> Figures {
     }
 }
 
+/// Figures in which ours is compared with paper mode, and whether less is better.
+const COMPARED: [(&str, bool); 6] = [
+    ("slo_hit_percent", false),
+    ("throughput_per_s", false),
+    ("p95_ms", true),
+    ("mean_ms", true),
+    ("gpu_ms_per_in_time", true),
+    ("mig_ms_per_in_time", true),
+];
+
+/// A workload on a cut at a load.
+struct Cell<'a> {
+    variant: &'static Variant,
+    partition: &'a str,
+    cuts: Vec<Vec<&'static str>>,
+    node: Node,
+    load: f64,
+}
+
+impl Cell<'_> {
+    fn all<'a>(args: &'a Args, model: &GpuModel) -> Result<Vec<Cell<'a>>> {
+        let mut cells = Vec::new();
+        for workload in &args.workload {
+            let variant = VARIANTS.iter().find(|one| one.name == workload);
+            let variant =
+                variant.with_context(|| format!("workload `{workload}`: need light, medium or heavy"))?;
+            for name in &args.partition {
+                let cuts = partition(name)?;
+                let node = node(model, &cuts)?;
+                let cell =
+                    |&load| Cell { variant, partition: name, cuts: cuts.clone(), node: node.clone(), load };
+                cells.extend(args.load.iter().map(cell));
+            }
+        }
+        Ok(cells)
+    }
+
+    fn input(&self) -> Map<String, Value> {
+        row(&[
+            ("workload", self.variant.name.into()),
+            ("partition", self.partition.into()),
+            ("load", self.load.into()),
+        ])
+    }
+
+    /// A policy on the requests of a seed.
+    fn run(&self, args: &Args, model: &GpuModel, policy: &Policy, seed: u64) -> Result<Figures> {
+        let (scenario, slos) = scenario(args, model, &self.cuts, self.variant, self.load, policy, seed)?;
+        let keeper = |_| -> Result<Keeper> {
+            let partitioner = Partitioner::new(PartitionConfig::default().with_rank(policy.rank))?;
+            let assigner = Box::new(LeastFragmentation);
+            Ok(Keeper::new(policy.keeper.clone(), &self.node, Box::new(partitioner), assigner)?)
+        };
+        let keepers = (0..2).map(keeper).collect::<Result<Vec<_>>>()?;
+        let router = SlackRouter::new(policy.router.clone())?;
+        let outcome = simulate(&scenario, router, keepers)
+            .map_err(|fault| anyhow::anyhow!("{}: seed {seed}: {fault}", policy.name))?;
+        Ok(figures(&outcome, &slos, Timestamp::ZERO + args.warm_up))
+    }
+}
+
 /// Runs every policy on every partition, workload and load.
 ///
 /// # Errors
 /// Flags or a trace that cannot be; a policy that broke the simulation's book.
 pub fn run(args: &Args) -> Result<Report> {
+    run_on(std::thread::available_parallelism()?.get(), args)
+}
+
+fn run_on(threads: usize, args: &Args) -> Result<Report> {
     let mut report = Report::new("fluidfaas", args.seeds.clone());
     let model = GpuModel::find("A100-80")?;
-    for workload in &args.workload {
-        let variant = VARIANTS.iter().find(|one| one.name == workload);
-        let variant =
-            variant.with_context(|| format!("workload `{workload}`: need light, medium or heavy"))?;
-        for partition_name in &args.partition {
-            let cuts = partition(partition_name)?;
-            let node = node(&model, &cuts)?;
-            for &load in &args.load {
-                let (first, mut ours) = (report.rows.len(), 0.0);
-                let wanted = |policy: &Policy| {
-                    args.policy.is_empty() || args.policy.iter().any(|name| name == policy.name)
-                };
-                for policy in policies(args.ablate).into_iter().filter(wanted) {
-                    let mut sum = Figures::default();
-                    for &seed in &args.seeds {
-                        let (scenario, slos) = scenario(args, &model, &cuts, variant, load, &policy, seed)?;
-                        let partitioner =
-                            || Partitioner::new(PartitionConfig::default().with_rank(policy.rank));
-                        let keeper = |_| -> Result<Keeper> {
-                            let partitioner = Box::new(partitioner()?);
-                            Ok(Keeper::new(
-                                policy.keeper.clone(),
-                                &node,
-                                partitioner,
-                                Box::new(LeastFragmentation),
-                            )?)
-                        };
-                        let keepers = (0..2).map(keeper).collect::<Result<Vec<_>>>()?;
-                        let router = SlackRouter::new(policy.router.clone())?;
-                        let outcome = simulate(&scenario, router, keepers)
-                            .map_err(|fault| anyhow::anyhow!("{}: seed {seed}: {fault}", policy.name))?;
-                        add(&mut sum, &figures(&outcome, &slos, Timestamp::ZERO + args.warm_up));
-                    }
-                    let n = args.seeds.len().max(1) as f64;
-                    let in_time = sum.in_time / sum.seconds;
-                    if policy.name == "ours" {
-                        ours = in_time;
-                    }
-                    report.rows.push(row(&[
-                        ("policy", policy.name.into()),
-                        ("workload", variant.name.into()),
-                        ("partition", partition_name.as_str().into()),
-                        ("load", load.into()),
-                        ("slo_hit_percent", (100.0 * sum.in_time / sum.sent.max(1.0)).into()),
-                        ("throughput_per_s", (sum.served / sum.seconds).into()),
-                        ("while_sent_per_s", (sum.served_while_sent / sum.seconds_sent).into()),
-                        ("in_time_per_s", in_time.into()),
-                        ("p95_ms", (sum.p95_ms / n).into()),
-                        ("p99_ms", (sum.p99_ms / n).into()),
-                        ("max_ms", (sum.max_ms / n).into()),
-                        ("mean_ms", (sum.mean_ms / n).into()),
-                        ("gpu_time_s", (sum.gpu_s / n).into()),
-                        ("mig_time_s", (sum.mig_s / n).into()),
-                        ("held_slice_s", (sum.held_s / n).into()),
-                        ("gpu_ms_per_in_time", (1e3 * sum.gpu_s / sum.in_time.max(1.0)).into()),
-                        ("mig_ms_per_in_time", (1e3 * sum.mig_s / sum.in_time.max(1.0)).into()),
-                    ]));
-                }
+    let cells = Cell::all(args, &model)?;
+    let mut policies = policies(args.ablate);
+    let names: Vec<_> = policies.iter().map(|one| one.name).collect();
+    policies.retain(|one| args.policy.is_empty() || args.policy.iter().any(|name| name == one.name));
+    let seeds = args.seeds.len();
+    if policies.is_empty() || seeds == 0 {
+        bail!("need a seed, and a policy out of: {}", names.join("; "));
+    }
+    let runs = in_parallel(threads, cells.len() * policies.len() * seeds, |number| {
+        let policy = &policies[number / seeds % policies.len()];
+        cells[number / seeds / policies.len()].run(args, &model, policy, args.seeds[number % seeds])
+    })?;
+    let mut compared = Compared::new("paper", &COMPARED);
+    for (cell, runs) in cells.iter().zip(runs.chunks(policies.len() * seeds)) {
+        let of = |runs: &[Figures]| Run {
+            together: measures(runs),
+            by_seed: runs.chunks(1).map(measures).collect(),
+        };
+        let all: Vec<Run> = runs.chunks(seeds).map(of).collect();
+        let find = |name| policies.iter().position(|one| one.name == name).map(|at| &all[at]);
+        let (paper, ours) = (find("paper"), find("ours"));
+        if let (Some(paper), Some(ours)) = (paper, ours) {
+            compared.push(cell.input(), paper, ours);
+        }
+        let in_time = |run: &Run| run.together.get("in_time_per_s").and_then(Value::as_f64).unwrap_or(0.0);
+        for (policy, run) in policies.iter().zip(&all) {
+            let mut row = row(&[("policy", policy.name.into())]);
+            row.extend(cell.input());
+            row.extend(run.together.clone());
+            if let Some(ours) = ours {
                 // What a mechanism adds: how much less there is without it.
-                for row in &mut report.rows[first..] {
-                    let in_time = row.get("in_time_per_s").and_then(Value::as_f64).unwrap_or(0.0);
-                    row.insert("in_time_over_ours".to_owned(), (in_time / ours).into());
-                }
+                row.insert("in_time_over_ours".to_owned(), (in_time(run) / in_time(ours)).into());
             }
+            report.rows.push(row);
         }
     }
+    report.compared = Some(compared).filter(|one| !one.cells.is_empty());
     for (workload, throughput, hit) in
         [("light", "+0 %", "alike"), ("medium", "+25 %", "+90 %"), ("heavy", "+75 %", "+61 %")]
     {
@@ -438,20 +481,26 @@ pub fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-fn add(sum: &mut Figures, one: &Figures) {
-    sum.sent += one.sent;
-    sum.in_time += one.in_time;
-    sum.served += one.served;
-    sum.seconds += one.seconds;
-    sum.served_while_sent += one.served_while_sent;
-    sum.seconds_sent += one.seconds_sent;
-    sum.p95_ms += one.p95_ms;
-    sum.p99_ms += one.p99_ms;
-    sum.max_ms += one.max_ms;
-    sum.mean_ms += one.mean_ms;
-    sum.gpu_s += one.gpu_s;
-    sum.mig_s += one.mig_s;
-    sum.held_s += one.held_s;
+/// What runs of several seeds come to together.
+fn measures(runs: &[Figures]) -> Map<String, Value> {
+    let sum = |of: fn(&Figures) -> f64| runs.iter().map(of).sum::<f64>();
+    let mean = |of| sum(of) / runs.len().max(1) as f64;
+    let (in_time, seconds) = (sum(|one| one.in_time), sum(|one| one.seconds));
+    row(&[
+        ("slo_hit_percent", (100.0 * in_time / sum(|one| one.sent).max(1.0)).into()),
+        ("throughput_per_s", (sum(|one| one.served) / seconds).into()),
+        ("while_sent_per_s", (sum(|one| one.served_while_sent) / sum(|one| one.seconds_sent)).into()),
+        ("in_time_per_s", (in_time / seconds).into()),
+        ("p95_ms", mean(|one| one.p95_ms).into()),
+        ("p99_ms", mean(|one| one.p99_ms).into()),
+        ("max_ms", mean(|one| one.max_ms).into()),
+        ("mean_ms", mean(|one| one.mean_ms).into()),
+        ("gpu_time_s", mean(|one| one.gpu_s).into()),
+        ("mig_time_s", mean(|one| one.mig_s).into()),
+        ("held_slice_s", mean(|one| one.held_s).into()),
+        ("gpu_ms_per_in_time", (1e3 * sum(|one| one.gpu_s) / in_time.max(1.0)).into()),
+        ("mig_ms_per_in_time", (1e3 * sum(|one| one.mig_s) / in_time.max(1.0)).into()),
+    ])
 }
 
 /// The requests of a seed: the same for every policy.
@@ -495,6 +544,7 @@ fn scenario(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
 
     /// FluidFaaS, Table 5: the smallest slice for each variant, as a whole and for its largest part.
     #[test]
@@ -518,5 +568,35 @@ mod tests {
                 .find(|slice| model.get(model.profile(slice).unwrap()).unwrap().memory.get() >= one);
             assert_eq!(*part.unwrap(), if variant.name == "heavy" { "2g.20gb" } else { "1g.10gb" });
         }
+    }
+    #[derive(Debug, clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parsed(flags: &str) -> Args {
+        Cli::parse_from(["fluidfaas"].into_iter().chain(flags.split_whitespace())).args
+    }
+
+    #[test]
+    fn a_trace_is_one_run_unless_told_otherwise() {
+        assert_eq!(parsed("").seeds, (1..=20).collect::<Vec<u64>>());
+        assert_eq!(parsed("--trace calls.csv").seeds, [1]);
+        assert_eq!(parsed("--trace calls.csv --seeds 4,5").seeds, [4, 5]);
+    }
+
+    #[test]
+    fn threads_change_nothing() {
+        let args = parsed(
+            "--seeds 1,2,3 --length 60s --warm-up 20s --workload heavy,medium --partition p2 --policy paper,ours",
+        );
+        let printed = |threads| serde_json::to_string(&run_on(threads, &args).unwrap()).unwrap();
+        let alone = printed(1);
+        assert_eq!(alone, printed(3));
+        let report: Value = serde_json::from_str(&alone).unwrap();
+        assert_eq!(report["rows"].as_array().unwrap().len(), 8);
+        assert_eq!(report["compared"]["cells"][3]["load"], 1.0);
+        assert_eq!(report["compared"]["cells"][3]["workload"], "medium");
     }
 }
