@@ -272,6 +272,19 @@ fn what_a_burst_needed_is_free_for_others_soon_after_it() {
 }
 
 #[test]
+fn who_is_not_short_gives_to_one_far_behind_if_the_others_can_do_its_work() {
+    for (busy, given) in [(7, 1), (10, 0)] {
+        let mut keeper = one_that_has_and_one_that_wants();
+        for instance in [1, 2] {
+            let (instance, busy) = (InstanceId(instance), Duration::from_secs(busy));
+            tell(&mut keeper, 29_800, InstanceEvent::Served { instance, busy });
+        }
+        assert_eq!(drained(&tell(&mut keeper, 31_000, short(1, 4))), [], "it cannot spare one");
+        assert_eq!(drained(&tell(&mut keeper, 31_100, short(1, 60))).len(), given, "used for {busy} s in 10");
+    }
+}
+
+#[test]
 fn what_is_refused_changes_nothing() {
     let mut keeper = keeper(KeeperConfig::default(), &node(&["2g.20gb"]));
     add(&mut keeper, 0, chain(&[20], 2), goal(500));

@@ -21,9 +21,10 @@
 //! 6. **Reclaim**: a function that finds no slices takes those of an instance that was idle for a window, of the least
 //!    used of several shared slices, or of a function that needs them clearly less: one that is not short now and can spare
 //!    an instance, or would still be less than a third as far behind without it ([`InstanceEvent::Short`] says how far
-//!    a function is behind). The gap has to exceed the time of a start, or half of it for what can be spared, and an instance
-//!    stays for a window at least. What becomes free that way goes to whom it was taken for. Neighbours of a busy instance
-//!    on a shared slice leave it when they are served elsewhere too.
+//!    a function is behind; one that is not short is not behind as long as its others can do its work). The gap has to
+//!    exceed the time of a start, or half of it for what can be spared, and an instance stays for a window at least. What
+//!    becomes free that way goes to whom it was taken for. Neighbours of a busy instance on a shared slice leave it when
+//!    they are served elsewhere too.
 //!
 //! ## Example
 //! On slices of 1g, 2g and 4g a function that needs 2g as a whole is called for the first time: it shares the 2g. At 35 %

@@ -321,11 +321,12 @@ impl Keeper {
                 continue;
             }
             let theirs = self.pressure_within(other, recent).as_nanos();
-            let used = self.used(of);
-            let spare = used * 100 < u128::from(window.as_nanos() * (all - 1) * DRAIN_BELOW);
+            let (used, rest) = (self.used(of), u128::from(window.as_nanos() * (all - 1)));
+            let spare = theirs == 0 && used * 100 < rest * u128::from(DRAIN_BELOW);
             let after = theirs / (all - 1) * all;
-            if !(theirs == 0 && spare || theirs > 0 && mine / FURTHER_BEHIND > after && mine - after > takes)
-            {
+            let less = mine / FURTHER_BEHIND > after && mine - after > takes;
+            // Who is not short is no better off than who is a little, unless that would make it short.
+            if !spare && !(less && (theirs > 0 || used < rest)) {
                 continue;
             }
             for &instance in &of.instances {
