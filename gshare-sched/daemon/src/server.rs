@@ -25,8 +25,9 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 use std::collections::VecDeque;
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -137,6 +138,7 @@ impl DaemonBuilder {
             move |source: io::Error| DaemonError::Setup { what, source }
         };
         raise_descriptor_limit();
+        let lock = claim(&config.socket)?;
         let listener = bind_frames(&config.socket)?;
         let admin = bind_admin(&config.admin_socket).map_err(setup(&config.admin_socket))?;
         let journal = match &config.journal {
@@ -162,7 +164,8 @@ impl DaemonBuilder {
         // On its edge: it is set anew each time and never read.
         epoll::add(&epoll, &timer, data(TIMER), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
         Ok(Daemon {
-            sockets: vec![config.socket.clone(), config.admin_socket.clone()],
+            files: vec![config.socket.clone(), config.admin_socket.clone(), lock_beside(&config.socket)],
+            lock: Some(lock),
             access: Arc::new(Access::of(&config)),
             node: Node::new(config, engine, journal, Arc::clone(&metrics), epoch, scaling),
             admin: Some(admin),
@@ -217,7 +220,10 @@ pub struct Daemon {
     idle_due: Option<Timestamp>,
     admin: Option<UnixListener>,
     endpoint: Option<Endpoint>,
-    sockets: Vec<PathBuf>,
+    /// The sockets, then the lock.
+    files: Vec<PathBuf>,
+    /// Held until the files are gone.
+    lock: Option<File>,
     inbox: Inbox,
     handle: Handle,
     metrics: Arc<Metrics>,
@@ -257,19 +263,20 @@ impl Daemon {
     /// Serves until it is told to stop.
     pub fn run(mut self) -> Result<(), DaemonError> {
         let (admin, listener) = self.start_admin()?;
-        tracing::info!(socket = %self.sockets[0].display(), epoch = self.epoch, "listening");
+        tracing::info!(socket = %self.files[0].display(), epoch = self.epoch, "listening");
         let served = self.serve();
         tracing::info!("stopping");
         drop(self.endpoint.take());
         self.node.finish();
-        let sockets = std::mem::take(&mut self.sockets);
+        let (files, lock) = (std::mem::take(&mut self.files), self.lock.take());
         drop(self);
         // Not by a connection: the socket's file may be gone.
         let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
         let _ = admin.join();
-        for socket in sockets {
-            let _ = std::fs::remove_file(socket);
+        for file in files {
+            let _ = std::fs::remove_file(file);
         }
+        drop(lock);
         served
     }
 
@@ -611,12 +618,39 @@ fn raise_descriptor_limit() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-/// Makes the directory of a socket, and takes away a socket that nobody listens at.
-fn clear_the_way(path: &Path, in_use: impl Fn() -> bool) -> Result<(), DaemonError> {
+/// The lock of a socket.
+fn lock_beside(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".lock");
+    path.into()
+}
+
+/// Makes the directory of a socket, and takes a lock beside it that its daemon holds as long as it lives: of two that start
+/// at once, one could otherwise take away the socket at which the other is about to listen.
+fn claim(socket: &Path) -> Result<File, DaemonError> {
+    let path = lock_beside(socket);
     let setup = |source| DaemonError::Setup { what: path.display().to_string(), source };
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         std::fs::create_dir_all(dir).map_err(setup)?;
     }
+    loop {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path).map_err(setup)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(DaemonError::InUse { path: socket.to_owned() }),
+            Err(TryLockError::Error(error)) => return Err(setup(error)),
+        }
+        // Who stops takes its lock away: this may be one that was opened just before.
+        let (locked, there) = (file.metadata().map_err(setup)?, std::fs::metadata(&path));
+        if there.is_ok_and(|there| (there.dev(), there.ino()) == (locked.dev(), locked.ino())) {
+            return Ok(file);
+        }
+    }
+}
+
+/// Takes away a socket that nobody listens at.
+fn clear_the_way(path: &Path, in_use: impl Fn() -> bool) -> Result<(), DaemonError> {
+    let setup = |source| DaemonError::Setup { what: path.display().to_string(), source };
     if in_use() {
         return Err(DaemonError::InUse { path: path.to_owned() });
     }

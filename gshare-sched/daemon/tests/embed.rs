@@ -30,6 +30,33 @@ fn two_daemons_in_one_process_know_nothing_of_each_other() {
     assert!(matches!(taken, DaemonError::InUse { .. }), "{taken}");
 }
 
+/// As when several `gshare run` find that none listens: one serves, at a socket that stays, and the others say so.
+#[test]
+fn of_daemons_that_start_at_once_one_serves() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gshare.sock");
+    for round in 0..50 {
+        // Left by one that was killed.
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let start = std::sync::Barrier::new(4);
+        let build = || {
+            start.wait();
+            Daemon::new(Config::at(&path))
+        };
+        let built: Vec<_> = std::thread::scope(|scope| {
+            let starting: Vec<_> = (0..4).map(|_| scope.spawn(build)).collect();
+            starting.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        let (mut serving, refused): (Vec<_>, Vec<_>) = built.into_iter().partition(Result::is_ok);
+        assert_eq!(serving.len(), 1, "round {round}: {refused:?}");
+        assert!(refused.iter().all(|one| matches!(one, Err(DaemonError::InUse { .. }))), "{refused:?}");
+        let daemon = serving.pop().unwrap().unwrap().spawn().unwrap();
+        drop(attached(&path, 1, "alice", ResourceSpec::UNLIMITED));
+        daemon.stop().unwrap();
+        assert!(!path.exists(), "round {round}");
+    }
+}
+
 /// A lease ends by the host's clock, not by the machine's.
 #[test]
 fn the_clock_is_the_hosts() {
