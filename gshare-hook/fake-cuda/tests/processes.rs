@@ -82,6 +82,32 @@ fn contending_processes_take_turns() {
     });
 }
 
+/// A device that nobody uses is replaced by one of the profile that is asked for: by one of those that ask at once, and the
+/// others find that.
+#[test]
+fn processes_that_start_at_once_share_the_device_that_one_of_them_makes() {
+    isolated("processes_that_start_at_once_share_the_device_that_one_of_them_makes", &[], || {
+        let dir = dir();
+        let program = client(&dir, false);
+        for round in 0..20 {
+            // Of another profile.
+            assert_ne!(truth().gpus[0].sms, 10);
+            let mut children: Vec<Child> =
+                (0..4).map(|_| start_client(&program, &dir, &["spin", "spin_20us_full"])).collect();
+            for child in &mut children {
+                let mut line = String::new();
+                BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+                assert_eq!(line, "ready\n");
+            }
+            let truth = truth();
+            let there = |child: &Child| truth.processes.iter().any(|p| p.live && p.pid == child.id());
+            assert!(children.iter().all(there), "round {round}: {:?}", truth.processes);
+            children.into_iter().for_each(|child| drop(output(child)));
+            std::fs::remove_file(dir.join("device")).unwrap();
+        }
+    });
+}
+
 #[test]
 fn memory_is_one_account_for_all_processes() {
     isolated("memory_is_one_account_for_all_processes", &[], || {

@@ -189,14 +189,11 @@ impl SimDevice {
         };
         for _ in 0..100 {
             let file = open_once(path).map_err(io)?;
-            // SAFETY: a valid descriptor.
-            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } != 0 {
-                return Err(io(std::io::Error::last_os_error()));
-            }
+            // Until the file is the one to use, or is gone: whoever removes it holds its lock, so nobody removes another.
+            let _lock = FileLock::take(file).map_err(io)?;
             let meta = file.metadata().map_err(io)?;
             let same = std::fs::metadata(path).is_ok_and(|m| m.ino() == meta.ino() && m.dev() == meta.dev());
             if !same {
-                unlock(file);
                 continue;
             }
             if meta.len() == 0 {
@@ -215,7 +212,7 @@ impl SimDevice {
                 let image = map(file).map_err(io)?;
                 // SAFETY: the mapping is fresh, zeroed and ours while we hold the file lock.
                 unsafe { initialise(image, &text, &parsed) };
-                return Ok(Self::ready(image, file, path, parsed));
+                return Ok(Self::new(image, file, path, parsed));
             }
             let usable = meta.len() == size_of::<Image>() as u64;
             if usable {
@@ -230,7 +227,7 @@ impl SimDevice {
                         && gpus.is_none_or(|n| n.clamp(1, 16) == count);
                     let mut parsed = Profile::parse(&text, "of the device file")?;
                     parsed.gpus = count;
-                    let device = Self::ready(image, file, path, parsed);
+                    let device = Self::new(image, file, path, parsed);
                     if fits {
                         return Ok(device);
                     }
@@ -246,13 +243,11 @@ impl SimDevice {
                 }
             }
             std::fs::remove_file(path).map_err(io)?;
-            unlock(file);
         }
         Err(io(std::io::Error::other("the file keeps changing")))
     }
 
-    fn ready(image: *mut Image, file: &'static File, path: &Path, profile: Profile) -> Self {
-        unlock(file);
+    fn new(image: *mut Image, file: &'static File, path: &Path, profile: Profile) -> Self {
         let devices = profile.devices();
         Self { image, file, path: path.to_owned(), profile, devices }
     }
@@ -471,9 +466,24 @@ fn open_once(path: &Path) -> std::io::Result<&'static File> {
     Ok(file)
 }
 
-fn unlock(file: &File) {
-    // SAFETY: a valid descriptor.
-    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) };
+/// The lock of a device file, which is never closed.
+struct FileLock(&'static File);
+
+impl FileLock {
+    fn take(file: &'static File) -> std::io::Result<Self> {
+        // SAFETY: a valid descriptor.
+        match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } {
+            0 => Ok(Self(file)),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        // SAFETY: a valid descriptor.
+        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
+    }
 }
 
 /// Maps a file opened by [`open_once`], once.
