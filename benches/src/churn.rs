@@ -186,8 +186,8 @@ impl Record for Times {
     }
 }
 
-/// Sums of times. The clock is read around calls in a row, not around each: to read it costs a sixth of a place, and
-/// keeps a processor from beginning a call before the last one is done, as it does for who makes many.
+/// Sums of times. The clock is read around calls in a row, not around each: to read it costs a sixth of a place, and where
+/// it ticks every 10 ns, what that costs cannot be taken off to better than a tenth.
 #[derive(Debug, Default)]
 pub struct Sums {
     /// Time in places.

@@ -27,7 +27,7 @@ use rustix::time::{
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -633,8 +633,10 @@ fn claim(socket: &Path) -> Result<File, DaemonError> {
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         std::fs::create_dir_all(dir).map_err(setup)?;
     }
+    // For this user alone: whoever may read it may lock it.
+    let open = || OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
     loop {
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path).map_err(setup)?;
+        let file = open().map_err(setup)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(DaemonError::InUse { path: socket.to_owned() }),

@@ -592,17 +592,16 @@ impl MaxRects {
         let state = &self.gpus[hole.gpu() as usize];
         let holes = self.free.get_few(&state.free);
         let size = Rect::new(0, 0, w, h).size();
+        let fits = |other: &&Rect| other.holds(size) && other.extent() == hole.extent();
         match self.config.heuristic {
             Heuristic::BestAreaFit | Heuristic::FirstFit => Rect::in_the_lowest(holes, hole.extent(), w, h),
             Heuristic::BestShortSideFit => {
-                let hole = holes.iter().filter(|hole| hole.holds(size)).min_by_key(|hole| {
-                    let leftover = (hole.w() - w).min(hole.h() - h);
-                    (leftover, hole.extent(), hole.y(), hole.x())
-                })?;
+                let leftover = |hole: &Rect| (hole.w() - w).min(hole.h() - h);
+                let hole =
+                    holes.iter().filter(fits).min_by_key(|hole| (leftover(hole), hole.y(), hole.x()))?;
                 Some(Rect::new(hole.x(), hole.y(), w, h))
             }
             Heuristic::ContactCorner => {
-                let fits = |other: &&Rect| other.holds(size) && other.extent() == hole.extent();
                 let mut fitting = holes.iter().filter(fits);
                 let (first, several) = (*fitting.next()?, fitting.next().is_some());
                 // Most often there is one, and often it is as wide and high as the demand.

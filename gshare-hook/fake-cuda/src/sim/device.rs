@@ -471,18 +471,14 @@ struct FileLock(&'static File);
 
 impl FileLock {
     fn take(file: &'static File) -> std::io::Result<Self> {
-        // SAFETY: a valid descriptor.
-        match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } {
-            0 => Ok(Self(file)),
-            _ => Err(std::io::Error::last_os_error()),
-        }
+        file.lock().map(|()| Self(file))
     }
 }
 
 impl Drop for FileLock {
     fn drop(&mut self) {
-        // SAFETY: a valid descriptor.
-        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
+        // Fails only for what is no open file.
+        let _ = self.0.unlock();
     }
 }
 

@@ -326,7 +326,8 @@ impl Keeper {
             let after = theirs / (all - 1) * all;
             let less = mine / FURTHER_BEHIND > after && mine - after > takes;
             // Who is not short is no better off than who is a little, unless that would make it short.
-            if !spare && !(less && (theirs > 0 || used < rest)) {
+            let gives = spare || less && (theirs > 0 || used < rest);
+            if !gives {
                 continue;
             }
             for &instance in &of.instances {
