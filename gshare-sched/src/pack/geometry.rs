@@ -5,8 +5,9 @@
 //!
 //! # Algorithm
 //! [`FreeSet::occupy`] (after FaST-GShare, Algorithm 2): each free rectangle that meets the new one is replaced by up
-//! to four pieces beside it. A piece can be redundant (contained) only against a rectangle that was kept or against
-//! another piece, and never makes a kept one redundant.
+//! to four pieces beside it. A piece ends at the new one, so it is redundant (contained) only against what touches that
+//! one: a rectangle that was kept, or another piece on the same side. It is when the rectangle that it is cut from lies in
+//! the other but for the one edge at which it is cut: one comparison of four edges answers for all four pieces.
 //!
 //! [`FreeSet::vacate`]: every rectangle that becomes maximal meets the area that is freed. So start from the whole
 //! GPU, cut out each remaining placement, and *drop every piece that does not meet the freed area at once*; what is
@@ -162,12 +163,19 @@ impl Rect {
         Self::of_edges(x, y, right, top)
     }
 
-    /// The largest rectangles of `self` left of, right of, below and above `hole`, which meets it, each with whether
-    /// there is such a one.
+    /// The guard of the one edge of `self` that lies beyond that edge of `other`; 0 when there is none, or more than one.
     #[inline]
-    const fn cut(self, hole: Self) -> [(Self, bool); 4] {
-        // Which edges of `hole` lie farther in than those of `self`.
-        let within = (hole.0 | GUARD).wrapping_sub(ONES).wrapping_sub(self.0) & GUARD;
+    const fn only_beyond(self, other: Self) -> u64 {
+        let beyond = !(self.0 | GUARD).wrapping_sub(other.0) & GUARD;
+        if beyond & beyond.wrapping_sub(1) == 0 { beyond } else { 0 }
+    }
+
+    /// The largest rectangles of `self` left of, right of, below and above `hole`, which meets it, each with whether
+    /// there is such a one and its cut edge is none of those with a guard in `but`.
+    #[inline]
+    const fn cut(self, hole: Self, but: u64) -> [(Self, bool); 4] {
+        // Which edges of `hole` lie farther in than those of `self`: what is beside one of them is cut at the opposite edge.
+        let within = (hole.0 | GUARD).wrapping_sub(ONES).wrapping_sub(self.0) & GUARD & !but.rotate_left(32);
         let beyond = hole.opposite();
         [
             self.up_to(beyond, 2, within, 0),
@@ -271,7 +279,7 @@ pub(crate) struct FreeSet {
     pub(crate) stay: usize,
     /// Free rectangles that go.
     pub(crate) gone: List,
-    pieces: List,
+    near: List,
     grown: List,
     spare: List,
 }
@@ -284,8 +292,7 @@ impl FreeSet {
 
     /// `free` loses `taken`.
     pub(crate) fn occupy(&mut self, free: &[Rect], taken: Rect) {
-        self.part(free, |rect| rect.meets(taken));
-        add_pieces(&mut self.after, &self.gone, taken, &mut self.pieces, |_| true);
+        self.stay = cut_away(free, taken, &mut self.after, &mut self.gone, &mut self.near, |_| true);
     }
 
     /// `free` wins `freed` of a GPU `bin` in which `used` remains.
@@ -296,12 +303,11 @@ impl FreeSet {
         used: impl Iterator<Item = Rect> + Clone,
         freed: Rect,
     ) {
-        let Self { after, stay, gone, pieces, grown, spare } = self;
+        let Self { after, stay, gone, near, grown, spare } = self;
         grown.start(1).push_if(used.clone().fold(bin, |room, placed| room.beside(placed, freed)), true);
         for placed in used {
-            part(grown, spare, gone, |rect| rect.meets(placed));
-            if !gone.is_empty() {
-                add_pieces(spare, gone, placed, pieces, |piece| piece.meets(freed));
+            if grown.iter().fold(false, |met, rect| met | rect.meets(placed)) {
+                cut_away(grown, placed, spare, gone, near, |piece| piece.meets(freed));
                 core::mem::swap(grown, spare);
             }
         }
@@ -343,26 +349,36 @@ fn part(rects: &[Rect], stay: &mut List, gone: &mut List, goes: impl Fn(Rect) ->
     }
 }
 
-/// Appends to `out` what is left beside `hole` of those that are `gone`, as far as it is wanted and lies neither in a
-/// rectangle of `out` nor in another such piece; one of equal pieces stays.
+/// Fills `out` with what is left of `rects`, none of which lies in another, beside `hole`: those that do not meet it, whose
+/// number is the answer, then the pieces of the others, which are `gone`, as far as a piece is wanted and lies in no other
+/// rectangle of `out`.
 #[inline]
-fn add_pieces(out: &mut List, gone: &[Rect], hole: Rect, pieces: &mut List, wanted: impl Fn(Rect) -> bool) {
-    let mut all = pieces.start(4 * gone.len());
-    for rect in gone {
-        for (piece, is_one) in rect.cut(hole) {
-            all.push_if(piece, is_one & wanted(piece));
+fn cut_away(
+    rects: &[Rect],
+    hole: Rect,
+    out: &mut List,
+    gone: &mut List,
+    near: &mut List,
+    wanted: impl Fn(Rect) -> bool,
+) -> usize {
+    let (mut stay, mut met, mut close) =
+        (out.start(rects.len()), gone.start(rects.len()), near.start(rects.len()));
+    for rect in rects {
+        let meets = rect.meets(hole);
+        stay.push_if(*rect, !meets);
+        met.push_if(*rect, meets);
+        close.push_if(*rect, rect.touches(hole));
+    }
+    drop((stay, met, close));
+    let stay = out.len();
+    let mut out = out.more(4 * gone.len());
+    for rect in gone.iter() {
+        let covered = near.iter().fold(0, |covered, other| covered | rect.only_beyond(*other));
+        for (piece, is_one) in rect.cut(hole, covered) {
+            out.push_if(piece, is_one & wanted(piece));
         }
     }
-    drop(all);
-    let mut out = out.more(pieces.len());
-    for (i, piece) in pieces.iter().enumerate() {
-        // What lies in an earlier piece that is not in `out` lies in what that one lies in.
-        let inside = out.so_far().iter().fold(false, |inside, larger| inside | larger.contains(*piece));
-        let later = pieces[i + 1..].iter();
-        let inside =
-            later.fold(inside, |inside, larger| inside | (larger.contains(*piece) & (larger != piece)));
-        out.push_if(*piece, !inside);
-    }
+    stay
 }
 
 /// The maximal free rectangles of `bin` beside `used`, by definition: every rectangle whose sides lie on edges of the

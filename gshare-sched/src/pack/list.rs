@@ -32,12 +32,6 @@ impl Filling<'_> {
         self.items[self.len] = rect;
         self.len += usize::from(wanted);
     }
-
-    /// What is in it by now.
-    #[inline]
-    pub(crate) fn so_far(&self) -> &[Rect] {
-        &self.items[..self.len]
-    }
 }
 
 impl Drop for Filling<'_> {
