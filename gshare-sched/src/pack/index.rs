@@ -17,8 +17,8 @@
 //! empty. In column 40 the first bit from row 60 upwards is row 76: area 3040. Columns 41 to 50 are empty. In column
 //! 51 even 51 x 60 = 3060 is more, so the walk ends and 60 x 60 is never looked at.
 //!
-//! GPUs without placements are kept apart ([`ClassIndex::EMPTY`]) and asked last: an open GPU with a hole is always
-//! preferred to another GPU.
+//! GPUs without placements are kept apart, by size, and asked last: an open GPU with a hole is always preferred to another
+//! GPU.
 //!
 //! A key is a number of 63 bits: area (27), short side (14), GPU (21), orientation (1, tells a x b from b x a), in the order
 //! in which they decide.
@@ -33,6 +33,7 @@
 )]
 
 use super::geometry::{Rect, SIDE_BITS};
+use super::ids::Ids;
 use super::sets::{Cursor, Sets};
 
 const CLASSES: usize = 101;
@@ -75,6 +76,8 @@ impl Hole {
 #[derive(Debug, Clone)]
 pub(crate) struct ClassIndex {
     sets: Sets,
+    /// The GPUs without placements by their size, of which a pool has few.
+    empties: Vec<(Rect, Ids)>,
     /// Bit h of row w: the class (w, h) is not empty.
     rows: [u128; CLASSES],
     /// Bit w of band b: column w has a row at or above the first of the band that is not empty.
@@ -82,11 +85,13 @@ pub(crate) struct ClassIndex {
 }
 
 impl ClassIndex {
-    /// The set of GPUs without placements.
-    const EMPTY: usize = CLASSES * CLASSES;
-
     pub(crate) fn new() -> Self {
-        Self { sets: Sets::new(Self::EMPTY + 1), rows: [0; CLASSES], reach: [0; CLASSES.div_ceil(BAND)] }
+        Self {
+            sets: Sets::new(CLASSES * CLASSES),
+            empties: Vec::new(),
+            rows: [0; CLASSES],
+            reach: [0; CLASSES.div_ceil(BAND)],
+        }
     }
 
     #[inline]
@@ -123,11 +128,18 @@ impl ClassIndex {
     }
 
     pub(crate) fn insert_empty(&mut self, size: Rect, gpu: u32) {
-        self.sets.insert(Self::EMPTY, key_of(size, gpu));
+        let known = self.empties.iter().position(|(known, _)| *known == size);
+        let at = known.unwrap_or_else(|| {
+            self.empties.push((size, Ids::default()));
+            self.empties.len() - 1
+        });
+        self.empties[at].1.insert(gpu);
     }
 
     pub(crate) fn remove_empty(&mut self, size: Rect, gpu: u32) {
-        self.sets.remove(Self::EMPTY, key_of(size, gpu));
+        if let Some((_, ids)) = self.empties.iter_mut().find(|(known, _)| *known == size) {
+            ids.remove(gpu);
+        }
     }
 
     /// The smallest free rectangle (area, short side, GPU) of an open GPU that holds w x h and that `accept` takes.
@@ -179,36 +191,19 @@ impl ClassIndex {
     }
 
     /// The smallest GPU without placements (area, short side, id) that holds w x h and that `accept` takes.
-    pub(crate) fn best_empty(
-        &self,
-        w: u16,
-        h: u16,
-        size: impl Fn(u32) -> Rect,
-        accept: &impl Fn(u32) -> bool,
-    ) -> Option<u32> {
-        let area = u64::from(w) * u64::from(h);
-        let mut cursor = self.sets.seek(Self::EMPTY, area << (SIZE_SHIFT + SIDE_BITS));
-        while let Some(at) = cursor {
-            let key = self.sets.key(at);
-            let gpu = gpu_of_key(key);
-            let bin = size(gpu);
-            if bin.w() >= w && bin.h() >= h {
-                if accept(gpu) {
-                    return Some(gpu);
-                }
-                cursor = self.sets.next(at);
-            } else if bin.w() >= h && bin.h() >= w {
-                // Turned it would fit: the next entry of this size may be the turned one.
-                cursor = self.sets.next(at);
-            } else {
-                cursor = self.sets.seek(Self::EMPTY, next_size(key));
-            }
-        }
-        None
+    pub(crate) fn best_empty(&self, w: u16, h: u16, accept: &impl Fn(u32) -> bool) -> Option<u32> {
+        let want = Rect::new(0, 0, w, h).size();
+        let fitting = self.empties.iter().filter(|(size, _)| size.holds(want));
+        let firsts =
+            fitting.filter_map(|(size, gpus)| Some(Hole::new(*size, gpus.iter().find(|gpu| accept(*gpu))?)));
+        firsts.min_by_key(|hole| hole.0).map(Hole::gpu)
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.sets.bytes() + size_of_val(&self.rows) + size_of_val(&self.reach)
+        self.sets.bytes()
+            + self.empties.iter().map(|(_, gpus)| gpus.bytes()).sum::<usize>()
+            + size_of_val(&self.rows)
+            + size_of_val(&self.reach)
     }
 
     /// The least rank of `best` and those of the class that fit and that `accept` takes.

@@ -563,7 +563,7 @@ impl MaxRects {
     fn choose_empty(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Result<u32, PackError> {
         let (w, h) = (demand.quota.get(), demand.sm.get());
         let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId(gpu));
-        match self.index.best_empty(w, h, |gpu| self.gpus[gpu as usize].bin(), &accept) {
+        match self.index.best_empty(w, h, &accept) {
             Some(_) if self.open >= self.config.max_open_gpus => {
                 Err(PackError::GpuLimit { limit: self.config.max_open_gpus })
             }
@@ -583,7 +583,7 @@ impl MaxRects {
             |gpu: u32| self.keeps_apart(&self.gpus[gpu as usize], demand) && allowed(GpuId(gpu));
         let (w, h) = (quota.get(), sm.get());
         let room = self.index.best_area_fit(w, h, &without_memory).is_some()
-            || self.index.best_empty(w, h, |gpu| self.gpus[gpu as usize].bin(), &without_memory).is_some();
+            || self.index.best_empty(w, h, &without_memory).is_some();
         if room { PackError::Memory { memory } } else { PackError::NoRoom { quota, sm } }
     }
 

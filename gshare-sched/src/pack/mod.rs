@@ -58,6 +58,7 @@ mod areas;
 mod batch;
 mod geometry;
 mod guillotine;
+mod ids;
 mod index;
 mod list;
 mod max_rects;
