@@ -196,9 +196,10 @@ pub struct SnapshotGpu {
 }
 
 /// All that a call reads of a GPU lies side by side, for at 100 000 GPUs it is the misses that take the time: what is
-/// spread over four places comes in four times the time, and this in little more than one.
+/// spread over four places comes in four times the time, and this in little more than one. In this order a GPU with few
+/// placements takes its first three cache lines.
 #[derive(Debug, Clone, Copy, Default)]
-#[repr(align(512))]
+#[repr(C, align(512))]
 struct Gpu {
     width: u16,
     height: u16,

@@ -27,6 +27,7 @@ impl Run {
 
 /// A list whose entries lie here while there are at most `N`, else in a run. `Default` is the empty one.
 #[derive(Debug, Clone, Copy)]
+#[repr(C)]
 pub(crate) struct Few<T, const N: usize> {
     /// While it has no memory, its length is that of `here`.
     run: Run,
