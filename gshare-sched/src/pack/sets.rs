@@ -171,28 +171,27 @@ impl Sets {
         let node = self.leaf_of(root, key);
         let leaf = &mut self.leaves[node as usize];
         let len = leaf.len as usize;
-        let position = leaf.keys[..len].partition_point(|k| *k < key);
+        let position = position_in(&leaf.keys[..len], key);
         if position < len && leaf.keys[position] == key {
             return false;
         }
-        if len < LEAF {
-            leaf.keys.copy_within(position..len, position + 1);
-            leaf.keys[position] = key;
-            leaf.len += 1;
-            return true;
+        if len == LEAF {
+            self.split(set, node, key);
+            return self.insert(set, key);
         }
-        let path = self.path_to(root, key);
-        let right = self.split_leaf(node);
-        let half = self.leaves[node as usize].len as usize;
-        let (target, position) = if position <= half { (node, position) } else { (right, position - half) };
-        let leaf = &mut self.leaves[target as usize];
-        let len = leaf.len as usize;
         leaf.keys.copy_within(position..len, position + 1);
         leaf.keys[position] = key;
         leaf.len += 1;
+        true
+    }
+
+    /// Parts the full leaf that would hold the key in two.
+    #[inline(never)]
+    fn split(&mut self, set: usize, node: u32, key: u64) {
+        let path = self.path_to(self.roots[set], key);
+        let right = self.split_leaf(node);
         let separator = self.leaves[right as usize].keys[0];
         self.insert_child(set, &path, separator, right);
-        true
     }
 
     /// Removes a key; false when it was not there.
@@ -204,33 +203,38 @@ impl Sets {
         let node = self.leaf_of(root, key);
         let leaf = &mut self.leaves[node as usize];
         let len = leaf.len as usize;
-        let position = leaf.keys[..len].partition_point(|k| *k < key);
+        let position = position_in(&leaf.keys[..len], key);
         if position == len || leaf.keys[position] != key {
             return false;
         }
         leaf.keys.copy_within(position + 1..len, position);
         leaf.len -= 1;
-        if len > LEAF / 3 {
-            return true;
+        if len == 1 || len <= LEAF / 3 && root.height > 0 {
+            self.mend(set, node, key);
         }
+        true
+    }
+
+    /// Takes a leaf away that is empty, which held the key or would, and joins one that is short with its neighbour.
+    #[inline(never)]
+    fn mend(&mut self, set: usize, node: u32, key: u64) {
+        let root = self.roots[set];
         if root.height == 0 {
-            if len == 1 {
-                self.drop_leaf(node);
-                self.roots[set].node = NONE;
-            }
-            return true;
+            self.drop_leaf(node);
+            self.roots[set].node = NONE;
+            return;
         }
         let path = self.path_to(root, key);
         let (parent, index) = path[root.height as usize - 1];
-        if len == 1 {
+        if self.leaves[node as usize].len == 0 {
             self.drop_leaf(node);
             self.remove_child(set, &path, root.height as usize - 1, index as usize);
-            return true;
+            return;
         }
         let parent = &self.inners[parent as usize];
         let left_index = if (index + 1) < parent.len { index } else { index.wrapping_sub(1) };
         if left_index == u32::MAX {
-            return true;
+            return;
         }
         let (left, right) = (parent.kids[left_index as usize], parent.kids[left_index as usize + 1]);
         let (left_len, right_len) = (self.leaves[left as usize].len, self.leaves[right as usize].len);
@@ -243,7 +247,6 @@ impl Sets {
             self.drop_leaf(right);
             self.remove_child(set, &path, root.height as usize - 1, left_index as usize + 1);
         }
-        true
     }
 
     /// The leaf that holds the key or would.
@@ -426,8 +429,14 @@ impl Sets {
     }
 }
 
+/// Where the key is or would be. One by one: what is looked for is often the first, and a processor that guesses where the
+/// search ends need not wait for it, as it must for each half of a binary search.
+fn position_in(keys: &[u64], key: u64) -> usize {
+    keys.iter().take_while(|other| **other < key).count()
+}
+
 fn child_of(inner: &Inner, key: u64) -> usize {
-    inner.keys[1..inner.len as usize].partition_point(|k| *k <= key)
+    inner.keys[1..inner.len as usize].iter().take_while(|first| **first <= key).count()
 }
 
 fn insert_at(inner: &mut Inner, position: usize, separator: u64, node: u32) {
