@@ -325,7 +325,8 @@ pub struct MaxRects {
     specs: Vec<(GpuSpec, u32)>,
     open: u32,
     set: FreeSet,
-    arranger: Arranger,
+    /// Boxed, for it is taken out while it works. `None` until it is needed.
+    arranger: Option<Box<Arranger>>,
 }
 
 impl MaxRects {
@@ -345,7 +346,7 @@ impl MaxRects {
             specs: Vec::new(),
             open: 0,
             set: FreeSet::default(),
-            arranger: Arranger::default(),
+            arranger: None,
         }
     }
 
@@ -506,10 +507,20 @@ impl MaxRects {
         if let Some(hole) = self.choose_hole(demand, allowed) {
             return Ok(Choice::Hole(hole));
         }
+        self.choose_without_hole(demand, allowed)
+    }
+
+    /// The same when no open GPU has a hole. Apart, for most often one has.
+    #[inline(never)]
+    fn choose_without_hole(
+        &mut self,
+        demand: &Demand,
+        allowed: &impl Fn(GpuId) -> bool,
+    ) -> Result<Choice, PackError> {
         if self.config.rearrange_gpus > 0 {
-            let mut arranger = core::mem::take(&mut self.arranger);
+            let mut arranger = self.arranger.take().unwrap_or_default();
             let gpu = self.choose_rearranged(demand, allowed, &mut arranger);
-            self.arranger = arranger;
+            self.arranger = Some(arranger);
             if let Some(gpu) = gpu {
                 return Ok(Choice::Rearranged(gpu));
             }
@@ -666,7 +677,7 @@ impl MaxRects {
                     before = Some(pods.iter().map(|pod| pod.rect).collect());
                 }
                 // The newcomer was the last item of the arrangement.
-                self.arranger.placed.last().copied().unwrap_or_default()
+                self.arranger.as_ref().and_then(|found| found.placed.last().copied()).unwrap_or_default()
             }
             Choice::Empty(_) => Rect::new(0, 0, w, h),
         };
@@ -873,8 +884,9 @@ impl MaxRects {
     /// Takes over the arrangement that the arranger found, with `newcomer` as its last item.
     fn adopt_arrangement(&mut self, gpu: u32, newcomer: Pod) {
         self.unlink(gpu);
+        let arranger = self.arranger.take().unwrap_or_default();
         let state = &mut self.gpus[gpu as usize];
-        for (pod, rect) in self.pods.get_few_mut(&mut state.pods).iter_mut().zip(&self.arranger.placed) {
+        for (pod, rect) in self.pods.get_few_mut(&mut state.pods).iter_mut().zip(&arranger.placed) {
             pod.rect = *rect;
         }
         self.open += u32::from(!state.is_open());
@@ -882,9 +894,10 @@ impl MaxRects {
         state.area_used += newcomer.rect.area();
         state.memory_used += self.extras[newcomer.slot as usize].memory;
         match self.config.cut {
-            Cut::Maximal => self.free.set_few(&mut state.free, &self.arranger.free),
+            Cut::Maximal => self.free.set_few(&mut state.free, &arranger.free),
             Cut::Guillotine => self.rebuild_free(gpu),
         }
+        self.arranger = Some(arranger);
         self.gpus[gpu as usize].whole = false;
         self.link(gpu);
     }
