@@ -496,10 +496,14 @@ impl MaxRects {
         demand.memory.get() <= gpu.memory - gpu.memory_used && self.keeps_apart(gpu, demand)
     }
 
+    #[inline]
     fn keeps_apart(&self, gpu: &Gpu, demand: &Demand) -> bool {
-        let Some(group) = demand.apart else { return true };
-        let mut pods = self.pods.get_few(&gpu.pods).iter();
-        pods.all(|pod| self.apart(*pod) != Some(group))
+        demand.apart.is_none_or(|group| !self.has_group(gpu, group))
+    }
+
+    #[inline(never)]
+    fn has_group(&self, gpu: &Gpu, group: u32) -> bool {
+        self.pods.get_few(&gpu.pods).iter().any(|pod| self.apart(*pod) == Some(group))
     }
 
     fn choose(&mut self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Result<Choice, PackError> {
