@@ -115,9 +115,14 @@ impl Rect {
     #[inline]
     pub(crate) fn in_the_lowest(holes: &[Self], extent: u64, w: u16, h: u16) -> Option<Self> {
         let size = Self::new(0, 0, w, h).size();
+        let short = extent as u16 % (1 << SIDE_BITS);
+        let long = ((extent >> SIDE_BITS) as u32 / u32::from(short)) as u16;
+        // What has this extent has one of two sizes.
+        let sizes = [Self::new(0, 0, long, short), Self::new(0, 0, short, long)];
+        let [lying, standing] = sizes.map(|rect| if rect.holds(size) { rect.size() } else { u32::MAX });
         // Without a branch: which of them it is is as good as random.
         let least = holes.iter().fold(u32::MAX, |least, hole| {
-            let other = u32::from(!hole.holds(size) | (hole.extent() != extent));
+            let other = u32::from((hole.size() != lying) & (hole.size() != standing));
             least.min(hole.0 as u32 | other.wrapping_neg())
         });
         (least != u32::MAX).then(|| Self::new(least as u16, (least >> 16) as u16, w, h))
