@@ -159,15 +159,19 @@ fn is_steady(paces: [f64; 2]) -> bool {
     change(paces) <= STEADY
 }
 
-/// The share of one program of this case that has the device to itself, without the hook.
+/// The share of one program of this case that has the device to itself, without the hook. It is looked at as often as in the
+/// case: a look takes the device's lock, which the program may wait for.
 #[allow(clippy::cast_precision_loss, reason = "a report")]
 fn alone(case: &Case, stage: &Stage, seconds: f64) -> f64 {
     let mut truth = Truth::of(stage.place.path(), &stage.driver);
     let program = Programs(vec![spin(case, stage, None)]);
     let pids = program.pids();
     let (from, first) = stage.wait_for_all(&mut truth, &pids);
-    std::thread::sleep(Duration::from_secs_f64(seconds));
-    let (until, last) = busy(&mut truth, &pids);
+    let (mut until, mut last) = (from, first.clone());
+    while (until - from) as f64 / 1e9 < seconds {
+        std::thread::sleep(Duration::from_secs_f64(LOOK_MS / 1e3));
+        (until, last) = busy(&mut truth, &pids);
+    }
     (last[0] - first[0]) as f64 / (until - from).max(1) as f64
 }
 

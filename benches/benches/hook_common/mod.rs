@@ -223,47 +223,67 @@ fn cpu_time() -> Duration {
     Duration::try_from(time).expect("CPU time is not negative")
 }
 
-/// `count` launches on one stream; gives the time they took.
-pub fn launches(setup: &Setup, way: Way, kind: Kind, stream: *mut c_void, count: u64) -> Time {
-    let f = setup.function;
-    let nothing = null_mut();
-    // SAFETY: the driver's functions by their C signatures, in a thread with the context.
-    unsafe {
-        match kind {
-            Kind::Kernel => {
-                let launch: Kernel = way.get(c"cuLaunchKernel");
-                let watch = Watch::start();
-                for _ in 0..count {
-                    launch(f, 1, 1, 1, 1, 1, 1, 0, stream, nothing, nothing);
-                }
-                watch.time()
-            }
-            Kind::KernelEx => {
-                let launch: KernelEx = way.get(c"cuLaunchKernelEx");
-                let config = LaunchConfig {
-                    grid: [1, 1, 1],
-                    block: [1, 1, 1],
-                    shared: 0,
-                    stream,
-                    attributes: null_mut(),
-                    count: 0,
-                };
-                let watch = Watch::start();
-                for _ in 0..count {
-                    launch(&raw const config, f, nothing, nothing);
-                }
-                watch.time()
-            }
-            Kind::Graph => {
-                let launch: Two = way.get(c"cuGraphLaunch");
-                let watch = Watch::start();
-                for _ in 0..count {
-                    launch(setup.graph, stream);
-                }
-                watch.time()
+/// A driver function that launches, looked up once: to look it up costs more than a launch.
+#[derive(Clone, Copy)]
+enum Launch {
+    Kernel(Kernel),
+    KernelEx(KernelEx),
+    Graph(Two),
+}
+
+impl Launch {
+    fn of(way: Way, kind: Kind) -> Self {
+        // SAFETY: the driver's functions by their C signatures.
+        unsafe {
+            match kind {
+                Kind::Kernel => Self::Kernel(way.get(c"cuLaunchKernel")),
+                Kind::KernelEx => Self::KernelEx(way.get(c"cuLaunchKernelEx")),
+                Kind::Graph => Self::Graph(way.get(c"cuGraphLaunch")),
             }
         }
     }
+
+    /// Launches `count` times; the calling thread has the context.
+    #[inline]
+    fn repeat(self, setup: &Setup, stream: *mut c_void, count: u64) {
+        let (f, nothing) = (setup.function, null_mut());
+        // SAFETY: the driver's functions by their C signatures, with handles of this context.
+        unsafe {
+            match self {
+                Self::Kernel(launch) => {
+                    for _ in 0..count {
+                        launch(f, 1, 1, 1, 1, 1, 1, 0, stream, nothing, nothing);
+                    }
+                }
+                Self::KernelEx(launch) => {
+                    let config = LaunchConfig {
+                        grid: [1, 1, 1],
+                        block: [1, 1, 1],
+                        shared: 0,
+                        stream,
+                        attributes: null_mut(),
+                        count: 0,
+                    };
+                    for _ in 0..count {
+                        launch(&raw const config, f, nothing, nothing);
+                    }
+                }
+                Self::Graph(launch) => {
+                    for _ in 0..count {
+                        launch(setup.graph, stream);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `count` launches on one stream; gives the time they took.
+pub fn launches(setup: &Setup, way: Way, kind: Kind, stream: *mut c_void, count: u64) -> Time {
+    let launch = Launch::of(way, kind);
+    let watch = Watch::start();
+    launch.repeat(setup, stream, count);
+    watch.time()
 }
 
 /// Allocations that stay, made through the hook.
@@ -319,10 +339,14 @@ pub fn large_profile(path: &Path) {
 pub fn launch_forever(setup: &Setup, kind: Kind, stream: *mut c_void, sync: bool) -> ! {
     // Whoever started this may be killed.
     let parent = std::os::unix::process::parent_id();
+    let launch = Launch::of(setup.hooked, kind);
+    // SAFETY: the driver's function by its C signature.
+    let wait: unsafe extern "C" fn() -> c_int = unsafe { setup.hooked.get(c"cuCtxSynchronize") };
     loop {
-        launches(setup, setup.hooked, kind, stream, 1);
+        launch.repeat(setup, stream, 1);
         if sync {
-            synchronise(setup);
+            // SAFETY: as above.
+            ok(unsafe { wait() });
         }
         if std::os::unix::process::parent_id() != parent {
             std::process::exit(0);
