@@ -47,6 +47,7 @@
 //! - Memory is charged to the byte asked for; a real driver rounds. Managed memory is charged to its device at once.
 //! - Branches of a graph run one after the other. Stream priorities are ignored. Conditional nodes, textures, surfaces,
 //!   external memory, multicast and memory on the host through pools and handles are not supported.
+//! - Who waits for the device spins for the last 60 us, as with the real driver's default; scheduling flags are ignored.
 //! - A child of an initialised process can never initialise, as with the real driver.
 #![allow(clippy::cast_possible_truncation)] // indices into tables whose sizes are constants below 2^32
 

@@ -149,6 +149,9 @@ fn own_image() -> u64 {
     }
 }
 
+/// How long a wait for the device spins at its end, in ns.
+const SPIN: u64 = 60_000;
+
 impl SimDevice {
     /// Opens the device file that the environment names, with the profile, number and slices of GPUs that it asks for.
     pub fn of_environment() -> Result<Self, DeviceError> {
@@ -376,7 +379,8 @@ impl SimDevice {
         self.completed_now(stream) > position || self.with(|engine, _| engine.completed(stream) > position)
     }
 
-    /// Blocks until the entry at `position` is done.
+    /// Blocks until the entry at `position` is done: asleep until [`SPIN`] before that, as far as it is known, then awake. A
+    /// thread that sleeps to the end wakes tens of microseconds late, which is more than many kernels take.
     pub fn wait(&self, process: u32, stream: u32, position: u64) {
         if self.is_done(stream, position) {
             return;
@@ -395,7 +399,12 @@ impl SimDevice {
                 pause = (pause * 2).min(500_000);
                 std::thread::yield_now();
             }
-            sleep_until(until);
+            if until > now + 2 * SPIN {
+                sleep_until(until - SPIN);
+            }
+            while now_ns() < until {
+                std::hint::spin_loop();
+            }
         }
         let open = &self.open_part().procs[process as usize];
         open.host_waits.fetch_add(1, Relaxed);
