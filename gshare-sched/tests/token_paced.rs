@@ -10,10 +10,13 @@ use gshare_sim::token::{Terms, check};
 
 /// A third of the time on the GPU, the rest on the host.
 const SHORT_KERNELS: Pace = Pace { kernel: Duration::from_micros(10), pause: Duration::from_micros(20) };
+/// Nearly all of the time on the GPU.
+const BUSY: Pace = Pace { kernel: Duration::from_micros(10), pause: Duration::from_micros(1) };
 const WINDOWS: u64 = 50;
 const HAND_OVER: Duration = Duration::from_micros(300);
-/// A window, and one token: one that is granted with less of a window left than its hand-over takes costs a client its turn.
-const LONGEST: Duration = Duration::from_millis(115);
+/// A window, and one token with its slack and grace: one that is granted with less of a window left than its hand-over takes
+/// costs a client its turn.
+const LONGEST: Duration = Duration::from_millis(118);
 
 fn share(points: u64) -> Share {
     let quota = Quota::new(u16::try_from(points).unwrap()).unwrap();
@@ -59,12 +62,14 @@ fn nanos(time: Duration) -> f64 {
 fn what_a_window_cannot_divide_is_made_good_in_the_next() {
     for caps in [&[3_000, 7_000][..], &[1_000, 9_000], &[2_500, 2_500, 5_000], &[1_000, 2_000, 3_000, 4_000]]
     {
-        let programs: Vec<_> = caps.iter().map(|&cap| (cap, SHORT_KERNELS)).collect();
-        let (got, off) = run(&programs);
-        // By whole tokens in each window it is 2.6 to 7.8.
-        assert!(off < 2.0, "{caps:?}: off by {off:.2} points: {got:?}");
-        for (got, cap) in got.iter().zip(caps) {
-            assert!(got.gap <= Duration::from_millis(100), "{cap} of {caps:?}: {got:?}");
+        for pace in [SHORT_KERNELS, BUSY] {
+            let programs: Vec<_> = caps.iter().map(|&cap| (cap, pace)).collect();
+            let (got, off) = run(&programs);
+            // By whole tokens in each window it is 2.6 to 7.8.
+            assert!(off < 2.1, "{caps:?}, {pace:?}: off by {off:.2} points: {got:?}");
+            for (got, cap) in got.iter().zip(caps) {
+                assert!(got.gap <= Duration::from_millis(100), "{cap} of {caps:?}, {pace:?}: {got:?}");
+            }
         }
     }
 }
@@ -79,10 +84,10 @@ fn a_small_cap_is_kept_by_the_clock() {
 #[test]
 fn programs_of_any_pace_get_their_parts() {
     let mut worst = 0.0_f64;
-    for seed in 0..100 {
+    for seed in 0..200 {
         let mut rng = Rng::new(seed);
         let kernel = Duration::from_micros(rng.between(5, 100));
-        let pause = Duration::from_micros(rng.between(kernel.as_nanos() / 1_000, 200));
+        let pause = Duration::from_micros(rng.between(1, 200));
         let pace = Pace { kernel, pause };
         let count = rng.between(2, 4);
         let mut left = 10_000;
@@ -97,7 +102,7 @@ fn programs_of_any_pace_get_their_parts() {
         let (got, off) = run(&programs);
         let gap = got.iter().map(|got| got.gap).max().unwrap();
         // A hand-over of 0.3 ms for each of ten tokens a window is nobody's: up to 2 points of 70.
-        assert!(off < 2.5, "seed {seed}, {programs:?}: off by {off:.2} points: {got:?}");
+        assert!(off < 2.6, "seed {seed}, {programs:?}: off by {off:.2} points: {got:?}");
         assert!(gap <= LONGEST, "seed {seed}, {programs:?}: {got:?}");
         worst = worst.max(off);
     }

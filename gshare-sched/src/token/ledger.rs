@@ -65,13 +65,13 @@ fn bounded(ahead: i128, token: Duration) -> i64 {
     i64::try_from(ahead.clamp(-most, most)).unwrap_or(0)
 }
 
-/// How a client stands after a short window.
+/// How a client stands after a window that gave its clients less than they requested.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Short {
-    /// How much more than its part it got in short windows, in ns; less: negative.
+pub(super) struct Shortfall {
+    /// How much more than its part it got in such windows, in ns; less: negative.
     ahead: i64,
-    /// How long it may hold a token at a stretch, by the clock.
-    pub(super) part: Duration,
+    /// How long it may hold a token at a stretch, by the clock, where the window was short.
+    pub(super) part: Option<Duration>,
 }
 
 /// Place of a ready client in the order of dispatch.
@@ -107,9 +107,11 @@ pub(super) struct Client {
     pub(super) before: (Duration, Duration),
     /// Used beyond the request in earlier windows, fading.
     pub(super) spare: Duration,
-    /// What a short window left for this one.
-    pub(super) short: Option<Short>,
+    /// What the last window left for this one.
+    pub(super) shortfall: Option<Shortfall>,
     pub(super) total: Duration,
+    /// The window in which it was last given a token.
+    granted: Option<u64>,
     pub(super) holds: Option<Lease>,
     /// The lease before the one it holds, until it is settled.
     pub(super) unsettled: Option<Lease>,
@@ -147,7 +149,7 @@ impl Client {
     }
 
     fn ahead(&self) -> i64 {
-        self.short.map_or(0, |short| short.ahead)
+        self.shortfall.map_or(0, |shortfall| shortfall.ahead)
     }
 
     /// What counts of a window's time: no more than was requested.
@@ -157,6 +159,25 @@ impl Client {
 
     pub(super) fn miss(&self, window: u64) -> Duration {
         self.request.saturating_sub(self.committed(window))
+    }
+
+    /// Whether it comes first: it has had no token in this window, and carries next to no overuse.
+    fn has_had_nothing(&self, window: u64, committed: Duration) -> bool {
+        self.shortfall.is_some()
+            && self.granted != Some(window)
+            && committed.saturating_mul(16) < self.request
+    }
+
+    /// What it may be given of its miss at once where others wait. It is not cut for what is `least`.
+    pub(super) fn due(&self, window: u64, least: Duration) -> Duration {
+        let miss = self.miss(window);
+        match self.shortfall {
+            Some(Shortfall { part: None, ahead }) if ahead > signed(least) => {
+                let less = miss.saturating_sub(Duration::from_nanos(ahead.unsigned_abs()));
+                less.max(Duration::from_nanos(miss.as_nanos().div_ceil(2)))
+            }
+            _ => miss,
+        }
     }
 
     pub(super) fn remain(&self, window: u64) -> Duration {
@@ -179,7 +200,7 @@ impl Client {
         let met = committed >= self.request;
         let key = if met {
             signed((committed - self.request).saturating_add(self.spare))
-        } else if self.short.is_some() && committed.is_zero() {
+        } else if self.has_had_nothing(window, committed) {
             i64::MIN
         } else {
             // Unmet implies a request above 0. At most two windows in ns times 10_000: fits.
@@ -458,11 +479,12 @@ impl Ledger {
                 requests += signed(client.request);
             }
         }
-        let short = count && i128::from(got) * 4 < i128::from(requests) * 3;
+        let shortfall = count && i128::from(got) * 32 < i128::from(requests) * 31;
+        let short = i128::from(got) * 4 < i128::from(requests) * 3;
         let (window, token) = (self.config.window, self.config.max_token);
         for &slot in clients {
             let Some((client, _)) = self.pair(slot) else { continue };
-            client.short = (short && client.wants()).then(|| {
+            client.shortfall = (shortfall && client.wants()).then(|| {
                 let request = i128::from(signed(client.request));
                 let part = request * i128::from(got + ahead) / i128::from(requests);
                 let all = i128::from(client.counts() + client.ahead());
@@ -470,7 +492,7 @@ impl Ledger {
                 let clock = u128::from(client.request.as_nanos()) * u128::from(window.as_nanos()) / whole;
                 let least = token.as_nanos().div_ceil(4);
                 let clock = Duration::from_nanos(u64::try_from(clock).unwrap_or(u64::MAX).max(least));
-                Short { ahead: bounded(all - part, token), part: clock }
+                Shortfall { ahead: bounded(all - part, token), part: short.then_some(clock) }
             });
         }
     }
@@ -512,8 +534,8 @@ impl Ledger {
             client.used = shift(client.used, after.saturating_sub(limit), before.saturating_sub(limit));
             let request = client.request;
             let counts = i128::from(signed(after.min(request)) - signed(before.min(request)));
-            if let Some(short) = &mut client.short {
-                short.ahead = bounded(i128::from(short.ahead) + counts, token);
+            if let Some(shortfall) = &mut client.shortfall {
+                shortfall.ahead = bounded(i128::from(shortfall.ahead) + counts, token);
             }
             client.spare = shift(client.spare, after.saturating_sub(request), before.saturating_sub(request));
         } else if record.window == gpu.window {
@@ -581,8 +603,9 @@ impl Ledger {
             used: Duration::ZERO,
             before: Default::default(),
             spare: Duration::ZERO,
-            short: None,
+            shortfall: None,
             total: Duration::ZERO,
+            granted: None,
             holds: None,
             unsettled: None,
             asked: None,
@@ -635,6 +658,7 @@ impl Ledger {
         }
         gpu.free -= lease.sm;
         gpu.releases.insert((lease.expires.saturating_add(grace), slot));
+        client.granted = Some(gpu.window);
         client.asked = None;
         gpu.refile(client);
         actions.push(TokenAction::Grant {

@@ -18,13 +18,15 @@
 //! - **spare**: time used beyond the request in earlier windows, fading: at each window's end an eighth of it (rounded up)
 //!   is forgotten and what was used beyond the request in that window, `max(0, used - r*W)`, is added; if clients of the GPU
 //!   came, left or changed since the last end of a window, or nothing happened for 320 windows, all spare is zero then;
-//! - **short**: a window in which those who held a token or waited for one at its end got less than three quarters of their
-//!   requests together. Programs that wait for each of their short kernels make windows so: what their hosts pause for
-//!   while they hold a token is nobody's. (Long kernels make one somewhat short by where they happen to end; that is
-//!   no reason to change the order);
-//! - **ahead**: what a client has more (below zero: less) than its part of what was got in short windows, at most `max_token`
-//!   either way;
+//! - **shortfall**: what a window leaves in which those who held a token or waited for one at its end got less than 31/32 of
+//!   their requests together. Programs that wait for each of their short kernels make windows so: what their hosts pause for
+//!   while they hold a token is nobody's. Hand-overs cost time, too, and long kernels end where they happen to;
+//! - **ahead**: what a client has more (below zero: less) than its part of what was got in windows with a shortfall, at most
+//!   `max_token` either way;
+//! - **short**: a window in which they got less than three quarters of their requests;
 //! - **part**: after a short window, the time by the clock that a client may hold a token at a stretch;
+//! - **due**: a client's miss; without a part, less by what it is ahead, if that is more than
+//!   `max_token / 4`, but at least half of the miss;
 //! - **waiting**: has requested a token (or more time) and not been given it: **ready** while remain is above zero,
 //!   else **throttled**.
 //!
@@ -32,19 +34,19 @@
 //! Windows of a GPU follow each other without a gap from its first client on. A lease belongs to one window: neither its
 //! budget nor its expiry passes the window's end. On every event, at time `now`:
 //!
-//! 1. **Catch up**, in the order of time: revoke every lease with `expires + grace <= now` and count its whole budget as
-//!    used; at each window's end bring spare up to date, then set `used = max(0, used - l*W)`: what was beyond the
-//!    limit (the largest in force in that window) is carried, nothing else. After a short window, add up what each of its
-//!    clients got of its request (`min(used, r*W)`) and was ahead; each is ahead by what it has more than its part of that,
-//!    in proportion to the requests, and has a part of `W * r / sum of r`, at least `r*W` and `max_token / 4`. After any
-//!    other window, after one in which clients came, left or changed, and after one without an event, nobody is ahead or
-//!    has a part.
+//! 1. **Catch up**, in the order of time: revoke every lease with `expires + grace <= now` and count its whole budget
+//!    as used; at each window's end bring spare up to date, then set `used = max(0, used - l*W)`: what was beyond the
+//!    limit (the largest in force in that window) is carried, nothing else. After a window with a shortfall, add up
+//!    what each of its clients got of its request (`min(used, r*W)`) and was ahead; each is ahead by what it has more
+//!    than its part of that, in proportion to the requests. After a short one each also has a part of `W * r / sum of
+//!    r`, at least `r*W` and `max_token / 4`. After any other window, after one in which clients came, left or changed,
+//!    and after one without an event, nobody is ahead or has a part.
 //! 2. **Account** for the event. Usage counts for the window its lease belongs to. When that window is the one before
 //!    this, what it changes is the overuse carried, and spare. When it is older, what it adds is charged to this window.
 //! 3. **Dispatch** on the GPU concerned: go through the ready clients in the order of
 //!    - unmet before met;
-//!    - unmet: after a short window, first who has had nothing in this one; then `(u + ahead) / r` ascending (the least
-//!      served in proportion first);
+//!    - unmet: after a window with a shortfall, first who has had no token in this one and carries overuse of less than a
+//!      sixteenth of its request; then `(u + ahead) / r` ascending (the least served in proportion first);
 //!    - met: `spare + u - r*W` ascending (the least beyond its request first, in this window and before);
 //!    - then who has waited longest, then the lower slot;
 //!
@@ -54,8 +56,8 @@
 //!    When a grant gives SMs back (a new lease with fewer than the one it replaces), it is gone through anew.
 //!
 //! A new token's budget is `min(max_token, remain, window end - now)`. While `n > 1` clients are ready (this one and those
-//! that are served before it in this round included), an unmet one's is also at most its miss, and a met one's at most
-//! `max((window end - now) / n, max_token / 4)`. It expires after `budget + slack`, at the latest after the
+//! that are served before it in this round included), an unmet one's is also at most what is due to it, and a met one's at
+//! most `max((window end - now) / n, max_token / 4)`. It expires after `budget + slack`, at the latest after the
 //! client's part, if it has one, and at the window's end. A client behind a reservation gets at most the time until then,
 //! less slack and grace, and nothing below `min_token`.
 //!
@@ -74,7 +76,8 @@
 //! after 12 ms and is 4 ms of GPU time, and a window has eight of them. Each by itself would be divided 3:5, whatever went
 //! before: 37 % for A. Now A is 12 - 0.3 * 32 = 2.4 ms ahead after the first and B as much behind, A gets two tokens in the
 //! second, and so on: 30 % of what there is. Of A (10 %) and B (90 %), A's part is 10 ms: a token of that
-//! length in each window, and not of 12 ms.
+//! length in each window, and not of 12 ms. If their hosts need 1 us, nine tokens are 3:6, and A has its 30 ms when the window
+//! ends: the 13 ms of shortfall were B's alone. Then A is 4 ms ahead, its third token is 6 ms, and B has 4 ms more.
 //!
 //! # Invariants
 //! - holders' SMs + free SMs = the whole; so the holders' sum never passes it, within one round either;
@@ -265,11 +268,11 @@ impl MultiToken {
                 if ready > 1 {
                     let fair = Duration::from_nanos(window_end.saturating_since(now).as_nanos() / ready);
                     let least = Duration::from_nanos(self.ledger.config.max_token.as_nanos().div_ceil(4));
-                    budget = budget.min(if rank.met { fair.max(least) } else { client.miss(window) });
+                    budget = budget.min(if rank.met { fair.max(least) } else { client.due(window, least) });
                 }
                 // A lease that is extended runs for what is left of it first.
                 let left = same_lease.map_or(Duration::ZERO, |lease| lease.outstanding(window));
-                let part = client.short.map(|short| short.part);
+                let part = client.shortfall.and_then(|shortfall| shortfall.part);
                 let overhead = left + self.ledger.config.slack + self.ledger.config.grace;
                 match &mut reservation {
                     None if needed > gpu.free => {

@@ -21,11 +21,12 @@
 //! clients of the GPU came, left or changed in that window.
 //!
 //! Of those who held a token or waited for one at the end of a window, let `g(w) = min(used(w), r * W)` be what counts. Where
-//! the `g(w)` of all of them add up to less than three quarters of their requests, the window was **short**. Then `g(w)` and
+//! the `g(w)` of all of them add up to less than 31/32 of their requests, the window left a **shortfall**. Then `g(w)` and
 //! what each was ahead before, of all of them together, are divided in proportion to the requests; how far one is **ahead** now
-//! is what it has more than its part of that, at most a whole token either way; and each has a **part** of the next window by
-//! the clock: `W * r / sum of r`, at least `r * W` and a quarter of a token. Nobody is ahead or has a part after any other
-//! window, nor when clients came, left or changed in it, nor when another one without an event followed.
+//! is what it has more than its part of that, at most a whole token either way. Where they add up to less than three quarters,
+//! the window was **short**, and each also has a **part** of the next window by the clock: `W * r / sum of r`, at least `r * W`
+//! and a quarter of a token. Nobody is ahead or has a part after any other window, nor when clients came, left or changed in
+//! it, nor when another one without an event followed.
 //!
 //! The rules of dispatch stand in `Literal::dispatch`, in the order in which the words for them come.
 //!
@@ -99,6 +100,8 @@ struct Client {
     ahead: Option<i64>,
     /// Its part of the present window by the clock, after a short one.
     part: Option<Duration>,
+    /// The window in which it was last given a token.
+    granted: Option<u64>,
     held: Option<Lease>,
     unsettled: Option<Lease>,
     /// Number and time of the request that waits.
@@ -242,14 +245,15 @@ impl Literal {
         let requests = sum(&|client| signed(self.request(client)));
         let got = sum(&|client| signed(self.counts(client, window)));
         let ahead = sum(&|client| client.ahead.unwrap_or(0));
-        let short = windows == 1 && !reshuffled && got * 4 < requests * 3;
+        let shortfall = windows == 1 && !reshuffled && got * 32 < requests * 31;
+        let short = shortfall && got * 4 < requests * 3;
         let compared = self.clients.iter().map(|client| {
             if client.gpu != gpu {
                 return (client.ahead, client.part);
             }
             let wants = here(&client);
             let request = i128::from(signed(self.request(client)));
-            let ahead = (short && wants).then(|| {
+            let ahead = (shortfall && wants).then(|| {
                 let has = signed(self.counts(client, window)) + client.ahead.unwrap_or(0);
                 within(max_token, i128::from(has) - request * (got + ahead) / requests)
             });
@@ -267,16 +271,18 @@ impl Literal {
         }
     }
 
-    /// The order of dispatch: unmet before met; of the unmet, after a short window, first who has had nothing in this one, then by
-    /// what they got and are ahead in proportion to their requests; met by what they got beyond it in this window and before; then who has
-    /// waited longest, then the lower slot. `None` for who is not ready.
+    /// The order of dispatch: unmet before met; of the unmet, after a window with a shortfall, first who has had no
+    /// token in this one and less than a sixteenth of its request, then by what they got and are ahead in proportion to
+    /// their requests; met by what they got beyond it in this window and before; then who has waited longest, then the
+    /// lower slot. `None` for who is not ready.
     fn rank(&self, client: &Client) -> Option<Rank> {
         let (number, _) = client.asked.filter(|_| !self.is_throttled(client))?;
         let (committed, request) = (self.committed(client), self.request(client));
         let met = committed >= request;
+        let none_yet = client.granted != Some(self.window(client.gpu));
         let key = match met {
             true => signed((committed - request).saturating_add(client.spare)),
-            false if client.ahead.is_some() && committed.is_zero() => i64::MIN,
+            false if client.ahead.is_some() && none_yet && committed.saturating_mul(16) < request => i64::MIN,
             false => {
                 let counted = signed(committed) + client.ahead.unwrap_or(0);
                 counted * 10_000 / i64::from(client.share.quota.request().get())
@@ -428,13 +434,19 @@ impl Literal {
             let needed = sm.saturating_sub(client.held.map_or(0, |lease| lease.sm));
             let free = self.free(gpu);
 
-            // Budget: within token, limit and window; while others are ready, no more than the miss, or a turn.
+            // Budget: within token, limit and window; while others are ready, no more than the miss, or a turn; without a
+            // part by the clock, the miss less what it is ahead, if more than a quarter of a token, but half of it.
             let mut budget = config.max_token.min(self.remain(client)).min(left_in_window);
             if count > 1 {
                 let (committed, request) = (self.committed(client), self.request(client));
                 let least = Duration::from_nanos(config.max_token.as_nanos().div_ceil(4));
                 let turn = Duration::from_nanos(left_in_window.as_nanos() / count).max(least);
-                budget = budget.min(if committed < request { request - committed } else { turn });
+                let miss = request.saturating_sub(committed);
+                let ahead = Duration::from_nanos(u64::try_from(client.ahead.unwrap_or(0)).unwrap_or(0));
+                let half = Duration::from_nanos(miss.as_nanos().div_ceil(2));
+                let whole = client.part.is_some() || ahead <= least;
+                let due = if whole { miss } else { miss.saturating_sub(ahead).max(half) };
+                budget = budget.min(if committed < request { due } else { turn });
             }
 
             // Room: the first that does not fit is promised room; who comes behind must not take it away.
@@ -514,6 +526,7 @@ impl Literal {
             }
         };
         client.held = Some(lease);
+        client.granted = Some(window);
         client.asked = None;
         let Lease { id, budget, expires, .. } = lease;
         actions.push(TokenAction::Grant { client: client.id, lease: id, budget, expires });
@@ -588,6 +601,7 @@ impl Literal {
                     spare_until,
                     ahead: None,
                     part: None,
+                    granted: None,
                     held,
                     unsettled,
                     asked,
