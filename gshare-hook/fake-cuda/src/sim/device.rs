@@ -379,7 +379,7 @@ impl SimDevice {
         self.completed_now(stream) > position || self.with(|engine, _| engine.completed(stream) > position)
     }
 
-    /// Blocks until the entry at `position` is done: asleep until [`SPIN`] before that, as far as it is known, then awake. A
+    /// Blocks until the entry at `position` is done: asleep until 60 us before that, as far as it is known, then awake. A
     /// thread that sleeps to the end wakes tens of microseconds late, which is more than many kernels take.
     pub fn wait(&self, process: u32, stream: u32, position: u64) {
         if self.is_done(stream, position) {
