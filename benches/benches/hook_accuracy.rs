@@ -21,7 +21,7 @@
 //! of the other, and four of seven stay empty. So what a cap can promise such a program is a part of the speed that it has
 //! alone; what two of them lose to each other beyond that counts against it.
 //!
-//! How fast a program is alone depends on the host, and on many a machine that changes by a third within a minute. So a case
+//! How fast a program is alone depends on the host, and on many a machine that changes within a minute. So a case
 //! is measured again, three times at most, while what its program got before and after differs by more than 5 per cent; if it
 //! still does, `of own` says nothing, and `pace` stands in the last column in its place.
 //!
