@@ -336,6 +336,8 @@ impl Helper {
                 account.asked = false;
                 account.expires = expires.as_nanos();
                 let owed = account.owed.take().map(|(settlement, _)| settlement);
+                // The end of the last lease has left a bound that would let next to nothing in.
+                account.bound_in_flight(now);
                 let replaced = account.ledger.grant(&account.device.gate, lease, budget);
                 account.device.wake();
                 for settlement in owed.into_iter().chain(replaced) {
@@ -690,6 +692,13 @@ impl Account {
         }
     }
 
+    /// Nothing may be queued that would not be over when the lease expires; gives how long that is, in ns.
+    fn bound_in_flight(&mut self, now: u64) -> u64 {
+        let left = self.expires.saturating_sub(now);
+        self.ledger.set_in_flight_bound(self.bound.min(Duration::from_nanos(left)));
+        left
+    }
+
     fn decide_with_daemon(&mut self, client: ClientId, now: u64) -> Vec<ToDaemon> {
         let mut said = Vec::new();
         let gate = &self.device.gate;
@@ -715,8 +724,7 @@ impl Account {
             }
             return said;
         };
-        let left = self.expires.saturating_sub(now);
-        self.ledger.set_in_flight_bound(self.bound.min(Duration::from_nanos(left)));
+        let left = self.bound_in_flight(now);
         let unspent = self.ledger.unspent(gate).as_nanos();
         let idle = !wants && in_flight == 0;
         if left == 0 || idle || (unspent == 0 && queued <= REMAINDER) {
