@@ -62,8 +62,12 @@ const SEGMENT_LAUNCHES: u32 = 16_384;
 const CALL_NS: u64 = 10_000;
 /// Credit that a run takes at once for launches to come, in ns.
 const PREPAY_NS: u64 = 8_000;
-/// A segment shorter than this is not worth ending at a synchronising call, in ns.
+/// A segment shorter than this is not worth ending at every synchronising call, in ns.
 const WORTHWHILE_NS: u64 = 100_000;
+/// How many such calls in a row end nothing; and how many while the launches between two of them, as predicted, are half of
+/// the time between them and more, so that no kernel can have become more than twice as long unnoticed.
+const UNMEASURED: u8 = 7;
+const UNMEASURED_STEADY: u8 = 31;
 /// Launches of unknown cost that go ahead unmeasured.
 const PROBES: u32 = 1;
 /// How long a launch of unknown cost waits for a measurement.
@@ -118,6 +122,8 @@ struct Run {
     opened: u64,
     /// Charged to launches on this stream before the segment, and covered by no event.
     carried: u64,
+    /// When its thread last synchronised with the device.
+    synchronised: u64,
     /// [`crate::control::Control::destroyed`] when the run began.
     destroyed: u64,
 }
@@ -140,6 +146,7 @@ impl Run {
             first: 0,
             opened: 0,
             carried: 0,
+            synchronised: 0,
             destroyed: 0,
         }
     }
@@ -655,8 +662,14 @@ fn end(run: &mut Run, why: Ending) {
     let settle = |time: u64| {
         device.settled.fetch_add(time, Ordering::AcqRel);
     };
+    // Programs that synchronise after a few short launches are measured now and then only.
+    let pause = (why == Ending::Synchronising && predicted < WORTHWHILE_NS).then(|| {
+        let now = clock::now_ns();
+        let since = now.saturating_sub(core::mem::replace(&mut run.synchronised, now));
+        if since < 2 * predicted { UNMEASURED_STEADY } else { UNMEASURED }
+    });
     let Some((start, context)) = run.start.take() else {
-        run.skip = run.skip.saturating_sub(1);
+        run.skip = run.skip.saturating_sub(1).min(pause.unwrap_or(u8::MAX));
         return settle(predicted + carried);
     };
     let gone = run.destroyed != CONTROL.destroyed() && run.stream > PER_THREAD_STREAM;
@@ -676,8 +689,7 @@ fn end(run: &mut Run, why: Ending) {
         context.give_back(end);
         return settle(predicted + carried);
     }
-    // Programs that synchronise after a few short launches are measured now and then only.
-    run.skip = if why == Ending::Synchronising && predicted < WORTHWHILE_NS { 7 } else { 0 };
+    run.skip = pause.unwrap_or(0);
     device.push(Pending {
         context,
         pair: Pair { start, end },
