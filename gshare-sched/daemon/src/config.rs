@@ -36,6 +36,9 @@ use toml::Spanned;
 /// Where hooks and daemon meet unless they are told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/gshare/gshare.sock";
 
+/// A CPU that takes longer than this to wake up is not there in practice.
+const CPU_LATENCY_MOST: Duration = Duration::from_millis(10);
+
 /// Why a configuration was refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -107,6 +110,10 @@ pub struct Config {
     pub journal: Option<JournalConfig>,
     /// What to do about NVIDIA's MPS.
     pub mps: MpsMode,
+    /// Longest time that a CPU of the node may take to wake up while two processes and more are connected; the kernel is asked
+    /// to keep it (`/dev/cpu_dma_latency`, which needs root). 0 keeps CPUs from sleeping at all, which costs power and is
+    /// worth most to programs that synchronise after each short kernel. Not asked for by default.
+    pub cpu_latency: Option<Duration>,
     /// When to stop by itself: after so long without a connection. Never by default; for daemons that were started for
     /// one user's programs. Not a key of the file.
     pub idle_exit: Option<Duration>,
@@ -303,6 +310,7 @@ impl Default for Config {
             memory_headroom: Bytes::ZERO,
             journal: None,
             mps: MpsMode::Off,
+            cpu_latency: None,
             idle_exit: None,
             devices: Vec::new(),
             clients: BTreeMap::new(),
@@ -373,7 +381,7 @@ impl Config {
 
     /// Whether `new` can take the place of this configuration in a running daemon.
     pub(crate) fn check_live(&self, new: &Self) -> Result<(), ConfigError> {
-        let keys: [(&'static str, &dyn fmt::Debug, &dyn fmt::Debug); 9] = [
+        let keys: [(&'static str, &dyn fmt::Debug, &dyn fmt::Debug); 10] = [
             ("socket", &self.socket, &new.socket),
             ("admin_socket", &self.admin_socket, &new.admin_socket),
             ("metrics", &self.metrics, &new.metrics),
@@ -382,6 +390,7 @@ impl Config {
             ("policy, window, token or grace", &self.tokens, &new.tokens),
             ("journal", &self.journal, &new.journal),
             ("mps", &self.mps, &new.mps),
+            ("cpu_latency", &self.cpu_latency, &new.cpu_latency),
             ("device", &self.devices, &new.devices),
         ];
         for (key, now, new) in keys {
@@ -441,6 +450,7 @@ struct RawConfig {
     memory_headroom: Option<Text<Bytes>>,
     journal: Option<RawJournal>,
     mps: Option<MpsMode>,
+    cpu_latency: Option<Spanned<Text<Duration>>>,
     #[serde(default)]
     device: Vec<RawDevice>,
     #[serde(default)]
@@ -610,6 +620,18 @@ impl RawConfig {
             memory_headroom: self.memory_headroom.map_or(default.memory_headroom, |bytes| bytes.0),
             journal: self.journal.map(|journal| journal.check(&source)).transpose()?,
             mps: self.mps.unwrap_or(default.mps),
+            cpu_latency: self
+                .cpu_latency
+                .map(|text| {
+                    source.duration(
+                        "cpu_latency",
+                        Some(&text),
+                        Duration::ZERO,
+                        Duration::ZERO,
+                        CPU_LATENCY_MOST,
+                    )
+                })
+                .transpose()?,
             idle_exit: None,
             devices,
             clients,
@@ -831,6 +853,11 @@ mod tests {
     fn times_and_numbers_are_kept_within_bounds() {
         assert_eq!(error("window = '1us'"), "line 1: window: 1us is out of range: need 1ms to 10s");
         assert_eq!(error("\ntoken = '200ms'"), "line 2: token: 200ms is out of range: need 100us to 100ms");
+        assert_eq!(error("cpu_latency = '1s'"), "line 1: cpu_latency: 1s is out of range: need 0ns to 10ms");
+        assert_eq!(
+            Config::parse("cpu_latency = '20us'").expect("in range").cpu_latency,
+            Some(Duration::from_micros(20))
+        );
         assert!(error("max_clients = 0").contains("max_clients: 0 is out of range: need 1 to 65536"));
         assert!(error("metrics = '0.0.0.0:80'").contains("not a loopback address"));
         assert!(error("[journal]\ndir = '/x'\nkeep_files = 0").contains("journal.keep_files"));

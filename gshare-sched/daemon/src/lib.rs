@@ -48,6 +48,7 @@
 pub mod admin;
 pub mod clock;
 pub mod config;
+mod cpu_latency;
 pub mod ffs;
 pub mod journal;
 #[cfg(feature = "libraries")]

@@ -3,6 +3,7 @@
 use crate::admin;
 use crate::clock::{Clock, MonotonicClock};
 use crate::config::{Config, ConfigError};
+use crate::cpu_latency::{self, CpuLatency};
 use crate::handle::{Access, Command, Handle, Inbox, Running, line};
 use crate::http::Endpoint;
 use crate::journal::Journal;
@@ -146,6 +147,8 @@ impl DaemonBuilder {
             Some(journal) => Journal::create(journal, epoch, config.tokens.policy, described)
                 .map_err(setup(&journal.dir))?,
         };
+        let file = Path::new(cpu_latency::FILE);
+        let cpu_latency = CpuLatency::new(file, config.cpu_latency).map_err(setup(file))?;
         let metrics = Arc::new(Metrics::default());
         let (handle, inbox) = line(Arc::clone(&metrics))?;
         let endpoint = match &config.metrics {
@@ -182,6 +185,7 @@ impl DaemonBuilder {
             metrics,
             epoch,
             conns: Slots::default(),
+            cpu_latency,
             hello_due: VecDeque::new(),
             effects: Vec::new(),
             frame: Vec::with_capacity(MAX_FRAME),
@@ -229,6 +233,7 @@ pub struct Daemon {
     metrics: Arc<Metrics>,
     epoch: u64,
     conns: Slots<Conn>,
+    cpu_latency: CpuLatency,
     /// Connections that have not said Hello, oldest first.
     hello_due: VecDeque<(Timestamp, ConnId)>,
     effects: Vec<Effect>,
@@ -449,6 +454,7 @@ impl Daemon {
             self.metrics.dropped(DropReason::Full);
             return;
         }
+        self.cpu_latency.set_processes(self.conns.len());
         self.hello_due.push_back((now.saturating_add(HELLO_PATIENCE), id));
         while self
             .hello_due
@@ -571,6 +577,7 @@ impl Daemon {
             let _ = epoll::delete(&self.epoll, &conn.socket);
         }
         drop(self.conns.remove(id.slot, id.generation));
+        self.cpu_latency.set_processes(self.conns.len());
         self.node.closed(now, id, &mut self.effects);
         self.idle(now);
     }
