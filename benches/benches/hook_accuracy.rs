@@ -25,9 +25,14 @@
 //! is measured again, three times at most, while what its program got before and after differs by more than 5 per cent; if it
 //! still does, `of own` says nothing, and `pace` stands in the last column in its place.
 //!
+//! A hand-over of the device wakes four threads one after the other. So that it is not the machine's sleep that is measured,
+//! CPUs are kept awake where that is allowed, for programs alone too, as `cpu_latency = "0us"` in the daemon's configuration
+//! does; `--asleep` leaves them as they are. The first line says which it was.
+//!
 //! `--seconds N` (10), `--only TEXT` for the cases whose name holds it, `--json` for one JSON object on stdout. Nothing here is
 //! a test: on a machine whose CPUs are busy the device waits for programs that wait for a CPU, and shares come out lower.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::Child;
 use std::ptr::null_mut;
@@ -399,6 +404,7 @@ fn overshoot(kernel_us: u32, times: usize, stage: &Stage) -> (Vec<f64>, f64) {
 
 struct Options {
     seconds: f64,
+    asleep: bool,
     only: Option<String>,
     json: bool,
     quick: bool,
@@ -410,7 +416,15 @@ fn options() -> Options {
     let quick = all.iter().any(|argument| argument == "--test");
     let seconds = value("--seconds")
         .map_or(if quick { 0.3 } else { 10.0 }, |n| n.parse().expect("a number of seconds"));
-    Options { seconds, only: value("--only"), json: all.iter().any(|a| a == "--json"), quick }
+    let given = |name: &str| all.iter().any(|argument| argument == name);
+    Options { seconds, asleep: given("--asleep"), only: value("--only"), json: given("--json"), quick }
+}
+
+/// Keeps CPUs awake while it lives, if this user may.
+fn keep_awake() -> Option<std::fs::File> {
+    let mut file = std::fs::OpenOptions::new().write(true).open("/dev/cpu_dma_latency").ok()?;
+    file.write_all(&0i32.to_ne_bytes()).ok()?;
+    Some(file)
 }
 
 fn load() -> f64 {
@@ -429,7 +443,14 @@ fn table(options: &Options, stage: &Stage) {
         cases.truncate(1);
     }
     let (mut rows, mut worst, mut worst_of_own) = (Vec::new(), 0f64, 0f64);
-    eprintln!("simulated device; {} s a case, {} cases; load {:.1}", options.seconds, cases.len(), load());
+    let awake = if options.asleep { None } else { keep_awake() };
+    eprintln!(
+        "simulated device; CPUs {}; {} s a case, {} cases; load {:.1}",
+        if awake.is_some() { "kept awake" } else { "as they are" },
+        options.seconds,
+        cases.len(),
+        load()
+    );
     say!(
         "{:<26} {:<22} {:>6} {:>8} {:>8} {:>7} {:>8} {:>16}  {}",
         "case",
@@ -496,7 +517,12 @@ fn table(options: &Options, stage: &Stage) {
         }));
     }
     if options.json {
-        println!("{}", serde_json::json!({ "device": "simulated", "rows": rows, "revokes": revokes }));
+        println!(
+            "{}",
+            serde_json::json!({
+                "device": "simulated", "cpus_awake": awake.is_some(), "rows": rows, "revokes": revokes,
+            })
+        );
     }
 }
 
