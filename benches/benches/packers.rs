@@ -9,6 +9,8 @@
 //!
 //! A peer's cost is that of asking bin after bin. First fit ends early for a small demand and late for a large one, so its
 //! median says little of what a run of calls costs; the table has the median and the mean, criterion the mean.
+//!
+//! A pool of 100 000 GPUs lies in memory, so below its rows stands what a read from memory took at that moment.
 
 use std::time::{Duration, Instant};
 
@@ -37,9 +39,10 @@ fn contact() -> MaxRectsConfig {
 }
 
 /// Samples of each pool. A machine that is not ours alone slows down for milliseconds and for seconds at a time, and what
-/// is compared must have seen the same: so pools take turns, up to [`COMPARED`] GPUs. Larger ones, which have no peers, are
-/// measured one after another, for they would push each other out of the caches.
+/// is compared must have seen the same: so pools take turns. Those up to [`COMPARED`] GPUs take one sample a turn. Larger ones,
+/// which push each other out of the caches, take [`LARGE`] a turn, and one before that does not count.
 const SAMPLES: usize = 15;
+const LARGE: usize = 3;
 
 /// GPUs up to which pools are compared with peers.
 const COMPARED: u32 = 10_000;
@@ -123,9 +126,13 @@ fn lanes(gpus: u32, mix: Mix) -> Vec<(&'static str, Box<dyn Lane>)> {
 fn measure(gpus: u32, mix: Mix) -> Vec<(&'static str, Measured)> {
     let mut lanes = lanes(gpus, mix);
     let mut least = vec![[u32::MAX; 6]; lanes.len()];
-    let at_a_turn = if gpus <= COMPARED { 1 } else { SAMPLES };
+    let large = gpus > COMPARED;
+    let at_a_turn = if large { LARGE } else { 1 };
     for _ in 0..SAMPLES / at_a_turn {
         for ((_, lane), least) in lanes.iter_mut().zip(&mut least) {
+            if large {
+                lane.sample();
+            }
             for _ in 0..at_a_turn {
                 least.iter_mut().zip(lane.sample()).for_each(|(least, sample)| *least = sample.min(*least));
             }
@@ -147,6 +154,24 @@ fn at_most(measured: u32, bar: u32) -> String {
 fn times(peer: u32, ours: u32, bar: f64) -> String {
     let ratio = f64::from(peer) / f64::from(ours.max(1));
     format!("{ratio:.1}x/{bar}x{}", if ratio >= bar { "" } else { " !" })
+}
+
+/// Nanoseconds of a read that waits for the one before it, over 64 MiB in no order: a pool of 100 000 GPUs fits no cache, so
+/// two or three of these are in each call, and on a machine that is shared they may take twice as long a minute later.
+fn memory_latency() -> f64 {
+    const READS: usize = 500_000;
+    // One word a cache line, each naming the next of a single cycle through all (Sattolo 1986).
+    let mut lines: Vec<[usize; 8]> = (0..1 << 20).map(|line| [line; 8]).collect();
+    let mut rng = SplitMix64::new(1);
+    for line in (1..lines.len()).rev() {
+        let other = rng.below(line);
+        (lines[line][0], lines[other][0]) = (lines[other][0], lines[line][0]);
+    }
+    let start = Instant::now();
+    let last = (0..READS).fold(0, |line, _| lines[line][0]);
+    let time = start.elapsed();
+    std::hint::black_box(last);
+    time.as_secs_f64() * 1e9 / READS as f64
 }
 
 /// How often a pool is replaced before it is measured.
@@ -200,6 +225,9 @@ fn table() {
                     );
                 }
                 all.push((gpus, mix, rule, it));
+            }
+            if gpus > COMPARED {
+                println!("{:>16} one read from memory here, now: {:.0} ns", "", memory_latency());
             }
         }
     }
