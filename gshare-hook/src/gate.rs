@@ -21,7 +21,8 @@
 //!    goes to the helper thread, which measures, corrects the account and lets credit in.
 //! 3. *No credit*: the thread records the end of its own segments, so that their completion can be seen, and waits its
 //!    turn, first come, first served, before the real call and with no lock held.
-//! 4. *A synchronising call*: segments worth measuring are ended before it; short ones are settled as predicted.
+//! 4. *A synchronising call*: segments worth measuring are ended before it; short ones are settled as predicted, but for one
+//!    now and then, and for the next ones after a call that waited longer than what was open explains. One in four is timed.
 //!
 //! Launches on a stream that is being captured pass free and untouched; they are charged when the graph is launched. While
 //! any stream is being captured no event is recorded anywhere.
@@ -64,10 +65,10 @@ const CALL_NS: u64 = 10_000;
 const PREPAY_NS: u64 = 8_000;
 /// A segment shorter than this is not worth ending at every synchronising call, in ns.
 const WORTHWHILE_NS: u64 = 100_000;
-/// How many such calls in a row end nothing; and how many while the launches between two of them, as predicted, are half of
-/// the time between them and more, so that no kernel can have become more than twice as long unnoticed.
-const UNMEASURED: u8 = 7;
-const UNMEASURED_STEADY: u8 = 31;
+/// How many such calls in a row end nothing while they wait about as long as predicted, and how many while the wait may be
+/// the host's doing. None while they wait longer still: a kernel has become longer than it was.
+const UNMEASURED: u8 = 31;
+const UNMEASURED_IN_DOUBT: u8 = 7;
 /// Launches of unknown cost that go ahead unmeasured.
 const PROBES: u32 = 1;
 /// How long a launch of unknown cost waits for a measurement.
@@ -113,8 +114,9 @@ struct Run {
     row: Row,
     /// Not 0 when there are launches of other rows.
     mixed: u32,
-    /// Times the run is full before a segment begins again.
+    /// Times the run is full, or its thread synchronises, before a segment begins again; and what that begins at.
     skip: u8,
+    unmeasured: u8,
     begun: u32,
     start: Option<(Event, Arc<Context>)>,
     /// Predicted cost of the first launch, and when the segment began, in ns.
@@ -122,8 +124,8 @@ struct Run {
     opened: u64,
     /// Charged to launches on this stream before the segment, and covered by no event.
     carried: u64,
-    /// When its thread last synchronised with the device.
-    synchronised: u64,
+    /// What was charged to launches that were open when its thread last synchronised, in ns.
+    awaited: u64,
     /// [`crate::control::Control::destroyed`] when the run began.
     destroyed: u64,
 }
@@ -141,12 +143,13 @@ impl Run {
             row: Row::default(),
             mixed: 0,
             skip: 0,
+            unmeasured: UNMEASURED_IN_DOUBT,
             begun: 0,
             start: None,
             first: 0,
             opened: 0,
             carried: 0,
-            synchronised: 0,
+            awaited: 0,
             destroyed: 0,
         }
     }
@@ -639,17 +642,47 @@ pub(crate) fn end_segments(thread: &ThreadRecord, why: Ending) {
 /// The calling thread is about to synchronise with the device.
 #[inline]
 pub(crate) fn synchronising() {
-    if CONTROL.state() != State::Active as u32 {
-        return;
-    }
-    if let Some(thread) = own_record() {
+    if let Some(thread) = metered() {
         thread.syncs.store(thread.syncs.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         end_segments(thread, Ending::Synchronising);
     }
 }
 
+/// The calling thread synchronises with the device, by `call`. One in four is timed.
+#[inline]
+pub(crate) fn synchronise(call: impl FnOnce() -> CUresult) -> CUresult {
+    synchronising();
+    let timed = metered().filter(|thread| thread.syncs.load(Ordering::Relaxed).is_multiple_of(4));
+    let Some(thread) = timed else { return call() };
+    let began = clock::now_ns();
+    let result = call();
+    let waited = clock::now_ns() - began;
+    // SAFETY: the record is the calling thread's own.
+    let runs = unsafe { &mut *thread.runs.get() };
+    let most = unmeasured(runs.iter().map(|run| run.awaited).sum(), waited);
+    runs.iter_mut().for_each(|run| (run.skip, run.unmeasured) = (run.skip.min(most), most));
+    result
+}
+
+/// How many such calls in a row need not be measured, by how long one has waited. A thread that sleeps in the call takes some tens of microseconds to
+/// come back from it.
+fn unmeasured(predicted: u64, waited: u64) -> u8 {
+    match waited {
+        _ if waited <= 2 * predicted + 20_000 => UNMEASURED,
+        _ if waited <= 8 * predicted + 200_000 => UNMEASURED_IN_DOUBT,
+        _ => 0,
+    }
+}
+
+/// The calling thread's record, if launches are metered.
+#[inline(always)]
+fn metered() -> Option<&'static ThreadRecord> {
+    if CONTROL.state() == State::Active as u32 { own_record() } else { None }
+}
+
 fn end(run: &mut Run, why: Ending) {
     let count = run.count;
+    run.awaited = run.predicted.load(Ordering::Relaxed) + run.carried;
     if count == 0 && run.start.is_none() && run.carried == 0 {
         return;
     }
@@ -662,14 +695,8 @@ fn end(run: &mut Run, why: Ending) {
     let settle = |time: u64| {
         device.settled.fetch_add(time, Ordering::AcqRel);
     };
-    // Programs that synchronise after a few short launches are measured now and then only.
-    let pause = (why == Ending::Synchronising && predicted < WORTHWHILE_NS).then(|| {
-        let now = clock::now_ns();
-        let since = now.saturating_sub(core::mem::replace(&mut run.synchronised, now));
-        if since < 2 * predicted { UNMEASURED_STEADY } else { UNMEASURED }
-    });
     let Some((start, context)) = run.start.take() else {
-        run.skip = run.skip.saturating_sub(1).min(pause.unwrap_or(u8::MAX));
+        run.skip = run.skip.saturating_sub(1);
         return settle(predicted + carried);
     };
     let gone = run.destroyed != CONTROL.destroyed() && run.stream > PER_THREAD_STREAM;
@@ -689,7 +716,9 @@ fn end(run: &mut Run, why: Ending) {
         context.give_back(end);
         return settle(predicted + carried);
     }
-    run.skip = pause.unwrap_or(0);
+    // Programs that synchronise after a few short launches are measured now and then only.
+    let short = why == Ending::Synchronising && predicted < WORTHWHILE_NS;
+    run.skip = if short { run.unmeasured } else { 0 };
     device.push(Pending {
         context,
         pair: Pair { start, end },

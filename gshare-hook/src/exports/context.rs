@@ -8,7 +8,7 @@ use gshare_cuda_abi::types::{CUdevice, CUresult, sys};
 use super::wrappers;
 use crate::control::CONTROL;
 use crate::driver::real;
-use crate::gate::{self, stream_of};
+use crate::gate::{self, stream_of, synchronise};
 
 /// A context is about to be destroyed: nobody touches its events from here on.
 fn destroying(context: usize) {
@@ -113,11 +113,6 @@ fn end_capture(stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
         CONTROL.capture_ended();
     }
     result
-}
-
-fn synchronise(call: impl FnOnce() -> CUresult) -> CUresult {
-    gate::synchronising();
-    call()
 }
 
 wrappers! { CONTEXTS:

@@ -7,7 +7,7 @@ int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "kernel";
     int times = argc > 2 ? atoi(argv[2]) : 60;
     context_of_device_0();
-    Handle f = kernel("spin_2ms"), stream = 0, graph, exec = 0, streams[3] = {0};
+    Handle f = kernel("spin_2ms"), varying = kernel("spin_ns"), stream = 0, graph, exec = 0, streams[3] = {0};
     Pointer memory = 0, other = 0;
     Config config = {{80, 1, 1}, {64, 1, 1}, 0, 0, 0, 0};
     MultiLaunch multi = {f, {80, 1, 1}, {64, 1, 1}, 0, 0, 0};
@@ -60,6 +60,14 @@ int main(int argc, char **argv) {
         else if (!strcmp(kind, "sync_each")) {
             r = cuLaunchKernel(f, ONE, stream, 0, 0);
             r |= cuStreamSynchronize(stream);
+        } else if (!strcmp(kind, "sync_longer")) {
+            /* One function of one size, first of 20 us, then of 4 ms. */
+            unsigned long long ns = i < times / 2 ? 20000 : 4000000;
+            void *arguments[] = {&ns};
+            for (int j = 0; j < (i < times / 2 ? 50 : 1); j++) {
+                r |= cuLaunchKernel(varying, ONE, stream, arguments, 0);
+                r |= cuStreamSynchronize(stream);
+            }
         } else if (!strcmp(kind, "refused")) r = cuLaunchKernel(f, 0, 0, 0, 0, 0, 0, 0, stream, 0, 0);
         else return 2;
         sum += r;
