@@ -664,8 +664,8 @@ pub(crate) fn synchronise(call: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// How many such calls in a row need not be measured, by how long one has waited. A thread that sleeps in the call takes some tens of microseconds to
-/// come back from it.
+/// How many such calls in a row need not be measured, by how long one has waited (both times in ns). A thread that sleeps in
+/// the call takes some tens of microseconds to come back from it.
 fn unmeasured(predicted: u64, waited: u64) -> u8 {
     match waited {
         _ if waited <= 2 * predicted + 20_000 => UNMEASURED,

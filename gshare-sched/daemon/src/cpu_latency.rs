@@ -8,7 +8,7 @@
 use gshare_core::Duration;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Where the kernel takes such bounds.
 pub(crate) const FILE: &str = "/dev/cpu_dma_latency";
@@ -16,23 +16,23 @@ pub(crate) const FILE: &str = "/dev/cpu_dma_latency";
 /// The bound, which holds while processes share.
 #[derive(Debug)]
 pub(crate) struct CpuLatency {
-    file: &'static Path,
+    file: PathBuf,
     bound: Option<Duration>,
     held: Option<File>,
 }
 
 impl CpuLatency {
     /// Not held yet. An error when it could not be.
-    pub(crate) fn new(file: &'static Path, bound: Option<Duration>) -> io::Result<Self> {
-        let this = Self { file, bound, held: None };
+    pub(crate) fn new(file: &Path, bound: Option<Duration>) -> io::Result<Self> {
+        let this = Self { file: file.to_owned(), bound, held: None };
         bound.map(|bound| this.hold(bound)).transpose()?;
         Ok(this)
     }
 
-    /// With this many processes: two and more have something to hand over.
-    pub(crate) fn set_processes(&mut self, processes: usize) {
+    /// With this many connections, one for each process: two and more have something to hand over.
+    pub(crate) fn set_connections(&mut self, connections: usize) {
         let Some(bound) = self.bound else { return };
-        if processes < 2 {
+        if connections < 2 {
             self.held = None;
         } else if self.held.is_none() {
             match self.hold(bound) {
@@ -44,7 +44,7 @@ impl CpuLatency {
 
     /// Holds it until the file is dropped. The kernel wants microseconds, as a number of the machine.
     fn hold(&self, bound: Duration) -> io::Result<File> {
-        let mut file = OpenOptions::new().write(true).open(self.file)?;
+        let mut file = OpenOptions::new().write(true).open(&self.file)?;
         let micros = i32::try_from(bound.as_nanos() / 1_000).unwrap_or(i32::MAX);
         file.write_all(&micros.to_ne_bytes())?;
         Ok(file)
@@ -58,18 +58,18 @@ mod tests {
     #[test]
     fn the_bound_is_held_from_the_second_process_on() {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let file: &'static Path = Box::leak(dir.path().join("latency").into_boxed_path());
+        let file = &dir.path().join("latency");
         let bound = Some(Duration::from_micros(20));
         assert!(CpuLatency::new(file, bound).is_err(), "there is no such file");
         std::fs::write(file, "").expect("a file");
         let mut latency = CpuLatency::new(file, bound).expect("it can be held");
-        for (processes, held) in [(1, false), (2, true), (3, true), (1, false), (2, true)] {
-            latency.set_processes(processes);
-            assert_eq!(latency.held.is_some(), held, "{processes}");
+        for (connections, held) in [(1, false), (2, true), (3, true), (1, false), (2, true)] {
+            latency.set_connections(connections);
+            assert_eq!(latency.held.is_some(), held, "{connections}");
         }
         assert_eq!(std::fs::read(file).expect("a file"), 20i32.to_ne_bytes());
         let mut none = CpuLatency::new(file, None).expect("nothing to hold");
-        none.set_processes(9);
+        none.set_connections(9);
         assert!(none.held.is_none());
     }
 }

@@ -454,7 +454,7 @@ impl Daemon {
             self.metrics.dropped(DropReason::Full);
             return;
         }
-        self.cpu_latency.set_processes(self.conns.len());
+        self.cpu_latency.set_connections(self.conns.len());
         self.hello_due.push_back((now.saturating_add(HELLO_PATIENCE), id));
         while self
             .hello_due
@@ -577,7 +577,7 @@ impl Daemon {
             let _ = epoll::delete(&self.epoll, &conn.socket);
         }
         drop(self.conns.remove(id.slot, id.generation));
-        self.cpu_latency.set_processes(self.conns.len());
+        self.cpu_latency.set_connections(self.conns.len());
         self.node.closed(now, id, &mut self.effects);
         self.idle(now);
     }
