@@ -21,9 +21,11 @@
 //! of the other, and four of seven stay empty. So what a cap can promise such a program is a part of the speed that it has
 //! alone; what two of them lose to each other beyond that counts against it.
 //!
-//! How fast a program is alone depends on the host, and on many a machine that changes within a minute. So a case
-//! is measured again, three times at most, while what its program got before and after differs by more than 5 per cent; if it
-//! still does, `of own` says nothing, and `pace` stands in the last column in its place.
+//! How fast a program is alone depends on the host, and on many a machine that changes within a minute. So before and
+//! after a case it is measured for four tenths of the case's time each: on a machine where it wanders by 1.2 per cent from
+//! second to second, less says little. And a case is measured again, three times at most, while what its program got before and
+//! after differs by more than 5 per cent; if it still does, `of own` says nothing, and `pace` stands in the last column in its
+//! place.
 //!
 //! A hand-over of the device wakes four threads one after the other. So that it is not the machine's sleep that is measured,
 //! CPUs are kept awake where that is allowed, for programs alone too, as `cpu_latency = "0us"` in the daemon's configuration
@@ -139,10 +141,12 @@ fn spin(case: &Case, stage: &Stage, name: Option<String>) -> Child {
 /// The case, and the speed of its program alone before and after it: a try in which that changed least.
 fn at_a_steady_pace(case: &Case, stage: &Stage, seconds: f64) -> (Outcome, [f64; 2]) {
     let mut best: Option<(Outcome, [f64; 2])> = None;
-    let mut before = alone(case, stage, (seconds / 10.0).min(1.0));
+    // Only those that synchronise are judged by it.
+    let alone_for = seconds * if case.program == "sync" { 0.4 } else { 0.05 };
+    let mut before = alone(case, stage, alone_for);
     for _ in 0..TRIES {
         let outcome = measure(case, stage, seconds);
-        let after = alone(case, stage, (seconds / 10.0).min(1.0));
+        let after = alone(case, stage, alone_for);
         let paces = [before, after];
         before = after;
         if best.as_ref().is_none_or(|(_, least)| change(paces) < change(*least)) {
@@ -175,7 +179,7 @@ fn alone(case: &Case, stage: &Stage, seconds: f64) -> f64 {
     let (mut until, mut last) = (from, first.clone());
     while (until - from) as f64 / 1e9 < seconds {
         std::thread::sleep(Duration::from_secs_f64(LOOK_MS / 1e3));
-        (until, last) = busy(&mut truth, &pids);
+        (until, last) = truth.now(&pids);
     }
     (last[0] - first[0]) as f64 / (until - from).max(1) as f64
 }
@@ -206,7 +210,7 @@ impl Stage {
     fn wait_for_all(&self, truth: &mut Truth, pids: &[u32]) -> (u64, Vec<u64>) {
         let start = Instant::now();
         loop {
-            let (now, busy) = busy(truth, pids);
+            let (now, busy) = truth.now(pids);
             if busy.iter().all(|&busy| busy > 0) {
                 return (now, busy);
             }
@@ -214,11 +218,6 @@ impl Stage {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-}
-
-fn busy(truth: &mut Truth, pids: &[u32]) -> (u64, Vec<u64>) {
-    let (now, did) = truth.now(pids);
-    (now, did.iter().map(|did| did.busy_ns).collect())
 }
 
 /// What came out of a case.
@@ -253,7 +252,7 @@ fn measure(case: &Case, stage: &Stage, seconds: f64) -> Outcome {
     let (mut gap, mut after_first, mut now, mut used) = (0, None, from, at_first.clone());
     while (now - from) as f64 / 1e9 < seconds {
         std::thread::sleep(Duration::from_secs_f64(LOOK_MS / 1e3));
-        (now, used) = busy(&mut truth, &pids);
+        (now, used) = truth.now(&pids);
         for (last, &used) in last.iter_mut().zip(&used) {
             if used == last.1 {
                 gap = gap.max(now - last.0);
@@ -377,7 +376,7 @@ fn overshoot(kernel_us: u32, times: usize, stage: &Stage) -> (Vec<f64>, f64) {
     let mut samples = Vec::new();
     // One more: the first turn is spent on learning what a kernel costs.
     while revoked.lock().expect("nobody panics").len() <= times + 1 {
-        let (now, busy) = busy(&mut truth, &pids);
+        let (now, busy) = truth.now(&pids);
         samples.push((now, busy[0]));
         std::thread::sleep(Duration::from_micros(500));
     }

@@ -197,12 +197,12 @@ fn main() {
         std::io::BufRead::read_line(&mut out, &mut line).expect("it prints a line");
         let mut words = line.split_whitespace().map(|word| word.parse::<u64>().expect("a number"));
         let (cost, _pid) = (words.next().expect("two"), words.next().expect("two"));
-        let (_, did) = truth.now(&[child.id()]);
+        let (_, busy) = truth.now(&[child.id()]);
         let snapshot = daemon.handle().snapshot().expect("the daemon answers");
         let booked: u64 = snapshot.clients.iter().map(|client| client.total_used_ns.as_nanos()).sum();
         drop(child.stdin.take());
         child.wait().expect("it ends");
-        (cost, did[0].busy_ns, booked)
+        (cost, busy[0], booked)
     };
     let ((bare, ..), (hooked, busy, booked)) = (run(false), run(true));
     let drift = (booked as f64 - busy as f64) / busy.max(1) as f64 * 100.0;

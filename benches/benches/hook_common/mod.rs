@@ -394,18 +394,20 @@ pub fn role(role: &str, place: &Path, driver: &Path, hook: Option<&Path>) -> Com
 
 /// The simulated device's own account, read through its library.
 pub struct Truth {
-    read: unsafe extern "C" fn(*const libc::c_char, *mut libc::c_char, usize) -> isize,
+    look: Look,
     device: CString,
-    text: Vec<u8>,
+    watched: Vec<Watched>,
 }
 
-/// What one process did.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Did {
-    /// Time with a kernel of it running, in ns.
-    pub busy_ns: u64,
-    /// Memory it holds, in bytes.
-    pub memory: u64,
+type Look = unsafe extern "C" fn(*const libc::c_char, *mut Watched, usize) -> i64;
+
+/// The simulated driver's `Watched`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Watched {
+    pid: u32,
+    slot: u32,
+    busy_ns: u64,
 }
 
 impl Truth {
@@ -413,36 +415,24 @@ impl Truth {
         let path = |path: &Path| CString::new(path.to_str().expect("a UTF-8 path")).expect("no zero byte");
         let library = path(&driver.join("libcuda.so.1"));
         // SAFETY: a library of this project, and its function by its C signature.
-        let read = unsafe {
+        let look = unsafe {
             let library = libc::dlopen(library.as_ptr(), libc::RTLD_NOW);
             assert!(!library.is_null(), "the simulated driver was built");
-            let found = libc::dlsym(library, c"gshare_sim_truth".as_ptr());
+            let found = libc::dlsym(library, c"gshare_sim_watch".as_ptr());
             assert!(!found.is_null(), "the simulated driver tells the truth");
-            std::mem::transmute::<
-                *mut c_void,
-                unsafe extern "C" fn(*const libc::c_char, *mut libc::c_char, usize) -> isize,
-            >(found)
+            std::mem::transmute::<*mut c_void, Look>(found)
         };
-        Self { read, device: path(&place.join("device")), text: vec![0; 1 << 18] }
+        Self { look, device: path(&place.join("device")), watched: Vec::new() }
     }
 
-    /// The instant on `CLOCK_MONOTONIC` in ns, and what each of these processes has done by then.
-    pub fn now(&mut self, pids: &[u32]) -> (u64, Vec<Did>) {
-        // SAFETY: a C string, and a buffer with its length.
-        let length =
-            unsafe { (self.read)(self.device.as_ptr(), self.text.as_mut_ptr().cast(), self.text.len()) };
-        let length = usize::try_from(length).expect("the device can be read");
-        let truth: serde_json::Value =
-            serde_json::from_slice(self.text.get(..length).expect("room enough")).expect("it is JSON");
-        let number = |value: &serde_json::Value| value.as_u64().unwrap_or(0);
-        let of = |pid: &u32| {
-            let all = truth["processes"].as_array().into_iter().flatten();
-            let process = all.rev().find(|process| process["pid"] == *pid);
-            process.map_or_else(Did::default, |process| Did {
-                busy_ns: number(&process["gpus"][0]["busy_ns"]),
-                memory: number(&process["gpus"][0]["memory_used_bytes"]),
-            })
-        };
-        (number(&truth["time_ns"]), pids.iter().map(of).collect())
+    /// The instant on `CLOCK_MONOTONIC`, and for how long a kernel of each of these processes has run by then, both in ns.
+    pub fn now(&mut self, pids: &[u32]) -> (u64, Vec<u64>) {
+        if !self.watched.iter().map(|watched| watched.pid).eq(pids.iter().copied()) {
+            self.watched = pids.iter().map(|&pid| Watched { pid, slot: 0, busy_ns: 0 }).collect();
+        }
+        // SAFETY: a C string, and an array with its length.
+        let now = unsafe { (self.look)(self.device.as_ptr(), self.watched.as_mut_ptr(), self.watched.len()) };
+        let now = u64::try_from(now).expect("the device can be read");
+        (now, self.watched.iter().map(|watched| watched.busy_ns).collect())
     }
 }

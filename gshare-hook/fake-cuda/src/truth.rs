@@ -7,18 +7,30 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use crate::sim::{self, SimDevice};
+use crate::sim::{self, SimDevice, Watched};
 
 /// Devices stay open: a reader asks again and again.
 static OPEN: Mutex<BTreeMap<PathBuf, SimDevice>> = Mutex::new(BTreeMap::new());
 
-fn truth(path: &Path) -> Option<Vec<u8>> {
+fn device<R>(path: &Path, f: impl FnOnce(&SimDevice) -> R) -> Option<R> {
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     if !open.contains_key(path) {
         let device = SimDevice::open(path, None, None).ok()?;
         open.insert(path.to_owned(), device);
     }
-    serde_json::to_vec(&open.get(path)?.truth()).ok()
+    open.get(path).map(f)
+}
+
+/// # Safety
+///
+/// `path` is null or a C string.
+unsafe fn path_or_default(path: *const c_char) -> PathBuf {
+    if path.is_null() {
+        return sim::default_path();
+    }
+    // SAFETY: a C string, as the caller promises.
+    let path = unsafe { CStr::from_ptr(path) };
+    PathBuf::from(OsStr::from_bytes(path.to_bytes()))
 }
 
 /// Writes [`sim::Truth`] of the device file at `path` (null: the default one) into `out` as JSON.
@@ -35,17 +47,35 @@ pub(crate) unsafe extern "C" fn gshare_sim_truth(
     out: *mut c_char,
     capacity: usize,
 ) -> isize {
-    let path = if path.is_null() {
-        sim::default_path()
-    } else {
-        // SAFETY: a C string, as the caller promises.
-        let path = unsafe { CStr::from_ptr(path) };
-        PathBuf::from(OsStr::from_bytes(path.to_bytes()))
-    };
-    let Ok(Some(text)) = std::panic::catch_unwind(|| truth(&path)) else { return -1 };
+    // SAFETY: null or a C string, as the caller promises.
+    let path = unsafe { path_or_default(path) };
+    let truth = || device(&path, |device| serde_json::to_vec(&device.truth()).ok()).flatten();
+    let Ok(Some(text)) = std::panic::catch_unwind(truth) else { return -1 };
     if text.len() <= capacity {
         // SAFETY: `out` has room for `capacity` bytes, as the caller promises.
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), out.cast(), text.len()) };
     }
     isize::try_from(text.len()).unwrap_or(-1)
+}
+
+/// Brings `count` [`Watched`] processes up to date, on GPU 0 of the device file at `path` (null: the default one).
+///
+/// Gives the instant of that, `CLOCK_MONOTONIC` in ns; -1 when the device cannot be opened.
+///
+/// # Safety
+///
+/// `path` is null or a C string; `processes` has `count` elements.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn gshare_sim_watch(
+    path: *const c_char,
+    processes: *mut Watched,
+    count: usize,
+) -> i64 {
+    // SAFETY: null or a C string, as the caller promises.
+    let path = unsafe { path_or_default(path) };
+    // SAFETY: so many elements, as the caller promises.
+    let processes = unsafe { std::slice::from_raw_parts_mut(processes, count) };
+    let watch = std::panic::AssertUnwindSafe(|| device(&path, |device| device.watch(0, processes)));
+    let Ok(Some(now)) = std::panic::catch_unwind(watch) else { return -1 };
+    i64::try_from(now).unwrap_or(-1)
 }

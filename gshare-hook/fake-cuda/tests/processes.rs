@@ -69,7 +69,17 @@ fn contending_processes_take_turns() {
         for child in children {
             output(child);
         }
+        // Who looks often is told the same, wherever he thinks that they are, and nothing of a process that never was.
+        let device = fake_cuda::sim::SimDevice::open(&dir.join("device"), None, None).unwrap();
+        let of = |pid| fake_cuda::sim::Watched { pid, slot: 200, busy_ns: 1 };
+        let mut watched = [of(pids[1]), of(pids[0]), of(u32::MAX)];
+        device.watch(0, &mut watched);
         let truth = truth();
+        let busy = |pid: u32| truth.processes.iter().find(|p| p.pid == pid).map_or(0, |p| p.gpus[0].busy_ns);
+        assert!(busy(pids[0]) > 0);
+        for watched in watched {
+            assert_eq!(watched.busy_ns, busy(watched.pid), "{watched:?}");
+        }
         let mut total = 0;
         for pid in pids {
             let account = &truth.processes.iter().find(|p| p.pid == pid).unwrap().gpus[0];

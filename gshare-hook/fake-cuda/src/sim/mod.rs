@@ -10,4 +10,4 @@ pub mod stats;
 pub use device::{DeviceError, SimDevice, default_path, now_ns};
 pub use engine::{Engine, SimError, Work};
 pub use layout::{MAX_GPUS, MEM_KIND_NAMES, MemKind, RING};
-pub use stats::{GpuTruth, ProcessTruth, Truth};
+pub use stats::{GpuTruth, ProcessTruth, Truth, Watched};

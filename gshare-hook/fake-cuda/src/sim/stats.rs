@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::device::SimDevice;
 use super::engine::{Engine, utilisation};
-use super::layout::{MEM_KIND_NAMES, PROC_FREE, PROC_LIVE};
+use super::layout::{MEM_KIND_NAMES, PROC_FREE, PROC_LIVE, Proc};
 
 /// State of a device file at one instant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -99,6 +99,19 @@ pub struct ProcessGpuTruth {
     pub utilisation_percent: u32,
 }
 
+/// A process whose GPU time is looked at often. See [`SimDevice::watch`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+#[allow(clippy::exhaustive_structs, reason = "a C structure")]
+pub struct Watched {
+    /// Process id.
+    pub pid: u32,
+    /// Where it was found last. Any number will do the first time.
+    pub slot: u32,
+    /// Time with at least one of its kernels running on the GPU, in ns (union).
+    pub busy_ns: u64,
+}
+
 impl Engine<'_> {
     /// The state now.
     pub fn truth(&mut self, now: u64) -> Truth {
@@ -164,6 +177,29 @@ impl Engine<'_> {
 }
 
 impl SimDevice {
+    /// Brings what each of these processes has got of a GPU up to date; 0 for one that is not known. Gives the instant, in ns.
+    ///
+    /// It holds the device's lock for less than a microsecond, where [`truth`](Self::truth) keeps every process waiting for
+    /// some tens.
+    pub fn watch(&self, gpu: usize, processes: &mut [Watched]) -> u64 {
+        self.with(|engine, _| {
+            let t = engine.time();
+            let procs = &engine.l.procs;
+            for watched in processes {
+                let is_it = |p: &Proc| p.state != PROC_FREE && p.pid == watched.pid;
+                if !procs.get(watched.slot as usize).is_some_and(is_it) {
+                    // The latest, if there were several.
+                    watched.slot =
+                        (0..).zip(procs).filter(|(_, p)| is_it(p)).map(|(i, _)| i).last().unwrap_or(u32::MAX);
+                }
+                let account = procs.get(watched.slot as usize).and_then(|p| p.gpus.get(gpu));
+                watched.busy_ns =
+                    account.map_or(0, |a| a.busy_ns + if a.running > 0 { t - a.busy_since } else { 0 });
+            }
+            t
+        })
+    }
+
     /// Ground truth now, after dead processes were removed.
     pub fn truth(&self) -> Truth {
         self.with(|engine, now| {
