@@ -56,6 +56,10 @@ const IDLE: u64 = 3_000_000;
 const DRAIN: u64 = 3_000_000;
 /// What may be queued where the cost of a kernel is not known yet, in ns.
 const UNKNOWN: u64 = 1_000_000_000;
+/// How often a lease is looked at that is used, in ns: each look takes a CPU from the program where all are busy. The shorter
+/// one where threads wait, and where launching cycles are told apart.
+const LOOK: u64 = 1_000_000;
+const CYCLE_LOOK: u64 = 300_000;
 /// How often usage is reported, in ns.
 const REPORT: u64 = 10_000_000;
 /// How long a run may stand still before its launches are taken for done, in ns.
@@ -418,7 +422,8 @@ impl Helper {
                 let cycle = account.cycles.look(now, launches, syncs, waiting);
                 said.extend(cycle.map(|cycle| cycle.report(client)));
             }
-            sleep = sleep.min(account.next_look(now));
+            let longest = if slo_sensitive { CYCLE_LOOK } else { LOOK };
+            sleep = sleep.min(account.next_look(now, longest));
             if account.device.waiting.load(Ordering::Acquire) > 0 {
                 account.device.wake();
             }
@@ -775,20 +780,26 @@ impl Account {
         }
     }
 
-    /// How long this device has nothing to do, in ns.
-    fn next_look(&self, now: u64) -> u64 {
+    /// How long this device has nothing to do, in ns; at most `longest` while a lease is used.
+    fn next_look(&self, now: u64, longest: u64) -> u64 {
         let in_flight = self.in_flight();
         let waiting = self.device.waiting.load(Ordering::Acquire) > 0;
         if self.device.free_running.load(Ordering::Acquire) {
             return u64::MAX;
         }
+        let until_expiry = self.expires.saturating_sub(now).max(50_000);
+        let queued = self.queued(now);
+        let credit = u64::try_from(self.device.gate.left_ns()).unwrap_or(0);
+        if self.ledger.lease().is_some() && !waiting && queued < UNKNOWN && credit > REMAINDER {
+            // Launches go on for so long without this thread, and who finds nothing left wakes it.
+            return credit.clamp(CYCLE_LOOK, longest).min(until_expiry);
+        }
         if !self.running.is_empty() || self.owed.is_some() {
             // Look again about when the oldest piece should be done, soon enough to keep the device busy.
-            return self.queued(now).saturating_sub(REMAINDER).clamp(50_000, 300_000);
+            return queued.saturating_sub(REMAINDER).clamp(50_000, CYCLE_LOOK);
         }
         if self.ledger.lease().is_some() {
-            let until_expiry = self.expires.saturating_sub(now).max(50_000);
-            return if in_flight > 0 || waiting { 300_000 } else { 1_000_000 }.min(until_expiry);
+            return if in_flight > 0 || waiting { CYCLE_LOOK } else { LOOK }.min(until_expiry);
         }
         match self.source {
             // The next window of the local clock.
