@@ -65,9 +65,11 @@ const CALL_NS: u64 = 10_000;
 const PREPAY_NS: u64 = 8_000;
 /// A segment shorter than this is not worth ending at every synchronising call, in ns.
 const WORTHWHILE_NS: u64 = 100_000;
-/// How many such calls in a row end nothing while they wait about as long as predicted, and how many while the wait may be
-/// the host's doing. None while they wait longer still: a kernel has become longer than it was.
-const UNMEASURED: u8 = 31;
+/// While such calls wait about as long as predicted, so much GPU time passes between two that end a segment, in ns, or so
+/// many calls: two events take microseconds. Fewer while the wait may be the host's doing, and none while they wait longer
+/// still: a kernel has become longer than it was.
+const MEASURED_EVERY_NS: u64 = 1_000_000;
+const UNMEASURED: u8 = 127;
 const UNMEASURED_IN_DOUBT: u8 = 7;
 /// Launches of unknown cost that go ahead unmeasured.
 const PROBES: u32 = 1;
@@ -668,7 +670,8 @@ pub(crate) fn synchronise(call: impl FnOnce() -> CUresult) -> CUresult {
 /// the call takes some tens of microseconds to come back from it.
 fn unmeasured(predicted: u64, waited: u64) -> u8 {
     match waited {
-        _ if waited <= 2 * predicted + 20_000 => UNMEASURED,
+        _ if waited <= 2 * predicted + 20_000 => u8::try_from(MEASURED_EVERY_NS / predicted.max(1))
+            .map_or(UNMEASURED, |calls| calls.min(UNMEASURED)),
         _ if waited <= 8 * predicted + 200_000 => UNMEASURED_IN_DOUBT,
         _ => 0,
     }
