@@ -1,12 +1,14 @@
 //! The token engine against the literal model of its algorithm: the same answers, actions, deadlines and states, whatever
 //! happens.
 
-use gshare_core::{Duration, TokenScheduler};
+use gshare_core::{ClientId, Duration, Quota, QuotaRange, Share, SmShare, Timestamp, TokenScheduler};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
+use gshare_sim::Rng;
 use gshare_sim::conformance::{Conformance, token_scheduler};
 use gshare_sim::token::drive::Driver;
 use gshare_sim::token::model::{Literal, LiteralConfig, Lockstep};
 use gshare_sim::token::ops::{TokenOp, World};
+use gshare_sim::token::paced::{Pace, Paced};
 use gshare_sim::token::{Terms, check};
 use proptest::prelude::*;
 
@@ -64,7 +66,7 @@ fn configs() -> impl Strategy<Value = MultiTokenConfig> {
 }
 
 fn ops() -> impl Strategy<Value = TokenOp> {
-    any::<u64>().prop_map(|seed| TokenOp::random(&mut gshare_sim::Rng::new(seed)))
+    any::<u64>().prop_map(|seed| TokenOp::random(&mut Rng::new(seed)))
 }
 
 proptest! {
@@ -87,6 +89,33 @@ fn keen_clients_get_the_actions_of_the_literal_model() {
     let config = MultiTokenConfig::default();
     let profile = Conformance::new(terms(&config), WORLD).with_seeds(0..12);
     token_scheduler(&|| lockstep(&config), &profile).unwrap();
+}
+
+/// Kernels up to most of a window, whatever is requested: clients that are pressed by one another.
+#[test]
+fn programs_with_long_kernels_get_the_actions_of_the_literal_model() {
+    for seed in 0..100 {
+        let mut rng = Rng::new(seed);
+        let mut config = MultiTokenConfig::default();
+        config.grace = Duration::from_millis(rng.between(0, 100));
+        let mut driver = Driver::new(lockstep(&config), terms(&config), check::always());
+        let mut paced = Paced::new(&mut driver, Duration::from_micros(100));
+        for slot in 0..u32::try_from(rng.between(2, 8)).unwrap() {
+            let quota = |points| Quota::new(u16::try_from(points).unwrap()).unwrap();
+            let request = rng.between(0, 4_000);
+            let limit = rng.between(request.max(1), 10_000);
+            let quota = QuotaRange::new(quota(request), quota(limit)).unwrap();
+            let sm = SmShare::from_percent(u16::try_from(rng.between(1, 4)).unwrap() * 25).unwrap();
+            let pace = Pace {
+                kernel: Duration::from_micros(rng.between(10, 80_000)),
+                pause: Duration::from_micros(rng.between(1, 1_000)),
+            };
+            let now = Timestamp::from_millis(u64::from(slot));
+            paced.run(now).unwrap();
+            paced.start(now, ClientId::new(slot, 0), Share { quota, sm }, pace).unwrap();
+        }
+        paced.run(Timestamp::from_millis(3_000)).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    }
 }
 
 /// What fuzzing found once: `fuzz/regressions/token/*.json`, as `cargo fuzz fmt token FILE` prints them.

@@ -112,6 +112,8 @@ pub(super) struct Client {
     pub(super) total: Duration,
     /// The window in which it was last given a token.
     granted: Option<u64>,
+    /// What its last token took, if that was beyond its budget by more than a quarter of a token.
+    pub(super) long: Option<Duration>,
     pub(super) holds: Option<Lease>,
     /// The lease before the one it holds, until it is settled.
     pub(super) unsettled: Option<Lease>,
@@ -184,6 +186,14 @@ impl Client {
         self.limit.saturating_sub(self.committed(window))
     }
 
+    /// Whether it could not begin all that it misses within `left`, the rest of the window, if it had to wait for `first`
+    /// before. What it takes at a time is `token` if it is not long.
+    pub(super) fn is_pressed(&self, window: u64, first: Duration, left: Duration, token: Duration) -> bool {
+        let (miss, takes) = (self.miss(window).as_nanos(), self.long.unwrap_or(token).as_nanos().max(1));
+        let last_begins = first.as_nanos() + miss.saturating_sub(1) / takes * takes;
+        last_begins >= left.as_nanos()
+    }
+
     /// The SMs of its next token: those of the lease that is extended, or else of its share.
     pub(super) fn token_sm(&self, window: u64) -> u16 {
         let extended = self.holds.filter(|lease| lease.window == window);
@@ -218,6 +228,8 @@ pub(super) struct Gpu {
     pub(super) window: u64,
     pub(super) window_end: Timestamp,
     pub(super) free: u16,
+    /// Sum of the clients' requests.
+    pub(super) requested: Duration,
     pub(super) ready: BTreeSet<Rank>,
     pub(super) throttled: u32,
     /// When each holder's SMs come back at the latest, and its slot.
@@ -285,7 +297,9 @@ impl Ledger {
                 let window = self.config.window;
                 if let Some((known, gpu)) = self.pair(client.slot()) {
                     known.share = share;
+                    gpu.requested = gpu.requested.saturating_sub(known.request);
                     known.request = share.quota.request().of(window);
+                    gpu.requested = gpu.requested.saturating_add(known.request);
                     known.limit = share.quota.limit().of(window);
                     known.largest = known.largest.max(known.limit);
                     gpu.refile(known);
@@ -523,6 +537,8 @@ impl Ledger {
         // A revoked lease was charged in full: its late return may also give time back.
         let (more, less) = (used.saturating_sub(record.charged), record.charged.saturating_sub(used));
         record.charged = used;
+        let longest = record.budget.saturating_add(Duration::from_nanos(token.as_nanos().div_ceil(4)));
+        client.long = Some(used).filter(|&used| used > longest);
         let shift =
             |time: Duration, more: Duration, less: Duration| time.saturating_add(more).saturating_sub(less);
         client.total = shift(client.total, more, less);
@@ -589,6 +605,7 @@ impl Ledger {
         }
         home.clients.push(id.slot());
         home.reshuffled = true;
+        home.requested = home.requested.saturating_add(share.quota.request().of(self.config.window));
         while self.slots.len() <= id.index() {
             self.slots.push((None, None));
         }
@@ -606,6 +623,7 @@ impl Ledger {
             shortfall: None,
             total: Duration::ZERO,
             granted: None,
+            long: None,
             holds: None,
             unsettled: None,
             asked: None,
@@ -620,6 +638,7 @@ impl Ledger {
         client.asked = None;
         gpu.refile(client);
         gpu.clients.retain(|&other| other != slot);
+        gpu.requested = gpu.requested.saturating_sub(client.request);
         self.release(slot);
         self.slots[slot as usize].0 = None;
     }
@@ -693,6 +712,13 @@ impl Ledger {
                     Filed::Nowhere => {}
                 }
             }
+            let requests =
+                gpu.clients.iter().filter_map(|&slot| Some(self.slots[slot as usize].0.as_ref()?.request));
+            assert_eq!(
+                requests.fold(Duration::ZERO, Duration::saturating_add),
+                gpu.requested,
+                "requests of {index}"
+            );
             assert_eq!(held + u32::from(gpu.free), u32::from(SmShare::WHOLE.get()), "SMs of {index}");
             assert_eq!((ready, throttled, holders), (gpu.ready.len(), gpu.throttled, gpu.releases.len()));
         }

@@ -27,6 +27,10 @@
 //! - **part**: after a short window, the time by the clock that a client may hold a token at a stretch;
 //! - **due**: a client's miss; without a part, less by what it is ahead, if that is more than
 //!   `max_token / 4`, but at least half of the miss;
+//! - **long**: a client whose last token took more than its budget and a quarter of `max_token`, since its kernels end where
+//!   they end. What it **takes** at a time is that; any other client takes `max_token`;
+//! - **pressed** by a long client: unmet, and would begin the last of the tokens that it takes for what it misses after the
+//!   window's end, if the long client were served before it;
 //! - **waiting**: has requested a token (or more time) and not been given it: **ready** while remain is above zero,
 //!   else **throttled**.
 //!
@@ -50,7 +54,10 @@
 //!    - met: `spare + u - r*W` ascending (the least beyond its request first, in this window and before);
 //!    - then who has waited longest, then the lower slot;
 //!
-//!    and give each a token if its SMs fit. The first that does not fit (the **head**) gets a **reservation**: from the
+//!    but if the first of them is long, and the requests of the GPU's clients add up to at most the window, then before it
+//!    who misses more than it and is pressed by it, of the first eight; of several, who misses most.
+//!
+//!    Give each a token if its SMs fit. The first that does not fit (the **head**) gets a **reservation**: from the
 //!    holders' latest release times follows when there will be room for it at the latest; those behind it (up to
 //!    `backfill_depth`) may be given a token only if they are sure to release it by then or leave enough SMs beside it.
 //!    When a grant gives SMs back (a new lease with fewer than the one it replaces), it is gone through anew.
@@ -93,7 +100,7 @@
 //! A client whose request is 0 is promised nothing.
 //!
 //! # Cost
-//! O(log n) per event for n clients on the GPU, plus the holders looked at for a reservation and at most
+//! O(log n) per event for n clients on the GPU, plus eight candidates, the holders looked at for a reservation and at most
 //! `backfill_depth` candidates behind it; O(n log n) once a window. About 200 bytes per client.
 //!
 //! # Differences from the paper
@@ -107,6 +114,8 @@
 //!   overuse is carried, so that the limit holds over time for kernels longer than a quota.
 //! - What a window of few tokens cannot divide in proportion is made good in the next ones, and nobody has to skip one for
 //!   that: who has had nothing in it comes first.
+//! - Kernels longer than tokens cannot be cut, and a window that one of them fills leaves nothing to who comes after: who can
+//!   still have all he misses goes first. Of caps of 25, 25 and 50 % with kernels of half a window, the last had 25 %.
 //! - Tokens are leases: a client that dies or hangs loses its SMs at once or at the end of its lease.
 use super::ConfigError;
 use super::ledger::{Gpu, Ledger, Rank};
@@ -246,6 +255,9 @@ impl MultiToken {
             );
             queue.extend(gpu.ready.range::<Rank, _>(rest).take(BATCH));
             let Some(&last) = queue.last() else { break };
+            if from.is_none() {
+                self.press(index, &mut queue);
+            }
             for &rank in &queue {
                 if reservation.is_some() {
                     behind += 1;
@@ -307,6 +319,26 @@ impl MultiToken {
         self.scratch = queue;
     }
 
+    /// Puts who is pressed most before the first of these, who are the first in the order.
+    fn press(&self, index: usize, queue: &mut [Rank]) {
+        let (gpu, config) = (&self.ledger.gpus[index], &self.ledger.config);
+        let left = gpu.window_end.saturating_since(self.ledger.now);
+        let client =
+            |rank: &Rank| self.ledger.slots.get(rank.slot as usize)?.0.as_ref().filter(|_| !rank.met);
+        let first =
+            queue.first().and_then(client).and_then(|first| Some((first.miss(gpu.window), first.long?)));
+        let Some((missed, takes)) = first.filter(|_| gpu.requested <= config.window) else { return };
+        let pressed = queue.iter().enumerate().filter_map(|(at, rank)| {
+            let client = client(rank)?;
+            let miss = client.miss(gpu.window);
+            let passes = miss > missed && client.is_pressed(gpu.window, takes, left, config.max_token);
+            passes.then_some((miss, at))
+        });
+        if let Some((_, at)) = pressed.max_by_key(|&(miss, at)| (miss, core::cmp::Reverse(at))) {
+            queue[..=at].rotate_right(1);
+        }
+    }
+
     /// When there will be `needed` SMs at the latest, and how many beside them.
     fn reserve(&self, gpu: &Gpu, head: u32, needed: u16) -> Reservation {
         let mut free = gpu.free;
@@ -322,7 +354,7 @@ impl MultiToken {
     }
 }
 
-/// How many ready clients are taken out of the order at once.
+/// How many ready clients are taken out of the order at once, and of how many one that is pressed may go first.
 const BATCH: usize = 8;
 
 /// Room promised to the first ready client that does not fit.

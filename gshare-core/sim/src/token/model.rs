@@ -28,6 +28,8 @@
 //! and a quarter of a token. Nobody is ahead or has a part after any other window, nor when clients came, left or changed in
 //! it, nor when another one without an event followed.
 //!
+//! A client is **long** while its last token has taken more than its budget and a quarter of the longest token.
+//!
 //! The rules of dispatch stand in `Literal::dispatch`, in the order in which the words for them come.
 //!
 //! # Cost
@@ -102,6 +104,8 @@ struct Client {
     part: Option<Duration>,
     /// The window in which it was last given a token.
     granted: Option<u64>,
+    /// What its last token took, if that was beyond its budget by more than a quarter of a token.
+    long: Option<Duration>,
     held: Option<Lease>,
     unsettled: Option<Lease>,
     /// Number and time of the request that waits.
@@ -359,6 +363,8 @@ impl Literal {
         client.leases.retain(|(id, _)| *id != lease.id);
         client.leases.push((lease.id, used));
         let lease = *lease;
+        let least = Duration::from_nanos(self.config.max_token.as_nanos().div_ceil(4));
+        client.long = (used > lease.budget.saturating_add(least)).then_some(used);
         let at_the_end = |model: &Self| {
             let client = &model.clients[at];
             let beyond = model.used_in(client, lease.window).saturating_sub(model.request(client));
@@ -415,7 +421,7 @@ impl Literal {
         let Self { config, now, .. } = *self;
         let (window, window_end) = (self.window(gpu), self.window_end(gpu));
         let left_in_window = window_end.saturating_since(now);
-        let mut ready = self.ready(gpu);
+        let mut ready = self.pressed_first(gpu);
         let count = ready.len() as u64;
         let mut reservation: Option<(Timestamp, u16)> = None;
         let mut behind = 0;
@@ -470,7 +476,7 @@ impl Literal {
             self.grant(at, budget, actions);
             if self.free(gpu) > free {
                 // It gave SMs back with the lease that was replaced: who did not fit may fit now.
-                (ready, reservation, behind) = (self.ready(gpu), None, 0);
+                (ready, reservation, behind) = (self.pressed_first(gpu), None, 0);
             }
         }
     }
@@ -482,6 +488,37 @@ impl Literal {
             here.filter_map(|at| Some((self.rank(&self.clients[at])?, at))).collect();
         ranks.sort_unstable();
         ranks.into_iter().map(|(_, at)| at).collect()
+    }
+
+    /// The ready clients in that order, but before a first one that is long who is pressed by it.
+    fn pressed_first(&self, gpu: GpuId) -> Vec<usize> {
+        let mut ready = self.ready(gpu);
+        let left = self.window_end(gpu).saturating_since(self.now).as_nanos();
+        let miss = |at: usize| {
+            let client = &self.clients[at];
+            self.request(client).saturating_sub(self.committed(client)).as_nanos()
+        };
+        let here = self.clients.iter().filter(|client| client.gpu == gpu);
+        let requests: u64 = here.map(|client| self.request(client).as_nanos()).sum();
+        let Some(&first) = ready.first().filter(|&&at| miss(at) > 0) else { return ready };
+        let Some(long) = self.clients[first].long.filter(|_| requests <= self.config.window.as_nanos())
+        else {
+            return ready;
+        };
+        let pressed = |at: usize| {
+            let takes = self.clients[at].long.unwrap_or(self.config.max_token).as_nanos();
+            let tokens = miss(at).div_ceil(takes.max(1));
+            miss(at) > miss(first) && long.as_nanos() + (tokens - 1) * takes >= left
+        };
+        let eight = ready.len().min(8);
+        // The first of those that miss most.
+        let most =
+            (1..eight).filter(|&place| pressed(ready[place])).rev().max_by_key(|&place| miss(ready[place]));
+        if let Some(place) = most {
+            let at = ready.remove(place);
+            ready.insert(0, at);
+        }
+        ready
     }
 
     /// When there is room for `needed` SMs at the latest, and how many more are free then.
@@ -602,6 +639,7 @@ impl Literal {
                     ahead: None,
                     part: None,
                     granted: None,
+                    long: None,
                     held,
                     unsettled,
                     asked,
