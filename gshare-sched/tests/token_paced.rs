@@ -131,3 +131,16 @@ fn kernels_much_longer_than_tokens_leave_everyone_his_part() {
         assert!(off < 2.0, "{caps:?}, {kernel} us: off by {off:.2} points: {got:?}");
     }
 }
+
+/// Windows that give nearly all that was requested: who waits from one to the next is served first in it.
+#[test]
+fn a_small_cap_keeps_its_place_in_the_window() {
+    let mut longest = Duration::ZERO;
+    for kernel in (7..=307).step_by(50) {
+        let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::ZERO };
+        let (got, _) = run(&[(1_000, pace), (9_000, pace)]);
+        longest = longest.max(got[0].gap);
+    }
+    // By what they have got, the overuse of one kernel puts it behind a token of the other's: 100.3 ms.
+    assert!(longest <= Duration::from_millis(91), "{longest}");
+}

@@ -165,9 +165,7 @@ impl Client {
 
     /// Whether it comes first: it has had no token in this window, and carries next to no overuse.
     fn has_had_nothing(&self, window: u64, committed: Duration) -> bool {
-        self.shortfall.is_some()
-            && self.granted != Some(window)
-            && committed.saturating_mul(16) < self.request
+        self.granted != Some(window) && committed.saturating_mul(16) < self.request
     }
 
     /// What it may be given of its miss at once where others wait. It is not cut for what is `least`.

@@ -49,8 +49,9 @@
 //!    this, what it changes is the overuse carried, and spare. When it is older, what it adds is charged to this window.
 //! 3. **Dispatch** on the GPU concerned: go through the ready clients in the order of
 //!    - unmet before met;
-//!    - unmet: after a window with a shortfall, first who has had no token in this one and carries overuse of less than a
-//!      sixteenth of its request; then `(u + ahead) / r` ascending (the least served in proportion first);
+//!    - unmet: first who has had no token in this window and carries overuse of less than a sixteenth of its request, so
+//!      that who waits from window to window keeps his place; then `(u + ahead) / r` ascending (the least served in
+//!      proportion first);
 //!    - met: `spare + u - r*W` ascending (the least beyond its request first, in this window and before);
 //!    - then who has waited longest, then the lower slot;
 //!

@@ -275,9 +275,8 @@ impl Literal {
         }
     }
 
-    /// The order of dispatch: unmet before met; of the unmet, after a window with a shortfall, first who has had no
-    /// token in this one and less than a sixteenth of its request, then by what they got and are ahead in proportion to
-    /// their requests; met by what they got beyond it in this window and before; then who has waited longest, then the
+    /// The order of dispatch: unmet before met; of the unmet, first who has had no token in this window and less than a
+    /// sixteenth of its request, then by what they got and are ahead in proportion to their requests; met by what they got beyond it in this window and before; then who has waited longest, then the
     /// lower slot. `None` for who is not ready.
     fn rank(&self, client: &Client) -> Option<Rank> {
         let (number, _) = client.asked.filter(|_| !self.is_throttled(client))?;
@@ -286,7 +285,7 @@ impl Literal {
         let none_yet = client.granted != Some(self.window(client.gpu));
         let key = match met {
             true => signed((committed - request).saturating_add(client.spare)),
-            false if client.ahead.is_some() && none_yet && committed.saturating_mul(16) < request => i64::MIN,
+            false if none_yet && committed.saturating_mul(16) < request => i64::MIN,
             false => {
                 let counted = signed(committed) + client.ahead.unwrap_or(0);
                 counted * 10_000 / i64::from(client.share.quota.request().get())
