@@ -184,12 +184,10 @@ impl Client {
         self.limit.saturating_sub(self.committed(window))
     }
 
-    /// Whether it could not begin all that it misses within `left`, the rest of the window, if it had to wait for `first`
-    /// before. What it takes at a time is `token` if it is not long.
-    pub(super) fn is_pressed(&self, window: u64, first: Duration, left: Duration, token: Duration) -> bool {
-        let (miss, takes) = (self.miss(window).as_nanos(), self.long.unwrap_or(token).as_nanos().max(1));
-        let last_begins = first.as_nanos() + miss.saturating_sub(1) / takes * takes;
-        last_begins >= left.as_nanos()
+    /// Whether it has had nothing in this window and would get nothing any more, of which `left` is left, if it had to wait
+    /// for `first` before.
+    pub(super) fn is_pressed(&self, window: u64, first: Duration, left: Duration) -> bool {
+        first >= left && self.has_had_nothing(window, self.committed(window))
     }
 
     /// The SMs of its next token: those of the lease that is extended, or else of its share.

@@ -28,9 +28,9 @@
 //! - **due**: a client's miss; without a part, less by what it is ahead, if that is more than
 //!   `max_token / 4`, but at least half of the miss;
 //! - **long**: a client whose last token took more than its budget and a quarter of `max_token`, since its kernels end where
-//!   they end. What it **takes** at a time is that; any other client takes `max_token`;
-//! - **pressed** by a long client: unmet, and would begin the last of the tokens that it takes for what it misses after the
-//!   window's end, if the long client were served before it;
+//!   they end. What it **takes** at a time is that;
+//! - **pressed** by a long client: unmet, without a token in this window or overuse of a sixteenth of its request, while no
+//!   more of the window is left than the long client takes;
 //! - **waiting**: has requested a token (or more time) and not been given it: **ready** while remain is above zero,
 //!   else **throttled**.
 //!
@@ -115,8 +115,8 @@
 //!   overuse is carried, so that the limit holds over time for kernels longer than a quota.
 //! - What a window of few tokens cannot divide in proportion is made good in the next ones, and nobody has to skip one for
 //!   that: who has had nothing in it comes first.
-//! - Kernels longer than tokens cannot be cut, and a window that one of them fills leaves nothing to who comes after: who can
-//!   still have all he misses goes first. Of caps of 25, 25 and 50 % with kernels of half a window, the last had 25 %.
+//! - Kernels longer than tokens cannot be cut, and one that runs to the window's end leaves nothing of it to who comes after:
+//!   who would lose more by that goes first. Of caps of 25, 25 and 50 % with kernels of half a window, the last had a third.
 //! - Tokens are leases: a client that dies or hangs loses its SMs at once or at the end of its lease.
 use super::ConfigError;
 use super::ledger::{Gpu, Ledger, Rank};
@@ -332,7 +332,7 @@ impl MultiToken {
         let pressed = queue.iter().enumerate().filter_map(|(at, rank)| {
             let client = client(rank)?;
             let miss = client.miss(gpu.window);
-            let passes = miss > missed && client.is_pressed(gpu.window, takes, left, config.max_token);
+            let passes = miss > missed && client.is_pressed(gpu.window, takes, left);
             passes.then_some((miss, at))
         });
         if let Some((_, at)) = pressed.max_by_key(|&(miss, at)| (miss, core::cmp::Reverse(at))) {

@@ -505,9 +505,10 @@ impl Literal {
             return ready;
         };
         let pressed = |at: usize| {
-            let takes = self.clients[at].long.unwrap_or(self.config.max_token).as_nanos();
-            let tokens = miss(at).div_ceil(takes.max(1));
-            miss(at) > miss(first) && long.as_nanos() + (tokens - 1) * takes >= left
+            let client = &self.clients[at];
+            let nothing = client.granted != Some(self.window(gpu))
+                && self.committed(client).saturating_mul(16) < self.request(client);
+            nothing && long.as_nanos() >= left && miss(at) > miss(first)
         };
         let eight = ready.len().min(8);
         // The first of those that miss most.
