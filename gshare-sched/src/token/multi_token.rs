@@ -116,7 +116,7 @@
 //! - What a window of few tokens cannot divide in proportion is made good in the next ones, and nobody has to skip one for
 //!   that: who has had nothing in it comes first.
 //! - Kernels longer than tokens cannot be cut, and one that runs to the window's end leaves nothing of it to who comes after:
-//!   who would lose more by that goes first. Of caps of 25, 25 and 50 % with kernels of half a window, the last had a third.
+//!   who would lose more by that goes first. Of caps of 25, 25 and 50 % with kernels of half a window, the last had 25 %.
 //! - Tokens are leases: a client that dies or hangs loses its SMs at once or at the end of its lease.
 use super::ConfigError;
 use super::ledger::{Gpu, Ledger, Rank};
