@@ -179,8 +179,8 @@ impl Engine<'_> {
 impl SimDevice {
     /// Brings what each of these processes has got of a GPU up to date; 0 for one that is not known. Gives the instant, in ns.
     ///
-    /// It holds the device's lock for less than a microsecond, where [`truth`](Self::truth) keeps every process waiting for
-    /// some tens.
+    /// For who looks often: it takes a microsecond in all, where [`truth`](Self::truth) describes every process while it holds
+    /// the device's lock.
     pub fn watch(&self, gpu: usize, processes: &mut [Watched]) -> u64 {
         self.with(|engine, _| {
             let t = engine.time();
