@@ -164,7 +164,7 @@ impl Client {
     }
 
     /// Whether it comes first: it has had no token in this window, and carries next to no overuse.
-    fn has_had_nothing(&self, window: u64, committed: Duration) -> bool {
+    pub(super) fn has_had_nothing(&self, window: u64, committed: Duration) -> bool {
         self.granted != Some(window) && committed.saturating_mul(16) < self.request
     }
 
@@ -182,12 +182,6 @@ impl Client {
 
     pub(super) fn remain(&self, window: u64) -> Duration {
         self.limit.saturating_sub(self.committed(window))
-    }
-
-    /// Whether it has had nothing in this window and would get nothing any more, of which `left` is left, if it had to wait
-    /// for `first` before.
-    pub(super) fn is_pressed(&self, window: u64, first: Duration, left: Duration) -> bool {
-        first >= left && self.has_had_nothing(window, self.committed(window))
     }
 
     /// The SMs of its next token: those of the lease that is extended, or else of its share.

@@ -328,12 +328,15 @@ impl MultiToken {
             |rank: &Rank| self.ledger.slots.get(rank.slot as usize)?.0.as_ref().filter(|_| !rank.met);
         let first =
             queue.first().and_then(client).and_then(|first| Some((first.miss(gpu.window), first.long?)));
-        let Some((missed, takes)) = first.filter(|_| gpu.requested <= config.window) else { return };
+        let Some((missed, takes)) = first else { return };
+        if takes < left || gpu.requested > config.window {
+            return;
+        }
         let pressed = queue.iter().enumerate().filter_map(|(at, rank)| {
             let client = client(rank)?;
             let miss = client.miss(gpu.window);
-            let passes = miss > missed && client.is_pressed(gpu.window, takes, left);
-            passes.then_some((miss, at))
+            let pressed = client.has_had_nothing(gpu.window, client.committed(gpu.window));
+            (pressed && miss > missed).then_some((miss, at))
         });
         if let Some((_, at)) = pressed.max_by_key(|&(miss, at)| (miss, core::cmp::Reverse(at))) {
             queue[..=at].rotate_right(1);

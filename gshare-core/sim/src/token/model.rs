@@ -276,7 +276,8 @@ impl Literal {
     }
 
     /// The order of dispatch: unmet before met; of the unmet, first who has had no token in this window and less than a
-    /// sixteenth of its request, then by what they got and are ahead in proportion to their requests; met by what they got beyond it in this window and before; then who has waited longest, then the
+    /// sixteenth of its request, then by what they got and are ahead in proportion to their requests; met by what they got
+    /// beyond it in this window and before; then who has waited longest, then the
     /// lower slot. `None` for who is not ready.
     fn rank(&self, client: &Client) -> Option<Rank> {
         let (number, _) = client.asked.filter(|_| !self.is_throttled(client))?;
