@@ -112,8 +112,8 @@ fn programs_of_any_pace_get_their_parts() {
     println!("off by at most {worst:.2} points");
 }
 
-/// Half a window, and nearly that: who came last in a window found nothing left of it. As the daemon does, the engine waits
-/// for a kernel that is longer than its token.
+/// What a long kernel overruns is taken from those who wait, and is theirs in the next window. As the daemon does, the engine
+/// waits for a kernel that is longer than its token.
 #[test]
 fn kernels_much_longer_than_tokens_leave_everyone_his_part() {
     let mut config = MultiTokenConfig::default();
@@ -123,13 +123,27 @@ fn kernels_much_longer_than_tokens_leave_everyone_his_part() {
         (&[1_000, 2_000, 3_000, 4_000], 40_000),
         (&[2_500, 2_500, 5_000], 30_000),
         (&[3_000, 7_000], 30_000),
+        (&[2_500, 2_500, 5_000], 20_000),
+        (&[1_000, 2_000, 3_000, 4_000], 20_000),
     ] {
         let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(30) };
         let programs: Vec<_> = caps.iter().map(|&cap| (cap, pace)).collect();
         let (got, off) = run_with(config.clone(), &programs);
-        // Of a kernel in 50 windows one more or less is up to 1 point. In order of what they got: 25 and 10.
+        // Of a kernel in 50 windows one more or less is up to 1 point. If what was missed is forgotten: 25, 10, 5 and 10.
         assert!(off < 2.0, "{caps:?}, {kernel} us: off by {off:.2} points: {got:?}");
     }
+}
+
+/// Long kernels beside short ones: what the former overrun is the latter's.
+#[test]
+fn a_program_with_short_kernels_gets_its_part_beside_long_ones() {
+    let mut config = MultiTokenConfig::default();
+    config.grace = Duration::from_millis(50);
+    let pace = |micros| Pace { kernel: Duration::from_micros(micros), pause: Duration::from_micros(1) };
+    let programs = [(1_000, pace(30_000)), (2_000, pace(1_000)), (3_000, pace(50_000)), (4_000, pace(20))];
+    let (got, off) = run_with(config, &programs);
+    // If what was missed is forgotten: 9 points.
+    assert!(off < 2.0, "off by {off:.2} points: {got:?}");
 }
 
 /// Windows that give nearly all that was requested: who waits from one to the next is served first in it.
@@ -141,6 +155,7 @@ fn a_small_cap_keeps_its_place_in_the_window() {
         let (got, _) = run(&[(1_000, pace), (9_000, pace)]);
         longest = longest.max(got[0].gap);
     }
-    // By what they have got, the overuse of one kernel puts it behind a token of the other's: 100.3 ms.
-    assert!(longest <= Duration::from_millis(91), "{longest}");
+    // A window, less its part of it, and hand-overs. By what they have got, the overuse of one kernel puts it behind a token of the
+    // other's: 100.3 ms.
+    assert!(longest <= Duration::from_millis(92), "{longest}");
 }

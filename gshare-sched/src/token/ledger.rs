@@ -10,7 +10,8 @@
 //! - every holder is in the table of release times.
 //!
 //! # Cost
-//! O(log n) per event for n clients on the GPU, O(n log n) once a window. About 200 bytes per client.
+//! O(log n) per event for n clients on the GPU, O(n log n) once a window and for what is told late of the window before.
+//! About 250 bytes per client.
 
 use super::{ConfigError, MultiTokenConfig};
 use gshare_core::token::{ClientStatus, RevokeReason, ThrottleReason};
@@ -30,7 +31,7 @@ pub(super) struct Ledger {
     /// By slot: the client, and the generation it must be above once it has left.
     pub(super) slots: Vec<(Option<Client>, Option<u32>)>,
     pub(super) gpus: Vec<Gpu>,
-    /// Whether clients are compared at the end of a window that was too short for them.
+    /// Whether what clients missed in a window counts in the next.
     compares: bool,
 }
 
@@ -65,21 +66,53 @@ fn bounded(ahead: i128, token: Duration) -> i64 {
     i64::try_from(ahead.clamp(-most, most)).unwrap_or(0)
 }
 
-/// How a client stands after a window that gave its clients less than they requested.
+/// How a client stands after a window of which something was lost.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shortfall {
     /// How much more than its part it got in such windows, in ns; less: negative.
     ahead: i64,
-    /// How long it may hold a token at a stretch, by the clock, where the window was short.
+    /// How long it may hold a token at a stretch, by the clock, where a good part was lost.
     pub(super) part: Option<Duration>,
+}
+
+/// What a client did in the window before this one, as far as it is known.
+#[derive(Debug, Clone, Copy, Default)]
+struct Past {
+    used: Duration,
+    request: Duration,
+    /// The largest that was in force.
+    limit: Duration,
+    owed: Duration,
+    ahead: i64,
+    /// It held a token or waited for one at the end of a window that counts.
+    wanted: bool,
+}
+
+impl Past {
+    /// What is carried.
+    fn overuse(&self) -> Duration {
+        self.used.saturating_sub(self.limit.saturating_add(self.owed))
+    }
+
+    fn missed(&self) -> Duration {
+        if !self.wanted {
+            return Duration::ZERO;
+        }
+        self.request.saturating_add(self.owed).saturating_sub(self.used).min(self.request)
+    }
+
+    /// What it used that it had not requested.
+    fn beyond(&self) -> Duration {
+        self.used.saturating_sub(self.request.saturating_add(self.owed))
+    }
 }
 
 /// Place of a ready client in the order of dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub(super) met: bool,
-    /// Unmet: time used in units of the request's share, and that by which it is ahead; least of all where nothing was
-    /// had yet. Met: time used beyond the request.
+    /// Unmet: time used and that by which it is ahead, less what it is owed, in units of the request's share; least of all
+    /// where nothing was had yet, most where it is not known yet. Met: time used beyond the request.
     pub(super) key: i64,
     pub(super) asked: u64,
     pub(super) slot: u32,
@@ -103,8 +136,9 @@ pub(super) struct Client {
     /// The largest limit in force in this window.
     pub(super) largest: Duration,
     pub(super) used: Duration,
-    /// Used in the window before this one, and its limit then.
-    pub(super) before: (Duration, Duration),
+    past: Past,
+    /// What others overran of the window before, as far as it is this client's: on top of request and limit.
+    owed: Duration,
     /// Used beyond the request in earlier windows, fading.
     pub(super) spare: Duration,
     /// What the last window left for this one.
@@ -112,8 +146,6 @@ pub(super) struct Client {
     pub(super) total: Duration,
     /// The window in which it was last given a token.
     granted: Option<u64>,
-    /// What its last token took, if that was beyond its budget by more than a quarter of a token.
-    pub(super) long: Option<Duration>,
     pub(super) holds: Option<Lease>,
     /// The lease before the one it holds, until it is settled.
     pub(super) unsettled: Option<Lease>,
@@ -130,14 +162,23 @@ impl Client {
         self.used.saturating_add(outstanding)
     }
 
-    /// At the end of `windows` windows in which nothing happened after the first.
-    fn end_windows(&mut self, windows: u64) {
-        self.before = (self.used, self.largest);
+    /// At the end of `windows` windows in which nothing happened after the first; only one that `counts` leaves more than
+    /// overuse.
+    fn end_windows(&mut self, windows: u64, counts: bool) {
+        self.past = Past {
+            used: self.used,
+            request: self.request,
+            limit: self.largest,
+            owed: self.owed,
+            ahead: self.ahead(),
+            wanted: counts && (self.asked.is_some() || self.holds.is_some()),
+        };
         for _ in 0..windows.min(FORGOTTEN) {
             let faded = Duration::from_nanos(self.spare.as_nanos().div_ceil(8));
-            self.spare = self.spare - faded + self.used.saturating_sub(self.request);
-            self.used = self.used.saturating_sub(self.largest);
+            self.spare = self.spare - faded + self.used.saturating_sub(self.entitled());
+            self.used = self.used.saturating_sub(self.largest.saturating_add(self.owed));
             self.largest = self.limit;
+            self.owed = Duration::ZERO;
         }
         if windows > FORGOTTEN {
             self.spare = Duration::ZERO;
@@ -145,26 +186,21 @@ impl Client {
         }
     }
 
-    /// Holds a token, or waits for one.
-    const fn wants(&self) -> bool {
-        self.asked.is_some() || self.holds.is_some()
-    }
-
     fn ahead(&self) -> i64 {
         self.shortfall.map_or(0, |shortfall| shortfall.ahead)
     }
 
-    /// What counts of a window's time: no more than was requested.
-    fn counts(&self) -> i64 {
-        signed(self.used.min(self.request))
+    /// What it is to get of this window before anyone gets more than that.
+    const fn entitled(&self) -> Duration {
+        self.request.saturating_add(self.owed)
     }
 
     pub(super) fn miss(&self, window: u64) -> Duration {
-        self.request.saturating_sub(self.committed(window))
+        self.entitled().saturating_sub(self.committed(window))
     }
 
     /// Whether it comes first: it has had no token in this window, and carries next to no overuse.
-    pub(super) fn has_had_nothing(&self, window: u64, committed: Duration) -> bool {
+    fn has_had_nothing(&self, window: u64, committed: Duration) -> bool {
         self.granted != Some(window) && committed.saturating_mul(16) < self.request
     }
 
@@ -181,7 +217,7 @@ impl Client {
     }
 
     pub(super) fn remain(&self, window: u64) -> Duration {
-        self.limit.saturating_sub(self.committed(window))
+        self.limit.saturating_add(self.owed).saturating_sub(self.committed(window))
     }
 
     /// The SMs of its next token: those of the lease that is extended, or else of its share.
@@ -197,14 +233,16 @@ impl Client {
             return Filed::Throttled;
         }
         let committed = self.committed(window);
-        let met = committed >= self.request;
+        let met = committed >= self.entitled();
         let key = if met {
-            signed((committed - self.request).saturating_add(self.spare))
+            signed((committed - self.entitled()).saturating_add(self.spare))
+        } else if self.holds.is_some_and(|lease| lease.window != window) {
+            i64::MAX
         } else if self.has_had_nothing(window, committed) {
             i64::MIN
         } else {
-            // Unmet implies a request above 0. At most two windows in ns times 10_000: fits.
-            (signed(committed) + self.ahead()) * i64::from(Quota::WHOLE.get())
+            // Unmet implies a request above 0. At most three windows in ns times 10_000: fits.
+            (signed(committed) - signed(self.owed) + self.ahead()) * i64::from(Quota::WHOLE.get())
                 / i64::from(self.share.quota.request().get())
         };
         Filed::Ready(Rank { met, key, asked, slot: self.id.slot() })
@@ -218,8 +256,6 @@ pub(super) struct Gpu {
     pub(super) window: u64,
     pub(super) window_end: Timestamp,
     pub(super) free: u16,
-    /// Sum of the clients' requests.
-    pub(super) requested: Duration,
     pub(super) ready: BTreeSet<Rank>,
     pub(super) throttled: u32,
     /// When each holder's SMs come back at the latest, and its slot.
@@ -287,9 +323,7 @@ impl Ledger {
                 let window = self.config.window;
                 if let Some((known, gpu)) = self.pair(client.slot()) {
                     known.share = share;
-                    gpu.requested = gpu.requested.saturating_sub(known.request);
                     known.request = share.quota.request().of(window);
-                    gpu.requested = gpu.requested.saturating_add(known.request);
                     known.limit = share.quota.limit().of(window);
                     known.largest = known.largest.max(known.limit);
                     gpu.refile(known);
@@ -455,12 +489,10 @@ impl Ledger {
         gpu.stirred = true;
         let reshuffled = core::mem::take(&mut gpu.reshuffled);
         let clients = core::mem::take(&mut gpu.clients);
-        if self.compares {
-            self.compare(&clients, windows == 1 && !reshuffled);
-        }
+        let counts = windows == 1 && !reshuffled;
         for &slot in &clients {
             if let Some((client, gpu)) = self.pair(slot) {
-                client.end_windows(windows);
+                client.end_windows(windows, counts);
                 if reshuffled {
                     client.spare = Duration::ZERO;
                 }
@@ -468,37 +500,49 @@ impl Ledger {
             }
         }
         self.gpus[index].clients = clients;
+        self.look_back(index);
     }
 
-    /// At the end of a window: how far each of its clients is ahead of its part, and how long that part is, if the window
-    /// is one to `count`.
-    fn compare(&mut self, clients: &[u32], count: bool) {
-        let (mut got, mut ahead, mut requests) = (0, 0, 0);
-        for &slot in clients {
-            if let Some((client, _)) = self.pair(slot)
-                && client.wants()
-            {
-                got += client.counts();
-                ahead += client.ahead();
-                requests += signed(client.request);
+    /// What the window before leaves for this one, as far as it is known: who is owed how much, who is ahead of his part, and
+    /// how long that part is.
+    fn look_back(&mut self, index: usize) {
+        if !self.compares {
+            return;
+        }
+        let clients = core::mem::take(&mut self.gpus[index].clients);
+        let (mut overuse, mut missed, mut ahead, mut requests) = (0_i128, 0_i128, 0_i128, 0_i128);
+        for &slot in &clients {
+            let Some((client, _)) = self.pair(slot) else { continue };
+            overuse += i128::from(signed(client.past.overuse()));
+            if client.past.wanted {
+                missed += i128::from(signed(client.past.missed()));
+                ahead += i128::from(client.past.ahead);
+                requests += i128::from(signed(client.past.request));
             }
         }
-        let shortfall = count && i128::from(got) * 32 < i128::from(requests) * 31;
-        let short = i128::from(got) * 4 < i128::from(requests) * 3;
+        let lost = (missed - overuse).max(0);
+        let (got, returned) = (requests - lost, missed - lost);
         let (window, token) = (self.config.window, self.config.max_token);
-        for &slot in clients {
-            let Some((client, _)) = self.pair(slot) else { continue };
-            client.shortfall = (shortfall && client.wants()).then(|| {
-                let request = i128::from(signed(client.request));
-                let part = request * i128::from(got + ahead) / i128::from(requests);
-                let all = i128::from(client.counts() + client.ahead());
-                let whole = u128::from(requests.unsigned_abs()).min(window.as_nanos().into());
-                let clock = u128::from(client.request.as_nanos()) * u128::from(window.as_nanos()) / whole;
+        for &slot in &clients {
+            let Some((client, gpu)) = self.pair(slot) else { continue };
+            let past = client.past;
+            let own = i128::from(signed(past.missed()));
+            let owed = if own > 0 { own * returned / missed } else { 0 };
+            client.owed = Duration::from_nanos(u64::try_from(owed).unwrap_or(0));
+            client.shortfall = (past.wanted && lost > 0).then(|| {
+                let request = i128::from(signed(past.request));
+                let part = request * (got + ahead) / requests;
+                let has = request - own + owed + i128::from(past.ahead);
+                let length = i128::from(signed(window));
+                let clock = request * length / requests.min(length);
                 let least = token.as_nanos().div_ceil(4);
                 let clock = Duration::from_nanos(u64::try_from(clock).unwrap_or(u64::MAX).max(least));
-                Shortfall { ahead: bounded(all - part, token), part: short.then_some(clock) }
+                let part_by_clock = (lost * 4 > requests).then_some(clock);
+                Shortfall { ahead: bounded(has - part, token), part: part_by_clock }
             });
+            gpu.refile(client);
         }
+        self.gpus[index].clients = clients;
     }
 
     /// Takes a token back that was neither returned nor replaced in time.
@@ -517,7 +561,8 @@ impl Ledger {
 
     /// Step 2: counts `used` as the GPU time of a lease in all. It was checked to be held, or the one before.
     fn settle(&mut self, slot: u32, lease: LeaseId, used: Duration) {
-        let (max_debt, token) = (self.config.max_debt, self.config.max_token);
+        let max_debt = self.config.max_debt;
+        let mut late = false;
         let Some((client, gpu)) = self.pair(slot) else { return };
         let record = match (&mut client.holds, &mut client.unsettled) {
             (Some(held), _) if held.id == lease => held,
@@ -527,23 +572,17 @@ impl Ledger {
         // A revoked lease was charged in full: its late return may also give time back.
         let (more, less) = (used.saturating_sub(record.charged), record.charged.saturating_sub(used));
         record.charged = used;
-        let longest = record.budget.saturating_add(Duration::from_nanos(token.as_nanos().div_ceil(4)));
-        client.long = Some(used).filter(|&used| used > longest);
         let shift =
             |time: Duration, more: Duration, less: Duration| time.saturating_add(more).saturating_sub(less);
         client.total = shift(client.total, more, less);
         if record.window + 1 == gpu.window {
-            // What was used in the window before this one matters only as far as it was beyond the limit then.
-            let (before, limit) = client.before;
-            let after = shift(before, more, less);
-            client.before.0 = after;
-            client.used = shift(client.used, after.saturating_sub(limit), before.saturating_sub(limit));
-            let request = client.request;
-            let counts = i128::from(signed(after.min(request)) - signed(before.min(request)));
-            if let Some(shortfall) = &mut client.shortfall {
-                shortfall.ahead = bounded(i128::from(shortfall.ahead) + counts, token);
-            }
-            client.spare = shift(client.spare, after.saturating_sub(request), before.saturating_sub(request));
+            // What was used in the window before this one matters only for what it left.
+            let known = client.past;
+            client.past.used = shift(known.used, more, less);
+            let past = client.past;
+            client.used = shift(client.used, past.overuse(), known.overuse());
+            client.spare = shift(client.spare, past.beyond(), known.beyond());
+            late = (past.overuse(), past.missed()) != (known.overuse(), known.missed());
         } else if record.window == gpu.window {
             client.used = shift(client.used, more, less);
         } else {
@@ -552,6 +591,10 @@ impl Ledger {
         }
         client.used = client.used.min(client.limit.saturating_add(max_debt));
         gpu.refile(client);
+        let index = client.gpu;
+        if late {
+            self.look_back(index);
+        }
     }
 
     /// Ends what the client holds: its SMs are free. The lease may still be settled late.
@@ -569,12 +612,15 @@ impl Ledger {
     fn tell(&mut self, slot: u32, actions: &mut Vec<TokenAction>) {
         let window = self.config.window;
         let Some((client, gpu)) = self.pair(slot) else { return };
-        if client.filed != Filed::Throttled || client.told || client.used < client.limit {
+        if client.filed != Filed::Throttled
+            || client.told
+            || client.used < client.limit.saturating_add(client.owed)
+        {
             return;
         }
         client.told = true;
         // Each window pays back its limit; time is left once what is carried is below it.
-        let carried = client.used.saturating_sub(client.largest);
+        let carried = client.used.saturating_sub(client.largest.saturating_add(client.owed));
         let windows = carried.as_nanos() / client.limit.as_nanos().max(1);
         let until = gpu.window_end.saturating_add(window.saturating_mul(windows));
         actions.push(TokenAction::Throttle {
@@ -595,7 +641,6 @@ impl Ledger {
         }
         home.clients.push(id.slot());
         home.reshuffled = true;
-        home.requested = home.requested.saturating_add(share.quota.request().of(self.config.window));
         while self.slots.len() <= id.index() {
             self.slots.push((None, None));
         }
@@ -608,12 +653,12 @@ impl Ledger {
             limit: share.quota.limit().of(window),
             largest: share.quota.limit().of(window),
             used: Duration::ZERO,
-            before: Default::default(),
+            past: Past::default(),
+            owed: Duration::ZERO,
             spare: Duration::ZERO,
             shortfall: None,
             total: Duration::ZERO,
             granted: None,
-            long: None,
             holds: None,
             unsettled: None,
             asked: None,
@@ -628,7 +673,6 @@ impl Ledger {
         client.asked = None;
         gpu.refile(client);
         gpu.clients.retain(|&other| other != slot);
-        gpu.requested = gpu.requested.saturating_sub(client.request);
         self.release(slot);
         self.slots[slot as usize].0 = None;
     }
@@ -702,13 +746,12 @@ impl Ledger {
                     Filed::Nowhere => {}
                 }
             }
-            let requests =
-                gpu.clients.iter().filter_map(|&slot| Some(self.slots[slot as usize].0.as_ref()?.request));
-            assert_eq!(
-                requests.fold(Duration::ZERO, Duration::saturating_add),
-                gpu.requested,
-                "requests of {index}"
-            );
+            let clients = gpu.clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+            let (owed, overuse) =
+                clients.fold((Duration::ZERO, Duration::ZERO), |(owed, overuse), client| {
+                    (owed.saturating_add(client.owed), overuse.saturating_add(client.past.overuse()))
+                });
+            assert!(owed <= overuse || gpu.reshuffled, "{owed} owed of {overuse} overused on {index}");
             assert_eq!(held + u32::from(gpu.free), u32::from(SmShare::WHOLE.get()), "SMs of {index}");
             assert_eq!((ready, throttled, holders), (gpu.ready.len(), gpu.throttled, gpu.releases.len()));
         }

@@ -13,24 +13,23 @@
 //! - **used**: GPU time charged in this window, plus the overuse carried into it;
 //! - **outstanding**: the part of the budget of this window's lease, if it holds one, that has not been charged;
 //! - **committed** `u`: used + outstanding;
-//! - **miss** `r*W - u` (the paper's `Q_miss`) and **remain** `l*W - u` (its `Q_remain`);
+//! - **owed**: GPU time that others overran of what this client requested in the window before. It comes on top of its request
+//!   and its limit in this window;
+//! - **miss** `r*W + owed - u` (the paper's `Q_miss`) and **remain** `l*W + owed - u` (its `Q_remain`);
 //! - **unmet**: miss is above zero; **met** otherwise;
 //! - **spare**: time used beyond the request in earlier windows, fading: at each window's end an eighth of it (rounded up)
-//!   is forgotten and what was used beyond the request in that window, `max(0, used - r*W)`, is added; if clients of the GPU
-//!   came, left or changed since the last end of a window, or nothing happened for 320 windows, all spare is zero then;
-//! - **shortfall**: what a window leaves in which those who held a token or waited for one at its end got less than 31/32 of
-//!   their requests together. Programs that wait for each of their short kernels make windows so: what their hosts pause for
-//!   while they hold a token is nobody's. Hand-overs cost time, too, and long kernels end where they happen to;
-//! - **ahead**: what a client has more (below zero: less) than its part of what was got in windows with a shortfall, at most
-//!   `max_token` either way;
-//! - **short**: a window in which they got less than three quarters of their requests;
+//!   is forgotten and what was used beyond the request in that window, `max(0, used - r*W - owed)`, is added; if clients of the
+//!   GPU came, left or changed since the last end of a window, or nothing happened for 320 windows, all spare is zero then;
+//! - **missed** of a window: what those who held a token or waited for one at its end then missed, at most `r*W` each. Others
+//!   overran it, or it was nobody's: what hosts pause for that wait for each of their short kernels while they hold a token, and
+//!   hand-overs;
+//! - **lost**: what was missed of a window beyond the overuse carried from it, of all clients of the GPU together;
+//! - **ahead**: what a client has more (below zero: less) than its part of what was got in windows of which something was lost,
+//!   at most `max_token` either way;
+//! - **short**: a window of which more than a quarter of their requests was lost;
 //! - **part**: after a short window, the time by the clock that a client may hold a token at a stretch;
 //! - **due**: a client's miss; without a part, less by what it is ahead, if that is more than
 //!   `max_token / 4`, but at least half of the miss;
-//! - **long**: a client whose last token took more than its budget and a quarter of `max_token`, since its kernels end where
-//!   they end. What it **takes** at a time is that;
-//! - **pressed** by a long client: unmet, without a token in this window or overuse of a sixteenth of its request, while no
-//!   more of the window is left than the long client takes;
 //! - **waiting**: has requested a token (or more time) and not been given it: **ready** while remain is above zero,
 //!   else **throttled**.
 //!
@@ -39,24 +38,23 @@
 //! budget nor its expiry passes the window's end. On every event, at time `now`:
 //!
 //! 1. **Catch up**, in the order of time: revoke every lease with `expires + grace <= now` and count its whole budget
-//!    as used; at each window's end bring spare up to date, then set `used = max(0, used - l*W)`: what was beyond the
-//!    limit (the largest in force in that window) is carried, nothing else. After a window with a shortfall, add up
-//!    what each of its clients got of its request (`min(used, r*W)`) and was ahead; each is ahead by what it has more
-//!    than its part of that, in proportion to the requests. After a short one each also has a part of `W * r / sum of
-//!    r`, at least `r*W` and `max_token / 4`. After any other window, after one in which clients came, left or changed,
-//!    and after one without an event, nobody is ahead or has a part.
+//!    as used; at each window's end bring spare up to date, then set `used = max(0, used - l*W - owed)`: what was beyond the
+//!    limit (the largest in force in that window) and what was owed is the overuse that is carried. It comes back to
+//!    those who missed something: each is owed its part of it in proportion to what he missed, and no more than that.
+//!    Where the rest was lost, add up what each of its clients got of its request (`r*W` less what it missed, and what it is
+//!    owed for it) and was ahead; each is ahead by what it has more than its part of that, in proportion to the requests.
+//!    After a short window each also has a part of `W * r / sum of r`, at least `r*W` and `max_token / 4`. After a window in
+//!    which clients came, left or changed, and after one without an event, nobody is owed anything, is ahead or has a part.
 //! 2. **Account** for the event. Usage counts for the window its lease belongs to. When that window is the one before
-//!    this, what it changes is the overuse carried, and spare. When it is older, what it adds is charged to this window.
+//!    this, what it changes is spare and what that window left: overuse, and what all clients of the GPU are owed and ahead.
+//!    When it is older, what it adds is charged to this window.
 //! 3. **Dispatch** on the GPU concerned: go through the ready clients in the order of
 //!    - unmet before met;
 //!    - unmet: first who has had no token in this window and carries overuse of less than a sixteenth of its request, so
-//!      that who waits from window to window keeps his place; then `(u + ahead) / r` ascending (the least served in
-//!      proportion first);
+//!      that who waits from window to window keeps his place; then `(u - owed + ahead) / r` ascending (the least served in
+//!      proportion first); last who still holds a token of an earlier window, since a kernel under it may not be charged yet;
 //!    - met: `spare + u - r*W` ascending (the least beyond its request first, in this window and before);
 //!    - then who has waited longest, then the lower slot;
-//!
-//!    but if the first of them is long, and the requests of the GPU's clients add up to at most the window, then before it
-//!    who misses more than it and is pressed by it, of the first eight; of several, who misses most.
 //!
 //!    Give each a token if its SMs fit. The first that does not fit (the **head**) gets a **reservation**: from the
 //!    holders' latest release times follows when there will be room for it at the latest; those behind it (up to
@@ -85,15 +83,22 @@
 //! before: 37 % for A. Now A is 12 - 0.3 * 32 = 2.4 ms ahead after the first and B as much behind, A gets two tokens in the
 //! second, and so on: 30 % of what there is. Of A (10 %) and B (90 %), A's part is 10 ms: a token of that
 //! length in each window, and not of 12 ms. If their hosts need 1 us, nine tokens are 3:6, and A has its 30 ms when the window
-//! ends: the 13 ms of shortfall were B's alone. Then A is 4 ms ahead, its third token is 6 ms, and B has 4 ms more.
+//! ends: the 13 ms that were lost were B's alone. Then A is 4 ms ahead, its third token is 6 ms, and B has 4 ms more.
+//!
+//! ## Example of long kernels
+//! A (25 %), B (25 %) and C (50 %) run kernels of 20 ms, which nothing stops. A window is A, B, C, C, A: A used 40 ms of 25 and
+//! carries 15 into the next, B missed 5 and C 10. If that were forgotten, the next window would have 10, 25 and 50 ms to give and 15
+//! for nobody. B is owed 5 and C 10: the next window's 100 ms are A's 10, B's 30 and C's 60.
 //!
 //! # Invariants
 //! - holders' SMs + free SMs = the whole; so the holders' sum never passes it, within one round either;
 //! - a client is at most one of: ready, throttled; only waiting clients are either;
-//! - budgets granted in a window <= l*W - overuse carried into it;
+//! - budgets granted in a window <= l*W + owed - overuse carried into it;
+//! - what is owed in a window, by all together, <= the overuse carried into it;
 //! - every holder is in the table of release times.
 //!
-//! From these: a client's GPU time in a window is at most its limit plus the kernel it could not stop; if the requests
+//! From these: a client's GPU time in a window is at most its limit, what it missed before, and the kernel it could not stop, and
+//! over any time at most its limit and one kernel; if the requests
 //! of a GPU add up to at most the whole and its clients keep their GPU busy while they hold a token, every request is
 //! met in every window (at each instant an unmet client runs, until none is left), less the hand-over times. For
 //! larger sums of requests (which SM partitions allow) no greedy order proves them.
@@ -102,7 +107,8 @@
 //!
 //! # Cost
 //! O(log n) per event for n clients on the GPU, plus eight candidates, the holders looked at for a reservation and at most
-//! `backfill_depth` candidates behind it; O(n log n) once a window. About 200 bytes per client.
+//! `backfill_depth` candidates behind it; O(n log n) once a window, and when a lease of the one before is charged more. About
+//! 250 bytes per client.
 //!
 //! # Differences from the paper
 //! - The paper sorts by `Q_miss` in absolute time: with requests that add up to more than the GPU, the small ones are
@@ -115,8 +121,9 @@
 //!   overuse is carried, so that the limit holds over time for kernels longer than a quota.
 //! - What a window of few tokens cannot divide in proportion is made good in the next ones, and nobody has to skip one for
 //!   that: who has had nothing in it comes first.
-//! - Kernels longer than tokens cannot be cut, and one that runs to the window's end leaves nothing of it to who comes after:
-//!   who would lose more by that goes first. Of caps of 25, 25 and 50 % with kernels of half a window, the last had 25 %.
+//! - Kernels longer than tokens cannot be cut, and what one overruns is taken from those who wait. The paper forgets what they
+//!   lacked, and leaves the GPU idle when the overuse is paid back: of caps of 10, 20, 30 and 40 % with kernels of 20 ms the last
+//!   had 30 %.
 //! - Tokens are leases: a client that dies or hangs loses its SMs at once or at the end of its lease.
 use super::ConfigError;
 use super::ledger::{Gpu, Ledger, Rank};
@@ -256,9 +263,6 @@ impl MultiToken {
             );
             queue.extend(gpu.ready.range::<Rank, _>(rest).take(BATCH));
             let Some(&last) = queue.last() else { break };
-            if from.is_none() {
-                self.press(index, &mut queue);
-            }
             for &rank in &queue {
                 if reservation.is_some() {
                     behind += 1;
@@ -318,29 +322,6 @@ impl MultiToken {
         }
         queue.clear();
         self.scratch = queue;
-    }
-
-    /// Puts who is pressed most before the first of these, who are the first in the order.
-    fn press(&self, index: usize, queue: &mut [Rank]) {
-        let (gpu, config) = (&self.ledger.gpus[index], &self.ledger.config);
-        let left = gpu.window_end.saturating_since(self.ledger.now);
-        let client =
-            |rank: &Rank| self.ledger.slots.get(rank.slot as usize)?.0.as_ref().filter(|_| !rank.met);
-        let first =
-            queue.first().and_then(client).and_then(|first| Some((first.miss(gpu.window), first.long?)));
-        let Some((missed, takes)) = first else { return };
-        if takes < left || gpu.requested > config.window {
-            return;
-        }
-        let pressed = queue.iter().enumerate().filter_map(|(at, rank)| {
-            let client = client(rank)?;
-            let miss = client.miss(gpu.window);
-            let pressed = client.has_had_nothing(gpu.window, client.committed(gpu.window));
-            (pressed && miss > missed).then_some((miss, at))
-        });
-        if let Some((_, at)) = pressed.max_by_key(|&(miss, at)| (miss, core::cmp::Reverse(at))) {
-            queue[..=at].rotate_right(1);
-        }
     }
 
     /// When there will be `needed` SMs at the latest, and how many beside them.

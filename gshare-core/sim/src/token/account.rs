@@ -10,10 +10,14 @@
 //! `carry' = max(0, carry + charged - limit)`: overuse is debt for the next window, unused time is not saved up.
 //! In window `w`, `remain = limit - carry - charged`.
 //!
+//! One thing may be had later: what a client that held a token or asked for one at a window's end missed of its request there,
+//! at most one request, since others may have overrun theirs. A scheduler may add it to request and limit of the
+//! next window, or leave it. Clients that came or got another share in a window are owed nothing of it.
+//!
 //! What a lease is charged is not always known: one that was replaced and has not been returned used at least what was
 //! reported and at most (as far as anyone knows) its budget. So every sum is kept twice, at [`Bound::Least`] and
-//! [`Bound::Most`]; they meet when the lease is returned. A check uses the bound that can only err in the
-//! scheduler's favour.
+//! [`Bound::Most`]; they meet when the lease is returned and the client was owed nothing. A check uses the bound that can only
+//! err in the scheduler's favour.
 //!
 //! Example: window 100 ms, limit 30 %. Window 0: a lease of 30 ms of which 34 ms were used. Window 1 starts with 4 ms
 //! carried, so 26 ms remain; if nothing runs in it, window 2 starts with nothing carried.
@@ -23,7 +27,7 @@
 //! charged to the window in which it comes as far as it is more than was known. Both widen the bounds, never narrow
 //! them.
 
-use gshare_core::{Duration, LeaseId, Quota, Timestamp};
+use gshare_core::{Duration, LeaseId, Quota, QuotaRange, Timestamp};
 
 /// Windows kept in detail; what is older is folded into one carry, and a return that comes still later is not seen.
 const WINDOWS_KEPT: usize = 16;
@@ -31,9 +35,9 @@ const WINDOWS_KEPT: usize = 16;
 /// Which end of what is possible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound {
-    /// Charge no more than was surely used.
+    /// Charge no more than was surely used, and grant all that may be owed.
     Least,
-    /// Charge all that may have been used.
+    /// Charge all that may have been used, and take nothing for owed.
     Most,
 }
 
@@ -69,11 +73,20 @@ impl Windows {
 #[derive(Debug, Clone)]
 pub struct Account {
     windows: Windows,
-    limit: Quota,
+    quota: QuotaRange,
+    /// Whether it holds a token or asks for one.
+    wants: bool,
     /// Windows in which something happened, oldest first.
     periods: Vec<Period>,
-    /// What was carried into the first of `periods`, at least and at most.
-    opening: (Duration, Duration),
+    /// What was brought into the first of `periods`, at least and at most.
+    opening: (Brought, Brought),
+}
+
+/// What a window starts with.
+#[derive(Debug, Clone, Copy, Default)]
+struct Brought {
+    carry: Duration,
+    owed: Duration,
 }
 
 #[derive(Debug, Clone)]
@@ -82,8 +95,11 @@ struct Period {
     /// The largest and the smallest limit in force in this window.
     largest: Quota,
     smallest: Quota,
-    /// The limit at its end, which also holds for the windows after it in which nothing happened.
-    after: Quota,
+    /// The quota at its end, which also holds for the windows after it in which nothing happened.
+    after: QuotaRange,
+    /// Whether the client was there with this quota from its start, and wanted more at its end.
+    whole: bool,
+    wanted: bool,
     charges: Vec<Charge>,
 }
 
@@ -98,9 +114,9 @@ struct Charge {
 
 impl Account {
     /// A client that joins at `now`.
-    pub fn new(windows: Windows, now: Timestamp, limit: Quota) -> Self {
-        let period = Period::new(windows.index(now), limit);
-        Self { windows, limit, periods: vec![period], opening: (Duration::ZERO, Duration::ZERO) }
+    pub fn new(windows: Windows, now: Timestamp, quota: QuotaRange) -> Self {
+        let period = Period { whole: false, ..Period::new(windows.index(now), quota) };
+        Self { windows, quota, wants: false, periods: vec![period], opening: Default::default() }
     }
 
     /// The windows it is settled over.
@@ -108,13 +124,21 @@ impl Account {
         self.windows
     }
 
-    /// The limit is another from `now` on.
-    pub fn change_limit(&mut self, now: Timestamp, limit: Quota) {
+    /// The quota is another from `now` on.
+    pub fn change_quota(&mut self, now: Timestamp, quota: QuotaRange) {
         let period = self.period(self.windows.index(now));
-        period.largest = period.largest.max(limit);
-        period.smallest = period.smallest.min(limit);
-        period.after = limit;
-        self.limit = limit;
+        period.largest = period.largest.max(quota.limit());
+        period.smallest = period.smallest.min(quota.limit());
+        (period.after, period.whole) = (quota, false);
+        self.quota = quota;
+    }
+
+    /// Whether the client holds a token or asks for one, from `now` on.
+    pub fn set_wants(&mut self, now: Timestamp, wants: bool) {
+        if wants != self.wants {
+            self.wants = wants;
+            self.period(self.windows.index(now)).wanted = wants;
+        }
     }
 
     /// A lease was granted at `now`, or extended, with `budget` in all; `reported` of it is known to be used.
@@ -142,7 +166,17 @@ impl Account {
 
     /// What is carried into a window, which must not be older than those kept.
     pub fn carried(&self, window: u64, bound: Bound) -> Duration {
-        let mut carry = match bound {
+        self.brought(window, bound).carry
+    }
+
+    /// What may be owed in a window, which must not be older than those kept: at [`Bound::Most`], nothing.
+    pub fn owed(&self, window: u64, bound: Bound) -> Duration {
+        self.brought(window, bound).owed
+    }
+
+    fn brought(&self, window: u64, bound: Bound) -> Brought {
+        let length = self.windows.length;
+        let mut brought = match bound {
             Bound::Least => self.opening.0,
             Bound::Most => self.opening.1,
         };
@@ -154,12 +188,21 @@ impl Account {
                 Bound::Least => period.largest,
                 Bound::Most => period.smallest,
             };
-            carry = (carry + period.charged(bound)).saturating_sub(limit.of(self.windows.length));
-            carry = carry.min(self.windows.max_carry);
+            let used = brought.carry + period.charged(bound);
+            let request = period.after.request().of(length);
+            let may_be_owed = bound == Bound::Least && period.wanted;
+            let missed = (request + brought.owed).saturating_sub(used).min(request);
+            let carry = used.saturating_sub(limit.of(length) + brought.owed).min(self.windows.max_carry);
+            let owed = if may_be_owed && period.whole { missed } else { Duration::ZERO };
+            brought = Brought { carry, owed };
             let idle = next.map_or(window, |next| next.window.min(window)) - period.window - 1;
-            carry = carry.saturating_sub(period.after.of(self.windows.length).saturating_mul(idle));
+            if idle > 0 {
+                let owed = if may_be_owed { request } else { Duration::ZERO };
+                let paid = period.after.limit().of(length).saturating_add(owed).saturating_mul(idle);
+                brought = Brought { carry: brought.carry.saturating_sub(paid), owed };
+            }
         }
-        carry
+        brought
     }
 
     /// What the client may still be granted in the window of `now` under its present limit, when `lease` (the one to be
@@ -170,7 +213,8 @@ impl Account {
             self.periods.iter().filter(|period| period.window == window).flat_map(|period| &period.charges);
         let others: Duration =
             charges.filter(|charge| Some(charge.lease) != lease).map(|charge| charge.at(bound)).sum();
-        self.limit.of(self.windows.length).saturating_sub(others).saturating_sub(self.carried(window, bound))
+        let Brought { carry, owed } = self.brought(window, bound);
+        (self.quota.limit().of(self.windows.length) + owed).saturating_sub(others).saturating_sub(carry)
     }
 
     /// What the client may still be granted in the window of `now`.
@@ -180,10 +224,14 @@ impl Account {
 
     /// The start of the first window after that of `now` in which something remains, if nothing more is used till then.
     pub fn next_remain(&self, now: Timestamp, bound: Bound) -> Timestamp {
-        let limit = self.limit.of(self.windows.length).as_nanos().max(1);
         let next = self.windows.index(now) + 1;
-        let carry = self.carried(next, bound).as_nanos();
-        self.windows.start(next.saturating_add(carry / limit))
+        let carry = self.carried(next, bound);
+        let owed = match bound {
+            Bound::Least => self.quota.request(),
+            Bound::Most => Quota::ZERO,
+        };
+        let paid = self.quota.limit().of(self.windows.length) + owed.of(self.windows.length);
+        self.windows.start(next.saturating_add(carry.as_nanos() / paid.as_nanos().max(1)))
     }
 
     fn set(&mut self, now: Timestamp, lease: LeaseId, least: Duration, most: Duration) {
@@ -207,12 +255,11 @@ impl Account {
 
     /// The entry of a window that is not older than the newest there is.
     fn period(&mut self, window: u64) -> &mut Period {
-        let limit = self.limit;
         if self.periods.last().is_none_or(|last| last.window < window) {
-            self.periods.push(Period::new(window, limit));
+            self.periods.push(Period { wanted: self.wants, ..Period::new(window, self.quota) });
             if self.periods.len() > WINDOWS_KEPT {
                 let second = self.periods[1].window;
-                self.opening = (self.carried(second, Bound::Least), self.carried(second, Bound::Most));
+                self.opening = (self.brought(second, Bound::Least), self.brought(second, Bound::Most));
                 self.periods.remove(0);
             }
         }
@@ -222,8 +269,17 @@ impl Account {
 }
 
 impl Period {
-    const fn new(window: u64, limit: Quota) -> Self {
-        Self { window, largest: limit, smallest: limit, after: limit, charges: Vec::new() }
+    const fn new(window: u64, quota: QuotaRange) -> Self {
+        let limit = quota.limit();
+        Self {
+            window,
+            largest: limit,
+            smallest: limit,
+            after: quota,
+            whole: true,
+            wanted: false,
+            charges: Vec::new(),
+        }
     }
 
     fn charged(&self, bound: Bound) -> Duration {
@@ -258,9 +314,39 @@ mod tests {
         Timestamp::from_millis(millis)
     }
 
+    fn quota(percent: u16) -> QuotaRange {
+        let quota = Quota::from_percent(percent).unwrap();
+        QuotaRange::new(quota, quota).unwrap()
+    }
+
+    fn account(percent: u16) -> Account {
+        Account::new(WINDOWS, at(0), quota(percent))
+    }
+
+    /// A client that misses 20 ms of 30 may have them in the next window, and what it then misses of those in the one after, but
+    /// never more than its request.
+    #[test]
+    fn what_is_missed_while_more_is_wanted_may_be_had_later() {
+        let mut account = account(30);
+        account.set_wants(at(0), true);
+        assert_eq!(account.owed(1, Bound::Least), Duration::ZERO, "it came in the window");
+        account.granted(at(110), LeaseId(1), millis(10), Duration::ZERO);
+        account.settled(at(130), LeaseId(1), millis(10));
+        assert_eq!([Bound::Least, Bound::Most].map(|bound| account.owed(2, bound)), [millis(20), millis(0)]);
+        assert_eq!(account.remain(at(200), Bound::Least), millis(50));
+        assert_eq!(account.remain(at(200), Bound::Most), millis(30));
+        account.granted(at(200), LeaseId(2), millis(45), Duration::ZERO);
+        account.settled(at(250), LeaseId(2), millis(45));
+        assert_eq!(account.owed(3, Bound::Least), millis(5));
+        assert_eq!(account.carried(3, Bound::Least), Duration::ZERO);
+        assert_eq!(account.owed(9, Bound::Least), millis(30));
+        account.set_wants(at(310), false);
+        assert_eq!(account.owed(4, Bound::Least), Duration::ZERO);
+    }
+
     #[test]
     fn overuse_is_carried_and_idle_windows_pay_it_off() {
-        let mut account = Account::new(WINDOWS, at(0), Quota::from_percent(30).unwrap());
+        let mut account = account(30);
         account.granted(at(5), LeaseId(1), millis(30), Duration::ZERO);
         assert_eq!(account.remain(at(6), Bound::Most), Duration::ZERO);
         assert_eq!(account.remain(at(6), Bound::Least), millis(30));
@@ -276,10 +362,10 @@ mod tests {
 
     #[test]
     fn a_limit_that_is_cut_leaves_the_debt_open() {
-        let mut account = Account::new(WINDOWS, at(0), Quota::from_percent(50).unwrap());
+        let mut account = account(50);
         account.granted(at(0), LeaseId(1), millis(40), Duration::ZERO);
         account.settled(at(41), LeaseId(1), millis(40));
-        account.change_limit(at(50), Quota::from_percent(10).unwrap());
+        account.change_quota(at(50), quota(10));
         assert_eq!(account.remain(at(60), Bound::Most), Duration::ZERO);
         assert_eq!(account.remain(at(100), Bound::Least), millis(10));
         assert_eq!(account.carried(1, Bound::Most), millis(30));
@@ -287,7 +373,7 @@ mod tests {
 
     #[test]
     fn a_return_that_is_a_window_late_changes_what_is_carried() {
-        let mut account = Account::new(WINDOWS, at(0), Quota::from_percent(10).unwrap());
+        let mut account = account(10);
         account.granted(at(90), LeaseId(1), millis(10), Duration::ZERO);
         account.settled(at(105), LeaseId(1), millis(14));
         assert_eq!(account.remain(at(105), Bound::Least), millis(6));
@@ -300,8 +386,7 @@ mod tests {
 
     #[test]
     fn folding_old_windows_changes_no_carry() {
-        let limit = Quota::from_percent(10).unwrap();
-        let mut account = Account::new(WINDOWS, at(0), limit);
+        let mut account = account(10);
         for window in 0..40 {
             account.granted(at(100 * window), LeaseId(window), millis(10), Duration::ZERO);
             account.settled(at(100 * window + 11), LeaseId(window), millis(11));

@@ -243,12 +243,23 @@ impl Book {
         self.generations.get(&slot).map_or(0, |last| last + 1)
     }
 
+    fn write(&mut self, now: Timestamp, change: Change) -> Result<(), String> {
+        match change {
+            Change::Event(event) => self.write_event(now, event)?,
+            Change::Action(action) => self.write_action(now, action)?,
+        }
+        for client in self.clients.values_mut() {
+            client.account.set_wants(now, client.asked.is_some() || client.held.is_some());
+        }
+        Ok(())
+    }
+
     /// Writes an event that was accepted.
     fn write_event(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), String> {
         match event {
             TokenEvent::ClientJoined { client, gpu, share } => {
                 let windows = *self.windows.entry(gpu).or_insert_with(|| self.terms.windows(now));
-                let account = Account::new(windows, now, share.quota.limit());
+                let account = Account::new(windows, now, share.quota);
                 let closed = (Duration::ZERO, Duration::ZERO);
                 let entry = Client { gpu, share, held: None, asked: None, account, unsettled: None, closed };
                 self.generations.insert(client.slot(), client.generation());
@@ -268,7 +279,7 @@ impl Book {
             TokenEvent::ShareChanged { client, share } => {
                 let entry = self.entry(client)?;
                 entry.share = share;
-                entry.account.change_limit(now, share.quota.limit());
+                entry.account.change_quota(now, share.quota);
                 Ok(())
             }
             TokenEvent::TokenRequested { client } => {
@@ -512,11 +523,9 @@ impl Audit {
                 let result = self.checkers[index].before(&self.book, now, change);
                 result.map_err(|message| self.violation(self.checkers[index].name(), now, message))?;
             }
-            let written = match change {
-                Change::Event(event) => self.book.write_event(now, event),
-                Change::Action(action) => self.book.write_action(now, action),
-            };
-            written.map_err(|message| self.violation("life of a lease", now, message))?;
+            self.book
+                .write(now, change)
+                .map_err(|message| self.violation("life of a lease", now, message))?;
             for index in 0..self.checkers.len() {
                 let result = self.checkers[index].after(&self.book, now, change);
                 result.map_err(|message| self.violation(self.checkers[index].name(), now, message))?;

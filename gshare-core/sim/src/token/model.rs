@@ -13,22 +13,24 @@
 //! 2. do what the event says;
 //! 3. on each GPU where a lease was revoked, a window ended, or the event's client is: dispatch.
 //!
-//! The account of a client in window `w`: `used(w) = carried(w) + charges to w`, `carried(w + 1) = max(0, used(w) - l * W)`
-//! with the limit in force at the end of `w`. A lease is charged to its own window; what is only known when that window is
+//! The account of a client in window `w`: `used(w) = carried(w) + charges to w` and `carried(w + 1) = max(0, used(w) - l * W -
+//! owed(w))`, with the largest limit in force in `w`. A lease is charged to its own window; what is only known when that window is
 //! two or more past is charged to the present one, if it is more than was charged before.
 //!
-//! Its spare time is `7/8` of that of the window before, rounded down, plus `max(0, used(w) - r * W)`, and zero when
+//! Who held a token or waited for one at the end of `w` **missed** `r * W + owed(w) - used(w)` of it, at least nothing and at most
+//! `r * W`, with the request in force at its end. What the clients of the GPU carry of `w` comes back to them: it is **owed** to
+//! them in `w + 1`, to each in proportion to what it missed, and no more than that. The rest of what they missed is **lost**.
+//!
+//! Where something is lost, what they were to have, `r * W - missed(w) + owed(w + 1)`, and what each was ahead in `w`, of all
+//! of them together, are divided in proportion to the requests; how far one is **ahead** in `w + 1` is what it has more than its
+//! part of that, at most a whole token either way. Where more than a quarter of their requests is lost, each also has a **part**
+//! of `w + 1` by the clock: `W * r / sum of r`, at least `r * W` and a quarter of a token.
+//!
+//! Nobody misses anything of a window in which clients of the GPU came, left or changed, nor of one after which another ended
+//! without an event.
+//!
+//! Its spare time is `7/8` of that of the window before, rounded down, plus `max(0, used(w) - r * W - owed(w))`, and zero when
 //! clients of the GPU came, left or changed in that window.
-//!
-//! Of those who held a token or waited for one at the end of a window, let `g(w) = min(used(w), r * W)` be what counts. Where
-//! the `g(w)` of all of them add up to less than 31/32 of their requests, the window left a **shortfall**. Then `g(w)` and
-//! what each was ahead before, of all of them together, are divided in proportion to the requests; how far one is **ahead** now
-//! is what it has more than its part of that, at most a whole token either way. Where they add up to less than three quarters,
-//! the window was **short**, and each also has a **part** of the next window by the clock: `W * r / sum of r`, at least `r * W`
-//! and a quarter of a token. Nobody is ahead or has a part after any other window, nor when clients came, left or changed in
-//! it, nor when another one without an event followed.
-//!
-//! A client is **long** while its last token has taken more than its budget and a quarter of the longest token.
 //!
 //! The rules of dispatch stand in `Literal::dispatch`, in the order in which the words for them come.
 //!
@@ -89,8 +91,11 @@ struct Client {
     id: ClientId,
     gpu: GpuId,
     share: Share,
-    /// Limits since it joined, each with the window in which it began to hold.
+    /// Limits and requests since it joined, each with the window in which it began to hold.
     limits: Vec<(u64, Duration)>,
+    requests: Vec<(u64, Duration)>,
+    /// What it was and is owed, by window.
+    owed: Vec<(u64, Duration)>,
     /// What was charged: to which window, how much.
     charges: Vec<(u64, Duration)>,
     /// What each of its leases was charged.
@@ -98,14 +103,15 @@ struct Client {
     /// Time used beyond the request in windows that have ended, fading; and the first window that is not in it yet.
     spare: Duration,
     spare_until: u64,
-    /// How far it is ahead, in ns, after a window in which somebody went short.
-    ahead: Option<i64>,
-    /// Its part of the present window by the clock, after a short one.
+    /// Whether it held a token or waited for one at the end of the last window, and that window counts.
+    wanted: bool,
+    /// How far it is ahead in this window and in the last, in ns.
+    ahead: i64,
+    was_ahead: i64,
+    /// Its part of the present window by the clock.
     part: Option<Duration>,
     /// The window in which it was last given a token.
     granted: Option<u64>,
-    /// What its last token took, if that was beyond its budget by more than a quarter of a token.
-    long: Option<Duration>,
     held: Option<Lease>,
     unsettled: Option<Lease>,
     /// Number and time of the request that waits.
@@ -196,7 +202,7 @@ impl Literal {
         let mut used = Duration::ZERO;
         for window in client.limits[0].0..=last {
             if window > client.limits[0].0 {
-                let limit = client.limit_in(window - 1);
+                let limit = client.limit_in(window - 1).saturating_add(client.owed_in(window - 1));
                 used = used.saturating_sub(limit).min(self.config.max_debt);
             }
             used = used.saturating_add(client.charges.iter().filter(|c| c.0 == window).map(|c| c.1).sum());
@@ -221,74 +227,91 @@ impl Literal {
         client.share.quota.request().of(self.config.window)
     }
 
+    fn owed(&self, client: &Client) -> Duration {
+        client.owed_in(self.window(client.gpu))
+    }
+
     fn limit(&self, client: &Client) -> Duration {
         client.share.quota.limit().of(self.config.window)
     }
 
+    fn miss(&self, client: &Client) -> Duration {
+        self.request(client).saturating_add(self.owed(client)).saturating_sub(self.committed(client))
+    }
+
     fn remain(&self, client: &Client) -> Duration {
-        self.limit(client).saturating_sub(self.committed(client))
+        self.limit(client).saturating_add(self.owed(client)).saturating_sub(self.committed(client))
     }
 
     fn is_throttled(&self, client: &Client) -> bool {
         client.asked.is_some() && self.remain(client).is_zero()
     }
 
-    /// What counts of a window: used in it, and no more than requested.
-    fn counts(&self, client: &Client, window: u64) -> Duration {
-        self.used_in(client, window).min(self.request(client))
+    /// What a client carries of the last window, and what it missed of it.
+    fn last_window(&self, client: &Client) -> (Duration, Duration) {
+        let Some(last) = self.window(client.gpu).checked_sub(1) else { return Default::default() };
+        let (used, owed) = (self.used_in(client, last), client.owed_in(last));
+        let request = client.request_in(last);
+        let missed = request.saturating_add(owed).saturating_sub(used).min(request);
+        let carried = used.saturating_sub(client.limit_in(last).saturating_add(owed));
+        (carried, if client.wanted { missed } else { Duration::ZERO })
     }
 
-    /// Brings how far each client of a GPU is ahead, and its part, up to date, before the window is counted as ended.
-    fn compare(&mut self, gpu: GpuId, windows: u64, reshuffled: bool) {
+    /// What the last window of a GPU leaves for this one: who is owed what, how far ahead each is, and their parts.
+    fn look_back(&mut self, gpu: GpuId) {
         let LiteralConfig { window: length, max_token, .. } = self.config;
-        let window = self.window(gpu) - windows;
-        let here = |client: &&Client| client.gpu == gpu && (client.asked.is_some() || client.held.is_some());
-        let sum = |of: &dyn Fn(&Client) -> i64| -> i128 {
-            self.clients.iter().filter(here).map(|client| i128::from(of(client))).sum()
+        let window = self.window(gpu);
+        let here: Vec<usize> = (0..self.clients.len()).filter(|&at| self.clients[at].gpu == gpu).collect();
+        let last: Vec<(Duration, Duration)> =
+            here.iter().map(|&at| self.last_window(&self.clients[at])).collect();
+        let carried: i128 = last.iter().map(|last| i128::from(signed(last.0))).sum();
+        let missed: i128 = last.iter().map(|last| i128::from(signed(last.1))).sum();
+        let wanted = |at: &&usize| self.clients[**at].wanted;
+        let request = |client: &Client| {
+            i128::from(signed(window.checked_sub(1).map_or(Duration::ZERO, |last| client.request_in(last))))
         };
-        let requests = sum(&|client| signed(self.request(client)));
-        let got = sum(&|client| signed(self.counts(client, window)));
-        let ahead = sum(&|client| client.ahead.unwrap_or(0));
-        let shortfall = windows == 1 && !reshuffled && got * 32 < requests * 31;
-        let short = shortfall && got * 4 < requests * 3;
-        let compared = self.clients.iter().map(|client| {
-            if client.gpu != gpu {
-                return (client.ahead, client.part);
+        let requests: i128 = here.iter().filter(wanted).map(|&at| request(&self.clients[at])).sum();
+        let ahead: i128 = here.iter().filter(wanted).map(|&at| i128::from(self.clients[at].was_ahead)).sum();
+        let lost = (missed - carried).max(0);
+        for (&at, &(_, own)) in here.iter().zip(&last) {
+            let client = &mut self.clients[at];
+            let own = i128::from(signed(own));
+            let owed = if own > 0 { own * missed.min(carried) / missed } else { 0 };
+            client.owed.retain(|(known, _)| *known != window);
+            client.owed.push((window, Duration::from_nanos(u64::try_from(owed).unwrap_or(0))));
+            (client.ahead, client.part) = (0, None);
+            if !client.wanted || lost == 0 {
+                continue;
             }
-            let wants = here(&client);
-            let request = i128::from(signed(self.request(client)));
-            let ahead = (shortfall && wants).then(|| {
-                let has = signed(self.counts(client, window)) + client.ahead.unwrap_or(0);
-                within(max_token, i128::from(has) - request * (got + ahead) / requests)
-            });
-            let part = (short && wants).then(|| {
+            let request = request(client);
+            let has = request - own + owed + i128::from(client.was_ahead);
+            client.ahead = within(max_token, has - request * (requests - lost + ahead) / requests);
+            if lost * 4 > requests {
                 let length = i128::from(signed(length));
                 let part = request * length / requests.min(length);
                 let least = max_token.as_nanos().div_ceil(4);
-                Duration::from_nanos(u64::try_from(part).unwrap_or(u64::MAX).max(least))
-            });
-            (ahead, part)
-        });
-        let compared: Vec<_> = compared.collect();
-        for (client, compared) in self.clients.iter_mut().zip(compared) {
-            (client.ahead, client.part) = compared;
+                client.part = Some(Duration::from_nanos(u64::try_from(part).unwrap_or(u64::MAX).max(least)));
+            }
         }
     }
 
     /// The order of dispatch: unmet before met; of the unmet, first who has had no token in this window and less than a
-    /// sixteenth of its request, then by what they got and are ahead in proportion to their requests; met by what they got
-    /// beyond it in this window and before; then who has waited longest, then the
-    /// lower slot. `None` for who is not ready.
+    /// sixteenth of its request, then by what they got and are ahead, less what they are owed, in proportion to their
+    /// requests; met by what they got beyond it in this window and before; then who has waited longest, then the lower slot.
+    /// `None` for who is not ready.
     fn rank(&self, client: &Client) -> Option<Rank> {
         let (number, _) = client.asked.filter(|_| !self.is_throttled(client))?;
         let (committed, request) = (self.committed(client), self.request(client));
-        let met = committed >= request;
+        let entitled = request.saturating_add(self.owed(client));
+        let met = committed >= entitled;
+        let not_known_yet = client.held.is_some_and(|lease| lease.window != self.window(client.gpu));
         let none_yet = client.granted != Some(self.window(client.gpu));
         let key = match met {
-            true => signed((committed - request).saturating_add(client.spare)),
+            true => signed((committed - entitled).saturating_add(client.spare)),
+            false if not_known_yet => i64::MAX,
             false if none_yet && committed.saturating_mul(16) < request => i64::MIN,
             false => {
-                let counted = signed(committed) + client.ahead.unwrap_or(0);
+                let counted = signed(committed) - signed(self.owed(client)) + client.ahead;
                 counted * 10_000 / i64::from(client.share.quota.request().get())
             }
         };
@@ -329,9 +352,7 @@ impl Literal {
         self.reshuffled.retain(|(known, at)| *known != gpu || *at >= window);
         let until =
             self.clients.iter().filter(|client| client.gpu == gpu).map(|client| client.spare_until).min();
-        if let Some(windows) = until.map(|until| window - until).filter(|&windows| windows > 0) {
-            self.compare(gpu, windows, reshuffled);
-        }
+        let windows = until.map_or(0, |until| window - until);
         for at in 0..self.clients.len() {
             let client = &self.clients[at];
             if client.gpu != gpu {
@@ -339,16 +360,31 @@ impl Literal {
             }
             let mut spare = client.spare;
             for ended in client.spare_until..window {
-                let beyond = self.used_in(client, ended).saturating_sub(self.request(client));
+                let beyond = self.beyond(client, ended);
                 let faded = Duration::from_nanos(spare.as_nanos().div_ceil(8));
                 spare = spare.saturating_sub(faded).saturating_add(beyond);
             }
             if window > client.spare_until && reshuffled || window - client.spare_until > FORGOTTEN {
                 spare = Duration::ZERO;
             }
-            (self.clients[at].spare, self.clients[at].spare_until) = (spare, window);
+            let client = &mut self.clients[at];
+            (client.spare, client.spare_until) = (spare, window);
+            if windows > 0 {
+                client.was_ahead = client.ahead;
+                client.wanted =
+                    windows == 1 && !reshuffled && (client.asked.is_some() || client.held.is_some());
+            }
+        }
+        if windows > 0 {
+            self.look_back(gpu);
         }
         self.review();
+    }
+
+    /// What a client used of a window that it had not requested.
+    fn beyond(&self, client: &Client, window: u64) -> Duration {
+        let entitled = client.request_in(window).saturating_add(client.owed_in(window));
+        self.used_in(client, window).saturating_sub(entitled)
     }
 
     /// Charges `used` for a lease in all.
@@ -363,14 +399,7 @@ impl Literal {
         client.leases.retain(|(id, _)| *id != lease.id);
         client.leases.push((lease.id, used));
         let lease = *lease;
-        let least = Duration::from_nanos(self.config.max_token.as_nanos().div_ceil(4));
-        client.long = (used > lease.budget.saturating_add(least)).then_some(used);
-        let at_the_end = |model: &Self| {
-            let client = &model.clients[at];
-            let beyond = model.used_in(client, lease.window).saturating_sub(model.request(client));
-            (beyond, signed(model.counts(client, lease.window)))
-        };
-        let known = at_the_end(self);
+        let known = self.beyond(&self.clients[at], lease.window);
         if lease.window + 1 < window {
             self.clients[at].charges.push((window, used.saturating_sub(before)));
         } else {
@@ -378,12 +407,11 @@ impl Literal {
         }
         if lease.window + 1 == window {
             // It came too late for the end of its window.
-            let after = at_the_end(self);
-            let max_token = self.config.max_token;
+            let after = self.beyond(&self.clients[at], lease.window);
             let client = &mut self.clients[at];
-            client.spare = client.spare.saturating_add(after.0).saturating_sub(known.0);
-            let ahead = |ahead| within(max_token, i128::from(ahead) + i128::from(after.1 - known.1));
-            client.ahead = client.ahead.map(ahead);
+            client.spare = client.spare.saturating_add(after).saturating_sub(known);
+            let gpu = client.gpu;
+            self.look_back(gpu);
         }
         self.review();
     }
@@ -401,11 +429,12 @@ impl Literal {
     fn tell(&mut self, at: usize, actions: &mut Vec<TokenAction>) {
         self.review();
         let client = &self.clients[at];
-        let (used, limit) = (self.used(client), self.limit(client));
-        if !self.is_throttled(client) || client.told || used < limit {
+        let (used, limit, owed) = (self.used(client), self.limit(client), self.owed(client));
+        if !self.is_throttled(client) || client.told || used < limit.saturating_add(owed) {
             return;
         }
-        let carried = used.saturating_sub(client.limit_in(self.window(client.gpu)));
+        let largest = client.limit_in(self.window(client.gpu));
+        let carried = used.saturating_sub(largest.saturating_add(owed));
         let more = carried.as_nanos() / limit.as_nanos().max(1);
         let until = self.window_end(client.gpu).saturating_add(self.config.window.saturating_mul(more));
         actions.push(TokenAction::Throttle {
@@ -421,7 +450,7 @@ impl Literal {
         let Self { config, now, .. } = *self;
         let (window, window_end) = (self.window(gpu), self.window_end(gpu));
         let left_in_window = window_end.saturating_since(now);
-        let mut ready = self.pressed_first(gpu);
+        let mut ready = self.ready(gpu);
         let count = ready.len() as u64;
         let mut reservation: Option<(Timestamp, u16)> = None;
         let mut behind = 0;
@@ -444,15 +473,14 @@ impl Literal {
             // part by the clock, the miss less what it is ahead, if more than a quarter of a token, but half of it.
             let mut budget = config.max_token.min(self.remain(client)).min(left_in_window);
             if count > 1 {
-                let (committed, request) = (self.committed(client), self.request(client));
+                let miss = self.miss(client);
                 let least = Duration::from_nanos(config.max_token.as_nanos().div_ceil(4));
                 let turn = Duration::from_nanos(left_in_window.as_nanos() / count).max(least);
-                let miss = request.saturating_sub(committed);
-                let ahead = Duration::from_nanos(u64::try_from(client.ahead.unwrap_or(0)).unwrap_or(0));
+                let ahead = Duration::from_nanos(u64::try_from(client.ahead).unwrap_or(0));
                 let half = Duration::from_nanos(miss.as_nanos().div_ceil(2));
                 let whole = client.part.is_some() || ahead <= least;
                 let due = if whole { miss } else { miss.saturating_sub(ahead).max(half) };
-                budget = budget.min(if committed < request { due } else { turn });
+                budget = budget.min(if miss.is_zero() { turn } else { due });
             }
 
             // Room: the first that does not fit is promised room; who comes behind must not take it away.
@@ -476,7 +504,7 @@ impl Literal {
             self.grant(at, budget, actions);
             if self.free(gpu) > free {
                 // It gave SMs back with the lease that was replaced: who did not fit may fit now.
-                (ready, reservation, behind) = (self.pressed_first(gpu), None, 0);
+                (ready, reservation, behind) = (self.ready(gpu), None, 0);
             }
         }
     }
@@ -488,38 +516,6 @@ impl Literal {
             here.filter_map(|at| Some((self.rank(&self.clients[at])?, at))).collect();
         ranks.sort_unstable();
         ranks.into_iter().map(|(_, at)| at).collect()
-    }
-
-    /// The ready clients in that order, but before a first one that is long who is pressed by it.
-    fn pressed_first(&self, gpu: GpuId) -> Vec<usize> {
-        let mut ready = self.ready(gpu);
-        let left = self.window_end(gpu).saturating_since(self.now).as_nanos();
-        let miss = |at: usize| {
-            let client = &self.clients[at];
-            self.request(client).saturating_sub(self.committed(client)).as_nanos()
-        };
-        let here = self.clients.iter().filter(|client| client.gpu == gpu);
-        let requests: u64 = here.map(|client| self.request(client).as_nanos()).sum();
-        let Some(&first) = ready.first().filter(|&&at| miss(at) > 0) else { return ready };
-        let Some(long) = self.clients[first].long.filter(|_| requests <= self.config.window.as_nanos())
-        else {
-            return ready;
-        };
-        let pressed = |at: usize| {
-            let client = &self.clients[at];
-            let nothing = client.granted != Some(self.window(gpu))
-                && self.committed(client).saturating_mul(16) < self.request(client);
-            nothing && long.as_nanos() >= left && miss(at) > miss(first)
-        };
-        let eight = ready.len().min(8);
-        // The first of those that miss most.
-        let most =
-            (1..eight).filter(|&place| pressed(ready[place])).rev().max_by_key(|&place| miss(ready[place]));
-        if let Some(place) = most {
-            let at = ready.remove(place);
-            ready.insert(0, at);
-        }
-        ready
     }
 
     /// When there is room for `needed` SMs at the latest, and how many more are free then.
@@ -625,6 +621,7 @@ impl Literal {
                     self.origins.push((gpu, self.now));
                 }
                 let limits = vec![(self.window(gpu), share.quota.limit().of(self.config.window))];
+                let requests = vec![(self.window(gpu), share.quota.request().of(self.config.window))];
                 let (charges, leases, held, unsettled, asked, told) =
                     (Vec::new(), Vec::new(), None, None, None, false);
                 let (spare, spare_until) = (Duration::ZERO, limits[0].0);
@@ -633,14 +630,17 @@ impl Literal {
                     gpu,
                     share,
                     limits,
+                    requests,
+                    owed: Vec::new(),
                     charges,
                     leases,
                     spare,
                     spare_until,
-                    ahead: None,
+                    wanted: false,
+                    ahead: 0,
+                    was_ahead: 0,
                     part: None,
                     granted: None,
-                    long: None,
                     held,
                     unsettled,
                     asked,
@@ -663,6 +663,7 @@ impl Literal {
                 let window = self.window(self.clients[at].gpu);
                 self.clients[at].share = share;
                 self.clients[at].limits.push((window, share.quota.limit().of(self.config.window)));
+                self.clients[at].requests.push((window, share.quota.request().of(self.config.window)));
                 self.reshuffled.push((self.clients[at].gpu, window));
                 Some(at)
             }
@@ -699,6 +700,17 @@ impl Client {
         let at_its_start = self.limits.iter().rev().find(|(from, _)| *from < window);
         let in_it = self.limits.iter().filter(|(from, _)| *from == window);
         at_its_start.into_iter().chain(in_it).map(|(_, limit)| *limit).max().unwrap_or(Duration::ZERO)
+    }
+
+    /// The request in force at the end of a window.
+    fn request_in(&self, window: u64) -> Duration {
+        let until_then = self.requests.iter().rev().find(|(from, _)| *from <= window);
+        until_then.map_or(Duration::ZERO, |(_, request)| *request)
+    }
+
+    fn owed_in(&self, window: u64) -> Duration {
+        let owed = self.owed.iter().find(|(known, _)| *known == window);
+        owed.map_or(Duration::ZERO, |(_, owed)| *owed)
     }
 }
 

@@ -3,7 +3,7 @@
 //! | checker | claim |
 //! |---|---|
 //! | [`sm_sum`] | the holders' SMs never add up to more than the whole GPU |
-//! | [`quota_window`] | in no window is a client granted more than its limit, less the overuse it carries |
+//! | [`quota_window`] | in no window is a client granted more than its limit and what it may be owed, less the overuse it carries |
 //! | [`throttle`] | a client that is told to wait has used its limit, and is told the true end of the wait |
 //! | [`work_conservation`] | free SMs are not kept from the only one who wants them |
 //! | [`request_met`] | who keeps asking gets its request in every window |

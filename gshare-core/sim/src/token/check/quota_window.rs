@@ -1,4 +1,4 @@
-//! In no window is a client granted more than its limit, less the overuse it carries.
+//! In no window is a client granted more than its limit and what it may be owed, less the overuse it carries.
 //!
 //! FaST-GShare, section 3.3.2: clients with `Q_remain = Q_limit - Q_used <= 0` wait for the next window. A full token
 //! for whoever has any time left overshoots by up to a token in every window; so what is checked at a grant is the
@@ -7,7 +7,7 @@
 //! charged, and carried.
 //!
 //! It follows that the GPU time used under the leases of one window is at most `limit * window` plus what the client
-//! overused in it, and over many windows at most the limit plus one overuse.
+//! missed of its request in the window before and overused in this one, and over many windows at most the limit plus one overuse.
 
 use super::Checker;
 use crate::token::account::Bound;
@@ -39,8 +39,9 @@ impl Checker for QuotaWindow {
         }
         let window = entry.account.windows().index(now);
         Err(format!(
-            "{lease} gives {client} {budget} where {remain} remain (limit {}, {} carried into window {window}, {} charged to it)",
+            "{lease} gives {client} {budget} where {remain} remain (limit {}, {} owed and {} carried into window {window}, {} charged to it)",
             entry.share.quota.limit(),
+            entry.account.owed(window, Bound::Least),
             entry.account.carried(window, Bound::Least),
             entry.account.charged(window, Bound::Least),
         ))

@@ -3,12 +3,13 @@
 //! Three claims. When a throttle is sent, nothing remains to the client even if every doubt is decided against it.
 //! `until` lies between the starts of the first windows in which something remains under the kindest and under the
 //! harshest reading of its account, so a client that sleeps until then neither sleeps too long nor wakes for nothing.
-//! And until then nothing is granted to it, unless what is known of it changed: a share, a return, a report.
+//! And until then nothing is granted to it, unless what is known of it changed: a share, a return, a report; or what is known
+//! of the last window of a client of its GPU, which may have overrun what is owed to it.
 
 use super::Checker;
 use crate::token::account::Bound;
-use crate::token::{Book, Change};
-use gshare_core::{ClientId, Timestamp, TokenAction, TokenEvent};
+use crate::token::{Book, Change, Client};
+use gshare_core::{ClientId, LeaseId, Timestamp, TokenAction, TokenEvent};
 use std::collections::BTreeMap;
 
 /// See the [module](self).
@@ -16,6 +17,12 @@ use std::collections::BTreeMap;
 pub struct Throttle {
     until: BTreeMap<ClientId, Timestamp>,
     tested: u64,
+}
+
+fn of_a_window_before(client: &Client, lease: LeaseId, now: Timestamp) -> bool {
+    let windows = client.account.windows();
+    let known = client.held.iter().chain(&client.unsettled).find(|known| known.lease == lease);
+    known.is_some_and(|known| windows.index(known.since) < windows.index(now))
 }
 
 impl Checker for Throttle {
@@ -30,12 +37,20 @@ impl Checker for Throttle {
     fn before(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<(), String> {
         match change {
             Change::Event(
-                TokenEvent::ShareChanged { client, .. }
-                | TokenEvent::TokenReturned { client, .. }
-                | TokenEvent::UsageReported { client, .. }
-                | TokenEvent::ClientLeft { client },
+                TokenEvent::TokenReturned { client, lease, .. }
+                | TokenEvent::UsageReported { client, lease, .. },
             )
-            | Change::Action(TokenAction::Revoke { client, .. }) => {
+            | Change::Action(TokenAction::Revoke { client, lease, .. }) => {
+                self.until.remove(&client);
+                if let Some(entry) = book.client(client)
+                    && of_a_window_before(entry, lease, now)
+                {
+                    self.until
+                        .retain(|other, _| book.client(*other).is_some_and(|other| other.gpu != entry.gpu));
+                }
+                Ok(())
+            }
+            Change::Event(TokenEvent::ShareChanged { client, .. } | TokenEvent::ClientLeft { client }) => {
                 self.until.remove(&client);
                 Ok(())
             }
