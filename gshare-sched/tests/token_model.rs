@@ -91,7 +91,7 @@ fn keen_clients_get_the_actions_of_the_literal_model() {
     token_scheduler(&|| lockstep(&config), &profile).unwrap();
 }
 
-/// Kernels up to most of a window, whatever is requested: clients that are pressed by one another.
+/// Kernels up to most of a window, whatever is requested: what some overrun is owed to others.
 #[test]
 fn programs_with_long_kernels_get_the_actions_of_the_literal_model() {
     for seed in 0..100 {

@@ -53,7 +53,7 @@
 //!    - unmet: first who has had no token in this window and carries overuse of less than a sixteenth of its request, so
 //!      that who waits from window to window keeps his place; then `(u - owed + ahead) / r` ascending (the least served in
 //!      proportion first); last who still holds a token of an earlier window, since a kernel under it may not be charged yet;
-//!    - met: `spare + u - r*W` ascending (the least beyond its request first, in this window and before);
+//!    - met: `spare + u - r*W - owed` ascending (the least beyond its request first, in this window and before);
 //!    - then who has waited longest, then the lower slot;
 //!
 //!    Give each a token if its SMs fit. The first that does not fit (the **head**) gets a **reservation**: from the
@@ -97,11 +97,10 @@
 //! - what is owed in a window, by all together, <= the overuse carried into it;
 //! - every holder is in the table of release times.
 //!
-//! From these: a client's GPU time in a window is at most its limit, what it missed before, and the kernel it could not stop, and
-//! over any time at most its limit and one kernel; if the requests
-//! of a GPU add up to at most the whole and its clients keep their GPU busy while they hold a token, every request is
-//! met in every window (at each instant an unmet client runs, until none is left), less the hand-over times. For
-//! larger sums of requests (which SM partitions allow) no greedy order proves them.
+//! From these: a client's GPU time in a window is at most its limit, what it missed in the one before, and the kernel it could not
+//! stop; if the requests of a GPU add up to at most the whole and its clients keep their GPU busy while they hold a token,
+//! every request is met in every window (at each instant an unmet client runs, until none is left), less the hand-over times
+//! and what is owed for it in the next. For larger sums of requests (which SM partitions allow) no greedy order proves them.
 //! An unmet client waits at most for one token of each other client, its slack and grace, and one window.
 //! A client whose request is 0 is promised nothing.
 //!
@@ -121,9 +120,9 @@
 //!   overuse is carried, so that the limit holds over time for kernels longer than a quota.
 //! - What a window of few tokens cannot divide in proportion is made good in the next ones, and nobody has to skip one for
 //!   that: who has had nothing in it comes first.
-//! - Kernels longer than tokens cannot be cut, and what one overruns is taken from those who wait. The paper forgets what they
-//!   lacked, and leaves the GPU idle when the overuse is paid back: of caps of 10, 20, 30 and 40 % with kernels of 20 ms the last
-//!   had 30 %.
+//! - Kernels longer than tokens cannot be cut, and what one overruns is taken from those who wait. If that were forgotten, as in
+//!   the paper, the GPU would be idle when the overuse is paid back: of caps of 10, 20, 30 and 40 % with kernels of 20 ms the
+//!   last had 30 %.
 //! - Tokens are leases: a client that dies or hangs loses its SMs at once or at the end of its lease.
 use super::ConfigError;
 use super::ledger::{Gpu, Ledger, Rank};
@@ -339,7 +338,7 @@ impl MultiToken {
     }
 }
 
-/// How many ready clients are taken out of the order at once, and of how many one that is pressed may go first.
+/// How many ready clients are taken out of the order at once.
 const BATCH: usize = 8;
 
 /// Room promised to the first ready client that does not fit.
