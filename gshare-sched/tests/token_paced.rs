@@ -134,6 +134,20 @@ fn kernels_much_longer_than_tokens_leave_everyone_his_part() {
     }
 }
 
+/// A kernel runs on when its window ends. Its client's place in the next one is decided when it is over, and not by a token
+/// that it was given ahead and could not use.
+#[test]
+fn a_kernel_that_crosses_the_end_of_a_window_leaves_no_one_out() {
+    let mut config = MultiTokenConfig::default();
+    config.grace = Duration::from_millis(50);
+    // Without that rule: 182 and 200 ms.
+    for (cap, kernel, longest) in [(2_000, 30_000, 122), (3_000, 50_000, 152)] {
+        let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(30) };
+        let (got, _) = run_with(config.clone(), &[(cap, pace), (10_000 - cap, pace)]);
+        assert!(got[0].gap <= Duration::from_millis(longest), "{cap}, {kernel} us: {}", got[0].gap);
+    }
+}
+
 /// Long kernels beside short ones: what the former overrun is the latter's.
 #[test]
 fn a_program_with_short_kernels_gets_its_part_beside_long_ones() {

@@ -45,6 +45,8 @@ pub(super) struct Lease {
     /// GPU time charged for it so far.
     pub(super) charged: Duration,
     pub(super) expires: Timestamp,
+    /// When it was granted, not extended.
+    pub(super) since: Timestamp,
     /// SMs counted for it.
     pub(super) sm: u16,
 }
@@ -157,9 +159,23 @@ pub(super) struct Client {
 }
 
 impl Client {
+    pub(super) fn outstanding(&self, window: u64) -> Duration {
+        self.holds.map_or(Duration::ZERO, |lease| lease.outstanding(window))
+    }
+
+    /// What was charged for what it holds and cannot have run yet: a kernel is charged when it is launched.
+    pub(super) fn running(&self, now: Timestamp) -> Duration {
+        self.holds
+            .map_or(Duration::ZERO, |lease| lease.charged.saturating_sub(now.saturating_since(lease.since)))
+    }
+
+    /// How long what it holds still runs at least.
+    pub(super) fn left(&self, window: u64, now: Timestamp) -> Duration {
+        self.outstanding(window).max(self.running(now))
+    }
+
     pub(super) fn committed(&self, window: u64) -> Duration {
-        let outstanding = self.holds.map_or(Duration::ZERO, |lease| lease.outstanding(window));
-        self.used.saturating_add(outstanding)
+        self.used.saturating_add(self.outstanding(window))
     }
 
     /// At the end of `windows` windows in which nothing happened after the first; only one that `counts` leaves more than
@@ -690,17 +706,15 @@ impl Ledger {
         let (now, slack, grace) = (self.now, self.config.slack, self.config.grace);
         let id = LeaseId(self.next_lease + 1);
         let Some((client, gpu)) = self.pair(slot) else { return };
+        let left = client.left(gpu.window, now);
+        let expires = now.saturating_add(left.saturating_add(budget).saturating_add(slack)).min(until);
         let lease = match client.holds {
             Some(held) if held.window == gpu.window => {
-                let runs = held.outstanding(gpu.window).saturating_add(budget).saturating_add(slack);
-                let expires = now.saturating_add(runs).min(until).max(held.expires);
                 // What was overused is used: the new time comes on top of it.
-                Lease { budget: held.budget.max(held.charged).saturating_add(budget), expires, ..held }
+                let budget = held.budget.max(held.charged).saturating_add(budget);
+                Lease { budget, expires: expires.max(held.expires), ..held }
             }
-            _ => {
-                let expires = now.saturating_add(budget.saturating_add(slack)).min(until);
-                Lease { id, window: gpu.window, budget, charged: Duration::ZERO, expires, sm }
-            }
+            _ => Lease { id, window: gpu.window, budget, charged: Duration::ZERO, expires, since: now, sm },
         };
         if let Some(held) = client.holds.replace(lease) {
             gpu.free += held.sm;

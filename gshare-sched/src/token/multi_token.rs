@@ -12,6 +12,9 @@
 //! The words of [`gshare_core::token`], and per client and window of length `W`:
 //! - **used**: GPU time charged in this window, plus the overuse carried into it;
 //! - **outstanding**: the part of the budget of this window's lease, if it holds one, that has not been charged;
+//! - **running**: what was charged for the lease that it holds beyond the time since that was granted: a kernel is charged when
+//!   it is launched;
+//! - **left**: how long what it holds still runs at least: what is outstanding, or running;
 //! - **committed** `u`: used + outstanding;
 //! - **owed**: GPU time that others overran of what this client requested in the window before. It comes on top of its request
 //!   and its limit in this window;
@@ -61,15 +64,16 @@
 //!    `backfill_depth`) may be given a token only if they are sure to release it by then or leave enough SMs beside it.
 //!    When a grant gives SMs back (a new lease with fewer than the one it replaces), it is gone through anew.
 //!
-//! A new token's budget is `min(max_token, remain, window end - now)`. While `n > 1` clients are ready (this one and those
-//! that are served before it in this round included), an unmet one's is also at most what is due to it, and a met one's at
-//! most `max((window end - now) / n, max_token / 4)`. It expires after `budget + slack`, at the latest after the
+//! A new token's budget is `min(max_token, remain, window end - now - running)`. While `n > 1` clients are ready (this one and
+//! those that are served before it in this round included), an unmet one's is also at most what is due to it, and a met
+//! one's at most `max((window end - now) / n, max_token / 4)`. It expires after `left + budget + slack`, at the latest after the
 //! client's part, if it has one, and at the window's end. A client behind a reservation gets at most the time until then,
-//! less slack and grace, and nothing below `min_token`.
+//! less what is left, slack and grace, and nothing below `min_token`.
 //!
 //! A holder that asks again is a ready client that needs no more SMs: its lease is extended by a budget of the same
-//! rule, on top of the larger of its budget and what it was charged, to expire after outstanding + budget + slack. In a
-//! new window it gets a new lease in place of the old one.
+//! rule, on top of the larger of its budget and what it was charged. In a new window it gets a new lease in place of the old
+//! one. One whose kernel runs until the window's end gets neither: it goes on waiting, and has its place in the order when it
+//! returns what it holds.
 //!
 //! ## Example
 //! `W` = 100 ms, tokens of 10 ms, SMs 100 % each. A has 20%:20%, B 30%:100%; both return a token when it is used up and
@@ -275,21 +279,18 @@ impl MultiToken {
                 let held = client.holds.map_or(0, |lease| lease.sm);
                 let sm = same_lease.map_or(client.share.sm.get(), |lease| lease.sm);
                 let needed = sm.saturating_sub(held);
-                let mut budget = self
-                    .ledger
-                    .config
-                    .max_token
-                    .min(client.remain(window))
-                    .min(window_end.saturating_since(now));
+                // What runs is over first.
+                let rest = window_end.saturating_since(now).saturating_sub(client.running(now));
+                let mut budget = self.ledger.config.max_token.min(client.remain(window)).min(rest);
                 if ready > 1 {
                     let fair = Duration::from_nanos(window_end.saturating_since(now).as_nanos() / ready);
                     let least = Duration::from_nanos(self.ledger.config.max_token.as_nanos().div_ceil(4));
                     budget = budget.min(if rank.met { fair.max(least) } else { client.due(window, least) });
                 }
-                // A lease that is extended runs for what is left of it first.
-                let left = same_lease.map_or(Duration::ZERO, |lease| lease.outstanding(window));
                 let part = client.shortfall.and_then(|shortfall| shortfall.part);
-                let overhead = left + self.ledger.config.slack + self.ledger.config.grace;
+                let left = client.left(window, now);
+                let overhead =
+                    left.saturating_add(self.ledger.config.slack).saturating_add(self.ledger.config.grace);
                 match &mut reservation {
                     None if needed > gpu.free => {
                         reservation = Some(self.reserve(gpu, rank.slot, needed));

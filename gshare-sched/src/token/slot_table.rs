@@ -348,7 +348,7 @@ impl SlotScheduler {
         let now = self.ledger.now;
         let window = self.ledger.gpus[index].window;
         let Some((Some(client), _)) = self.ledger.slots.get(slot as usize) else { return now };
-        now.saturating_add(client.holds.map_or(Duration::ZERO, |lease| lease.outstanding(window)))
+        now.saturating_add(client.outstanding(window))
     }
 
     fn miss(&self, index: usize, slot: u32) -> Duration {
@@ -390,7 +390,7 @@ impl SlotScheduler {
                 continue;
             }
             // A holder's usage is known late: it may be about to use all of what it has, or to ask for what it misses.
-            let has = client.holds.map_or(Duration::ZERO, |lease| lease.outstanding(gpu.window));
+            let has = client.outstanding(gpu.window);
             let miss = client.miss(gpu.window);
             let mut needs = if miss.is_zero() { miss } else { miss.saturating_add(has) };
             for stretch in &self.schedules[index].stretches {

@@ -126,6 +126,8 @@ struct Lease {
     window: u64,
     budget: Duration,
     expires: Timestamp,
+    /// When it was granted, not extended.
+    since: Timestamp,
     sm: u16,
     /// What was charged for it, and where in `charges` its own window's part is.
     charged: Duration,
@@ -217,6 +219,17 @@ impl Literal {
             }
             _ => Duration::ZERO,
         }
+    }
+
+    /// What was charged for what a client holds and cannot have run since it was granted.
+    fn running(&self, client: &Client) -> Duration {
+        let running = |lease: Lease| lease.charged.saturating_sub(self.now.saturating_since(lease.since));
+        client.held.map_or(Duration::ZERO, running)
+    }
+
+    /// How long what a client holds still runs at least.
+    fn left(&self, client: &Client) -> Duration {
+        self.outstanding(client).max(self.running(client))
     }
 
     fn committed(&self, client: &Client) -> Duration {
@@ -469,9 +482,11 @@ impl Literal {
             let needed = sm.saturating_sub(client.held.map_or(0, |lease| lease.sm));
             let free = self.free(gpu);
 
-            // Budget: within token, limit and window; while others are ready, no more than the miss, or a turn; without a
-            // part by the clock, the miss less what it is ahead, if more than a quarter of a token, but half of it.
-            let mut budget = config.max_token.min(self.remain(client)).min(left_in_window);
+            // Budget: within token and limit, and in the window after what runs; while others are ready, no more than the
+            // miss, or a turn; without a part by the clock, the miss less what it is ahead, if more than a quarter of a
+            // token, but half of it.
+            let rest = left_in_window.saturating_sub(self.running(client));
+            let mut budget = config.max_token.min(self.remain(client)).min(rest);
             if count > 1 {
                 let miss = self.miss(client);
                 let least = Duration::from_nanos(config.max_token.as_nanos().div_ceil(4));
@@ -484,7 +499,6 @@ impl Literal {
             }
 
             // Room: the first that does not fit is promised room; who comes behind must not take it away.
-            let outstanding = extended.map_or(Duration::ZERO, |_| self.outstanding(client));
             match reservation {
                 _ if needed > free => {
                     reservation = reservation.or_else(|| Some(self.reserve(gpu, client.id, needed)));
@@ -493,12 +507,17 @@ impl Literal {
                 None => {}
                 Some((at, beside)) if sm <= beside => reservation = Some((at, beside - sm)),
                 Some((at, _)) => {
-                    let overhead = outstanding.saturating_add(config.slack).saturating_add(config.grace);
+                    let left = self.left(client);
+                    let overhead = left.saturating_add(config.slack).saturating_add(config.grace);
                     budget = budget.min(at.saturating_since(now).saturating_sub(overhead));
                     if budget < config.min_token {
                         continue;
                     }
                 }
+            }
+            if budget.is_zero() {
+                // What runs lasts until the window ends.
+                continue;
             }
 
             self.grant(at, budget, actions);
@@ -538,8 +557,8 @@ impl Literal {
     fn grant(&mut self, at: usize, budget: Duration, actions: &mut Vec<TokenAction>) {
         let gpu = self.clients[at].gpu;
         let (window, window_end) = (self.window(gpu), self.window_end(gpu));
-        let outstanding = self.outstanding(&self.clients[at]);
-        let runs = outstanding.saturating_add(budget).saturating_add(self.config.slack);
+        let left = self.left(&self.clients[at]);
+        let runs = left.saturating_add(budget).saturating_add(self.config.slack);
         let client = &mut self.clients[at];
         // By the clock, it lasts no longer than the part of a window that was too short for all.
         let runs = client.part.map_or(runs, |part| runs.min(part));
@@ -556,7 +575,8 @@ impl Literal {
                 client.charges.push((window, Duration::ZERO));
                 let entry = client.charges.len() - 1;
                 let (id, sm) = (LeaseId(self.leases), client.share.sm.get());
-                Lease { id, window, budget, expires, sm, charged: Duration::ZERO, entry }
+                let (since, charged) = (self.now, Duration::ZERO);
+                Lease { id, window, budget, expires, since, sm, charged, entry }
             }
         };
         client.held = Some(lease);

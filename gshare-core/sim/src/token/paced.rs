@@ -9,8 +9,8 @@
 //! # Model
 //! A program launches a kernel, waits for its end, pauses and starts over while it holds a token that is neither used up nor
 //! expired; else it gives the token back with what it used, and asks again. It asks ahead when little is left of its budget or
-//! of the time to its expiry, and reports what it used now and then. A grant arrives after the hand-over time. One kernel runs
-//! at a time, in the order of the launches.
+//! of the time to its expiry, and reports what it used now and then, and before it asks for more with its budget overrun. A grant
+//! arrives after the hand-over time. One kernel runs at a time, in the order of the launches.
 //!
 //! # Cost
 //! O(log n) per kernel and call of the scheduler, for n programs.
@@ -196,12 +196,13 @@ impl<'a> Paced<'a> {
         program.last_end = Some(self.free);
         self.queue.schedule(self.free.saturating_add(pause), Event::Launches(client));
         let left = lease.budget.saturating_sub(lease.used).min(lease.expires.saturating_since(now));
-        let reports = now.saturating_since(lease.reported) >= REPORT;
+        let asks = left <= AHEAD && !program.asked;
+        let overruns = asks && lease.used > lease.budget;
+        let reports = overruns || now.saturating_since(lease.reported) >= REPORT;
         let (id, used) = (lease.id, lease.used);
         if reports {
             lease.reported = now;
         }
-        let asks = left <= AHEAD && !program.asked;
         program.asked |= asks;
         if reports {
             self.call(now, TokenEvent::UsageReported { client, lease: id, used })?;
