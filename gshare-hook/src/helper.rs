@@ -52,6 +52,8 @@ const LEAST: u64 = 1_000;
 const IDLE_GAP: u64 = 20_000;
 /// How long a lease is kept while nothing is launched, in ns.
 const IDLE: u64 = 3_000_000;
+/// How long one is kept whose last work is known to be over, however long it is since that was launched, in ns.
+const DONE: u64 = 1_000_000;
 /// How much longer than predicted a closed lease waits for its queue to drain before it is returned all the same, in ns.
 const DRAIN: u64 = 3_000_000;
 /// What may be queued where the cost of a kernel is not known yet, in ns.
@@ -681,8 +683,11 @@ impl Account {
         self.ledger.in_flight(&self.device.gate).as_nanos().saturating_sub(self.prepaid)
     }
 
+    /// Whether the program is going to launch more, as far as can be told: it waits for credit, or for what it launched, or has
+    /// just done either.
     fn wants_more(&self, now: u64) -> bool {
-        self.device.waiting.load(Ordering::Acquire) > 0 || now - self.launches.1 < IDLE
+        let waits = self.device.waiting.load(Ordering::Acquire) > 0 || self.in_flight() > 0;
+        waits || now - self.launches.1 < IDLE || now.saturating_sub(self.worked_until) < DONE
     }
 
     /// What to say to the daemon now.
@@ -741,17 +746,21 @@ impl Account {
             }
             return said;
         }
-        if !self.asked && wants && (unspent <= self.bound.as_nanos() || left <= self.bound.as_nanos()) {
-            self.asked = true;
-            said.push(ToDaemon::TokenRequest { client });
-        }
-        if now >= self.reported.0 + REPORT {
+        let asks =
+            !self.asked && wants && (unspent <= self.bound.as_nanos() || left <= self.bound.as_nanos());
+        // A kernel that is longer than what was left of the budget counts when more is asked for.
+        let overruns = asks && unspent == 0;
+        if overruns || now >= self.reported.0 + REPORT {
             let used = self.ledger.used(gate);
             let waited = Duration::from_nanos(self.device.waited_ns.load(Ordering::Relaxed));
             if used != self.reported.1 {
                 said.push(ToDaemon::Usage { client, lease, used, launches: self.launches.0, waited });
             }
             self.reported = (now, used);
+        }
+        if asks {
+            self.asked = true;
+            said.push(ToDaemon::TokenRequest { client });
         }
         said
     }
