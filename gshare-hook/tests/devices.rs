@@ -164,6 +164,21 @@ fn a_process_that_has_lost_its_daemon_goes_on_or_fails_as_it_was_told() {
     assert!(closed.stdout.ends_with("cuCtxSynchronize() = 0\n"), "{}", closed.stdout);
 }
 
+/// Who asks only when its kernel is over has nothing to run until it is answered, and has lost its turn.
+#[test]
+fn a_program_that_waits_for_a_long_kernel_asks_for_the_next_token_meanwhile() {
+    let program = program("devices", &[]);
+    let place = tempfile::tempdir().unwrap();
+    let daemon =
+        Daemon::start(&place.path().join("g.sock"), ResourceSpec::UNLIMITED, Duration::from_millis(10));
+    let run = Run::hooked(&program, &["waits"]).env("GSHARE_SOCKET", &daemon.socket).finish();
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    let told = daemon.told();
+    assert!(told.used_ns() >= 590_000_000, "{told:?}");
+    // One or two. Who is taken for idle while he waits: 19.
+    assert!(told.empty_handed <= 10, "{} of 20 tokens: {told:?}", told.empty_handed);
+}
+
 /// What a line in `/etc/ld.so.preload` does for every program, the loader's own option does for one, without root.
 #[test]
 fn the_loader_preloads_it_without_the_environment() {

@@ -31,6 +31,8 @@ pub struct Told {
     pub memory_requests: u64,
     /// Tokens returned.
     pub returned: u64,
+    /// Tokens that were asked for by a client that held none.
+    pub empty_handed: u64,
     /// Launches reported.
     pub launches: u64,
 }
@@ -54,6 +56,7 @@ struct Peer {
     sent: Sequence,
     received: Sequence,
     client: ClientId,
+    holds: Option<LeaseId>,
 }
 
 impl Peer {
@@ -129,7 +132,8 @@ fn serve(listener: &OwnedFd, spec: ResourceSpec, token: Duration, told: &Mutex<T
             && let Ok(socket) = rustix::net::accept(listener)
         {
             let client = ClientId::new(u32::try_from(peers.len()).unwrap(), 1);
-            peers.push(Peer { socket, sent: Sequence::default(), received: Sequence::default(), client });
+            let (sent, received) = (Sequence::default(), Sequence::default());
+            peers.push(Peer { socket, sent, received, client, holds: None });
         }
     }
 }
@@ -147,6 +151,7 @@ fn hear(
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now = now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned();
         let expires = Timestamp::from_nanos(now + token.as_nanos() + 10_000_000);
+        peer.holds = Some(LeaseId(*leases));
         peer.say(&ToClient::Grant { client, lease: LeaseId(*leases), budget: token, expires });
     };
     match message {
@@ -162,10 +167,14 @@ fn hear(
             let (window, in_flight) = (Duration::from_millis(100), Duration::from_millis(2));
             peer.say(&ToClient::Attached { ordinal, client, gpu: GpuId(0), spec, window, in_flight });
         }
-        ToDaemon::TokenRequest { client } => grant(peer, client),
+        ToDaemon::TokenRequest { client } => {
+            told.empty_handed += u64::from(peer.holds.is_none());
+            grant(peer, client);
+        }
         ToDaemon::TokenReturn { client, lease, used, again } => {
             told.used.insert(lease.0, used.as_nanos());
             told.returned += 1;
+            peer.holds.take_if(|held| *held == lease);
             if again != 0 {
                 grant(peer, client);
             }

@@ -232,6 +232,16 @@ static void launches(void) {
     SHOW(cuCtxSynchronize());
 }
 
+/* Waits for each kernel, which is longer than a token. */
+static void waits(void) {
+    context_of_device_0();
+    Handle f = kernel("spin_30ms");
+    for (int n = 0; n < 20; n++) {
+        MUST(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0));
+        MUST(cuCtxSynchronize());
+    }
+}
+
 int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "";
     if (!strcmp(kind, "two")) two();
@@ -243,6 +253,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "mig")) mig();
     else if (!strcmp(kind, "mig_list")) mig_list();
     else if (!strcmp(kind, "launches")) launches();
+    else if (!strcmp(kind, "waits")) waits();
     else return 2;
     return 0;
 }
