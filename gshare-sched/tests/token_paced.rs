@@ -140,7 +140,7 @@ fn kernels_much_longer_than_tokens_leave_everyone_his_part() {
 fn a_kernel_that_crosses_the_end_of_a_window_leaves_no_one_out() {
     let mut config = MultiTokenConfig::default();
     config.grace = Duration::from_millis(50);
-    // Without that rule: 182 and 200 ms.
+    // Without that rule: 182 and 202 ms.
     for (cap, kernel, longest) in [(2_000, 30_000, 122), (3_000, 50_000, 152)] {
         let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(30) };
         let (got, _) = run_with(config.clone(), &[(cap, pace), (10_000 - cap, pace)]);
