@@ -716,7 +716,6 @@ impl Account {
             return said;
         }
         let wants = self.wants_more(now);
-        let in_flight = self.in_flight();
         let queued = self.queued(now);
         if let Some((settlement, by)) = self.owed {
             if queued <= REMAINDER || now >= by {
@@ -736,8 +735,7 @@ impl Account {
         };
         let left = self.bound_in_flight(now);
         let unspent = self.ledger.unspent(gate).as_nanos();
-        let idle = !wants && in_flight == 0;
-        if left == 0 || idle || (unspent == 0 && queued <= REMAINDER) {
+        if left == 0 || !wants || (unspent == 0 && queued <= REMAINDER) {
             if let Some(settlement) = self.ledger.close(gate) {
                 // Until then the device works for this process: whoever is let in earlier waits behind it, and measures
                 // that as its own.
@@ -772,7 +770,7 @@ impl Account {
         let Source::Local(share, next) = &mut self.source else { return };
         if self.ledger.lease().is_some() {
             let spent = self.ledger.unspent(gate).is_zero() && in_flight <= REMAINDER;
-            if (now >= self.expires || spent || (!wants && in_flight == 0))
+            if (now >= self.expires || spent || !wants)
                 && let Some(settlement) = self.ledger.close(gate)
             {
                 share.charge(settlement.used);
