@@ -288,6 +288,13 @@ struct TakeBack {
 const TURN: gshare_core::Duration = gshare_core::Duration::from_millis(100);
 
 impl TakeBack {
+    fn wants(&mut self, now: Timestamp, actions: &mut Vec<TokenAction>) {
+        self.asked = true;
+        if self.due.is_none() {
+            self.grant(now, actions);
+        }
+    }
+
     fn grant(&mut self, now: Timestamp, actions: &mut Vec<TokenAction>) {
         if let Some(status) = self.client.as_mut().filter(|_| self.asked) {
             self.lease += 1;
@@ -316,15 +323,13 @@ impl Engine for TakeBack {
                 self.client = Some(ClientStatus::joined(client, gpu, share));
             }
             TokenEvent::ClientLeft { .. } => (self.client, self.due) = (None, None),
-            TokenEvent::TokenRequested { .. } => {
-                self.asked = true;
-                if self.due.is_none() {
-                    self.grant(now, actions);
-                }
-            }
-            TokenEvent::TokenReturned { .. } => {
+            TokenEvent::TokenRequested { .. } => self.wants(now, actions),
+            TokenEvent::TokenReturned { again, .. } => {
                 if let Some(status) = &mut self.client {
                     status.holds = None;
+                }
+                if again {
+                    self.wants(now, actions);
                 }
             }
             TokenEvent::DeadlineReached if self.due.is_some_and(|due| due <= now) => {

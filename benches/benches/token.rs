@@ -87,10 +87,7 @@ fn record(clients: u32) -> Log {
                     Step::Ask => vec![TokenEvent::TokenRequested { client }],
                     Step::Return => {
                         granted.remove(&client);
-                        vec![
-                            TokenEvent::TokenReturned { client, lease, used: budget },
-                            TokenEvent::TokenRequested { client },
-                        ]
+                        vec![TokenEvent::TokenReturned { client, lease, used: budget, again: true }]
                     }
                 }
             }

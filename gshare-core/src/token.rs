@@ -16,7 +16,7 @@
 //! TokenRequested ─▶ Grant{lease, budget, expires}            one lease belongs to one window
 //!        TokenRequested again ─▶ Grant{same lease, larger budget, later expiry}    (renewal ahead of time)
 //! UsageReported{lease, used so far}                           any number of times
-//! TokenReturned{lease, used}  ─▶ room for others              also when idle, with budget left
+//! TokenReturned{lease, used, again}  ─▶ room for others       also when idle, with budget left; `again`: and asks anew
 //! past `expires` + grace      ─▶ Revoke{lease, Expired}       the whole budget counts as used
 //! ```
 //! `budget` in a [`TokenAction::Grant`] is the total since the lease began, so a repeated grant is harmless. A
@@ -108,6 +108,10 @@ pub enum TokenEvent {
         /// GPU time used under it in all, in ns; may be more than its budget (overuse).
         #[cfg_attr(feature = "serde", serde(rename = "used_ns"))]
         used: Duration,
+        /// It wants the next token at once, as by [`Self::TokenRequested`], but has its place among those who wait before
+        /// what it returned is given to anyone.
+        #[cfg_attr(feature = "serde", serde(default))]
+        again: bool,
     },
     /// How much of the lease has been used so far.
     UsageReported {

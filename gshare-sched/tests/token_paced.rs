@@ -148,6 +148,29 @@ fn a_kernel_that_crosses_the_end_of_a_window_leaves_no_one_out() {
     }
 }
 
+/// Who returns a token asks for the next with it, and the turn goes to who has had the least.
+#[test]
+fn turns_follow_what_each_had_and_not_who_was_there_first() {
+    let mut config = MultiTokenConfig::default();
+    config.grace = Duration::from_millis(50);
+    // If the place is taken after others were served, the first is 156 ms; if who had nothing in a window comes first in it in any
+    // case, the next are 121, 162, 181 and 241 ms.
+    for (caps, kernel, longest) in [
+        (&[3_000, 7_000][..], 31_000, 95),
+        (&[2_500, 2_500, 5_000], 30_000, 92),
+        (&[2_000; 5], 20_000, 83),
+        (&[2_000; 5], 30_000, 123),
+        (&[2_000; 5], 40_000, 163),
+    ] {
+        let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(30) };
+        let programs: Vec<_> = caps.iter().map(|&cap| (cap, pace)).collect();
+        let (got, off) = run_with(config.clone(), &programs);
+        let gap = got.iter().map(|got| got.gap).max().unwrap();
+        assert!(gap <= Duration::from_millis(longest), "{caps:?}, {kernel} us: {gap}");
+        assert!(off < 2.0, "{caps:?}, {kernel} us: off by {off:.2} points: {got:?}");
+    }
+}
+
 /// Long kernels beside short ones: what the former overrun is the latter's.
 #[test]
 fn a_program_with_short_kernels_gets_its_part_beside_long_ones() {

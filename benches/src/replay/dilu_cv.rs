@@ -377,11 +377,9 @@ impl Leases {
         if over && queued.is_zero() {
             self.held[lane] = None;
             let (client, lease, used) = (client(lane), lease.id, lease.launched);
-            self.tell(now, TokenEvent::TokenReturned { client, lease, used })?;
-            if more && !self.asked[lane] {
-                self.asked[lane] = true;
-                self.tell(now, TokenEvent::TokenRequested { client })?;
-            }
+            let again = more && !self.asked[lane];
+            self.asked[lane] |= more;
+            self.tell(now, TokenEvent::TokenReturned { client, lease, used, again })?;
         }
         Ok(())
     }

@@ -189,10 +189,9 @@ fn serve(
                 used = used.saturating_add(budget);
                 tokens.handle(
                     *now,
-                    TokenEvent::TokenReturned { client, lease, used: budget },
+                    TokenEvent::TokenReturned { client, lease, used: budget, again: true },
                     &mut actions,
                 )?;
-                tokens.handle(*now, TokenEvent::TokenRequested { client }, &mut actions)?;
             }
             None => tokens.handle(*now, TokenEvent::DeadlineReached, &mut actions)?,
         }
@@ -201,7 +200,7 @@ fn serve(
     for ((_, lease), (client, _)) in returns {
         tokens.handle(
             *now,
-            TokenEvent::TokenReturned { client, lease, used: Duration::ZERO },
+            TokenEvent::TokenReturned { client, lease, used: Duration::ZERO, again: false },
             &mut actions,
         )?;
     }

@@ -199,8 +199,10 @@ impl Node {
             }
             ToDaemon::TokenReturn { client, lease, used, again } => {
                 if self.owns(conn, client, out) {
-                    self.token(now, TokenEvent::TokenReturned { client, lease, used }, out);
-                    if again != 0 {
+                    let again = again != 0;
+                    let returned = TokenEvent::TokenReturned { client, lease, used, again };
+                    if !self.token(now, returned, out) && again {
+                        // It crossed a revoke on the wire; the wish stands.
                         self.token(now, TokenEvent::TokenRequested { client }, out);
                     }
                     self.sample(now, client);

@@ -134,7 +134,7 @@ impl Engine for Generous {
                 self.clients.push(ClientStatus::joined(client, gpu, share));
             }
             TokenEvent::ClientLeft { client } => self.clients.retain(|status| status.client != client),
-            TokenEvent::TokenRequested { client } => {
+            TokenEvent::TokenRequested { client } | TokenEvent::TokenReturned { client, again: true, .. } => {
                 self.leases += 1;
                 let budget = Duration::from_millis(1_000);
                 let lease = LeaseId(self.leases);

@@ -16,7 +16,7 @@
 use super::{ConfigError, MultiTokenConfig};
 use gshare_core::token::{ClientStatus, RevokeReason, ThrottleReason};
 use gshare_core::{
-    ClientId, Duration, GpuId, LeaseId, Quota, Share, SmShare, SpecError, Timestamp, TokenAction, TokenError,
+    ClientId, Duration, GpuId, LeaseId, Share, SmShare, SpecError, Timestamp, TokenAction, TokenError,
     TokenEvent,
 };
 use std::collections::BTreeSet;
@@ -113,12 +113,15 @@ impl Past {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub(super) met: bool,
-    /// Unmet: time used and that by which it is ahead, less what it is owed, in units of the request's share; least of all
-    /// where nothing was had yet, most where it is not known yet. Met: time used beyond the request.
+    /// Unmet: time used, less what it is owed, and that by which it is ahead if it had a token in this window, in [`STEPS`] of its
+    /// request; most where it is not known yet. Met: time used beyond the request.
     pub(super) key: i64,
     pub(super) asked: u64,
     pub(super) slot: u32,
 }
+
+/// Clients that are nearer to each other than this part of their requests have their turns in the order in which they asked.
+const STEPS: i64 = 16;
 
 /// Where a client is filed. Only one that waits is filed anywhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -215,11 +218,6 @@ impl Client {
         self.entitled().saturating_sub(self.committed(window))
     }
 
-    /// Whether it comes first: it has had no token in this window, and carries next to no overuse.
-    fn has_had_nothing(&self, window: u64, committed: Duration) -> bool {
-        self.granted != Some(window) && committed.saturating_mul(16) < self.request
-    }
-
     /// What it may be given of its miss at once where others wait. It is not cut for what is `least`.
     pub(super) fn due(&self, window: u64, least: Duration) -> Duration {
         let miss = self.miss(window);
@@ -254,12 +252,14 @@ impl Client {
             signed((committed - self.entitled()).saturating_add(self.spare))
         } else if self.holds.is_some_and(|lease| lease.window != window) {
             i64::MAX
-        } else if self.has_had_nothing(window, committed) {
-            i64::MIN
         } else {
-            // Unmet implies a request above 0. At most three windows in ns times 10_000: fits.
-            (signed(committed) - signed(self.owed) + self.ahead()) * i64::from(Quota::WHOLE.get())
-                / i64::from(self.share.quota.request().get())
+            // Who is ahead gets less, but no later: without what others wait for, it has its turn.
+            let ahead = if self.granted == Some(window) { self.ahead() } else { 0 };
+            let got = signed(committed) - signed(self.owed) + ahead;
+            // It may have been cut to nothing while it is owed something.
+            let request = signed(self.request).max(1);
+            // At most an hour and three windows in ns, times 16: fits.
+            (got * STEPS + request / 2).div_euclid(request)
         };
         Filed::Ready(Rank { met, key, asked, slot: self.id.slot() })
     }
@@ -354,16 +354,10 @@ impl Ledger {
                 self.leave(client.slot());
             }
             TokenEvent::TokenRequested { client } => {
-                self.next_request += 1;
-                let asked = (self.next_request, now);
-                if let Some((known, gpu)) = self.pair(client.slot()) {
-                    known.asked.get_or_insert(asked);
-                    gpu.refile(known);
-                    gpu.stirred = true;
-                }
+                self.ask(client.slot());
                 self.tell(client.slot(), actions);
             }
-            TokenEvent::TokenReturned { client, lease, used } => {
+            TokenEvent::TokenReturned { client, lease, used, again } => {
                 self.settle(client.slot(), lease, used);
                 if let Some((known, gpu)) = self.pair(client.slot()) {
                     gpu.stirred = true;
@@ -376,6 +370,9 @@ impl Ledger {
                     && known.unsettled.is_some_and(|earlier| earlier.id == lease)
                 {
                     known.unsettled = None;
+                }
+                if again {
+                    self.ask(client.slot());
                 }
                 self.tell(client.slot(), actions);
             }
@@ -452,7 +449,7 @@ impl Ledger {
             TokenEvent::ClientLeft { client }
             | TokenEvent::TokenRequested { client }
             | TokenEvent::SlotAssigned { client, .. } => self.get(client).map(|_| ()),
-            TokenEvent::TokenReturned { client, lease, used }
+            TokenEvent::TokenReturned { client, lease, used, .. }
             | TokenEvent::UsageReported { client, lease, used } => {
                 let known = self.get(client)?;
                 match (known.holds, known.unsettled) {
@@ -621,6 +618,16 @@ impl Ledger {
         gpu.free += lease.sm;
         gpu.releases.remove(&(lease.expires.saturating_add(grace), slot));
         client.unsettled = Some(lease);
+        gpu.refile(client);
+    }
+
+    /// A client waits from now on, if it does not yet.
+    fn ask(&mut self, slot: u32) {
+        self.next_request += 1;
+        let asked = (self.next_request, self.now);
+        let Some((client, gpu)) = self.pair(slot) else { return };
+        client.asked.get_or_insert(asked);
+        gpu.stirred = true;
         gpu.refile(client);
     }
 

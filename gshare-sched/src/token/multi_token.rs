@@ -53,9 +53,9 @@
 //!    When it is older, what it adds is charged to this window.
 //! 3. **Dispatch** on the GPU concerned: go through the ready clients in the order of
 //!    - unmet before met;
-//!    - unmet: first who has had no token in this window and carries overuse of less than a sixteenth of its request, so
-//!      that who waits from window to window keeps his place; then `(u - owed + ahead) / r` ascending (the least served in
-//!      proportion first); last who still holds a token of an earlier window, since a kernel under it may not be charged yet;
+//!    - unmet: `(u - owed + ahead) / r` ascending (the least served in proportion first), in 16ths to the nearest, so that who
+//!      waits from window to window keeps his place; `ahead` counts once it has had a token in this window: who is ahead gets
+//!      less, and not later; last who still holds a token of an earlier window, since a kernel under it may not be charged yet;
 //!    - met: `spare + u - r*W - owed` ascending (the least beyond its request first, in this window and before);
 //!    - then who has waited longest, then the lower slot;
 //!
@@ -73,13 +73,14 @@
 //! A holder that asks again is a ready client that needs no more SMs: its lease is extended by a budget of the same
 //! rule, on top of the larger of its budget and what it was charged. In a new window it gets a new lease in place of the old
 //! one. One whose kernel runs until the window's end gets neither: it goes on waiting, and has its place in the order when it
-//! returns what it holds.
+//! returns what it holds. One that returns a token and wants the next at once takes its place before anyone is served: others would
+//! have the turn of who was only late by the length of a message.
 //!
 //! ## Example
 //! `W` = 100 ms, tokens of 10 ms, SMs 100 % each. A has 20%:20%, B 30%:100%; both return a token when it is used up and
-//! ask again at once. A asked first and runs 0-10 ms, B 10-20 ms, A 20-30 ms: its remain is 0, it is throttled until
-//! 100 ms. B runs 30-40 ms and 40-50 ms; its request is met, nobody else is ready, and it goes on 50-100 ms: A used
-//! 20 ms, B 80 ms.
+//! ask again as they do. A asked first and runs 0-10 ms, which is half of its request; B runs 10-20 ms, a third of its own, and so
+//! 20-30 ms as well; A runs 30-40 ms: its remain is 0, it is throttled until 100 ms. B runs 40-50 ms; its request is met, nobody
+//! else is ready, and it goes on 50-100 ms: A used 20 ms, B 80 ms.
 //!
 //! ## Example of short windows
 //! A (30 %) and B (70 %) run kernels of 10 us and wait for each; their hosts need 20 us in between. A token of 10 ms expires
@@ -123,7 +124,7 @@
 //! - A token may not exceed what remains of the limit (the paper's full token overshoots by up to one token), and
 //!   overuse is carried, so that the limit holds over time for kernels longer than a quota.
 //! - What a window of few tokens cannot divide in proportion is made good in the next ones, and nobody has to skip one for
-//!   that: who has had nothing in it comes first.
+//!   that.
 //! - Kernels longer than tokens cannot be cut, and what one overruns is taken from those who wait. If that were forgotten, as in
 //!   the paper, the GPU would be idle when the overuse is paid back: of caps of 10, 20, 30 and 40 % with kernels of 20 ms the
 //!   last had 30 %.
@@ -475,8 +476,7 @@ mod tests {
                             self.running.remove(self.running.iter().position(|run| run.0 == client).unwrap());
                         self.now = done;
                         *self.used.entry(client).or_default() += used;
-                        self.send(TokenEvent::TokenReturned { client, lease, used });
-                        self.send(TokenEvent::TokenRequested { client });
+                        self.send(TokenEvent::TokenReturned { client, lease, used, again: true });
                     }
                     (_, Some(deadline)) if deadline <= end => {
                         self.now = deadline;
@@ -506,7 +506,7 @@ mod tests {
                 _ => None,
             })
             .collect();
-        assert_eq!(grants[..6], [(0, 0), (10, 1), (20, 0), (30, 1), (40, 1), (50, 1)]);
+        assert_eq!(grants[..6], [(0, 0), (10, 1), (20, 1), (30, 0), (40, 1), (50, 1)]);
         assert_eq!((bench.used_ms(0), bench.used_ms(1)), (20, 80));
     }
 
@@ -585,9 +585,9 @@ mod tests {
             panic!("{:?}", bench.log);
         };
         assert_eq!(bench.engine.client(id(0)).unwrap().window_used, ms(10), "the whole budget");
-        bench.send(TokenEvent::TokenReturned { client: id(0), lease, used: ms(3) });
+        bench.send(TokenEvent::TokenReturned { client: id(0), lease, used: ms(3), again: false });
         assert_eq!(bench.engine.client(id(0)).unwrap().window_used, ms(3));
-        let again = TokenEvent::TokenReturned { client: id(0), lease, used: ms(3) };
+        let again = TokenEvent::TokenReturned { client: id(0), lease, used: ms(3), again: true };
         let stale = bench.engine.handle(bench.now, again, &mut Vec::new());
         assert_eq!(stale, Err(TokenError::StaleLease { client: id(0), lease }));
     }
@@ -622,6 +622,42 @@ mod tests {
         bench.log.clear();
         bench.send(TokenEvent::TokenRequested { client: id(0) });
         assert!(bench.log.is_empty(), "{:?}", bench.log);
+    }
+
+    /// Two events would let the other in between, as if the first did not want to go on.
+    #[test]
+    fn a_return_that_asks_again_has_its_place_before_anyone_is_served() {
+        for (again, next) in [(true, 0), (false, 1)] {
+            let mut bench = Bench::new(&[("0.5:1", 100), ("0.1:1", 100)], ms(1));
+            bench.run_until(at(20));
+            // The first is behind the second, which had all that it requested.
+            let (client, lease, ..) = bench.running[0];
+            assert_eq!(client, id(0), "{:?}", bench.log);
+            bench.send(TokenEvent::UsageReported { client, lease, used: ms(1) });
+            bench.log.clear();
+            bench.send(TokenEvent::TokenReturned { client, lease, used: ms(1), again });
+            let granted = bench.log.iter().find_map(|&(_, action)| match action {
+                TokenAction::Grant { client, .. } => Some(client),
+                _ => None,
+            });
+            assert_eq!(granted, Some(id(next)), "{:?}", bench.log);
+        }
+    }
+
+    /// What it is owed is counted in parts of its request.
+    #[test]
+    fn a_client_that_is_owed_time_may_be_cut_to_best_effort() {
+        for end in (200..1_000).step_by(7) {
+            let caps = [("0.25:0.25", 100), ("0.25:0.25", 100), ("0.5:0.5", 100)];
+            let mut bench = Bench::new(&caps, ms(20));
+            bench.run_until(at(end));
+            let Some((client, lease, ..)) = bench.running.pop() else { continue };
+            bench.send(TokenEvent::TokenReturned { client, lease, used: ms(0), again: false });
+            bench.send(TokenEvent::ShareChanged { client, share: share("0:0.5", 100) });
+            bench.send(TokenEvent::TokenRequested { client });
+            let status = bench.engine.client(client).unwrap();
+            assert!(status.holds.is_some() || status.waiting_since.is_some(), "at {end}: {status:?}");
+        }
     }
 
     #[test]
@@ -687,7 +723,7 @@ mod tests {
             (at(6), TokenEvent::ShareChanged { client: id(0), share: zero_sm }),
             (at(6), TokenEvent::ShareChanged { client: ghost, share: good }),
             (at(6), TokenEvent::ClientLeft { client: ghost }),
-            (at(6), TokenEvent::TokenReturned { client: id(0), lease: LeaseId(7), used: ms(1) }),
+            (at(6), TokenEvent::TokenReturned { client: id(0), lease: LeaseId(7), used: ms(1), again: true }),
             (at(6), TokenEvent::UsageReported { client: id(0), lease: LeaseId(1), used: ms(4) }),
         ];
         for (now, event) in bad {

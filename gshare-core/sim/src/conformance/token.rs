@@ -294,10 +294,13 @@ fn returning(driver: &mut Driver, _: &Conformance) -> Result<(), Violation> {
     let (first, second) = one_behind_another(driver)?;
     let Some(lease) = lease_of(driver, first) else { return Ok(()) };
     let now = driver.now().saturating_add(Duration::from_micros(10));
-    driver.must(now, TokenEvent::TokenReturned { client: first, lease, used: Duration::from_micros(10) })?;
+    driver.must(
+        now,
+        TokenEvent::TokenReturned { client: first, lease, used: Duration::from_micros(10), again: false },
+    )?;
     expect(driver, lease_of(driver, second).is_some(), "the SMs of an idle token were not given on at once")?;
     let used = Duration::from_micros(20);
-    driver.must_refuse(now, TokenEvent::TokenReturned { client: first, lease, used }).map(|_| ())
+    driver.must_refuse(now, TokenEvent::TokenReturned { client: first, lease, used, again: true }).map(|_| ())
 }
 
 fn dying(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> {
@@ -315,7 +318,8 @@ fn dying(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> {
         "the SMs of a revoked lease were not given on at once",
     )?;
     // Whoever was only slow is heard still, once.
-    let returned = TokenEvent::TokenReturned { client: first, lease: held.lease, used: held.budget };
+    let returned =
+        TokenEvent::TokenReturned { client: first, lease: held.lease, used: held.budget, again: false };
     driver.must(driver.now(), returned)?;
     driver.must_refuse(driver.now(), returned).map(|_| ())
 }

@@ -309,18 +309,20 @@ impl VirtualNode {
     fn said(&mut self, now: Timestamp, client: ClientId, say: Say) -> Result<(), Violation> {
         let event = match say {
             Say::Request => TokenEvent::TokenRequested { client },
-            Say::Return { lease, used, .. } => TokenEvent::TokenReturned { client, lease, used },
+            Say::Return { lease, used, again } => TokenEvent::TokenReturned { client, lease, used, again },
             Say::Report { lease, used } => TokenEvent::UsageReported { client, lease, used },
         };
         match self.driver.call(now, event)? {
             Ok(()) => self.carry_out(now),
             // It crossed an order: the lease was taken back and another given and taken back meanwhile.
-            Err(TokenError::StaleLease { .. }) => self.refused += 1,
+            Err(TokenError::StaleLease { .. }) => {
+                self.refused += 1;
+                if let Say::Return { again: true, .. } = say {
+                    self.driver.must(now, TokenEvent::TokenRequested { client })?;
+                    self.carry_out(now);
+                }
+            }
             Err(error) => return Err(self.driver.wrong(format!("{event:?} was refused: {error}"))),
-        }
-        if let Say::Return { again: true, .. } = say {
-            self.driver.must(now, TokenEvent::TokenRequested { client })?;
-            self.carry_out(now);
         }
         Ok(())
     }

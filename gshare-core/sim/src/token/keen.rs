@@ -64,7 +64,12 @@ impl<'a> Keen<'a> {
                 if let Some((lease, since)) = replaced {
                     self.call(
                         now,
-                        TokenEvent::TokenReturned { client, lease, used: now.saturating_since(since) },
+                        TokenEvent::TokenReturned {
+                            client,
+                            lease,
+                            used: now.saturating_since(since),
+                            again: false,
+                        },
                     )?;
                 }
             }
@@ -100,7 +105,7 @@ impl<'a> Keen<'a> {
         }
         if let Some((_, since)) = self.work.remove(&client) {
             let used = now.saturating_since(since).min(budget);
-            self.call(now, TokenEvent::TokenReturned { client, lease, used })?;
+            return self.call(now, TokenEvent::TokenReturned { client, lease, used, again: true });
         }
         self.call(now, TokenEvent::TokenRequested { client })
     }

@@ -287,7 +287,7 @@ impl Book {
                 entry.asked = entry.asked.or(Some(now));
                 Ok(())
             }
-            TokenEvent::TokenReturned { client, lease, used } => {
+            TokenEvent::TokenReturned { client, lease, used, again } => {
                 let entry = self.entry(client)?;
                 match entry.held {
                     Some(held) if held.lease == lease => {
@@ -305,6 +305,9 @@ impl Book {
                 }
                 entry.account.settled(now, lease, used);
                 entry.closed = (entry.closed.0.saturating_add(used), entry.closed.1.saturating_add(used));
+                if again {
+                    entry.asked = entry.asked.or(Some(now));
+                }
                 Ok(())
             }
             TokenEvent::UsageReported { client, lease, used } => {

@@ -308,24 +308,25 @@ impl Literal {
         }
     }
 
-    /// The order of dispatch: unmet before met; of the unmet, first who has had no token in this window and less than a
-    /// sixteenth of its request, then by what they got and are ahead, less what they are owed, in proportion to their
-    /// requests; met by what they got beyond it in this window and before; then who has waited longest, then the lower slot.
-    /// `None` for who is not ready.
+    /// The order of dispatch: unmet before met; the unmet by what they got, less what they are owed, and more by what those are
+    /// ahead who have had a token in this window, in 16ths of their requests to the nearest, last who holds a lease of another
+    /// window; met by what they got beyond it in this window and before; then who has waited longest, then the lower slot. `None`
+    /// for who is not ready.
     fn rank(&self, client: &Client) -> Option<Rank> {
         let (number, _) = client.asked.filter(|_| !self.is_throttled(client))?;
         let (committed, request) = (self.committed(client), self.request(client));
         let entitled = request.saturating_add(self.owed(client));
         let met = committed >= entitled;
         let not_known_yet = client.held.is_some_and(|lease| lease.window != self.window(client.gpu));
-        let none_yet = client.granted != Some(self.window(client.gpu));
+        let served = client.granted == Some(self.window(client.gpu));
         let key = match met {
             true => signed((committed - entitled).saturating_add(client.spare)),
             false if not_known_yet => i64::MAX,
-            false if none_yet && committed.saturating_mul(16) < request => i64::MIN,
             false => {
-                let counted = signed(committed) - signed(self.owed(client)) + client.ahead;
-                counted * 10_000 / i64::from(client.share.quota.request().get())
+                let ahead = if served { client.ahead } else { 0 };
+                let got = signed(committed) - signed(self.owed(client)) + ahead;
+                let request = signed(request).max(1);
+                (got * 16 + request / 2).div_euclid(request)
             }
         };
         Some((met, key, number, client.id.slot()))
@@ -615,7 +616,7 @@ impl Literal {
                 unknown(client).or_else(|| bad_share(client, &share))
             }
             TokenEvent::ClientLeft { client } | TokenEvent::TokenRequested { client } => unknown(client),
-            TokenEvent::TokenReturned { client, lease, used }
+            TokenEvent::TokenReturned { client, lease, used, .. }
             | TokenEvent::UsageReported { client, lease, used } => {
                 let Some(at) = self.position(client) else { return unknown(client) };
                 let entry = &self.clients[at];
@@ -693,7 +694,7 @@ impl Literal {
                 self.clients[at].asked = self.clients[at].asked.or(Some((self.requests, self.now)));
                 Some(at)
             }
-            TokenEvent::TokenReturned { client, lease, used } => {
+            TokenEvent::TokenReturned { client, lease, used, again } => {
                 let at = self.position(client)?;
                 self.settle(at, lease, used);
                 let entry = &mut self.clients[at];
@@ -702,7 +703,7 @@ impl Literal {
                 {
                     entry.unsettled = None;
                 }
-                Some(at)
+                if again { self.take(TokenEvent::TokenRequested { client }) } else { Some(at) }
             }
             TokenEvent::UsageReported { client, lease, used } => {
                 let at = self.position(client)?;

@@ -69,6 +69,8 @@ pub enum TokenOp {
         slot: u8,
         /// GPU time used in per cent of the budget; may be more than 100.
         used: u8,
+        /// Whether it wants the next at once.
+        again: bool,
     },
     /// A client reports on what it holds.
     Report {
@@ -116,7 +118,7 @@ impl TokenOp {
             13 => Self::Change { slot, request: a, limit: b, sm: c },
             14 => Self::Leave { slot },
             15..22 => Self::Request { slot },
-            22..26 => Self::Return { slot, used: a % 120 },
+            22..26 => Self::Return { slot, used: a % 120, again: b % 2 == 0 },
             26..29 => Self::Report { slot, used: a % 110 },
             29..31 => Self::ReturnLate { slot, used: a },
             _ => Self::Nonsense { slot, kind: a },
@@ -170,7 +172,7 @@ impl TokenOp {
                 Some(client) => driver.must(now, TokenEvent::TokenRequested { client }),
                 None => Ok(()),
             },
-            Self::Return { slot, used } | Self::Report { slot, used } => {
+            Self::Return { slot, used, .. } | Self::Report { slot, used } => {
                 let Some(client) = client(slot, driver.book()) else { return Ok(()) };
                 let Some(held) = driver.book().client(client).and_then(|entry| entry.held) else {
                     return Ok(());
@@ -180,7 +182,9 @@ impl TokenOp {
                 driver.must(
                     now,
                     match self {
-                        Self::Return { .. } => TokenEvent::TokenReturned { client, lease, used },
+                        Self::Return { again, .. } => {
+                            TokenEvent::TokenReturned { client, lease, used, again }
+                        }
                         _ => TokenEvent::UsageReported { client, lease, used },
                     },
                 )
@@ -191,7 +195,7 @@ impl TokenOp {
                     return Ok(());
                 };
                 let used = percent(held.budget, used).max(held.reported);
-                driver.must(now, TokenEvent::TokenReturned { client, lease: held.lease, used })
+                driver.must(now, TokenEvent::TokenReturned { client, lease: held.lease, used, again: false })
             }
             Self::Nonsense { slot, kind } => nonsense(slot, kind, world, driver),
         }
@@ -235,8 +239,8 @@ fn nonsense(slot: u8, kind: u8, world: World, driver: &mut Driver) -> Result<(),
         ),
         (2, _) => (now, TokenEvent::ClientLeft { client: nobody }, is_unknown),
         (3, _) => (now, TokenEvent::ShareChanged { client: nobody, share: sound }, is_unknown),
-        (4, _) => (now, TokenEvent::TokenReturned { client: nobody, lease, used }, is_unknown),
-        (5, Some(client)) => (now, TokenEvent::TokenReturned { client, lease, used }, is_stale),
+        (4, _) => (now, TokenEvent::TokenReturned { client: nobody, lease, used, again: true }, is_unknown),
+        (5, Some(client)) => (now, TokenEvent::TokenReturned { client, lease, used, again: true }, is_stale),
         (6, Some(client)) => (now, TokenEvent::UsageReported { client, lease, used }, is_stale),
         (7, Some(client)) => (now, TokenEvent::ClientJoined { client, gpu, share: sound }, |error| {
             matches!(error, TokenError::ClientExists { .. })

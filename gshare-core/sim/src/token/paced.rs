@@ -63,6 +63,8 @@ pub struct Paced<'a> {
 enum Event {
     Told(ClientId, TokenAction),
     Launches(ClientId),
+    /// Its lease may be about to expire.
+    Looks(ClientId),
 }
 
 #[derive(Debug)]
@@ -117,6 +119,7 @@ impl<'a> Paced<'a> {
                 match self.queue.pop() {
                     Some((_, Event::Told(client, action))) => self.told(now, client, action)?,
                     Some((_, Event::Launches(client))) => self.launches(now, client)?,
+                    Some((_, Event::Looks(client))) => self.asks(now, client)?,
                     None => {}
                 }
             } else {
@@ -151,6 +154,10 @@ impl<'a> Paced<'a> {
         match action {
             TokenAction::Grant { lease: id, budget, expires, .. } => {
                 program.asked = false;
+                let ahead = Timestamp::from_nanos(expires.as_nanos().saturating_sub(AHEAD.as_nanos()));
+                if ahead > now {
+                    self.queue.schedule(ahead, Event::Looks(client));
+                }
                 match &mut program.lease {
                     Some(lease) if lease.id == id => (lease.budget, lease.expires) = (budget, expires),
                     held => {
@@ -169,7 +176,7 @@ impl<'a> Paced<'a> {
         }
         match returned {
             Some(Lease { id, used, .. }) => {
-                self.call(now, TokenEvent::TokenReturned { client, lease: id, used })
+                self.call(now, TokenEvent::TokenReturned { client, lease: id, used, again: false })
             }
             None => Ok(()),
         }
@@ -179,12 +186,15 @@ impl<'a> Paced<'a> {
         let Some(program) = self.programs.get_mut(&client) else { return Ok(()) };
         let over = program.lease.take_if(|lease| lease.used >= lease.budget || lease.expires <= now);
         let Some(lease) = &mut program.lease else {
-            let ask = !core::mem::replace(&mut program.asked, true) || over.is_some();
+            let asked = core::mem::replace(&mut program.asked, true);
             program.waits = true;
-            if let Some(Lease { id, used, .. }) = over {
-                self.call(now, TokenEvent::TokenReturned { client, lease: id, used })?;
-            }
-            return if ask { self.call(now, TokenEvent::TokenRequested { client }) } else { Ok(()) };
+            return match over {
+                Some(Lease { id, used, .. }) => {
+                    self.call(now, TokenEvent::TokenReturned { client, lease: id, used, again: true })
+                }
+                None if !asked => self.call(now, TokenEvent::TokenRequested { client }),
+                None => Ok(()),
+            };
         };
         let Pace { kernel, pause } = program.pace;
         let begin = self.free.max(now);
@@ -195,6 +205,13 @@ impl<'a> Paced<'a> {
         program.got.gap = program.got.gap.max(idle);
         program.last_end = Some(self.free);
         self.queue.schedule(self.free.saturating_add(pause), Event::Launches(client));
+        self.asks(now, client)
+    }
+
+    /// Says what was used, and asks for more where little is left.
+    fn asks(&mut self, now: Timestamp, client: ClientId) -> Result<(), Violation> {
+        let Some(program) = self.programs.get_mut(&client) else { return Ok(()) };
+        let Some(lease) = &mut program.lease else { return Ok(()) };
         let left = lease.budget.saturating_sub(lease.used).min(lease.expires.saturating_since(now));
         let asks = left <= AHEAD && !program.asked;
         let overruns = asks && lease.used > lease.budget;

@@ -68,8 +68,8 @@ impl Timeline {
                 let holds = matches!(self.states.get(&client), Some(State::Holds | State::HoldsAndAsks));
                 self.mark(now, client, if holds { State::HoldsAndAsks } else { State::Waits });
             }
-            TokenEvent::TokenReturned { client, .. } => {
-                let asks = self.states.get(&client) == Some(&State::HoldsAndAsks);
+            TokenEvent::TokenReturned { client, again, .. } => {
+                let asks = again || self.states.get(&client) == Some(&State::HoldsAndAsks);
                 self.mark(now, client, if asks { State::Waits } else { State::Idle });
             }
             TokenEvent::ClientLeft { client } => self.mark(now, client, State::Idle),
@@ -139,7 +139,10 @@ fn event_line(event: &TokenEvent) -> String {
         TokenEvent::ShareChanged { client, share: new } => format!("{client} changes to {}", share(new)),
         TokenEvent::ClientLeft { client } => format!("{client} leaves"),
         TokenEvent::TokenRequested { client } => format!("{client} asks"),
-        TokenEvent::TokenReturned { client, lease, used } => format!("{client} returns {lease}, used {used}"),
+        TokenEvent::TokenReturned { client, lease, used, again } => {
+            let asks = if *again { ", and asks again" } else { "" };
+            format!("{client} returns {lease}, used {used}{asks}")
+        }
         TokenEvent::UsageReported { client, lease, used } => {
             format!("{client} reports on {lease}: used {used}")
         }
@@ -178,7 +181,8 @@ mod tests {
         timeline.call(at(0), TokenEvent::TokenRequested { client }, &[]);
         let grant = TokenAction::Grant { client, lease, budget, expires };
         timeline.call(at(4), TokenEvent::DeadlineReached, &[grant]);
-        timeline.call(at(10), TokenEvent::TokenReturned { client, lease, used: budget }, &[]);
+        let returned = TokenEvent::TokenReturned { client, lease, used: budget, again: false };
+        timeline.call(at(10), returned, &[]);
         let picture = timeline.picture(at(14));
         assert!(picture.contains("client3.0 ..####  \n"), "{picture}");
         assert!(

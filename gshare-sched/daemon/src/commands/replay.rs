@@ -228,7 +228,7 @@ impl Replay {
             TokenEvent::ShareChanged { client, share } => {
                 self.sms.insert(client, u64::from(share.sm.get()));
             }
-            TokenEvent::TokenReturned { client, lease, used } => {
+            TokenEvent::TokenReturned { client, lease, used, .. } => {
                 self.use_time(client, lease, used.as_nanos());
                 if self.holders.get(&client).is_some_and(|(held, ..)| *held == lease) {
                     self.holders.remove(&client);

@@ -117,7 +117,7 @@ impl Checker for RequestMet {
             | Change::Action(TokenAction::Revoke { client, .. }) => {
                 book.client(client).map(|entry| entry.gpu)
             }
-            Change::Event(TokenEvent::TokenReturned { client, lease, used }) => book
+            Change::Event(TokenEvent::TokenReturned { client, lease, used, .. }) => book
                 .client(client)
                 .filter(|entry| {
                     entry.held.is_some_and(|held| held.lease == lease && !self.kept_busy(&held, now, used))
