@@ -16,7 +16,7 @@
 use super::{ConfigError, MultiTokenConfig};
 use gshare_core::token::{ClientStatus, RevokeReason, ThrottleReason};
 use gshare_core::{
-    ClientId, Duration, GpuId, LeaseId, Share, SmShare, SpecError, Timestamp, TokenAction, TokenError,
+    ClientId, Duration, GpuId, LeaseId, Quota, Share, SmShare, SpecError, Timestamp, TokenAction, TokenError,
     TokenEvent,
 };
 use std::collections::BTreeSet;
@@ -113,15 +113,12 @@ impl Past {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub(super) met: bool,
-    /// Unmet: time used, less what it is owed, and that by which it is ahead if it had a token in this window, in [`STEPS`] of its
+    /// Unmet: time used, less what it is owed, and that by which it is ahead if it had a token in this window, in proportion to its
     /// request; most where it is not known yet. Met: time used beyond the request.
     pub(super) key: i64,
     pub(super) asked: u64,
     pub(super) slot: u32,
 }
-
-/// Clients that are nearer to each other than this part of their requests have their turns in the order in which they asked.
-const STEPS: i64 = 16;
 
 /// Where a client is filed. Only one that waits is filed anywhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,6 +148,8 @@ pub(super) struct Client {
     pub(super) total: Duration,
     /// The window in which it was last given a token.
     granted: Option<u64>,
+    /// Serial number of the request that this token answered.
+    answered: u64,
     pub(super) holds: Option<Lease>,
     /// The lease before the one it holds, until it is settled.
     pub(super) unsettled: Option<Lease>,
@@ -253,13 +252,17 @@ impl Client {
         } else if self.holds.is_some_and(|lease| lease.window != window) {
             i64::MAX
         } else {
-            // Who is ahead gets less, but no later: without what others wait for, it has its turn.
-            let ahead = if self.granted == Some(window) { self.ahead() } else { 0 };
-            let got = signed(committed) - signed(self.owed) + ahead;
             // It may have been cut to nothing while it is owed something.
             let request = signed(self.request).max(1);
-            // At most an hour and three windows in ns, times 16: fits.
-            (got * STEPS + request / 2).div_euclid(request)
+            let got = signed(committed) - signed(self.owed);
+            let got = match self.granted == Some(window) {
+                true => got + self.ahead(),
+                // Who is ahead gets less, but no later; and for a little more or less nobody loses the place in which he waits.
+                false if (-request / 128..request / 32).contains(&got) => 0,
+                false => got,
+            };
+            // At most an hour and three windows in ns, times 10_000: fits.
+            got * i64::from(Quota::WHOLE.get()) / request
         };
         Filed::Ready(Rank { met, key, asked, slot: self.id.slot() })
     }
@@ -354,7 +357,7 @@ impl Ledger {
                 self.leave(client.slot());
             }
             TokenEvent::TokenRequested { client } => {
-                self.ask(client.slot());
+                self.ask(client.slot(), false);
                 self.tell(client.slot(), actions);
             }
             TokenEvent::TokenReturned { client, lease, used, again } => {
@@ -372,7 +375,7 @@ impl Ledger {
                     known.unsettled = None;
                 }
                 if again {
-                    self.ask(client.slot());
+                    self.ask(client.slot(), used.is_zero());
                 }
                 self.tell(client.slot(), actions);
             }
@@ -621,12 +624,12 @@ impl Ledger {
         gpu.refile(client);
     }
 
-    /// A client waits from now on, if it does not yet.
-    fn ask(&mut self, slot: u32) {
+    /// A client waits from now on, if it does not yet; `unused`: for what it could not use, in its old place.
+    fn ask(&mut self, slot: u32, unused: bool) {
         self.next_request += 1;
-        let asked = (self.next_request, self.now);
+        let (number, now) = (self.next_request, self.now);
         let Some((client, gpu)) = self.pair(slot) else { return };
-        client.asked.get_or_insert(asked);
+        client.asked.get_or_insert((if unused { client.answered } else { number }, now));
         gpu.stirred = true;
         gpu.refile(client);
     }
@@ -682,6 +685,7 @@ impl Ledger {
             shortfall: None,
             total: Duration::ZERO,
             granted: None,
+            answered: 0,
             holds: None,
             unsettled: None,
             asked: None,
@@ -733,7 +737,7 @@ impl Ledger {
         gpu.free -= lease.sm;
         gpu.releases.insert((lease.expires.saturating_add(grace), slot));
         client.granted = Some(gpu.window);
-        client.asked = None;
+        client.answered = client.asked.take().map_or(0, |(number, _)| number);
         gpu.refile(client);
         actions.push(TokenAction::Grant {
             client: client.id,

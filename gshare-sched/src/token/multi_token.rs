@@ -53,9 +53,10 @@
 //!    When it is older, what it adds is charged to this window.
 //! 3. **Dispatch** on the GPU concerned: go through the ready clients in the order of
 //!    - unmet before met;
-//!    - unmet: `(u - owed + ahead) / r` ascending (the least served in proportion first), in 16ths to the nearest, so that who
-//!      waits from window to window keeps his place; `ahead` counts once it has had a token in this window: who is ahead gets
-//!      less, and not later; last who still holds a token of an earlier window, since a kernel under it may not be charged yet;
+//!    - unmet: `(u - owed + ahead) / r` ascending (the least served in proportion first). Who has had no token in this window is
+//!      taken to be ahead by nothing, since who is ahead gets less, and not later; and to have had and be owed nothing while that is
+//!      less than a 32nd of its request, or a 128th, so that who waits from window to window keeps his place. Last who still holds
+//!      a token of an earlier window, since a kernel under it may not be charged yet;
 //!    - met: `spare + u - r*W - owed` ascending (the least beyond its request first, in this window and before);
 //!    - then who has waited longest, then the lower slot;
 //!
@@ -74,7 +75,8 @@
 //! rule, on top of the larger of its budget and what it was charged. In a new window it gets a new lease in place of the old
 //! one. One whose kernel runs until the window's end gets neither: it goes on waiting, and has its place in the order when it
 //! returns what it holds. One that returns a token and wants the next at once takes its place before anyone is served: others would
-//! have the turn of who was only late by the length of a message.
+//! have the turn of who was only late by the length of a message. If it could use nothing of that token, it has waited since it
+//! asked for it: the last of a window may be shorter than a hand-over.
 //!
 //! ## Example
 //! `W` = 100 ms, tokens of 10 ms, SMs 100 % each. A has 20%:20%, B 30%:100%; both return a token when it is used up and
@@ -641,6 +643,19 @@ mod tests {
                 _ => None,
             });
             assert_eq!(granted, Some(id(next)), "{:?}", bench.log);
+        }
+    }
+
+    /// A token that its client could not use any more has not answered its request.
+    #[test]
+    fn a_token_that_is_returned_unused_keeps_the_place() {
+        for (used, next) in [(0, 0), (1, 1)] {
+            let mut bench = Bench::new(&[("0.5:1", 100), ("0.5:1", 100)], ms(1));
+            let (client, lease, ..) = bench.running.remove(0);
+            bench.log.clear();
+            let used = Duration::from_nanos(used);
+            bench.send(TokenEvent::TokenReturned { client, lease, used, again: true });
+            assert!(matches!(bench.log[..], [(_, TokenAction::Grant { client, .. })] if client == id(next)));
         }
     }
 

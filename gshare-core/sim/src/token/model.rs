@@ -112,6 +112,8 @@ struct Client {
     part: Option<Duration>,
     /// The window in which it was last given a token.
     granted: Option<u64>,
+    /// Number of the request that this token answered.
+    answered: u64,
     held: Option<Lease>,
     unsettled: Option<Lease>,
     /// Number and time of the request that waits.
@@ -308,10 +310,10 @@ impl Literal {
         }
     }
 
-    /// The order of dispatch: unmet before met; the unmet by what they got, less what they are owed, and more by what those are
-    /// ahead who have had a token in this window, in 16ths of their requests to the nearest, last who holds a lease of another
-    /// window; met by what they got beyond it in this window and before; then who has waited longest, then the lower slot. `None`
-    /// for who is not ready.
+    /// The order of dispatch: unmet before met; the unmet by what they got, less what they are owed, in proportion to their
+    /// requests: who has had a token in this window with what it is ahead; who has not as if it had nothing and was owed nothing
+    /// while that is less than a 32nd, or a 128th; last who holds a lease of another window; met by what they got beyond it in this window and before; then who has
+    /// waited longest, then the lower slot. `None` for who is not ready.
     fn rank(&self, client: &Client) -> Option<Rank> {
         let (number, _) = client.asked.filter(|_| !self.is_throttled(client))?;
         let (committed, request) = (self.committed(client), self.request(client));
@@ -323,10 +325,11 @@ impl Literal {
             true => signed((committed - entitled).saturating_add(client.spare)),
             false if not_known_yet => i64::MAX,
             false => {
-                let ahead = if served { client.ahead } else { 0 };
-                let got = signed(committed) - signed(self.owed(client)) + ahead;
+                let got = signed(committed) - signed(self.owed(client));
                 let request = signed(request).max(1);
-                (got * 16 + request / 2).div_euclid(request)
+                let nothing = !served && got >= -request / 128 && got < request / 32;
+                let counted = if nothing { 0 } else { got + if served { client.ahead } else { 0 } };
+                counted * 10_000 / request
             }
         };
         Some((met, key, number, client.id.slot()))
@@ -582,7 +585,7 @@ impl Literal {
         };
         client.held = Some(lease);
         client.granted = Some(window);
-        client.asked = None;
+        client.answered = client.asked.take().map_or(0, |(number, _)| number);
         let Lease { id, budget, expires, .. } = lease;
         actions.push(TokenAction::Grant { client: client.id, lease: id, budget, expires });
         self.review();
@@ -662,6 +665,7 @@ impl Literal {
                     was_ahead: 0,
                     part: None,
                     granted: None,
+                    answered: 0,
                     held,
                     unsettled,
                     asked,
@@ -703,7 +707,18 @@ impl Literal {
                 {
                     entry.unsettled = None;
                 }
-                if again { self.take(TokenEvent::TokenRequested { client }) } else { Some(at) }
+                if again {
+                    self.take(TokenEvent::TokenRequested { client });
+                    // What could not be used did not answer its request.
+                    let entry = &mut self.clients[at];
+                    if let Some((number, _)) = &mut entry.asked
+                        && used.is_zero()
+                        && *number == self.requests
+                    {
+                        *number = entry.answered;
+                    }
+                }
+                Some(at)
             }
             TokenEvent::UsageReported { client, lease, used } => {
                 let at = self.position(client)?;
