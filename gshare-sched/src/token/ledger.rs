@@ -16,7 +16,7 @@
 use super::{ConfigError, MultiTokenConfig};
 use gshare_core::token::{ClientStatus, RevokeReason, ThrottleReason};
 use gshare_core::{
-    ClientId, Duration, GpuId, LeaseId, Quota, Share, SmShare, SpecError, Timestamp, TokenAction, TokenError,
+    ClientId, Duration, GpuId, LeaseId, Share, SmShare, SpecError, Timestamp, TokenAction, TokenError,
     TokenEvent,
 };
 use std::collections::BTreeSet;
@@ -113,12 +113,16 @@ impl Past {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub(super) met: bool,
-    /// Unmet: time used, less what it is owed, and that by which it is ahead if it had a token in this window, in proportion to its
+    /// Unmet: time used, less what it is owed, and that by which it is ahead if it had a token in this window, in [`STEPS`] of its
     /// request; most where it is not known yet. Met: time used beyond the request.
     pub(super) key: i64,
     pub(super) asked: u64,
     pub(super) slot: u32,
 }
+
+/// Parts of a request in which turns are told apart. Whole kernels divide windows into equal parts but for microseconds, and
+/// those are no reason to keep who waits longer waiting.
+const STEPS: i64 = 64;
 
 /// Where a client is filed. Only one that waits is filed anywhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -257,12 +261,12 @@ impl Client {
             let got = signed(committed) - signed(self.owed);
             let got = match self.granted == Some(window) {
                 true => got + self.ahead(),
-                // Who is ahead gets less, but no later; and for a little more or less nobody loses the place in which he waits.
-                false if (-request / 128..request / 32).contains(&got) => 0,
+                // Who is ahead gets less, but no later; and who overran a little keeps the place in which he waits.
+                false if (0..request / 32).contains(&got) => 0,
                 false => got,
             };
-            // At most an hour and three windows in ns, times 10_000: fits.
-            got * i64::from(Quota::WHOLE.get()) / request
+            // At most an hour and three windows in ns, times 64: fits.
+            (got * STEPS + request / 2).div_euclid(request)
         };
         Filed::Ready(Rank { met, key, asked, slot: self.id.slot() })
     }

@@ -310,9 +310,9 @@ impl Literal {
         }
     }
 
-    /// The order of dispatch: unmet before met; the unmet by what they got, less what they are owed, in proportion to their
-    /// requests: who has had a token in this window with what it is ahead; who has not as if it had nothing and was owed nothing
-    /// while that is less than a 32nd, or a 128th; last who holds a lease of another window; met by what they got beyond it in this window and before; then who has
+    /// The order of dispatch: unmet before met; the unmet by what they got, less what they are owed, in 64ths of their requests to
+    /// the nearest: who has had a token in this window with what it is ahead, who has not without what is less than a 32nd; last who
+    /// holds a lease of another window; met by what they got beyond it in this window and before; then who has
     /// waited longest, then the lower slot. `None` for who is not ready.
     fn rank(&self, client: &Client) -> Option<Rank> {
         let (number, _) = client.asked.filter(|_| !self.is_throttled(client))?;
@@ -327,9 +327,9 @@ impl Literal {
             false => {
                 let got = signed(committed) - signed(self.owed(client));
                 let request = signed(request).max(1);
-                let nothing = !served && got >= -request / 128 && got < request / 32;
+                let nothing = !served && got >= 0 && got < request / 32;
                 let counted = if nothing { 0 } else { got + if served { client.ahead } else { 0 } };
-                counted * 10_000 / request
+                (counted * 64 + request / 2).div_euclid(request)
             }
         };
         Some((met, key, number, client.id.slot()))
