@@ -113,16 +113,18 @@ impl Past {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub(super) met: bool,
-    /// Unmet: time used, less what it is owed, and that by which it is ahead if it had a token in this window, in [`STEPS`] of its
-    /// request; most where it is not known yet. Met: time used beyond the request.
+    /// Unmet: time used, less what it is owed, and that by which it is ahead if it had a token in this window, in proportion to its
+    /// request, less a part of the time it waits; most where it is not known yet. Met: time used beyond the request.
     pub(super) key: i64,
     pub(super) asked: u64,
     pub(super) slot: u32,
 }
 
-/// Parts of a request in which turns are told apart. Whole kernels divide windows into equal parts but for microseconds, and
-/// those are no reason to keep who waits longer waiting.
-const STEPS: i64 = 64;
+/// A whole request, and a whole window, in the order of dispatch.
+const WHOLE: i64 = 1 << 16;
+/// This part of the time that a client waits counts as if it had had so much less. Whole kernels divide windows into equal
+/// parts but for microseconds, and those are no reason to keep who waits longer waiting.
+const AGING: i64 = 8;
 
 /// Where a client is filed. Only one that waits is filed anywhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,8 +154,8 @@ pub(super) struct Client {
     pub(super) total: Duration,
     /// The window in which it was last given a token.
     granted: Option<u64>,
-    /// Serial number of the request that this token answered.
-    answered: u64,
+    /// Serial number and time of the request that this token answered.
+    answered: (u64, Timestamp),
     pub(super) holds: Option<Lease>,
     /// The lease before the one it holds, until it is settled.
     pub(super) unsettled: Option<Lease>,
@@ -244,8 +246,8 @@ impl Client {
     }
 
     /// Where the client belongs now.
-    fn file(&self, window: u64) -> Filed {
-        let Some((asked, _)) = self.asked else { return Filed::Nowhere };
+    fn file(&self, window: u64, window_end: Timestamp, length: Duration) -> Filed {
+        let Some((asked, since)) = self.asked else { return Filed::Nowhere };
         if self.remain(window).is_zero() {
             return Filed::Throttled;
         }
@@ -258,15 +260,12 @@ impl Client {
         } else {
             // It may have been cut to nothing while it is owed something.
             let request = signed(self.request).max(1);
-            let got = signed(committed) - signed(self.owed);
-            let got = match self.granted == Some(window) {
-                true => got + self.ahead(),
-                // Who is ahead gets less, but no later; and who overran a little keeps the place in which he waits.
-                false if (0..request / 32).contains(&got) => 0,
-                false => got,
-            };
-            // At most an hour and three windows in ns, times 64: fits.
-            (got * STEPS + request / 2).div_euclid(request)
+            // Who is ahead gets less, but no later.
+            let ahead = if self.granted == Some(window) { self.ahead() } else { 0 };
+            let got = signed(committed) - signed(self.owed) + ahead;
+            let waited = signed(window_end.saturating_since(since).min(length.saturating_mul(2)));
+            // An hour and three windows in ns at most, times 65,536: fits.
+            got * WHOLE / request - waited * (WHOLE / AGING) / signed(length)
         };
         Filed::Ready(Rank { met, key, asked, slot: self.id.slot() })
     }
@@ -278,6 +277,8 @@ pub(super) struct Gpu {
     pub(super) clients: Vec<u32>,
     pub(super) window: u64,
     pub(super) window_end: Timestamp,
+    /// Of a window.
+    pub(super) length: Duration,
     pub(super) free: u16,
     pub(super) ready: BTreeSet<Rank>,
     pub(super) throttled: u32,
@@ -290,13 +291,13 @@ pub(super) struct Gpu {
 }
 
 impl Gpu {
-    fn new() -> Self {
-        Self { free: SmShare::WHOLE.get(), ..Self::default() }
+    fn new(length: Duration) -> Self {
+        Self { free: SmShare::WHOLE.get(), length, ..Self::default() }
     }
 
     /// Moves a client to where it belongs now.
     fn refile(&mut self, client: &mut Client) {
-        let filed = client.file(self.window);
+        let filed = client.file(self.window, self.window_end, self.length);
         if filed == client.filed {
             return;
         }
@@ -633,7 +634,7 @@ impl Ledger {
         self.next_request += 1;
         let (number, now) = (self.next_request, self.now);
         let Some((client, gpu)) = self.pair(slot) else { return };
-        client.asked.get_or_insert((if unused { client.answered } else { number }, now));
+        client.asked.get_or_insert(if unused { client.answered } else { (number, now) });
         gpu.stirred = true;
         gpu.refile(client);
     }
@@ -662,7 +663,7 @@ impl Ledger {
 
     fn join(&mut self, now: Timestamp, id: ClientId, gpu: GpuId, share: Share) {
         while self.gpus.len() <= gpu.index() {
-            self.gpus.push(Gpu::new());
+            self.gpus.push(Gpu::new(self.config.window));
         }
         let home = &mut self.gpus[gpu.index()];
         if home.clients.is_empty() {
@@ -689,7 +690,7 @@ impl Ledger {
             shortfall: None,
             total: Duration::ZERO,
             granted: None,
-            answered: 0,
+            answered: (0, Timestamp::ZERO),
             holds: None,
             unsettled: None,
             asked: None,
@@ -741,7 +742,7 @@ impl Ledger {
         gpu.free -= lease.sm;
         gpu.releases.insert((lease.expires.saturating_add(grace), slot));
         client.granted = Some(gpu.window);
-        client.answered = client.asked.take().map_or(0, |(number, _)| number);
+        client.answered = client.asked.take().unwrap_or((0, now));
         gpu.refile(client);
         actions.push(TokenAction::Grant {
             client: client.id,
@@ -765,7 +766,12 @@ impl Ledger {
                     holders += 1;
                     assert!(gpu.releases.contains(&(lease.expires.saturating_add(self.config.grace), slot)));
                 }
-                assert_eq!(client.filed, client.file(gpu.window), "{} is filed where it belongs", client.id);
+                assert_eq!(
+                    client.filed,
+                    client.file(gpu.window, gpu.window_end, gpu.length),
+                    "{} is filed where it belongs",
+                    client.id
+                );
                 match client.filed {
                     Filed::Ready(rank) => {
                         ready += 1;

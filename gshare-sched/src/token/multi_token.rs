@@ -53,11 +53,10 @@
 //!    When it is older, what it adds is charged to this window.
 //! 3. **Dispatch** on the GPU concerned: go through the ready clients in the order of
 //!    - unmet before met;
-//!    - unmet: `(u - owed + ahead) / r` ascending (the least served in proportion first), to the nearest 64th: whole kernels divide
-//!      windows into equal parts but for microseconds. Who has had no token in this window is taken to be ahead by nothing, since
-//!      who is ahead gets less, and not later; and to have had nothing while that is less than a 32nd of its request, so that who
-//!      waits from window to window keeps his place. Last who still holds a token of an earlier window, since a kernel under it may
-//!      not be charged yet;
+//!    - unmet: `(u - owed + ahead) / r` ascending (the least served in proportion first), less an eighth of the time that it waits
+//!      (of two windows at most): whole kernels divide windows into equal parts but for microseconds. Who has had no token in this
+//!      window is taken to be ahead by nothing, since who is ahead gets less, and not later. Last who still holds a token of an
+//!      earlier window, since a kernel under it may not be charged yet;
 //!    - met: `spare + u - r*W - owed` ascending (the least beyond its request first, in this window and before);
 //!    - then who has waited longest, then the lower slot;
 //!

@@ -112,8 +112,8 @@ struct Client {
     part: Option<Duration>,
     /// The window in which it was last given a token.
     granted: Option<u64>,
-    /// Number of the request that this token answered.
-    answered: u64,
+    /// Number and time of the request that this token answered.
+    answered: (u64, Timestamp),
     held: Option<Lease>,
     unsettled: Option<Lease>,
     /// Number and time of the request that waits.
@@ -310,12 +310,12 @@ impl Literal {
         }
     }
 
-    /// The order of dispatch: unmet before met; the unmet by what they got, less what they are owed, in 64ths of their requests to
-    /// the nearest: who has had a token in this window with what it is ahead, who has not without what is less than a 32nd; last who
-    /// holds a lease of another window; met by what they got beyond it in this window and before; then who has
+    /// The order of dispatch: unmet before met; the unmet by what they got, less what they are owed, and more by what those are
+    /// ahead who have had a token in this window, in 65,536ths of their requests, less an eighth of the part of a window (of two at
+    /// most) that they will have waited at its end; last who holds a lease of another window; met by what they got beyond it in this window and before; then who has
     /// waited longest, then the lower slot. `None` for who is not ready.
     fn rank(&self, client: &Client) -> Option<Rank> {
-        let (number, _) = client.asked.filter(|_| !self.is_throttled(client))?;
+        let (number, since) = client.asked.filter(|_| !self.is_throttled(client))?;
         let (committed, request) = (self.committed(client), self.request(client));
         let entitled = request.saturating_add(self.owed(client));
         let met = committed >= entitled;
@@ -327,9 +327,10 @@ impl Literal {
             false => {
                 let got = signed(committed) - signed(self.owed(client));
                 let request = signed(request).max(1);
-                let nothing = !served && got >= 0 && got < request / 32;
-                let counted = if nothing { 0 } else { got + if served { client.ahead } else { 0 } };
-                (counted * 64 + request / 2).div_euclid(request)
+                let counted = got + if served { client.ahead } else { 0 };
+                let length = signed(self.config.window);
+                let waited = signed(self.window_end(client.gpu).saturating_since(since)).min(2 * length);
+                counted * 65_536 / request - waited * 8_192 / length
             }
         };
         Some((met, key, number, client.id.slot()))
@@ -585,7 +586,7 @@ impl Literal {
         };
         client.held = Some(lease);
         client.granted = Some(window);
-        client.answered = client.asked.take().map_or(0, |(number, _)| number);
+        client.answered = client.asked.take().unwrap_or((0, self.now));
         let Lease { id, budget, expires, .. } = lease;
         actions.push(TokenAction::Grant { client: client.id, lease: id, budget, expires });
         self.review();
@@ -665,7 +666,7 @@ impl Literal {
                     was_ahead: 0,
                     part: None,
                     granted: None,
-                    answered: 0,
+                    answered: (0, Timestamp::ZERO),
                     held,
                     unsettled,
                     asked,
@@ -711,11 +712,8 @@ impl Literal {
                     self.take(TokenEvent::TokenRequested { client });
                     // What could not be used did not answer its request.
                     let entry = &mut self.clients[at];
-                    if let Some((number, _)) = &mut entry.asked
-                        && used.is_zero()
-                        && *number == self.requests
-                    {
-                        *number = entry.answered;
+                    if used.is_zero() && entry.asked == Some((self.requests, self.now)) {
+                        entry.asked = Some(entry.answered);
                     }
                 }
                 Some(at)
