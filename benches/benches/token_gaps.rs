@@ -1,0 +1,136 @@
+//! How long programs are without the GPU under the token engine, and how far they are from their shares, in virtual time.
+//!
+//! A [program](gshare_sim::token::paced) launches a kernel, waits for it, pauses, and starts over. Here programs with equal
+//! kernels share one GPU for ten seconds. A kernel cannot be cut: one of length `k` whose client has the share `r` comes every
+//! `k / r` at best, so that `k / r - k` without the GPU cannot be avoided. Printed per length of the kernels and set of shares,
+//! over 40 cases each, in which kernels, pauses, hand-overs and arrivals differ a little, since a pattern may repeat for ever:
+//!
+//! - `off`: the largest share error of any client over the ten seconds: in points of the speed that it has alone where the shares
+//!   fill the GPU, since what hosts pause for is nobody's; else of the GPU's time, as far as it can use its share;
+//! - `beyond`: by how much its longest time without the GPU exceeds a window (100 ms), or what cannot be avoided if that is
+//!   more: mean over all clients, and the largest;
+//! - `cases`: in how many it does, by more than 1 ms.
+//!
+//! Target: nobody is without the GPU for longer than a window. Nothing here is timed, and load does not matter.
+
+use gshare_core::{ClientId, Duration, Quota, QuotaRange, Share, SmShare, Timestamp};
+use gshare_sched::token::{MultiToken, MultiTokenConfig};
+use gshare_sim::token::drive::Driver;
+use gshare_sim::token::paced::{Pace, Paced};
+use gshare_sim::token::{Terms, check};
+
+/// Shares in per cent.
+const SHARES: [&[u64]; 12] = [
+    &[30, 70],
+    &[10, 90],
+    &[20, 80],
+    &[25, 25, 50],
+    &[10, 20, 30, 40],
+    &[20, 20, 60],
+    &[20; 5],
+    &[20, 50],
+    &[20],
+    &[40],
+    &[60],
+    &[80],
+];
+/// Lengths in us of the kernels of ten cases each.
+const KERNELS: [(&str, [u64; 10]); 6] = [
+    ("10 us - 1.5 ms", [10, 13, 57, 100, 111, 170, 307, 640, 1_000, 1_500]),
+    ("5 ms", [5_000, 5_002, 5_004, 5_009, 5_018, 5_028, 5_040, 5_055, 5_078, 5_106]),
+    ("10 ms", [10_000, 10_004, 10_009, 10_019, 10_037, 10_056, 10_080, 10_111, 10_156, 10_213]),
+    ("20 ms", [20_000, 20_008, 20_019, 20_038, 20_074, 20_113, 20_160, 20_222, 20_313, 20_426]),
+    ("30 ms", [30_000, 30_013, 30_029, 30_057, 30_111, 30_170, 30_240, 30_333, 30_470, 30_640]),
+    ("50 ms", [50_000, 50_021, 50_048, 50_095, 50_185, 50_283, 50_400, 50_555, 50_783, 51_066]),
+];
+/// Pause of the program and hand-over, in us.
+const HOSTS: [(u64, u64); 4] = [(1, 110), (20, 140), (100, 170), (30, 300)];
+
+#[derive(Default)]
+struct Row {
+    off: f64,
+    sum: f64,
+    clients: f64,
+    worst: f64,
+    cases: u32,
+}
+
+fn main() {
+    // `cargo bench -- --test` only asks whether it runs.
+    let quick = std::env::args().any(|argument| argument == "--test");
+    let lengths = if quick { 1 } else { 10 };
+    println!("virtual time; {} cases a row", lengths * HOSTS.len());
+    println!(
+        "{:15}{:15}{:>12}{:>22}{:>8}",
+        "kernels", "shares %", "off points", "beyond ms mean, most", "cases"
+    );
+    for (name, kernels) in KERNELS {
+        for shares in SHARES {
+            let mut row = Row::default();
+            for (index, &kernel) in (0..).zip(&kernels[..lengths]) {
+                for host in HOSTS {
+                    row.add(shares, kernel, host, Duration::from_micros(700 + 3_100 * index));
+                }
+            }
+            let shares = shares.iter().map(u64::to_string).collect::<Vec<_>>().join("/");
+            let Row { off, sum, clients, worst, cases } = row;
+            println!("{name:15}{shares:15}{off:>12.2}{:>14.1}{worst:>8.1}{cases:>8}", sum / clients);
+        }
+    }
+}
+
+impl Row {
+    /// Runs a case: each program starts `apart` after the one before.
+    fn add(&mut self, shares: &[u64], kernel: u64, (pause, hand_over): (u64, u64), apart: Duration) {
+        let mut config = MultiTokenConfig::default();
+        // As the daemon has it: a kernel that is longer than its token is waited for.
+        config.grace = Duration::from_millis(50);
+        let window = config.window;
+        let overtime = config.slack.saturating_add(config.grace);
+        let terms = Terms::multi_token(window, config.max_token, overtime, config.max_debt);
+        let engine = MultiToken::new(config).expect("defaults");
+        let mut driver = Driver::new(Box::new(engine), terms, check::always());
+        let mut paced = Paced::new(&mut driver, Duration::from_micros(hand_over));
+        let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(pause) };
+        let clients: Vec<ClientId> = (0..).take(shares.len()).map(|slot| ClientId::new(slot, 0)).collect();
+        for (&client, &share) in clients.iter().zip(shares) {
+            let now = Timestamp::ZERO.saturating_add(apart.saturating_mul(client.slot().into()));
+            paced.run(now).expect("no rule is broken");
+            paced.start(now, client, part(share), pace).expect("no rule is broken");
+        }
+        // The windows in which they came are not compared.
+        let from = Timestamp::ZERO.saturating_add(window.saturating_mul(2));
+        let length = Duration::from_secs(10);
+        paced.run(from).expect("no rule is broken");
+        let before: Vec<Duration> = clients.iter().map(|&client| paced.got(client).busy).collect();
+        paced.run(from.saturating_add(length)).expect("no rule is broken");
+
+        let alone = ms(pace.kernel) / (ms(pace.kernel) + ms(pace.pause));
+        let full = shares.iter().sum::<u64>() == 100;
+        let mut most = 0.0_f64;
+        for ((&client, &share), before) in clients.iter().zip(shares).zip(before) {
+            let got = paced.got(client);
+            let (share, part) = (share as f64, ms(got.busy.saturating_sub(before)) / ms(length));
+            let off =
+                if full { part / alone * 100.0 - share } else { part * 100.0 - share.min(alone * 100.0) };
+            self.off = self.off.max(off.abs());
+            let unavoidable = ms(pace.kernel) * (100.0 / share - 1.0);
+            let beyond = (ms(got.gap) - unavoidable.max(ms(window))).max(0.0);
+            most = most.max(beyond);
+            self.sum += beyond;
+            self.clients += 1.0;
+        }
+        self.worst = self.worst.max(most);
+        self.cases += u32::from(most > 1.0);
+    }
+}
+
+fn part(percent: u64) -> Share {
+    let quota = u16::try_from(percent * 100).ok().and_then(Quota::new);
+    let quota = quota.and_then(|quota| QuotaRange::new(quota, quota).ok());
+    Share { quota: quota.expect("at most 100 %"), sm: SmShare::WHOLE }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1e6
+}
