@@ -74,9 +74,9 @@
 //! A holder that asks again is a ready client that needs no more SMs: its lease is extended by a budget of the same
 //! rule, on top of the larger of its budget and what it was charged. In a new window it gets a new lease in place of the old
 //! one. One whose kernel runs until the window's end gets neither: it goes on waiting, and has its place in the order when it
-//! returns what it holds. One that returns a token and wants the next at once takes its place before anyone is served: others would
-//! have the turn of who was only late by the length of a message. If it could use nothing of that token, it has waited since it
-//! asked for it: the last of a window may be shorter than a hand-over.
+//! returns what it holds. One that returns a token and wants the next at once takes its place before anyone is served; a request that
+//! came a moment later would find its turn given away. If it could use nothing of that token, it has waited since it asked for it:
+//! the last of a window may be shorter than a hand-over.
 //!
 //! ## Example
 //! `W` = 100 ms, tokens of 10 ms, SMs 100 % each. A has 20%:20%, B 30%:100%; both return a token when it is used up and
