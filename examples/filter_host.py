@@ -54,8 +54,7 @@ def main():
             order = heapq.heappop(returns)[2]
             client, lease, budget = order["client"], order["lease"], order["budget_ns"]
             used[names[client]] += budget
-            orders = engine.handle(now, "token_returned", client=client, lease=lease, used_ns=budget)
-            orders += engine.handle(now, "token_requested", client=client)
+            orders = engine.handle(now, "token_returned", client=client, lease=lease, used_ns=budget, again=True)
         else:
             orders = engine.handle(now, "deadline_reached")
     print(json.dumps({name: round(time / end, 3) for name, time in used.items()}))
