@@ -171,6 +171,21 @@ fn turns_follow_what_each_had_and_not_who_was_there_first() {
     }
 }
 
+/// A client of 20 % with kernels of 30 ms comes every 150 ms, and not twice and then after 200.
+#[test]
+fn a_cap_alone_is_kept_at_an_even_pace() {
+    let mut config = MultiTokenConfig::default();
+    config.grace = Duration::from_millis(50);
+    for (cap, kernel, longest) in
+        [(2_000, 30_000, 121), (2_000, 50_000, 201), (4_000, 50_000, 76), (2_000, 20_222, 83)]
+    {
+        let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(30) };
+        let (got, _) = run_with(config.clone(), &[(cap, pace)]);
+        // If it starts with each window: 170, 250, 150 and 180.
+        assert!(got[0].gap <= Duration::from_millis(longest), "{cap}, {kernel} us: {}", got[0].gap);
+    }
+}
+
 /// Long kernels beside short ones: what the former overrun is the latter's.
 #[test]
 fn a_program_with_short_kernels_gets_its_part_beside_long_ones() {

@@ -6,7 +6,7 @@
 //!
 //! # Invariants
 //! - holders' SMs + free SMs = the whole;
-//! - a client is at most one of: ready, throttled; only waiting clients are either;
+//! - a client is at most one of: ready, paced, throttled; only waiting clients are any of these;
 //! - every holder is in the table of release times.
 //!
 //! # Cost
@@ -16,7 +16,7 @@
 use super::{ConfigError, MultiTokenConfig};
 use gshare_core::token::{ClientStatus, RevokeReason, ThrottleReason};
 use gshare_core::{
-    ClientId, Duration, GpuId, LeaseId, Share, SmShare, SpecError, Timestamp, TokenAction, TokenError,
+    ClientId, Duration, GpuId, LeaseId, Quota, Share, SmShare, SpecError, Timestamp, TokenAction, TokenError,
     TokenEvent,
 };
 use std::collections::BTreeSet;
@@ -66,6 +66,12 @@ fn signed(time: Duration) -> i64 {
 fn bounded(ahead: i128, token: Duration) -> i64 {
     let most = i128::from(signed(token));
     i64::try_from(ahead.clamp(-most, most)).unwrap_or(0)
+}
+
+/// How much of a window of this `length` a limit takes to pay `overuse` back; at most all of it.
+fn paid_back(length: Duration, overuse: Duration, limit: Duration) -> Duration {
+    let part = u128::from(length.as_nanos()) * u128::from(overuse.min(limit).as_nanos());
+    Duration::from_nanos(u64::try_from(part / u128::from(limit.as_nanos().max(1))).unwrap_or(u64::MAX))
 }
 
 /// How a client stands after a window of which something was lost.
@@ -131,6 +137,8 @@ const AGING: i64 = 8;
 pub(super) enum Filed {
     Nowhere,
     Ready(Rank),
+    /// Ready from then on.
+    Paced(Timestamp),
     Throttled,
 }
 
@@ -144,6 +152,8 @@ pub(super) struct Client {
     /// The largest limit in force in this window.
     pub(super) largest: Duration,
     pub(super) used: Duration,
+    /// The overuse that was brought into this window.
+    carried: Duration,
     past: Past,
     /// What others overran of the window before, as far as it is this client's: on top of request and limit.
     owed: Duration,
@@ -208,6 +218,7 @@ impl Client {
             self.spare = Duration::ZERO;
             self.used = self.used.saturating_sub(self.limit.saturating_mul(windows - FORGOTTEN));
         }
+        self.carried = self.used;
     }
 
     fn ahead(&self) -> i64 {
@@ -246,10 +257,17 @@ impl Client {
     }
 
     /// Where the client belongs now.
-    fn file(&self, window: u64, window_end: Timestamp, length: Duration) -> Filed {
+    fn file(&self, gpu: &Gpu) -> Filed {
+        let &Gpu { window, window_end, length, .. } = gpu;
         let Some((asked, since)) = self.asked else { return Filed::Nowhere };
         if self.remain(window).is_zero() {
             return Filed::Throttled;
+        }
+        if gpu.loose {
+            let resumes = gpu.start().saturating_add(paid_back(length, self.carried, self.largest));
+            if gpu.now < resumes {
+                return Filed::Paced(resumes);
+            }
         }
         let committed = self.committed(window);
         let met = committed >= self.entitled();
@@ -279,8 +297,14 @@ pub(super) struct Gpu {
     pub(super) window_end: Timestamp,
     /// Of a window.
     pub(super) length: Duration,
+    /// As far as its clients are filed.
+    now: Timestamp,
+    /// Whether the limits of its clients left time over when this window began.
+    loose: bool,
     pub(super) free: u16,
     pub(super) ready: BTreeSet<Rank>,
+    /// Who waits until part of what it carries is paid back: until when, and its slot.
+    paced: BTreeSet<(Timestamp, u32)>,
     pub(super) throttled: u32,
     /// When each holder's SMs come back at the latest, and its slot.
     pub(super) releases: BTreeSet<(Timestamp, u32)>,
@@ -295,9 +319,14 @@ impl Gpu {
         Self { free: SmShare::WHOLE.get(), length, ..Self::default() }
     }
 
+    /// Of this window.
+    fn start(&self) -> Timestamp {
+        self.window_end.saturating_sub(self.length)
+    }
+
     /// Moves a client to where it belongs now.
     fn refile(&mut self, client: &mut Client) {
-        let filed = client.file(self.window, self.window_end, self.length);
+        let filed = client.file(self);
         if filed == client.filed {
             return;
         }
@@ -305,12 +334,18 @@ impl Gpu {
             Filed::Ready(rank) => {
                 self.ready.remove(&rank);
             }
+            Filed::Paced(until) => {
+                self.paced.remove(&(until, client.id.slot()));
+            }
             Filed::Throttled => self.throttled -= 1,
             Filed::Nowhere => {}
         }
         match filed {
             Filed::Ready(rank) => {
                 self.ready.insert(rank);
+            }
+            Filed::Paced(until) => {
+                self.paced.insert((until, client.id.slot()));
             }
             Filed::Throttled => self.throttled += 1,
             Filed::Nowhere => {}
@@ -401,7 +436,8 @@ impl Ledger {
         let of_gpu = |gpu: &Gpu| {
             let release = gpu.releases.first().map(|&(release, _)| release);
             let roll = (gpu.throttled > 0 || !gpu.ready.is_empty()).then_some(gpu.window_end);
-            release.into_iter().chain(roll).min()
+            let resumes = gpu.paced.first().map(|&(until, _)| until);
+            release.into_iter().chain(roll).chain(resumes).min()
         };
         self.gpus.iter().filter_map(of_gpu).min()
     }
@@ -486,6 +522,7 @@ impl Ledger {
     fn catch_up(&mut self, now: Timestamp, actions: &mut Vec<TokenAction>) {
         self.now = now;
         for index in 0..self.gpus.len() {
+            self.gpus[index].now = now;
             while let Some(&(release, slot)) = self.gpus[index].releases.first() {
                 if release > now {
                     break;
@@ -494,6 +531,11 @@ impl Ledger {
                 self.expire(slot, actions);
             }
             self.roll(index, now);
+            while let Some(&(_, slot)) = self.gpus[index].paced.first().filter(|paced| paced.0 <= now) {
+                let Some((client, gpu)) = self.pair(slot) else { break };
+                gpu.stirred = true;
+                gpu.refile(client);
+            }
         }
     }
 
@@ -511,6 +553,9 @@ impl Ledger {
         let reshuffled = core::mem::take(&mut gpu.reshuffled);
         let clients = core::mem::take(&mut gpu.clients);
         let counts = windows == 1 && !reshuffled;
+        let limits = clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+        let limits: u32 = limits.map(|client| u32::from(client.share.quota.limit().get())).sum();
+        self.gpus[index].loose = self.compares && limits < u32::from(Quota::WHOLE.get());
         for &slot in &clients {
             if let Some((client, gpu)) = self.pair(slot) {
                 client.end_windows(windows, counts);
@@ -602,6 +647,7 @@ impl Ledger {
             client.past.used = shift(known.used, more, less);
             let past = client.past;
             client.used = shift(client.used, past.overuse(), known.overuse());
+            client.carried = shift(client.carried, past.overuse(), known.overuse());
             client.spare = shift(client.spare, past.beyond(), known.beyond());
             late = (past.overuse(), past.missed()) != (known.overuse(), known.missed());
         } else if record.window == gpu.window {
@@ -684,6 +730,7 @@ impl Ledger {
             limit: share.quota.limit().of(window),
             largest: share.quota.limit().of(window),
             used: Duration::ZERO,
+            carried: Duration::ZERO,
             past: Past::default(),
             owed: Duration::ZERO,
             spare: Duration::ZERO,
@@ -757,7 +804,7 @@ impl Ledger {
     pub(super) fn invariants(&self) {
         for (index, gpu) in self.gpus.iter().enumerate() {
             let mut held = 0;
-            let (mut ready, mut throttled, mut holders) = (0, 0, 0);
+            let (mut ready, mut paced, mut throttled, mut holders) = (0, 0, 0, 0);
             for &slot in &gpu.clients {
                 let client = self.slots[slot as usize].0.as_ref().expect("listed clients exist");
                 assert_eq!(client.gpu, index);
@@ -766,16 +813,15 @@ impl Ledger {
                     holders += 1;
                     assert!(gpu.releases.contains(&(lease.expires.saturating_add(self.config.grace), slot)));
                 }
-                assert_eq!(
-                    client.filed,
-                    client.file(gpu.window, gpu.window_end, gpu.length),
-                    "{} is filed where it belongs",
-                    client.id
-                );
+                assert_eq!(client.filed, client.file(gpu), "{} is filed where it belongs", client.id);
                 match client.filed {
                     Filed::Ready(rank) => {
                         ready += 1;
                         assert!(gpu.ready.contains(&rank));
+                    }
+                    Filed::Paced(until) => {
+                        paced += 1;
+                        assert!(gpu.paced.contains(&(until, slot)) && until > gpu.now);
                     }
                     Filed::Throttled => throttled += 1,
                     Filed::Nowhere => {}
@@ -789,6 +835,7 @@ impl Ledger {
             assert!(owed <= overuse || gpu.reshuffled, "{owed} owed of {overuse} overused on {index}");
             assert_eq!(held + u32::from(gpu.free), u32::from(SmShare::WHOLE.get()), "SMs of {index}");
             assert_eq!((ready, throttled, holders), (gpu.ready.len(), gpu.throttled, gpu.releases.len()));
+            assert_eq!(paced, gpu.paced.len());
         }
     }
 }

@@ -33,8 +33,9 @@
 //! - **part**: after a short window, the time by the clock that a client may hold a token at a stretch;
 //! - **due**: a client's miss; without a part, less by what it is ahead, if that is more than
 //!   `max_token / 4`, but at least half of the miss;
-//! - **waiting**: has requested a token (or more time) and not been given it: **ready** while remain is above zero,
-//!   else **throttled**.
+//! - **loose**: a window at whose start the limits of the GPU's clients add up to less than the whole;
+//! - **waiting**: has requested a token (or more time) and not been given it: **throttled** while remain is zero; **paced** in a
+//!   loose window, from its start until the part `c / (l*W)` of it is over, `c` being the overuse carried into it; else **ready**.
 //!
 //! # Algorithm
 //! Windows of a GPU follow each other without a gap from its first client on. A lease belongs to one window: neither its
@@ -99,7 +100,7 @@
 //!
 //! # Invariants
 //! - holders' SMs + free SMs = the whole; so the holders' sum never passes it, within one round either;
-//! - a client is at most one of: ready, throttled; only waiting clients are either;
+//! - a client is at most one of: ready, paced, throttled; only waiting clients are any of these;
 //! - budgets granted in a window <= l*W + owed - overuse carried into it;
 //! - what is owed in a window, by all together, <= the overuse carried into it;
 //! - every holder is in the table of release times.
@@ -108,6 +109,8 @@
 //! stop; if the requests of a GPU add up to at most the whole and its clients keep their GPU busy while they hold a token,
 //! every request is met in every window (at each instant an unmet client runs, until none is left), less the hand-over times
 //! and what is owed for it in the next. For larger sums of requests (which SM partitions allow) no greedy order proves them.
+//! Who is paced loses nothing: afterwards it needs at most its limit's part of what is left of the window, and in a loose window
+//! those parts fit.
 //! An unmet client waits at most for one token of each other client, its slack and grace, and one window.
 //! A client whose request is 0 is promised nothing.
 //!
@@ -130,6 +133,8 @@
 //! - Kernels longer than tokens cannot be cut, and what one overruns is taken from those who wait. If that were forgotten, as in
 //!   the paper, the GPU would be idle when the overuse is paid back: of caps of 10, 20, 30 and 40 % with kernels of 20 ms the
 //!   last had 30 %.
+//! - Where the limits leave time over, overuse is paid back before more is given: a client of 20 % with kernels of 30 ms would
+//!   otherwise run at the start of two windows and not in the third. Where they do not, the time would be lost.
 //! - Tokens are leases: a client that dies or hangs loses its SMs at once or at the end of its lease.
 use super::ConfigError;
 use super::ledger::{Gpu, Ledger, Rank};
@@ -683,10 +688,13 @@ mod tests {
             TokenAction::Throttle { until, .. } => Some(*until),
             _ => None,
         });
-        // 25 ms used of 10: after two more windows 5 ms are carried, and 5 are left.
+        // 25 ms used of 10: after two more windows 5 ms are carried, and 5 are left; nobody else wants them, and at that pace
+        // they are paid back in the middle of the next.
         assert_eq!(throttle, Some(at(200)));
         bench.log.clear();
-        bench.run_until(at(250));
+        bench.run_until(at(249));
+        assert_eq!(bench.used_ms(0), 25);
+        bench.run_until(at(275));
         assert!(matches!(bench.log.last(), Some((_, TokenAction::Throttle { .. }))), "{:?}", bench.log);
         assert_eq!(bench.used_ms(0), 50);
     }

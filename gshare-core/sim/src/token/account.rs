@@ -222,6 +222,30 @@ impl Account {
         self.remain_without(now, None, bound)
     }
 
+    /// When the limit has paid back what may be carried into the window of `now`, if it does so at its pace: at most the end of
+    /// that window, and its start where nothing is carried.
+    pub fn paid_back(&self, now: Timestamp) -> Timestamp {
+        let window = self.windows.index(now);
+        let changed = self.periods.iter().find(|period| period.window == window);
+        let limit = changed.map_or(self.quota.limit(), |period| period.smallest);
+        let carried = self.carried(window, Bound::Most);
+        self.windows.start(window).saturating_add(self.pace(carried, limit))
+    }
+
+    /// The limit that has been in force since the window of `now` began; zero where it began without the client, or with another.
+    pub fn standing_limit(&self, now: Timestamp) -> Quota {
+        let window = self.windows.index(now);
+        let changed = self.periods.iter().any(|period| period.window == window && !period.whole);
+        if changed { Quota::ZERO } else { self.quota.limit() }
+    }
+
+    /// The part of a window in which a limit pays overuse back; at most the whole.
+    fn pace(&self, overuse: Duration, limit: Quota) -> Duration {
+        let limit = limit.of(self.windows.length);
+        let part = u128::from(self.windows.length.as_nanos()) * u128::from(overuse.min(limit).as_nanos());
+        Duration::from_nanos(u64::try_from(part / u128::from(limit.as_nanos().max(1))).unwrap_or(u64::MAX))
+    }
+
     /// The start of the first window after that of `now` in which something remains, if nothing more is used till then.
     pub fn next_remain(&self, now: Timestamp, bound: Bound) -> Timestamp {
         let next = self.windows.index(now) + 1;

@@ -82,6 +82,8 @@ pub struct Literal {
     origins: Vec<(GpuId, Timestamp)>,
     /// GPUs and windows in which clients came, left or changed.
     reshuffled: Vec<(GpuId, u64)>,
+    /// GPUs and their windows at whose start the limits of the clients left time over.
+    loose: Vec<(GpuId, u64)>,
     leases: u64,
     requests: u64,
 }
@@ -162,6 +164,7 @@ impl Literal {
             known: Vec::new(),
             origins: Vec::new(),
             reshuffled: Vec::new(),
+            loose: Vec::new(),
             leases: 0,
             requests: 0,
         }
@@ -209,7 +212,7 @@ impl Literal {
                 let limit = client.limit_in(window - 1).saturating_add(client.owed_in(window - 1));
                 used = used.saturating_sub(limit).min(self.config.max_debt);
             }
-            used = used.saturating_add(client.charges.iter().filter(|c| c.0 == window).map(|c| c.1).sum());
+            used = used.saturating_add(self.charged(client, window));
         }
         used
     }
@@ -260,6 +263,31 @@ impl Literal {
 
     fn is_throttled(&self, client: &Client) -> bool {
         client.asked.is_some() && self.remain(client).is_zero()
+    }
+
+    /// When a client that waits may be served at the earliest, if that is later than now and nothing else forbids it: where the
+    /// limits left time over, once its limit has paid back what it carries, at its pace.
+    fn paced(&self, client: &Client) -> Option<Timestamp> {
+        let window = self.window(client.gpu);
+        if client.asked.is_none() || self.is_throttled(client) || !self.loose.contains(&(client.gpu, window))
+        {
+            return None;
+        }
+        let carried = self.used(client).saturating_sub(self.charged(client, window));
+        let start = self.window_end(client.gpu).saturating_sub(self.config.window);
+        let resumes = start.saturating_add(self.pace(carried, client.limit_in(window)));
+        (self.now < resumes).then_some(resumes)
+    }
+
+    /// The part of a window in which a limit pays overuse back; at most the whole.
+    fn pace(&self, overuse: Duration, limit: Duration) -> Duration {
+        let part = u128::from(self.config.window.as_nanos()) * u128::from(overuse.min(limit).as_nanos());
+        Duration::from_nanos(u64::try_from(part / u128::from(limit.as_nanos().max(1))).unwrap_or(u64::MAX))
+    }
+
+    /// What was charged to a window.
+    fn charged(&self, client: &Client, window: u64) -> Duration {
+        client.charges.iter().filter(|charge| charge.0 == window).map(|charge| charge.1).sum()
     }
 
     /// What a client carries of the last window, and what it missed of it.
@@ -316,6 +344,9 @@ impl Literal {
     /// waited longest, then the lower slot. `None` for who is not ready.
     fn rank(&self, client: &Client) -> Option<Rank> {
         let (number, since) = client.asked.filter(|_| !self.is_throttled(client))?;
+        if self.paced(client).is_some() {
+            return None;
+        }
         let (committed, request) = (self.committed(client), self.request(client));
         let entitled = request.saturating_add(self.owed(client));
         let met = committed >= entitled;
@@ -339,6 +370,8 @@ impl Literal {
     /// Step 1 on one GPU; gives whether anything happened.
     fn catch_up(&mut self, gpu: GpuId, until: Timestamp, actions: &mut Vec<TokenAction>) -> bool {
         let window_before = self.window_at(gpu, self.now);
+        let here = self.clients.iter().filter(|client| client.gpu == gpu);
+        let resumed = here.filter_map(|client| self.paced(client)).any(|resumes| resumes <= until);
         let mut revoked = false;
         loop {
             let due = self.clients.iter().enumerate().filter(|(_, client)| client.gpu == gpu);
@@ -357,7 +390,7 @@ impl Literal {
         }
         self.now = until;
         self.end_windows(gpu);
-        revoked || self.window_at(gpu, until) != window_before
+        revoked || resumed || self.window_at(gpu, until) != window_before
     }
 
     /// Brings the spare time of a GPU's clients up to date: at the end of each window an eighth of it, rounded up, is
@@ -395,6 +428,12 @@ impl Literal {
         }
         if windows > 0 {
             self.look_back(gpu);
+            let here = self.clients.iter().filter(|client| client.gpu == gpu);
+            let limits: u32 = here.map(|client| u32::from(client.share.quota.limit().get())).sum();
+            self.loose.retain(|(known, _)| *known != gpu);
+            if limits < 10_000 {
+                self.loose.push((gpu, window));
+            }
         }
         self.review();
     }
@@ -803,7 +842,7 @@ impl Engine for Literal {
             .iter()
             .filter(|client| client.asked.is_some())
             .map(|client| self.window_end(client.gpu));
-        releases.chain(ends).min()
+        releases.chain(ends).chain(self.clients.iter().filter_map(|client| self.paced(client))).min()
     }
 }
 

@@ -7,6 +7,9 @@
 //! - if nobody holds a token, nobody of them may be left;
 //! - if exactly one is left, no holder asks for more, and its SMs are free, it may not be left.
 //!
+//! Where the limits of the GPU's clients leave time over, a client may also wait until its limit has paid back what it overused
+//! before the window, at the pace of that limit: it can have what is left of it all the same.
+//!
 //! And the scheduler must wake up in time to keep this true: whenever a lease is open, or somebody asks, there is a
 //! deadline, it lies after `now`, and it is no later than the end of the window (for a client that asks) and the
 //! revocation of every lease.
@@ -14,7 +17,7 @@
 use super::Checker;
 use crate::token::Book;
 use crate::token::account::Bound;
-use gshare_core::{GpuId, SmShare, Timestamp, TokenScheduler};
+use gshare_core::{GpuId, Quota, SmShare, Timestamp, TokenScheduler};
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -44,7 +47,12 @@ fn on_gpu(book: &Book, now: Timestamp, gpu: GpuId) -> Result<(), String> {
             client.asked.is_some() && client.held.is_none() && !client.account.remain(now, bound).is_zero()
         })
     };
-    let Some((id, client)) = left(Bound::Most).next() else { return Ok(()) };
+    let limits: u32 =
+        book.on(gpu).map(|(_, client)| u32::from(client.account.standing_limit(now).get())).sum();
+    let time_over = limits < u32::from(Quota::WHOLE.get());
+    let mut surely =
+        left(Bound::Most).filter(|(_, client)| !time_over || client.account.paid_back(now) <= now);
+    let Some((id, client)) = surely.next() else { return Ok(()) };
     let remain = client.account.remain(now, Bound::Most);
     if book.on(gpu).all(|(_, client)| client.held.is_none()) {
         return Err(format!("{gpu} is idle while {id} asks and has {remain} left"));
