@@ -128,9 +128,10 @@ pub(super) struct Rank {
 
 /// A whole request, and a whole window, in the order of dispatch.
 const WHOLE: i64 = 1 << 16;
-/// This part of the time that a client waits counts as if it had had so much less. Whole kernels divide windows into equal
-/// parts but for microseconds, and those are no reason to keep who waits longer waiting.
-const AGING: i64 = 8;
+/// This part of the time that a client waits, up to so many windows, counts as if it had had so much less. Whole kernels divide
+/// windows into equal parts but for microseconds, and those are no reason to keep who waits longer waiting.
+const AGING: i64 = 12;
+const AGED: u64 = 4;
 
 /// Where a client is filed. Only one that waits is filed anywhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -281,8 +282,8 @@ impl Client {
             // Who is ahead gets less, but no later.
             let ahead = if self.granted == Some(window) { self.ahead() } else { 0 };
             let got = signed(committed) - signed(self.owed) + ahead;
-            let waited = signed(window_end.saturating_since(since).min(length.saturating_mul(2)));
-            // An hour and three windows in ns at most, times 65,536: fits.
+            let waited = signed(window_end.saturating_since(since).min(length.saturating_mul(AGED)));
+            // An hour and five windows in ns at most, times 65,536: fits.
             got * WHOLE / request - waited * (WHOLE / AGING) / signed(length)
         };
         Filed::Ready(Rank { met, key, asked, slot: self.id.slot() })

@@ -54,8 +54,8 @@
 //!    When it is older, what it adds is charged to this window.
 //! 3. **Dispatch** on the GPU concerned: go through the ready clients in the order of
 //!    - unmet before met;
-//!    - unmet: `(u - owed + ahead) / r` ascending (the least served in proportion first), less an eighth of the time that it waits
-//!      (of two windows at most): whole kernels divide windows into equal parts but for microseconds. Who has had no token in this
+//!    - unmet: `(u - owed + ahead) / r` ascending (the least served in proportion first), less a twelfth of the time that it waits
+//!      (of four windows at most): whole kernels divide windows into equal parts but for microseconds. Who has had no token in this
 //!      window is taken to be ahead by nothing, since who is ahead gets less, and not later. Last who still holds a token of an
 //!      earlier window, since a kernel under it may not be charged yet;
 //!    - met: `spare + u - r*W - owed` ascending (the least beyond its request first, in this window and before);

@@ -339,9 +339,9 @@ impl Literal {
     }
 
     /// The order of dispatch: unmet before met; the unmet by what they got, less what they are owed, and more by what those are
-    /// ahead who have had a token in this window, in 65,536ths of their requests, less an eighth of the part of a window (of two at
-    /// most) that they will have waited at its end; last who holds a lease of another window; met by what they got beyond it in this window and before; then who has
-    /// waited longest, then the lower slot. `None` for who is not ready.
+    /// ahead who have had a token in this window, in 65,536ths of their requests, less a twelfth of the part of a window (of four
+    /// at most) that they will have waited at its end; last who holds a lease of another window; met by what they got beyond it in
+    /// this window and before; then who has waited longest, then the lower slot. `None` for who is not ready.
     fn rank(&self, client: &Client) -> Option<Rank> {
         let (number, since) = client.asked.filter(|_| !self.is_throttled(client))?;
         if self.paced(client).is_some() {
@@ -360,8 +360,8 @@ impl Literal {
                 let request = signed(request).max(1);
                 let counted = got + if served { client.ahead } else { 0 };
                 let length = signed(self.config.window);
-                let waited = signed(self.window_end(client.gpu).saturating_since(since)).min(2 * length);
-                counted * 65_536 / request - waited * 8_192 / length
+                let waited = signed(self.window_end(client.gpu).saturating_since(since)).min(4 * length);
+                counted * 65_536 / request - waited * (65_536 / 12) / length
             }
         };
         Some((met, key, number, client.id.slot()))
