@@ -5,8 +5,8 @@
 //! `k / r` at best, so that `k / r - k` without the GPU cannot be avoided. Printed per length of the kernels and set of shares,
 //! over 40 cases each, in which kernels, pauses, hand-overs and arrivals differ a little, since a pattern may repeat for ever:
 //!
-//! - `off`: the largest share error of any client over the ten seconds: in points of the speed that it has alone where the shares
-//!   fill the GPU, since what hosts pause for is nobody's; else of the GPU's time, as far as it can use its share;
+//! - `off`: the largest share error of any client over the ten seconds, in points. What a host pauses for while it holds the GPU is
+//!   nobody's: where the shares with those pauses are more than the whole GPU, each is to be less by the same part;
 //! - `beyond`: by how much its longest time without the GPU exceeds a window (100 ms), or what cannot be avoided if that is
 //!   more: mean over all clients, and the largest;
 //! - `cases`: in how many it does, by more than 1 ms.
@@ -106,13 +106,12 @@ impl Row {
         paced.run(from.saturating_add(length)).expect("no rule is broken");
 
         let alone = ms(pace.kernel) / (ms(pace.kernel) + ms(pace.pause));
-        let full = shares.iter().sum::<u64>() == 100;
+        let needed = (shares.iter().sum::<u64>() as f64 / 100.0 / alone).max(1.0);
         let mut most = 0.0_f64;
         for ((&client, &share), before) in clients.iter().zip(shares).zip(before) {
             let got = paced.got(client);
             let (share, part) = (share as f64, ms(got.busy.saturating_sub(before)) / ms(length));
-            let off =
-                if full { part / alone * 100.0 - share } else { part * 100.0 - share.min(alone * 100.0) };
+            let off = part * 100.0 * needed - share;
             self.off = self.off.max(off.abs());
             let unavoidable = ms(pace.kernel) * (100.0 / share - 1.0);
             let beyond = (ms(got.gap) - unavoidable.max(ms(window))).max(0.0);
