@@ -34,7 +34,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::clock;
 use crate::context::Progress;
 use crate::control::{CONTROL, State};
-use crate::cost::{Row, Suspicion};
+use crate::cost::{Row, Suspicion, surely};
 use crate::cycle::Cycles;
 use crate::gate::{Device, Pending, ThreadRecord};
 use crate::lifecycle::{self, Answer, Request, Runtime};
@@ -625,8 +625,8 @@ impl Account {
                 costs.learn(row, sample);
             }
             Some(known) if sample > known && suspect => {
-                if let Some(proven) = self.suspicions.entry(row).or_default().add(sample) {
-                    costs.set(row, proven);
+                if let Some(proven) = self.suspicions.entry(row).or_default().add(surely(sample, REMAINDER)) {
+                    costs.set(row, proven.max(known));
                 }
             }
             Some(known) if sample > known && !pending.dense => {}

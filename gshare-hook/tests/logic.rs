@@ -22,7 +22,7 @@ use gshare_core::{Bytes, ResourceSpec};
 use proptest::prelude::*;
 
 use config::Config;
-use cost::{CostTable, SUSPECTS, Suspicion, shape};
+use cost::{CostTable, SUSPECTS, Suspicion, shape, surely};
 use cycle::{Cycle, Cycles};
 use memory::{Account, Book, Key, Kind, Record};
 use timing::{Coverage, charge};
@@ -52,6 +52,8 @@ fn samples_that_may_be_too_long_are_believed_only_when_many_agree_and_then_the_l
     assert!(proven[..proven.len() - 1].iter().all(Option::is_none), "{proven:?}");
     assert_eq!(suspicion.add(9_000), None, "and the count begins again");
     assert!(Suspicion::of_first(true).cost_itself && !Suspicion::default().cost_itself);
+    assert_eq!(surely(64_000_000, 500_000), 63_500_000, "all of them may hold the end of another's turn");
+    assert_eq!(surely(6_400_000, 500_000), 6_300_000, "but no kernel is taken for much less than it is");
 }
 
 #[test]
