@@ -38,7 +38,7 @@ use crate::cost::{Row, Suspicion, surely};
 use crate::cycle::Cycles;
 use crate::gate::{Device, Pending, ThreadRecord};
 use crate::lifecycle::{self, Answer, Request, Runtime};
-use crate::timing::{Coverage, charge};
+use crate::timing::{Behind, Coverage, charge};
 use crate::transport::Connection;
 
 /// In-flight bound before the daemon has named one.
@@ -161,6 +161,8 @@ struct Account {
     coverage: Coverage,
     /// Until when the device is known to have worked for this process.
     worked_until: u64,
+    /// What its turns waited for the end of others' lately.
+    behind: Behind,
     running: VecDeque<Pending>,
     /// Rows whose last samples were above their cost and may have been too long.
     suspicions: HashMap<Row, Suspicion>,
@@ -504,6 +506,7 @@ impl Account {
             ledger: LeaseLedger::new(IN_FLIGHT),
             coverage: Coverage::new(),
             worked_until: 0,
+            behind: Behind::default(),
             running: VecDeque::new(),
             suspicions: HashMap::new(),
             expires: 0,
@@ -608,7 +611,7 @@ impl Account {
         let launches = u64::from(pending.launches.max(1));
         let sample = (length - gap) / launches;
         // The device was idle for us before: the interval may hold the end of another process's turn.
-        let after_idle = start > self.worked_until + IDLE_GAP;
+        let after_idle = self.is_first(start);
         self.worked_until = self.worked_until.max(end);
         let costs = &self.device.costs;
         let Some(row) = pending.row else {
@@ -619,6 +622,9 @@ impl Account {
         // Every interval is an upper bound; only a dense one tells that a cost has risen, and one after idleness may hold
         // the end of another process's turn.
         let suspect = pending.dense && after_idle;
+        if suspect && let Some(known) = known {
+            self.behind.seen(length.saturating_sub(known * launches).min(REMAINDER));
+        }
         match known {
             None => {
                 self.suspicions.insert(row, Suspicion::of_first(suspect));
@@ -654,9 +660,16 @@ impl Account {
         }
     }
 
+    /// Whether work that came at `start` is the first of a turn.
+    fn is_first(&self, start: u64) -> bool {
+        start > self.worked_until + IDLE_GAP
+    }
+
     /// When the oldest piece of work that is not known to be over began, at the latest.
     fn began_at(&self, now: u64) -> u64 {
-        self.running.front().map_or(now, |pending| self.worked_until.max(pending.opened).min(now))
+        let Some(pending) = self.running.front() else { return now };
+        let behind = if self.is_first(pending.opened) { self.behind.most() } else { 0 };
+        self.worked_until.max(pending.opened.saturating_add(behind)).min(now)
     }
 
     /// Launches whose thread has gone elsewhere with its segment open are taken for done after a while.

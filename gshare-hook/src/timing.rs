@@ -71,6 +71,27 @@ impl Coverage {
     }
 }
 
+/// How long turns of this process waited for the end of others' lately, in ns: the longest of that, a quarter less with each turn.
+///
+/// Turns are handed over a little before they are over, by when they are predicted to be. If each took its work to begin when it
+/// was launched, it would be over later than predicted by what it waited, the next one later still, and so on, until kernels of
+/// several processes wait in the device and are measured with each other. What counts as waited is at most how much earlier
+/// turns are handed over: a turn that waited longer hands over a little less early, and so the excess goes away.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Behind(u64);
+
+impl Behind {
+    /// A turn waited so long.
+    pub(crate) fn seen(&mut self, waited: u64) {
+        self.0 = waited.max(self.0 - self.0 / 4);
+    }
+
+    /// How long the next one may wait, in ns.
+    pub(crate) fn most(self) -> u64 {
+        self.0
+    }
+}
+
 /// What a segment costs, in ns: `growth` of the coverage, `predicted` for its launches.
 pub(crate) fn charge(growth: u64, predicted: u64, dense: bool) -> u64 {
     if dense { growth } else { growth.min(predicted) }

@@ -25,7 +25,7 @@ use config::Config;
 use cost::{CostTable, SUSPECTS, Suspicion, shape, surely};
 use cycle::{Cycle, Cycles};
 use memory::{Account, Book, Key, Kind, Record};
-use timing::{Coverage, charge};
+use timing::{Behind, Coverage, charge};
 
 // ---- cost -----------------------------------------------------------------------------------------------------------
 
@@ -162,6 +162,23 @@ proptest! {
             end = end.max(to);
         }
         prop_assert!(total <= union);
+    }
+}
+
+#[test]
+fn what_a_turn_waits_for_the_one_before_does_not_add_up() {
+    let (kernel, early) = (30_000_000_u64, 500_000);
+    let mut behind = [Behind::default(); 3];
+    let (mut launched, mut free) = (0, 0);
+    for turn in 0..300 {
+        let own = &mut behind[turn % 3];
+        let waited = u64::saturating_sub(free, launched);
+        // Otherwise a third of a millisecond more in each turn, to 100 ms.
+        assert!(waited < 4 * early, "{waited} ns in turn {turn}");
+        free = launched.max(free) + kernel;
+        let handed_over = (launched + own.most() + kernel - early).min(free);
+        own.seen(waited.min(early));
+        launched = handed_over + 100_000 + (turn as u64 * 7_919) % 100_000;
     }
 }
 
