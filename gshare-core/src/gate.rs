@@ -328,6 +328,14 @@ impl LeaseLedger {
         }
     }
 
+    /// GPU time in flight, once the budget of the open lease is spent. Of one moment: a launch that spends the last of it while
+    /// this is worked out is either in neither or in both.
+    pub fn in_flight_if_spent(&self, gate: &LaunchGate) -> Option<Duration> {
+        let charged = self.charged(gate);
+        let spent = self.lease.is_some() && charged + self.correction >= self.budget;
+        spent.then(|| nanos(self.inherited + charged - self.completed))
+    }
+
     /// GPU time used so far under the open lease. Never shrinks.
     pub fn used(&mut self, gate: &LaunchGate) -> Duration {
         if self.lease.is_none() {
@@ -346,8 +354,20 @@ impl LeaseLedger {
         // What was measured below what had been reported already counts for the next lease.
         self.correction = balance - used;
         self.inherited += charged - self.completed;
-        (self.budget, self.released, self.reported, self.completed) = (0, 0, 0, 0);
+        (self.budget, self.released, self.completed) = (0, 0, 0);
         Some(Settlement { lease, used: nanos(used) })
+    }
+
+    /// The settlement of the lease that was closed last with what has been measured since. What is not asked for before the next
+    /// lease is opened counts for that.
+    pub fn revise(&mut self, settlement: Settlement) -> Settlement {
+        if self.lease.is_some() {
+            return settlement;
+        }
+        let balance = clamp_credit(settlement.used) + self.correction;
+        let used = self.reported.max(balance).max(0);
+        self.correction = balance - used;
+        Settlement { used: nanos(used), ..settlement }
     }
 
     /// Predicted cost of all launches under this lease.
@@ -557,6 +577,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_measured_before_a_closed_lease_is_returned_counts_for_it() {
+        let (gate, mut ledger) = (LaunchGate::new(), LeaseLedger::new(ms(100)));
+        ledger.grant(&gate, LeaseId(1), ms(10));
+        assert!(gate.try_spend(0, MS));
+        assert!(gate.try_spend(0, ms(4)));
+        assert_eq!(ledger.used(&gate), ms(5));
+        let closed = ledger.close(&gate).unwrap();
+        ledger.completed(&gate, MS, ms(30));
+        let revised = ledger.revise(closed);
+        assert_eq!(revised, Settlement { lease: LeaseId(1), used: ms(34) });
+        assert_eq!(ledger.revise(revised), revised, "once");
+        ledger.completed(&gate, ms(4), Duration::ZERO);
+        assert_eq!(ledger.revise(closed).used, ms(5), "reported already");
+        ledger.grant(&gate, LeaseId(2), ms(10));
+        assert_eq!(ledger.revise(closed), closed, "too late");
+    }
+
+    #[test]
     fn usage_reported_never_shrinks_and_the_difference_is_not_lost() {
         let (gate, mut ledger) = (LaunchGate::new(), LeaseLedger::new(ms(100)));
         ledger.grant(&gate, LeaseId(1), ms(10));
@@ -639,16 +677,18 @@ mod tests {
         #[test]
         fn the_ledger_agrees_with_plain_arithmetic(
             threads in 1usize..4,
-            steps in prop::collection::vec((0u8..4, 1u64..3_000_000), 1..200),
+            steps in prop::collection::vec((0u8..5, 1u64..3_000_000), 1..200),
         ) {
             let bound = 2_000_000;
             let (gate, mut ledger) = (LaunchGate::new(), LeaseLedger::new(Duration::from_nanos(bound)));
             let (mut queue, mut id) = (std::collections::VecDeque::new(), 0);
             let (mut charged, mut measured_minus_predicted, mut settled) = (0i64, 0i64, 0i64);
+            let mut closed = None;
             for (what, size) in steps {
                 match what {
                     0 => {
                         id += 1;
+                        closed = None;
                         if let Some(done) = ledger.grant(&gate, LeaseId(id), Duration::from_nanos(size)) {
                             settled += done.used.as_nanos() as i64;
                         }
@@ -668,9 +708,17 @@ mod tests {
                             ledger.completed(&gate, Duration::from_nanos(predicted), Duration::from_nanos(measured));
                         }
                     }
-                    _ => {
+                    3 => {
                         if let Some(done) = ledger.close(&gate) {
                             settled += done.used.as_nanos() as i64;
+                            closed = Some(done);
+                        }
+                    }
+                    _ => {
+                        if let Some(done) = closed {
+                            let revised = ledger.revise(done);
+                            settled += revised.used.as_nanos() as i64 - done.used.as_nanos() as i64;
+                            closed = Some(revised);
                         }
                     }
                 }
@@ -712,6 +760,26 @@ mod loom_tests {
             // Credit that strayed and was not settled yet makes the next lease cheaper: `correction`.
             let settled = i64::try_from((first + second).as_nanos()).unwrap() + ledger.correction;
             assert_eq!(settled, i64::try_from(spent).unwrap() + gate.stray.load(Ordering::Acquire));
+        });
+    }
+
+    /// The thread that decides on the lease asks while another spends the last of its budget.
+    #[test]
+    fn what_is_found_spent_is_found_in_flight() {
+        loom::model(|| {
+            let gate = Arc::new(LaunchGate::new());
+            let mut ledger = LeaseLedger::new(Duration::from_millis(100));
+            ledger.grant(&gate, LeaseId(1), Duration::from_nanos(10_000));
+            let launches = {
+                let gate = Arc::clone(&gate);
+                loom::thread::spawn(move || assert!(gate.try_spend(0, Duration::from_nanos(30_000))))
+            };
+            // Without it the launches always come last.
+            loom::thread::yield_now();
+            let found = ledger.in_flight_if_spent(&gate);
+            assert!(found.is_none_or(|in_flight| in_flight >= Duration::from_nanos(10_000)), "{found:?}");
+            launches.join().unwrap();
+            assert_eq!(ledger.in_flight_if_spent(&gate), Some(Duration::from_nanos(30_000)));
         });
     }
 }

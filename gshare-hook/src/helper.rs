@@ -38,7 +38,7 @@ use crate::cost::{Row, Suspicion, surely};
 use crate::cycle::Cycles;
 use crate::gate::{Device, Pending, ThreadRecord};
 use crate::lifecycle::{self, Answer, Request, Runtime};
-use crate::timing::{Behind, Coverage, charge};
+use crate::timing::{Behind, Coverage, charge, ends_first};
 use crate::transport::Connection;
 
 /// In-flight bound before the daemon has named one.
@@ -163,6 +163,8 @@ struct Account {
     worked_until: u64,
     /// What its turns waited for the end of others' lately.
     behind: Behind,
+    /// Leases given back so far.
+    returns: u64,
     running: VecDeque<Pending>,
     /// Rows whose last samples were above their cost and may have been too long.
     suspicions: HashMap<Row, Suspicion>,
@@ -507,6 +509,7 @@ impl Account {
             coverage: Coverage::new(),
             worked_until: 0,
             behind: Behind::default(),
+            returns: 0,
             running: VecDeque::new(),
             suspicions: HashMap::new(),
             expires: 0,
@@ -731,7 +734,9 @@ impl Account {
         let wants = self.wants_more(now);
         let queued = self.queued(now);
         if let Some((settlement, by)) = self.owed {
-            if queued <= REMAINDER || now >= by {
+            let over = self.running.is_empty() || !ends_first(self.returns);
+            if (queued <= REMAINDER && over) || now >= by {
+                self.returns += 1;
                 self.owed = None;
                 let Settlement { lease, used } = settlement;
                 self.asked = wants;
