@@ -330,6 +330,8 @@ impl Device {
 
     /// Something changed that a waiting thread may be waiting for.
     pub(crate) fn wake(&self) {
+        // Whoever has just looked in vain is asleep before the line is free.
+        drop(self.line.lock().unwrap_or_else(PoisonError::into_inner));
         self.moved.notify_all();
     }
 
@@ -348,6 +350,7 @@ impl Device {
         let ticket = line.next;
         line.next += 1;
         let (mut seen, mut stuck_since) = (line.serving, began);
+        let mut gone = false;
         let passed = loop {
             if self.shut.load(Ordering::Acquire) {
                 break false;
@@ -364,8 +367,8 @@ impl Device {
             if front && self.gate.try_spend(thread.number, Duration::from_nanos(cost)) {
                 break true;
             }
-            if runtime.helper_is_gone(now) {
-                lifecycle::stand_aside("its helper thread is gone");
+            gone = runtime.helper_is_gone(now);
+            if gone {
                 break true;
             }
             line = self
@@ -376,6 +379,9 @@ impl Device {
         };
         line.serving = line.serving.max(ticket + 1);
         drop(line);
+        if gone {
+            lifecycle::stand_aside("its helper thread is gone");
+        }
         self.waiting.fetch_sub(1, Ordering::AcqRel);
         self.waited_ns.fetch_add(clock::now_ns() - began, Ordering::Relaxed);
         self.moved.notify_all();

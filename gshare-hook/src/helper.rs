@@ -9,9 +9,10 @@
 //! ```text
 //! a thread waits        ─▶ TokenRequest                Grant ─▶ credit, up to the in-flight bound, more as work completes
 //! budget nearly spent   ─▶ TokenRequest ahead          Grant ─▶ the same lease, longer
-//! budget spent, expired ─▶ no more credit; when what is queued has drained to [`REMAINDER`]: TokenReturn, with the
-//!                          GPU time used, and whether another is wanted (a kernel that runs is waited for: whoever is
-//!                          let in behind it would measure its end as his own; the daemon's grace bounds the wait)
+//! budget spent, expired ─▶ no more credit; when what is queued has drained to [`REMAINDER`], now and then to nothing
+//!                          ([`Turns::ends_first`]): TokenReturn, with the GPU time used as far as it is measured, and
+//!                          whether another is wanted (a kernel that runs is waited for: whoever is let in behind it would
+//!                          measure its end as his own; the daemon's grace bounds the wait)
 //! nothing launched for [`IDLE`] and nothing queued ─▶ TokenReturn
 //! ```
 //! Near the expiry the in-flight bound shrinks with the time that is left, so that the queue drains by then.
@@ -38,7 +39,7 @@ use crate::cost::{Row, Suspicion, surely};
 use crate::cycle::Cycles;
 use crate::gate::{Device, Pending, ThreadRecord};
 use crate::lifecycle::{self, Answer, Request, Runtime};
-use crate::timing::{Behind, Coverage, charge, ends_first};
+use crate::timing::{Behind, Coverage, Turns, charge};
 use crate::transport::Connection;
 
 /// In-flight bound before the daemon has named one.
@@ -163,8 +164,7 @@ struct Account {
     worked_until: u64,
     /// What its turns waited for the end of others' lately.
     behind: Behind,
-    /// Leases given back so far.
-    returns: u64,
+    turns: Turns,
     running: VecDeque<Pending>,
     /// Rows whose last samples were above their cost and may have been too long.
     suspicions: HashMap<Row, Suspicion>,
@@ -345,7 +345,7 @@ impl Helper {
                 let Some(account) = self.account_of(client) else { return };
                 account.asked = false;
                 account.expires = expires.as_nanos();
-                let owed = account.owed.take().map(|(settlement, _)| settlement);
+                let owed = account.owed.take().map(|(settlement, _)| account.ledger.revise(settlement));
                 // The end of the last lease has left a bound that would let next to nothing in.
                 account.bound_in_flight(now);
                 let replaced = account.ledger.grant(&account.device.gate, lease, budget);
@@ -361,7 +361,8 @@ impl Helper {
                 let open = account.ledger.lease() == Some(lease);
                 let closed = if open { account.ledger.close(&account.device.gate) } else { None };
                 // A revoked lease was charged its budget: what was used may be more.
-                for settlement in owed.map(|(settlement, _)| settlement).into_iter().chain(closed) {
+                let owed = owed.map(|(settlement, _)| account.ledger.revise(settlement));
+                for settlement in owed.into_iter().chain(closed) {
                     self.say_return(client, settlement, false);
                 }
             }
@@ -509,7 +510,7 @@ impl Account {
             coverage: Coverage::new(),
             worked_until: 0,
             behind: Behind::default(),
-            returns: 0,
+            turns: Turns::default(),
             running: VecDeque::new(),
             suspicions: HashMap::new(),
             expires: 0,
@@ -613,19 +614,24 @@ impl Account {
         let growth = self.coverage.add(start + gap, end);
         let launches = u64::from(pending.launches.max(1));
         let sample = (length - gap) / launches;
-        // The device was idle for us before: the interval may hold the end of another process's turn.
+        // The device was idle for us before: the interval may hold the end of another process's turn. What is over after its own
+        // turn was handed over may hold the beginning of one.
         let after_idle = self.is_first(start);
+        let shared = after_idle || self.turns.outlasted(pending.opened, end);
         self.worked_until = self.worked_until.max(end);
         let costs = &self.device.costs;
         let Some(row) = pending.row else {
-            return charge(growth, pending.predicted, pending.dense && !after_idle);
+            return charge(growth, pending.predicted, pending.dense && !shared);
         };
         let known = costs.known(row);
-        let dense = pending.dense && (!after_idle || known.is_none());
-        // Every interval is an upper bound; only a dense one tells that a cost has risen, and one after idleness may hold
-        // the end of another process's turn.
-        let suspect = pending.dense && after_idle;
-        if suspect && let Some(known) = known {
+        let dense = pending.dense && (!shared || known.is_none());
+        // Every interval is an upper bound; only a dense one tells that a cost has risen, and no more than that if others may
+        // have had part of it.
+        let suspect = pending.dense && shared;
+        if pending.dense
+            && after_idle
+            && let Some(known) = known
+        {
             self.behind.seen(length.saturating_sub(known * launches).min(REMAINDER));
         }
         match known {
@@ -649,7 +655,11 @@ impl Account {
 
     /// GPU time that is queued now: what is in flight, less what the device must have done since it was last heard of.
     fn queued(&self, now: u64) -> u64 {
-        let in_flight = self.in_flight();
+        self.queued_of(self.in_flight(), now)
+    }
+
+    /// The same, where `in_flight` is.
+    fn queued_of(&self, in_flight: u64, now: u64) -> u64 {
         let unknown =
             |pending: &Pending| pending.row.is_some_and(|row| self.device.costs.known(row).is_none());
         if self.running.iter().any(unknown) {
@@ -696,7 +706,12 @@ impl Account {
 
     /// GPU time launched and not known to have completed, in ns.
     fn in_flight(&self) -> u64 {
-        self.ledger.in_flight(&self.device.gate).as_nanos().saturating_sub(self.prepaid)
+        self.launched_of(self.ledger.in_flight(&self.device.gate))
+    }
+
+    /// What of the time in flight, as the ledger has it, is of launches and not prepaid for them, in ns.
+    fn launched_of(&self, in_flight: Duration) -> u64 {
+        in_flight.as_nanos().saturating_sub(self.prepaid)
     }
 
     /// Whether the program is going to launch more, as far as can be told: it waits for credit, or for what it launched, or has
@@ -732,13 +747,13 @@ impl Account {
             return said;
         }
         let wants = self.wants_more(now);
-        let queued = self.queued(now);
         if let Some((settlement, by)) = self.owed {
-            let over = self.running.is_empty() || !ends_first(self.returns);
+            let queued = self.queued(now);
+            let over = self.running.is_empty() || !self.turns.ends_first();
             if (queued <= REMAINDER && over) || now >= by {
-                self.returns += 1;
+                self.turns.hand_over(now);
                 self.owed = None;
-                let Settlement { lease, used } = settlement;
+                let Settlement { lease, used } = self.ledger.revise(settlement);
                 self.asked = wants;
                 said.push(ToDaemon::TokenReturn { client, lease, used, again: wants.into() });
             }
@@ -753,11 +768,14 @@ impl Account {
         };
         let left = self.bound_in_flight(now);
         let unspent = self.ledger.unspent(gate).as_nanos();
-        if left == 0 || !wants || (unspent == 0 && queued <= REMAINDER) {
+        // Threads go on spending meanwhile: what a kernel spends is to be found queued, too.
+        let spent =
+            self.ledger.in_flight_if_spent(gate).map(|time| self.queued_of(self.launched_of(time), now));
+        if left == 0 || !wants || spent.is_some_and(|queued| queued <= REMAINDER) {
             if let Some(settlement) = self.ledger.close(gate) {
                 // Until then the device works for this process: whoever is let in earlier waits behind it, and measures
                 // that as its own.
-                self.owed = Some((settlement, now + queued + DRAIN));
+                self.owed = Some((settlement, now + self.queued(now) + DRAIN));
                 said.extend(self.decide_with_daemon(client, now));
             }
             return said;
@@ -784,10 +802,10 @@ impl Account {
     fn decide_locally(&mut self, now: u64) {
         let wants = self.wants_more(now);
         let gate = &self.device.gate;
-        let in_flight = self.in_flight();
+        let in_flight = self.ledger.in_flight_if_spent(gate).map(|time| self.launched_of(time));
         let Source::Local(share, next) = &mut self.source else { return };
         if self.ledger.lease().is_some() {
-            let spent = self.ledger.unspent(gate).is_zero() && in_flight <= REMAINDER;
+            let spent = in_flight.is_some_and(|in_flight| in_flight <= REMAINDER);
             if (now >= self.expires || spent || !wants)
                 && let Some(settlement) = self.ledger.close(gate)
             {

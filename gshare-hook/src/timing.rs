@@ -92,10 +92,29 @@ impl Behind {
     }
 }
 
-/// Whether a turn is to be over before it is handed over, the first of so many: who comes next then measures his first kernel
-/// without the end of this turn, which he cannot tell from it.
-pub(crate) fn ends_first(returns: u64) -> bool {
-    returns.is_multiple_of(16)
+/// The turns of this process, as far as they touch others': how many it handed over, and when it did so last (in ns).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Turns {
+    handed_over: u64,
+    last: u64,
+}
+
+impl Turns {
+    /// The turn is another's from now on.
+    pub(crate) fn hand_over(&mut self, now: u64) {
+        (self.handed_over, self.last) = (self.handed_over + 1, now);
+    }
+
+    /// Whether the work of this turn is to be over before it is handed over: of the first four turns, and of one in sixteen. Whoever
+    /// comes next then measures its first kernel without the end of this turn, which it cannot tell from it.
+    pub(crate) fn ends_first(self) -> bool {
+        self.handed_over < 4 || self.handed_over.is_multiple_of(16)
+    }
+
+    /// Whether what was launched at `opened` and over at `end` ran beside the beginning of another's turn.
+    pub(crate) fn outlasted(self, opened: u64, end: u64) -> bool {
+        opened < self.last && self.last < end
+    }
 }
 
 /// What a segment costs, in ns: `growth` of the coverage, `predicted` for its launches.

@@ -179,6 +179,55 @@ fn a_program_that_waits_for_a_long_kernel_asks_for_the_next_token_meanwhile() {
     assert!(told.empty_handed <= 10, "{} of 20 tokens: {told:?}", told.empty_handed);
 }
 
+/// Runs two programs side by side, each of so many kernels, and gives what a daemon was told that gives tokens in turns.
+fn in_turns(token: Duration, kernel: &str, count: &str) -> common::daemon::Told {
+    let program = program("devices", &[]);
+    let place = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_in_turns(&place.path().join("g.sock"), token);
+    let run = || Run::hooked(&program, &["queues", kernel, count]).env("GSHARE_SOCKET", &daemon.socket);
+    let first = run();
+    let second = run().env("GSHARE_SIM_DEVICE", first.device());
+    std::thread::scope(|scope| {
+        for run in [first, second].map(|run| scope.spawn(|| run.finish())) {
+            let run = run.join().unwrap();
+            assert_eq!(run.code, Some(0), "{}", run.stderr);
+        }
+    });
+    daemon.told()
+}
+
+/// Credit is spent by one thread while another decides on the lease: what is found spent has to be found queued too.
+#[test]
+fn a_token_is_held_while_its_kernel_runs() {
+    // One kernel to a token.
+    let turns = in_turns(Duration::from_millis(5), "spin_8ms", "200").turns;
+    assert!(turns.len() >= 390, "{} turns", turns.len());
+    for (turn, &(held, used)) in turns.iter().enumerate() {
+        // Half a millisecond before it is over. Of 400, a few were returned 5 ms before.
+        assert!(used < held + 2_000_000, "turn {turn}: used {used} ns, held {held} ns");
+    }
+    // The first few of both programs.
+    assert!(
+        turns[..8].iter().all(|&(held, _)| held >= 8_000_000),
+        "these were to be over: {:?}",
+        &turns[..8]
+    );
+}
+
+/// Its token expires while it runs, and when it is returned all is known.
+#[test]
+fn a_kernel_of_which_nothing_was_known_is_charged_to_its_token() {
+    let turns = in_turns(Duration::from_millis(5), "spin_30ms", "3").turns;
+    assert!(turns[..2].iter().all(|&(_, used)| used >= 29_000_000), "{turns:?}");
+}
+
+#[test]
+fn what_two_programs_use_in_turns_is_what_the_device_did() {
+    let told = in_turns(Duration::from_millis(3), "spin_10us", "80000");
+    // 1.6 s.
+    assert!((1_550_000_000..=1_650_000_000).contains(&told.used_ns()), "{told:?}");
+}
+
 /// What a line in `/etc/ld.so.preload` does for every program, the loader's own option does for one, without root.
 #[test]
 fn the_loader_preloads_it_without_the_environment() {

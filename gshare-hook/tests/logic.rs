@@ -25,7 +25,7 @@ use config::Config;
 use cost::{CostTable, SUSPECTS, Suspicion, shape, surely};
 use cycle::{Cycle, Cycles};
 use memory::{Account, Book, Key, Kind, Record};
-use timing::{Behind, Coverage, charge};
+use timing::{Behind, Coverage, Turns, charge};
 
 // ---- cost -----------------------------------------------------------------------------------------------------------
 
@@ -180,6 +180,18 @@ fn what_a_turn_waits_for_the_one_before_does_not_add_up() {
         own.seen(waited.min(early));
         launched = handed_over + 100_000 + (turn as u64 * 7_919) % 100_000;
     }
+}
+
+#[test]
+fn a_turn_in_sixteen_ends_before_it_is_handed_over_and_no_other_says_what_its_last_work_took() {
+    let mut turns = Turns::default();
+    let ended: Vec<u64> =
+        (0..40).filter(|&turn| (turns.ends_first(), turns.hand_over(turn * 1_000)).0).collect();
+    assert_eq!(ended, [0, 1, 2, 3, 16, 32]);
+    // The last was handed over at 39,000.
+    assert!(turns.outlasted(38_900, 39_400));
+    assert!(!turns.outlasted(38_000, 38_900), "over before");
+    assert!(!turns.outlasted(41_000, 42_000), "of the next turn");
 }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------

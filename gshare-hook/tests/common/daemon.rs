@@ -1,4 +1,4 @@
-//! A daemon with one policy: whoever asks gets a token at once. It writes down what it is told.
+//! A daemon with two policies: whoever asks gets a token at once, or in his turn. It writes down what it is told.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -35,6 +35,8 @@ pub struct Told {
     pub empty_handed: u64,
     /// Launches reported.
     pub launches: u64,
+    /// Of each token that was held when it was returned: how long by the clock, and what was used, in ns.
+    pub turns: Vec<(u64, u64)>,
 }
 
 impl Told {
@@ -57,6 +59,10 @@ struct Peer {
     received: Sequence,
     client: ClientId,
     holds: Option<LeaseId>,
+    /// Since when, in ns.
+    holds_since: u64,
+    /// Who waits for a turn, on which device, and as which in line.
+    waits: Option<(u64, ClientId)>,
 }
 
 impl Peer {
@@ -65,11 +71,31 @@ impl Peer {
         message.encode(self.sent.stamp(), &mut frame);
         let _ = rustix::net::send(&self.socket, &frame, SendFlags::NOSIGNAL);
     }
+
+    fn grant(&mut self, client: ClientId, lease: LeaseId, token: Duration) {
+        (self.holds, self.holds_since, self.waits) = (Some(lease), now_ns(), None);
+        let expires = Timestamp::from_nanos(self.holds_since + token.as_nanos() + 10_000_000);
+        self.say(&ToClient::Grant { client, lease, budget: token, expires });
+    }
+}
+
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
 impl Daemon {
     /// Grants tokens of `token` GPU time (10 ms of wall time more to use them) under `spec`.
     pub fn start(socket: &Path, spec: ResourceSpec, token: Duration) -> Self {
+        Self::start_with(socket, spec, token, false)
+    }
+
+    /// The same, to one process at a time, in the order in which they ask.
+    pub fn start_in_turns(socket: &Path, token: Duration) -> Self {
+        Self::start_with(socket, ResourceSpec::UNLIMITED, token, true)
+    }
+
+    fn start_with(socket: &Path, spec: ResourceSpec, token: Duration, in_turns: bool) -> Self {
         let _ = std::fs::remove_file(socket);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener =
@@ -79,7 +105,7 @@ impl Daemon {
         let (told, stop) = (Arc::<Mutex<Told>>::default(), Arc::new(AtomicBool::new(false)));
         let thread = {
             let (told, stop) = (Arc::clone(&told), Arc::clone(&stop));
-            std::thread::spawn(move || serve(&listener, spec, token, &told, &stop))
+            std::thread::spawn(move || serve(&listener, spec, token, in_turns, &told, &stop))
         };
         Self { socket: socket.to_owned(), told, stop, thread: Some(thread) }
     }
@@ -99,9 +125,16 @@ impl Drop for Daemon {
     }
 }
 
-fn serve(listener: &OwnedFd, spec: ResourceSpec, token: Duration, told: &Mutex<Told>, stop: &AtomicBool) {
+fn serve(
+    listener: &OwnedFd,
+    spec: ResourceSpec,
+    token: Duration,
+    in_turns: bool,
+    told: &Mutex<Told>,
+    stop: &AtomicBool,
+) {
     let mut peers: Vec<Peer> = Vec::new();
-    let mut leases = 0;
+    let (mut leases, mut requests) = (0, 0);
     while !stop.load(Ordering::Acquire) {
         let ready: Vec<bool> = {
             let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
@@ -120,7 +153,10 @@ fn serve(listener: &OwnedFd, spec: ResourceSpec, token: Duration, told: &Mutex<T
                     let (sequence, message) =
                         ToDaemon::decode(&frame[..length]).expect("the hook speaks the format");
                     peer.received.check(sequence).expect("the hook numbers its frames");
-                    hear(peer, message, spec, token, &mut leases, &mut told.lock().unwrap());
+                    if let Some(client) = hear(peer, message, spec, &mut told.lock().unwrap()) {
+                        requests += 1;
+                        peer.waits = Some((requests, client));
+                    }
                 }
                 _ => gone.push(index),
             }
@@ -128,32 +164,25 @@ fn serve(listener: &OwnedFd, spec: ResourceSpec, token: Duration, told: &Mutex<T
         for index in gone.into_iter().rev() {
             peers.remove(index);
         }
+        while !in_turns || peers.iter().all(|peer| peer.holds.is_none()) {
+            let next =
+                peers.iter_mut().filter_map(|peer| Some((peer.waits?, peer))).min_by_key(|next| next.0);
+            let Some(((_, client), peer)) = next else { break };
+            leases += 1;
+            peer.grant(client, LeaseId(leases), token);
+        }
         if ready[0]
             && let Ok(socket) = rustix::net::accept(listener)
         {
             let client = ClientId::new(u32::try_from(peers.len()).unwrap(), 1);
             let (sent, received) = (Sequence::default(), Sequence::default());
-            peers.push(Peer { socket, sent, received, client, holds: None });
+            peers.push(Peer { socket, sent, received, client, holds: None, holds_since: 0, waits: None });
         }
     }
 }
 
-fn hear(
-    peer: &mut Peer,
-    message: ToDaemon,
-    spec: ResourceSpec,
-    token: Duration,
-    leases: &mut u64,
-    told: &mut Told,
-) {
-    let mut grant = |peer: &mut Peer, client: ClientId| {
-        *leases += 1;
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let now = now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned();
-        let expires = Timestamp::from_nanos(now + token.as_nanos() + 10_000_000);
-        peer.holds = Some(LeaseId(*leases));
-        peer.say(&ToClient::Grant { client, lease: LeaseId(*leases), budget: token, expires });
-    };
+/// Gives the client that wants a token now.
+fn hear(peer: &mut Peer, message: ToDaemon, spec: ResourceSpec, told: &mut Told) -> Option<ClientId> {
     match message {
         ToDaemon::Hello { name, .. } => {
             told.names.push(name);
@@ -169,15 +198,15 @@ fn hear(
         }
         ToDaemon::TokenRequest { client } => {
             told.empty_handed += u64::from(peer.holds.is_none());
-            grant(peer, client);
+            return Some(client);
         }
         ToDaemon::TokenReturn { client, lease, used, again } => {
             told.used.insert(lease.0, used.as_nanos());
             told.returned += 1;
-            peer.holds.take_if(|held| *held == lease);
-            if again != 0 {
-                grant(peer, client);
+            if peer.holds.take_if(|held| *held == lease).is_some() {
+                told.turns.push((now_ns() - peer.holds_since, used.as_nanos()));
             }
+            return (again != 0).then_some(client);
         }
         ToDaemon::Usage { lease, used, launches, .. } => {
             told.used.insert(lease.0, used.as_nanos());
@@ -198,4 +227,5 @@ fn hear(
         ToDaemon::MemoryRelease { bytes, .. } => told.memory -= bytes.0,
         _ => {}
     }
+    None
 }

@@ -242,6 +242,14 @@ static void waits(void) {
     }
 }
 
+/* So many kernels of a kind, one behind the other, and waits for all of them. */
+static void queues(const char *name, int count) {
+    context_of_device_0();
+    Handle f = kernel(name);
+    for (int n = 0; n < count; n++) MUST(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0));
+    MUST(cuCtxSynchronize());
+}
+
 int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "";
     if (!strcmp(kind, "two")) two();
@@ -254,6 +262,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "mig_list")) mig_list();
     else if (!strcmp(kind, "launches")) launches();
     else if (!strcmp(kind, "waits")) waits();
+    else if (!strcmp(kind, "queues")) queues(argv[2], atoi(argv[3]));
     else return 2;
     return 0;
 }
