@@ -33,7 +33,8 @@ use crate::resource::{QuotaRange, SpecError};
 use crate::units::{Duration, Quota, SmShare, Timestamp};
 use core::fmt;
 
-/// Name of one lease; never used twice by one scheduler.
+/// Name of one lease; never used twice by one scheduler, and of two the later one is larger: a grant that is not larger than what a
+/// client has given back has crossed that on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -528,7 +528,7 @@ messages! {
         /// The most GPU time it should have in flight, so that a lease can be given back soon.
         in_flight: Duration,
     }
-    /// Launch.
+    /// Launch. Of the lease that is held: an extension. Of one that was closed meanwhile: nothing, the two have crossed.
     4 Grant {
         /// Who.
         client: ClientId,

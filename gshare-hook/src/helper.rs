@@ -173,6 +173,8 @@ struct Account {
     asked: bool,
     /// A lease that is closed and waits for its queue to drain; until when.
     owed: Option<(Settlement, u64)>,
+    /// The last lease of this daemon's that was closed.
+    closed: Option<LeaseId>,
     memory: VecDeque<(u64, Answer)>,
     /// Launches seen so far, and when they last changed.
     launches: (u64, u64),
@@ -262,7 +264,7 @@ impl Helper {
         for account in &mut self.devices {
             account.source = Source::None;
             account.asked = false;
-            account.owed = None;
+            (account.owed, account.closed) = (None, None);
             account.ledger.close(&account.device.gate);
             for (needed, answer) in core::mem::take(&mut account.memory) {
                 answer.give(account.grant_locally(needed));
@@ -343,12 +345,17 @@ impl Helper {
             }
             ToClient::Grant { client, lease, budget, expires } => {
                 let Some(account) = self.account_of(client) else { return };
+                // An extension that has crossed the return of its lease is nobody's: the daemon has taken that for returned.
+                if account.closed.is_some_and(|closed| lease <= closed) {
+                    return;
+                }
                 account.asked = false;
                 account.expires = expires.as_nanos();
                 let owed = account.owed.take().map(|(settlement, _)| account.ledger.revise(settlement));
                 // The end of the last lease has left a bound that would let next to nothing in.
                 account.bound_in_flight(now);
                 let replaced = account.ledger.grant(&account.device.gate, lease, budget);
+                account.closed = replaced.map(|settlement| settlement.lease).or(account.closed);
                 account.device.wake();
                 for settlement in owed.into_iter().chain(replaced) {
                     self.say_return(client, settlement, false);
@@ -360,6 +367,7 @@ impl Helper {
                 let owed = account.owed.take_if(|(settlement, _)| settlement.lease == lease);
                 let open = account.ledger.lease() == Some(lease);
                 let closed = if open { account.ledger.close(&account.device.gate) } else { None };
+                account.closed = account.closed.max(Some(lease));
                 // A revoked lease was charged its budget: what was used may be more.
                 let owed = owed.map(|(settlement, _)| account.ledger.revise(settlement));
                 for settlement in owed.into_iter().chain(closed) {
@@ -516,6 +524,7 @@ impl Account {
             expires: 0,
             asked: false,
             owed: None,
+            closed: None,
             memory: VecDeque::new(),
             launches: (0, 0),
             cycles: Cycles::default(),
@@ -776,6 +785,7 @@ impl Account {
                 // Until then the device works for this process: whoever is let in earlier waits behind it, and measures
                 // that as its own.
                 self.owed = Some((settlement, now + self.queued(now) + DRAIN));
+                self.closed = Some(settlement.lease);
                 said.extend(self.decide_with_daemon(client, now));
             }
             return said;

@@ -193,7 +193,9 @@ fn in_turns(token: Duration, kernel: &str, count: &str) -> common::daemon::Told 
             assert_eq!(run.code, Some(0), "{}", run.stderr);
         }
     });
-    daemon.told()
+    let told = daemon.told();
+    assert_eq!(told.twice, 0, "an extension that comes too late opens nothing");
+    told
 }
 
 /// Credit is spent by one thread while another decides on the lease: what is found spent has to be found queued too.

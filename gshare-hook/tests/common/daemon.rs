@@ -35,6 +35,8 @@ pub struct Told {
     pub empty_handed: u64,
     /// Launches reported.
     pub launches: u64,
+    /// Tokens that were returned again.
+    pub twice: u64,
     /// Of each token that was held when it was returned: how long by the clock, and what was used, in ns.
     pub turns: Vec<(u64, u64)>,
 }
@@ -77,6 +79,12 @@ impl Peer {
         let expires = Timestamp::from_nanos(self.holds_since + token.as_nanos() + 10_000_000);
         self.say(&ToClient::Grant { client, lease, budget: token, expires });
     }
+
+    /// What a daemon says that has not yet heard that the lease was returned.
+    fn extend(&mut self, client: ClientId, lease: LeaseId, token: Duration) {
+        let (budget, expires) = (token.saturating_mul(3), Timestamp::from_nanos(now_ns() + 20_000_000));
+        self.say(&ToClient::Grant { client, lease, budget, expires });
+    }
 }
 
 fn now_ns() -> u64 {
@@ -90,7 +98,7 @@ impl Daemon {
         Self::start_with(socket, spec, token, false)
     }
 
-    /// The same, to one process at a time, in the order in which they ask.
+    /// The same, to one process at a time, in the order in which they ask; and each return is crossed by an extension.
     pub fn start_in_turns(socket: &Path, token: Duration) -> Self {
         Self::start_with(socket, ResourceSpec::UNLIMITED, token, true)
     }
@@ -153,6 +161,9 @@ fn serve(
                     let (sequence, message) =
                         ToDaemon::decode(&frame[..length]).expect("the hook speaks the format");
                     peer.received.check(sequence).expect("the hook numbers its frames");
+                    if in_turns && let ToDaemon::TokenReturn { client, lease, .. } = message {
+                        peer.extend(client, lease, token);
+                    }
                     if let Some(client) = hear(peer, message, spec, &mut told.lock().unwrap()) {
                         requests += 1;
                         peer.waits = Some((requests, client));
@@ -201,7 +212,8 @@ fn hear(peer: &mut Peer, message: ToDaemon, spec: ResourceSpec, told: &mut Told)
             return Some(client);
         }
         ToDaemon::TokenReturn { client, lease, used, again } => {
-            told.used.insert(lease.0, used.as_nanos());
+            told.twice +=
+                u64::from(told.used.insert(lease.0, used.as_nanos()).is_some() && peer.holds != Some(lease));
             told.returned += 1;
             if peer.holds.take_if(|held| *held == lease).is_some() {
                 told.turns.push((now_ns() - peer.holds_since, used.as_nanos()));
