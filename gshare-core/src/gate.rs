@@ -32,7 +32,7 @@
 //! # Invariants
 //! - No credit is lost or made: `spent + left == put in`, under any interleaving (checked by loom).
 //! - Credit put in never exceeds the budget, corrections included, nor (with what is in flight) the in-flight bound by
-//!   more than one launch per shard.
+//!   more than one launch per shard and [one](LeaseLedger::let_one_in) each time that what is in flight is overdue.
 //! - `used` of a lease never shrinks.
 //!
 //! # Cost
@@ -336,6 +336,22 @@ impl LeaseLedger {
         spent.then(|| nanos(self.inherited + charged - self.completed))
     }
 
+    /// Lets one more launch in, whatever it costs and whatever is in flight, if the open lease has time left; gives whether it has.
+    ///
+    /// For work in flight that does not complete as it should: it may wait for something that the program has yet to launch.
+    pub fn let_one_in(&mut self, gate: &LaunchGate) -> bool {
+        let left = gate.left_ns();
+        let within_budget = self.budget - self.correction - self.released;
+        // Up to one nanosecond of credit: any launch passes on that.
+        let credit = 1 - left;
+        let has_time = self.lease.is_some() && within_budget >= credit;
+        if has_time && credit > 0 {
+            gate.put(credit);
+            self.released += credit;
+        }
+        has_time
+    }
+
     /// GPU time used so far under the open lease. Never shrinks.
     pub fn used(&mut self, gate: &LaunchGate) -> Duration {
         if self.lease.is_none() {
@@ -543,6 +559,23 @@ mod tests {
         ledger.completed(&gate, MS, MS);
         assert!(gate.try_spend(0, MS));
         assert!(!gate.try_spend(0, MS));
+    }
+
+    #[test]
+    fn one_launch_is_let_in_beyond_the_bound_while_the_lease_has_time() {
+        let (gate, mut ledger) = (LaunchGate::new(), LeaseLedger::new(ms(2)));
+        assert!(!ledger.let_one_in(&gate), "no lease");
+        ledger.grant(&gate, LeaseId(1), ms(40));
+        assert!(gate.try_spend(0, ms(30)));
+        assert!(!gate.try_spend(1, MS), "the bound");
+        assert!(ledger.let_one_in(&gate));
+        assert!(ledger.let_one_in(&gate), "but no more than one");
+        assert!(gate.try_spend(1, MS) && !gate.try_spend(1, MS) && !gate.try_spend(0, MS));
+        assert_eq!(ledger.unspent(&gate), ms(9));
+        assert!(ledger.let_one_in(&gate) && gate.try_spend(0, ms(9)));
+        assert!(!ledger.let_one_in(&gate), "the lease is spent");
+        ledger.completed(&gate, ms(40), ms(40));
+        assert_eq!((ledger.in_flight(&gate), ledger.close(&gate).unwrap().used), (Duration::ZERO, ms(40)));
     }
 
     #[test]

@@ -17,6 +17,11 @@
 //! ```
 //! Near the expiry the in-flight bound shrinks with the time that is left, so that the queue drains by then.
 //!
+//! # Work that waits for work
+//! A stream may wait for another one (`cuStreamWaitValue`, a host function, a kernel that spins) into which the program has yet
+//! to launch. If what waits fills the in-flight bound, that launch would wait for ever. So when a thread waits under an open lease
+//! and nothing has completed for [`OVERDUE`] beyond the time by which it should have, one launch is let in beyond the bound.
+//!
 //! # Without a daemon
 //! With policy *open* the process keeps its last share by its own clock ([`LocalShare`]); with *closed* launches wait,
 //! and fail after [`CLOSED_WAIT`]. The connection is tried again with a jittered delay; the hook then says Hello and
@@ -59,6 +64,9 @@ const DONE: u64 = 1_000_000;
 const DRAIN: u64 = 3_000_000;
 /// What may be queued where the cost of a kernel is not known yet, in ns.
 const UNKNOWN: u64 = 1_000_000_000;
+/// How long work in flight may be overdue before one more launch is let in, and then the next, in ns. A window: who uses that to
+/// queue more than he should gets a launch of it.
+const OVERDUE: u64 = 100_000_000;
 /// How often a lease is looked at that is used, in ns: each look takes a CPU from the program where all are busy. The shorter
 /// one where threads wait, and where launching cycles are told apart.
 const LOOK: u64 = 1_000_000;
@@ -184,6 +192,9 @@ struct Account {
     prepaid: u64,
     /// Per thread and run: what is open, and since when it has been that.
     still: Vec<[(u64, u64); 4]>,
+    /// When something last completed, and when a launch was last let in because nothing did.
+    moved: u64,
+    let_in: u64,
 }
 
 impl Helper {
@@ -429,8 +440,9 @@ impl Helper {
             if launches != account.launches.0 {
                 account.launches = (launches, now);
             }
-            account.collect();
+            account.collect(now);
             account.presume(&threads, now);
+            account.unstick(now);
             let mut said = account.decide(now);
             if slo_sensitive && let Source::Daemon(client) = account.source {
                 let waiting = account.device.waiting.load(Ordering::Acquire) > 0;
@@ -531,6 +543,8 @@ impl Account {
             reported: (0, Duration::ZERO),
             prepaid: 0,
             still: Vec::new(),
+            moved: 0,
+            let_in: 0,
         }
     }
 
@@ -577,7 +591,7 @@ impl Account {
     }
 
     /// Takes in what has completed.
-    fn collect(&mut self) {
+    fn collect(&mut self, now: u64) {
         let device = self.device;
         let fresh = core::mem::take(&mut *device.pending.lock().unwrap_or_else(PoisonError::into_inner));
         self.running.extend(fresh);
@@ -590,7 +604,8 @@ impl Account {
             self.ledger.completed(&device.gate, refused, Duration::ZERO);
         }
         let mut learned = false;
-        let mut waiting = VecDeque::with_capacity(self.running.len());
+        let before = self.running.len();
+        let mut waiting = VecDeque::with_capacity(before);
         for pending in core::mem::take(&mut self.running) {
             let charged = pending.predicted + pending.carried;
             let measured = match pending.context.progress(pending.pair) {
@@ -610,9 +625,25 @@ impl Account {
                 Duration::from_nanos(measured),
             );
         }
+        if waiting.len() < before {
+            self.moved = now;
+        }
         self.running = waiting;
         if learned {
             device.wake();
+        }
+    }
+
+    /// Lets one launch in when a thread waits for credit and what is in flight is overdue: it may wait for that launch.
+    fn unstick(&mut self, now: u64) {
+        if self.running.is_empty() || self.device.waiting.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let in_flight = if self.of_unknown_cost() { UNKNOWN } else { self.in_flight() };
+        let due = self.began_at(now).max(self.moved).saturating_add(in_flight);
+        if now > due.max(self.let_in).saturating_add(OVERDUE) && self.ledger.let_one_in(&self.device.gate) {
+            self.let_in = now;
+            self.device.wake();
         }
     }
 
@@ -669,9 +700,7 @@ impl Account {
 
     /// The same, where `in_flight` is.
     fn queued_of(&self, in_flight: u64, now: u64) -> u64 {
-        let unknown =
-            |pending: &Pending| pending.row.is_some_and(|row| self.device.costs.known(row).is_none());
-        if self.running.iter().any(unknown) {
+        if self.of_unknown_cost() {
             // What it was charged is a guess: only its end will tell.
             return in_flight.max(UNKNOWN);
         }
@@ -680,6 +709,13 @@ impl Account {
         } else {
             in_flight.saturating_sub(now.saturating_sub(self.began_at(now)))
         }
+    }
+
+    /// Whether the cost of anything that runs is a guess.
+    fn of_unknown_cost(&self) -> bool {
+        let unknown =
+            |pending: &Pending| pending.row.is_some_and(|row| self.device.costs.known(row).is_none());
+        self.running.iter().any(unknown)
     }
 
     /// Whether work that came at `start` is the first of a turn.
