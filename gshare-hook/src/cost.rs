@@ -10,10 +10,12 @@
 //! - **sample**: one measured duration of one launch, in ns.
 //!
 //! # Algorithm
-//! A fixed table with open addressing; a row is claimed once (compare-and-swap on its key) and never freed, so readers
-//! take no lock. A row's cost is an exponential average that moves half-way down and a quarter up: an interval that was
+//! A fixed table with open addressing; a row is claimed by a compare-and-swap on its key, so readers take no lock. When all rows
+//! near a key's place are taken, the key gets the one of them that was claimed or measured longest ago: programs that compile as
+//! they go leave rows behind that nobody asks for again.
+//!
+//! A row's cost is an exponential average that moves half-way down and a quarter up: an interval that was
 //! measured too long (something else ran in between) is forgotten fast. The first sample is taken as it is.
-//! When all rows near a key's place are taken, the key shares the last of them.
 //!
 //! A sample that began when the device had been idle for this process may hold the end of another process's turn: it is an
 //! upper bound and no more. Such samples raise a known cost only when [`SUSPECTS`] of them in a row lie above it, and then
@@ -23,11 +25,12 @@
 //! Worked example: samples 1,000, 1,000, 9,000 (disturbed), 1,000 ns give 1,000, 1,000, 3,000, 2,000, then 1,500.
 //!
 //! # Cost
-//! One multiplication and, nearly always, one cache line read per launch. 64 KiB of zeroed pages, touched as used.
+//! One multiplication and, nearly always, one cache line read per launch. 320 KiB of zeroed pages, touched as used.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-const ROWS: usize = 4096;
+/// A server of language models has hundreds of kernels and graphs in dozens of sizes each.
+const ROWS: usize = 16_384;
 /// How far a key may lie from its place.
 const REACH: usize = 8;
 
@@ -56,6 +59,9 @@ struct Slot {
 #[derive(Debug)]
 pub(crate) struct CostTable {
     slots: Box<[Slot; ROWS]>,
+    /// Per row, how many measurements there had been when it was last claimed or measured; 0 when it is of no use any more.
+    used: Box<[AtomicU32]>,
+    measurements: AtomicU32,
     /// Average of all first samples, in ns: what an unknown function is taken for.
     typical: AtomicU64,
 }
@@ -83,38 +89,61 @@ impl CostTable {
         let slot = || Slot { key: AtomicU64::new(0), cost: AtomicU32::new(0), probes: AtomicU32::new(0) };
         let slots: Box<[Slot]> = (0..ROWS).map(|_| slot()).collect();
         let Ok(slots) = slots.try_into() else { unreachable!("a slice of ROWS slots was just made") };
-        Self { slots, typical: AtomicU64::new(Self::FIRST_GUESS) }
+        Self {
+            slots,
+            used: (0..ROWS).map(|_| AtomicU32::new(0)).collect(),
+            measurements: AtomicU32::new(1),
+            typical: AtomicU64::new(Self::FIRST_GUESS),
+        }
     }
 
     /// The row of a key, and its cost in ns if anything was measured.
     #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // numbers of rows are below ROWS
     pub(crate) fn find(&self, handle: u64, shape: u64) -> (Row, Option<u64>) {
         let key = (handle ^ shape).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        let mut place = (key >> 52) as usize % ROWS;
+        let mut place = (key >> (u64::BITS - ROWS.ilog2())) as usize % ROWS;
         if self.slots[place].key.load(Ordering::Relaxed) != key {
             place = self.find_further(key, place) % ROWS;
         }
-        #[allow(clippy::cast_possible_truncation)] // below ROWS
         (Row(place as u32), self.cost(place))
     }
 
     #[cold]
     fn find_further(&self, key: u64, place: usize) -> usize {
-        let mut last = place;
-        for step in 0..REACH {
-            last = (place + step) % ROWS;
-            let slot = &self.slots[last];
-            let held = slot.key.load(Ordering::Relaxed);
-            let claimed = held == 0
-                && match slot.key.compare_exchange(0, key, Ordering::AcqRel, Ordering::Acquire) {
-                    Ok(_) => true,
-                    Err(other) => other == key,
-                };
-            if claimed || held == key {
-                break;
+        let near = (0..REACH).map(|step| (place + step) % ROWS);
+        for at in near.clone() {
+            if self.slots[at].key.load(Ordering::Relaxed) == key || self.claim(at, 0, key) {
+                return at;
             }
         }
-        last
+        // Counters wrap around: longest ago is what is furthest behind.
+        let now = self.measurements.load(Ordering::Relaxed);
+        let age = |at: usize| match self.used[at].load(Ordering::Relaxed) {
+            0 => u32::MAX,
+            then => now.wrapping_sub(then),
+        };
+        let oldest = near.max_by_key(|&at| age(at)).unwrap_or(place);
+        let held = self.slots[oldest].key.load(Ordering::Relaxed);
+        self.claim(oldest, held, key);
+        oldest
+    }
+
+    /// Gives a row that `held` has to another key. `false`: another thread has given it to a third one.
+    fn claim(&self, at: usize, held: u64, key: u64) -> bool {
+        match self.slots[at].key.compare_exchange(held, key, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                self.reset(at);
+                self.used[at].store(self.measurements.load(Ordering::Relaxed), Ordering::Relaxed);
+                true
+            }
+            Err(other) => other == key,
+        }
+    }
+
+    fn reset(&self, at: usize) {
+        self.slots[at].cost.store(0, Ordering::Relaxed);
+        self.slots[at].probes.store(0, Ordering::Release);
     }
 
     #[inline(always)]
@@ -148,6 +177,8 @@ impl CostTable {
     /// One more sample of a row, in ns.
     pub(crate) fn learn(&self, row: Row, sample: u64) {
         let slot = &self.slots[row.0 as usize];
+        let measurements = self.measurements.fetch_add(1, Ordering::Relaxed);
+        self.used[row.0 as usize].store(measurements.max(1), Ordering::Relaxed);
         let sample = sample.min(u64::from(u32::MAX - 1));
         let next = match self.cost(row.0 as usize) {
             None => {
@@ -173,9 +204,8 @@ impl CostTable {
     /// Forgets what was measured for a handle that is gone: the next function there is another one.
     pub(crate) fn forget(&self, handle: u64, shape: u64) {
         let (row, _) = self.find(handle, shape);
-        let slot = &self.slots[row.0 as usize];
-        slot.cost.store(0, Ordering::Relaxed);
-        slot.probes.store(0, Ordering::Release);
+        self.reset(row.0 as usize);
+        self.used[row.0 as usize].store(0, Ordering::Relaxed);
     }
 }
 
