@@ -74,6 +74,16 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Context {
+    /// Its handle, as the driver gave it.
+    pub(crate) fn handle(&self) -> usize {
+        self.handle
+    }
+
+    /// Whether it is the calling thread's current context.
+    pub(crate) fn is_current(&self) -> bool {
+        current_handle() == Some(self.handle)
+    }
+
     /// An event, new or used before. The context must be current.
     pub(crate) fn take_event(&self) -> Option<Event> {
         let mut pool = locked(&self.pool);
@@ -167,6 +177,14 @@ fn elapsed(start: Event, end: Event) -> Option<i64> {
     result.is_ok().then_some((f64::from(milliseconds) * 1e6) as i64)
 }
 
+/// The handle of the calling thread's current context, if it has one.
+pub(crate) fn current_handle() -> Option<usize> {
+    let mut handle: sys::CUcontext = core::ptr::null_mut();
+    // SAFETY: a valid out-pointer.
+    let found = unsafe { real!(cuCtxGetCurrent)?(&raw mut handle) };
+    (found.is_ok() && !handle.is_null()).then(|| handle.expose_provenance())
+}
+
 /// All contexts of the process.
 #[derive(Debug, Default)]
 pub(crate) struct Contexts {
@@ -176,13 +194,7 @@ pub(crate) struct Contexts {
 impl Contexts {
     /// The calling thread's current context.
     pub(crate) fn current(&self) -> Option<Arc<Context>> {
-        let mut handle: sys::CUcontext = core::ptr::null_mut();
-        // SAFETY: a valid out-pointer.
-        let found = unsafe { real!(cuCtxGetCurrent)?(&raw mut handle) };
-        if !found.is_ok() || handle.is_null() {
-            return None;
-        }
-        let handle = handle.expose_provenance();
+        let handle = current_handle()?;
         let mut known = locked(&self.known);
         if let Some(context) = known.iter().find(|context| context.handle == handle) {
             return Some(Arc::clone(context));

@@ -350,7 +350,7 @@ impl Device {
         let ticket = line.next;
         line.next += 1;
         let (mut seen, mut stuck_since) = (line.serving, began);
-        let mut gone = false;
+        let (mut watch, mut gone) = (lifecycle::Watch::new(runtime, began), false);
         let passed = loop {
             if self.shut.load(Ordering::Acquire) {
                 break false;
@@ -367,7 +367,7 @@ impl Device {
             if front && self.gate.try_spend(thread.number, Duration::from_nanos(cost)) {
                 break true;
             }
-            gone = runtime.helper_is_gone(now);
+            gone = watch.sees_it_gone(runtime, now);
             if gone {
                 break true;
             }
@@ -647,6 +647,18 @@ pub(crate) fn end_segments(thread: &ThreadRecord, why: Ending) {
     }
 }
 
+/// Another context becomes current in the calling thread, or has just become: segments of others end, if possible while their
+/// events can still be recorded.
+pub(crate) fn switching(to: usize) {
+    let Some(thread) = metered().filter(|_| to != 0) else { return };
+    // SAFETY: the record is the calling thread's own.
+    for run in unsafe { &mut *thread.runs.get() } {
+        if run.start.as_ref().is_some_and(|(_, context)| context.handle() != to) {
+            end(run, Ending::Taken);
+        }
+    }
+}
+
 /// The calling thread is about to synchronise with the device.
 #[inline]
 pub(crate) fn synchronising() {
@@ -709,7 +721,8 @@ fn end(run: &mut Run, why: Ending) {
         return settle(predicted + carried);
     };
     let gone = run.destroyed != CONTROL.destroyed() && run.stream > PER_THREAD_STREAM;
-    if gone || CONTROL.capturing() || count == 0 {
+    // Under another context the default stream is another one, and an event made would be that context's.
+    if gone || CONTROL.capturing() || count == 0 || !context.is_current() {
         context.give_back(start);
         return settle(predicted + carried);
     }

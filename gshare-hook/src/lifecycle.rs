@@ -31,8 +31,10 @@ const DEVICES: usize = 64;
 const ATTACH_WAIT: StdDuration = StdDuration::from_secs(2);
 /// How long an allocation waits for the daemon's answer.
 const ANSWER_WAIT: StdDuration = StdDuration::from_secs(5);
-/// A helper thread that has not looped for this long is gone, in ns.
+/// A helper thread that has not looped while another thread of the process was awake for this long is gone, in ns.
 const GONE_NS: u64 = 5_000_000_000;
+/// The most of the time between two looks for which the process was surely not stopped, in ns.
+const LOOK_NS: u64 = 20_000_000;
 
 /// Something that a thread asks of the helper thread.
 #[derive(Debug)]
@@ -203,10 +205,6 @@ impl Runtime {
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
-    pub(crate) fn helper_is_gone(&self, now: u64) -> bool {
-        now.saturating_sub(self.beat.load(Ordering::Relaxed)) > GONE_NS
-    }
-
     /// Takes bytes from a device's account, asking the daemon if need be. `false`: out of memory.
     pub(crate) fn reserve(&self, device: &'static Device, bytes: u64) -> bool {
         // A grant may be taken by another thread before this one comes back to it: then ask again.
@@ -230,6 +228,32 @@ impl Runtime {
         {
             self.ask(Request::Release(device, surplus.0));
         }
+    }
+}
+
+/// A waiting thread's watch on the helper thread. By the clock alone, a process that was stopped for a while (a signal, a frozen
+/// container) would take its helper for gone when it goes on.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    beat: u64,
+    looked: u64,
+    awake: u64,
+}
+
+impl Watch {
+    pub(crate) fn new(runtime: &Runtime, now: u64) -> Self {
+        Self { beat: runtime.beat.load(Ordering::Relaxed), looked: now, awake: 0 }
+    }
+
+    /// Looks again, some milliseconds after the last time.
+    pub(crate) fn sees_it_gone(&mut self, runtime: &Runtime, now: u64) -> bool {
+        let beat = runtime.beat.load(Ordering::Relaxed);
+        self.awake += now.saturating_sub(self.looked).min(LOOK_NS);
+        self.looked = now;
+        if beat != self.beat {
+            (self.beat, self.awake) = (beat, 0);
+        }
+        self.awake > GONE_NS
     }
 }
 
@@ -273,6 +297,12 @@ fn identity(ordinal: CUdevice) -> Option<([u8; 16], u64)> {
 /// Decides, once per process, whether to meter. `true` when metering is on.
 #[cold]
 pub(crate) fn arm() -> bool {
+    arm_on(None)
+}
+
+/// The same, for a call that needs no context but names its device.
+#[cold]
+pub(crate) fn arm_on(device: Option<CUdevice>) -> bool {
     // 0: nobody; 1: somebody is at it. On the control page, so that a fork in between starts over.
     if !CONTROL.begin_arming() {
         // Another thread is arming: wait for it, a little longer than it can take.
@@ -284,7 +314,7 @@ pub(crate) fn arm() -> bool {
         }
         return CONTROL.state() == State::Active as u32;
     }
-    let decided = std::panic::catch_unwind(decide).unwrap_or(Some(State::Off));
+    let decided = std::panic::catch_unwind(|| decide(device)).unwrap_or(Some(State::Off));
     if let Some(state) = decided {
         CONTROL.set_state(state);
     }
@@ -293,12 +323,12 @@ pub(crate) fn arm() -> bool {
 }
 
 /// `None`: too early to say.
-fn decide() -> Option<State> {
+fn decide(device: Option<CUdevice>) -> Option<State> {
     let config = Config::read(|key| std::env::var_os(key));
     if config.disabled {
         return Some(State::Off);
     }
-    let ordinal = current_ordinal()?;
+    let ordinal = current_ordinal().or(device)?;
     for complaint in &config.complaints {
         tell(&format!("{complaint} (left out)"));
     }

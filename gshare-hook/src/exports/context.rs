@@ -42,6 +42,8 @@ fn created(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
         && let Some(runtime) = CONTROL.runtime()
     {
         runtime.context_on(device);
+        // A new context is current at once.
+        gate::switching(crate::context::current_handle().unwrap_or(0));
     }
     result
 }
@@ -79,6 +81,19 @@ fn let_go(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     {
         destroyed(context);
     }
+    result
+}
+
+/// Another context becomes current.
+fn switch(to: sys::CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
+    gate::switching(to.addr());
+    call()
+}
+
+/// The one that was current before becomes current again; which, is known only then.
+fn switch_back(call: impl FnOnce() -> CUresult) -> CUresult {
+    let result = call();
+    gate::switching(crate::context::current_handle().unwrap_or(0));
     result
 }
 
@@ -162,6 +177,26 @@ wrappers! { CONTEXTS:
     cuDevicePrimaryCtxReset_v2(device: CUdevice) |real| {
         // SAFETY: as above.
         let_go(device, || unsafe { real(device) })
+    }
+    cuCtxSetCurrent(context: sys::CUcontext) |real| {
+        // SAFETY: as above.
+        switch(context, || unsafe { real(context) })
+    }
+    cuCtxPushCurrent(context: sys::CUcontext) |real| {
+        // SAFETY: as above.
+        switch(context, || unsafe { real(context) })
+    }
+    cuCtxPushCurrent_v2(context: sys::CUcontext) |real| {
+        // SAFETY: as above.
+        switch(context, || unsafe { real(context) })
+    }
+    cuCtxPopCurrent(context: *mut sys::CUcontext) |real| {
+        // SAFETY: as above.
+        switch_back(|| unsafe { real(context) })
+    }
+    cuCtxPopCurrent_v2(context: *mut sys::CUcontext) |real| {
+        // SAFETY: as above.
+        switch_back(|| unsafe { real(context) })
     }
     // Its streams go with it.
     cuGreenCtxDestroy(context: sys::CUgreenCtx) |real| {

@@ -25,8 +25,13 @@ const GRAPH_RESERVED: c_uint = 2;
 
 /// The runtime, if this process meters.
 pub(super) fn metering() -> Option<&'static Runtime> {
+    metering_on(None)
+}
+
+/// The same, for a call that needs no context but names its device.
+fn metering_on(device: Option<CUdevice>) -> Option<&'static Runtime> {
     let state = CONTROL.state();
-    if state == State::Off as u32 || (state != State::Active as u32 && !lifecycle::arm()) {
+    if state == State::Off as u32 || (state != State::Active as u32 && !lifecycle::arm_on(device)) {
         return None;
     }
     CONTROL.runtime()
@@ -419,12 +424,15 @@ wrappers! { MEMORY:
         flags: c_ulonglong) |real| {
         // SAFETY: as above.
         let call = || unsafe { real(out, bytes, prop, flags) };
-        let Some(runtime) = metering().filter(|_| !prop.is_null()) else { return call() };
+        if prop.is_null() {
+            return call();
+        }
         // SAFETY: the caller's own; the location is read as plain integers. No context need be current here.
         let location = unsafe { (&raw const (*prop).location).cast::<CUmemLocation>().read() };
         if location.kind != LOCATION_DEVICE {
             return call();
         }
+        let Some(runtime) = metering_on(Some(location.id)) else { return call() };
         let Some(device) = runtime.device(location.id) else { return call() };
         allocate_on(runtime, device, 0, bytes as u64, call, || (Key(Kind::Handle, read(out)), bytes as u64), || {})
     }
@@ -449,6 +457,16 @@ wrappers! { MEMORY:
     cuMemRetainAllocationHandle(out: *mut sys::CUmemGenericAllocationHandle, address: *mut c_void) |real| {
         // SAFETY: as above.
         let result = unsafe { real(out, address) };
+        if result.is_ok() && let Some(runtime) = CONTROL.runtime() {
+            runtime.book.link(Key(Kind::Handle, read(out)));
+        }
+        result
+    }
+    cuMemImportFromShareableHandle(out: *mut sys::CUmemGenericAllocationHandle, shared: *mut c_void,
+        kind: sys::CUmemAllocationHandleType) |real| {
+        // SAFETY: as above.
+        let result = unsafe { real(out, shared, kind) };
+        // Another process's memory is not in the book. This process's own may come back under its old name.
         if result.is_ok() && let Some(runtime) = CONTROL.runtime() {
             runtime.book.link(Key(Kind::Handle, read(out)));
         }

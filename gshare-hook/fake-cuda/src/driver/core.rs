@@ -472,6 +472,8 @@ pub(crate) struct Context {
     pub(crate) ordinal: i32,
     pub(crate) gpu: u32,
     pub(crate) primary: bool,
+    /// Its own number, or 0 for the primary context of its GPU and the green contexts cut from that: events go with it.
+    pub(crate) family: u64,
     pub(crate) flags: AtomicU32,
     /// SMs of a green context or of an execution affinity.
     pub(crate) sms: Option<u32>,
@@ -509,11 +511,14 @@ impl Context {
             engine.charge(driver.process, gpu, crate::sim::MemKind::Context, bytes)?;
             engine.open_stream(driver.process, gpu)
         })?;
+        let id = next_id();
         let context = Object::create(Self {
-            id: next_id(),
+            id,
             ordinal,
             gpu,
             primary,
+            // Green contexts are not charged.
+            family: if primary || !charged { 0 } else { id },
             flags: AtomicU32::new(flags),
             sms,
             legacy: OnceLock::new(),

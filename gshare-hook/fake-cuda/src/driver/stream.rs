@@ -220,6 +220,8 @@ pub(crate) struct Event {
     pub(crate) slot: u32,
     pub(crate) flags: u32,
     gpu: u32,
+    /// [`Context::family`] of the one it was made in.
+    family: u64,
     sequence: AtomicU64,
     recorded: Mutex<Option<Recorded>>,
     /// The point of a capture it was last recorded at.
@@ -237,16 +239,17 @@ const DISABLE_TIMING: u32 = 2;
 const INTERPROCESS: u32 = 4;
 
 impl Event {
-    fn create(gpu: u32, flags: u32) -> Result<&'static Object<Self>, CUresult> {
+    fn create(context: &Context, flags: u32) -> Result<&'static Object<Self>, CUresult> {
         let driver = driver()?;
         let (slot, base) = driver.device.with(|engine, _| engine.open_event(driver.process))?;
-        Ok(Self::with_slot(slot, base, gpu, flags, false))
+        Ok(Self::with_slot(slot, base, context.gpu, context.family, flags, false))
     }
 
     pub(crate) fn with_slot(
         slot: u32,
         base: u64,
         gpu: u32,
+        family: u64,
         flags: u32,
         imported: bool,
     ) -> &'static Object<Self> {
@@ -254,6 +257,7 @@ impl Event {
             slot,
             flags,
             gpu,
+            family,
             sequence: AtomicU64::new(base),
             recorded: Mutex::new(None),
             captured: Mutex::new(None),
@@ -269,7 +273,7 @@ impl Event {
     /// Queues the event's next record.
     pub(crate) fn record(&self, stream: &'static Object<Stream>) -> Answer {
         let driver = driver()?;
-        if self.gpu != stream.context.gpu {
+        if (self.gpu, self.family) != (stream.context.gpu, stream.context.family) {
             return Err(INVALID_HANDLE);
         }
         let mut recorded = lock(&self.recorded);
@@ -337,7 +341,7 @@ pub(super) unsafe fn cuEventCreate(phEvent: *mut sys::CUevent, Flags: c_uint) ->
     if Flags > 7 || Flags & INTERPROCESS != 0 && Flags & DISABLE_TIMING == 0 {
         return Err(INVALID_VALUE);
     }
-    put(phEvent, Event::create(context.gpu, Flags)?.handle())
+    put(phEvent, Event::create(context, Flags)?.handle())
 }
 
 pub(super) unsafe fn cuEventDestroy_v2(hEvent: sys::CUevent) -> Answer {
@@ -424,7 +428,7 @@ pub(super) unsafe fn cuEventElapsedTime(
     let (start, end) = (Object::<Event>::get(hStart)?, Object::<Event>::get(hEnd)?);
     start.not_captured()?;
     end.not_captured()?;
-    if (start.flags | end.flags) & DISABLE_TIMING != 0 {
+    if (start.flags | end.flags) & DISABLE_TIMING != 0 || (start.gpu, start.family) != (end.gpu, end.family) {
         return Err(INVALID_HANDLE);
     }
     if lock(&start.recorded).is_none() || lock(&end.recorded).is_none() {

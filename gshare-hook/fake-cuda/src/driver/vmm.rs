@@ -767,7 +767,7 @@ pub(super) unsafe fn cuIpcOpenEventHandle(
     phEvent: *mut sys::CUevent,
     handle: sys::CUipcEventHandle,
 ) -> Answer {
-    current()?;
+    let family = current()?.family;
     let ticket = std::ptr::from_ref(&handle).cast::<Ticket>().read_unaligned();
     if ticket.magic != FILE_MAGIC || ticket.kind != u32::MAX || ticket.id as usize >= 65_536 {
         return Err(INVALID_VALUE);
@@ -775,5 +775,5 @@ pub(super) unsafe fn cuIpcOpenEventHandle(
     if ticket.pid == std::process::id() {
         return Err(INVALID_CONTEXT);
     }
-    put(phEvent, Event::with_slot(ticket.id, 0, ticket.gpu, ticket.generation, true).handle())
+    put(phEvent, Event::with_slot(ticket.id, 0, ticket.gpu, family, ticket.generation, true).handle())
 }
