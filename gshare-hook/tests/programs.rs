@@ -56,7 +56,7 @@ fn every_kind_of_launch_is_transparent_and_metered() {
     }
 }
 
-const ALLOCATIONS: [&str; 15] = [
+const ALLOCATIONS: [&str; 16] = [
     "plain",
     "pitch",
     "managed",
@@ -65,6 +65,7 @@ const ALLOCATIONS: [&str; 15] = [
     "async_plain_free",
     "pool",
     "physical",
+    "exported",
     "array",
     "array3d",
     "mipmap",

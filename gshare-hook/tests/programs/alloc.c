@@ -69,6 +69,18 @@ int main(int argc, char **argv) {
         SHOW(cuMemUnmap(p, 4 * MIB));
         show_taken("unmapped");
         SHOW(cuMemAddressFree(p, 4 * MIB));
+    } else if (!strcmp(kind, "exported")) {
+        MemoryProps props = {1, 1, {1, 0}, 0, {0}};
+        unsigned long long handle = 0, again = 0;
+        int file = -1;
+        SHOW(cuMemCreate(&handle, 4 * MIB, &props, 0));
+        MUST(cuMemExportToShareableHandle(&file, handle, 1, 0));
+        MUST(cuMemImportFromShareableHandle(&again, (void *)(intptr_t)file, 1));
+        show_taken("held twice");
+        SHOW(cuMemRelease(again));
+        show_taken("held once");
+        SHOW(cuMemRelease(handle));
+        close(file);
     } else if (!strcmp(kind, "array")) {
         ArrayDesc desc = {1000, 500, 0x20, 4};
         SHOW(cuArrayCreate_v2(&array, &desc));

@@ -88,6 +88,8 @@ Result cuMemPoolDestroy(Handle);
 Result cuMemPoolTrimTo(Handle, size_t);
 Result cuMemCreate(unsigned long long *, size_t, const MemoryProps *, unsigned long long);
 Result cuMemRelease(unsigned long long);
+Result cuMemExportToShareableHandle(void *, unsigned long long, unsigned, unsigned long long);
+Result cuMemImportFromShareableHandle(unsigned long long *, void *, unsigned);
 Result cuMemRetainAllocationHandle(unsigned long long *, void *);
 Result cuMemAddressReserve(Pointer *, size_t, size_t, Pointer, unsigned long long);
 Result cuMemAddressFree(Pointer, size_t);
