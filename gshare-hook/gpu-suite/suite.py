@@ -4,7 +4,8 @@
     cargo build --release -p gshared -p gshare-hook -p gshare-fake-cuda -p gshare-examples
     python3 gshare-hook/gpu-suite/suite.py [--bin target/release] [--only ROW ...] [--json]
 
-For a machine with a GPU. What a row needs and is not installed is reported as skipped, never as passed. With `--sim`
+For a machine with a GPU. What a row needs and is not installed is reported as skipped, never as passed; a figure beyond its
+bar (shares within 2 points, at most 1 % of throughput lost) as MISSED, and wrong outputs as FAILED. With `--sim`
 the rows that need no framework run on the simulated device, to check the suite itself.
 The card's settings are left as they are. Only the standard library is used here.
 """
@@ -23,10 +24,20 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 WORKLOADS = HERE / "workloads"
 POINTS = 0.02
+LOSS = 0.01
+# Metered, and alone on the device: half of the time is guaranteed, all of it may be used, and memory is counted. (A client
+# with the whole device and no memory limit is let go after one look: that would measure nothing.)
+METERED = ["--quota", "0.5:1", "--mem", "8GiB"]
+# What else makes two bare runs differ.
+SAME_EACH_TIME = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "XLA_FLAGS": "--xla_gpu_autotune_level=0"}
 
 
 class Skip(Exception):
     """A row that cannot be shown here, with the reason."""
+
+
+class Missed(Exception):
+    """A row whose outputs are right and whose figure is beyond its bar."""
 
 
 class Suite:
@@ -74,6 +85,8 @@ class Suite:
             result, figure = "ok", check()
         except Skip as reason:
             result, figure = "skipped", str(reason)
+        except Missed as reason:
+            result, figure = "MISSED", str(reason)
         except (RuntimeError, AssertionError, KeyError, ValueError, OSError, subprocess.TimeoutExpired) as error:
             result, figure = "FAILED", f"{type(error).__name__}: {error}"
         self.rows.append({"row": name, "result": result, "figure": figure, "seconds": round(time.monotonic() - start, 1)})
@@ -106,13 +119,15 @@ class Suite:
         clients = self.demo()[0]["clients"]
         off = max(abs(client["measured"] - client["limit"]) for client in clients)
         text = ", ".join(f"{client['limit']:.2f} -> {client['measured']:.3f}" for client in clients)
-        assert off <= POINTS, f"{text}: off by {off * 100:.1f} points"
+        if off > POINTS:
+            raise Missed(f"{text}: off by {off * 100:.1f} points")
         return text
 
     def caps(self):
         clients = [client for phase in self.demo("--caps") for client in phase["clients"]]
         off = max(abs(client["measured"] - client["limit"]) for client in clients)
-        assert off <= POINTS, f"off by {off * 100:.1f} points"
+        if off > POINTS:
+            raise Missed(f"off by {off * 100:.1f} points")
         return f"{len(clients)} caps, off by at most {off * 100:.2f} points"
 
     def launch_cost(self):
@@ -138,15 +153,26 @@ class Suite:
         return f"bare {bare:.1f} ns, hooked {hooked:.1f} ns: {hooked - bare:+.1f} ns a launch"
 
     def same_output(self, name, *options, modules=("torch",), env=None):
-        """Bare and hooked runs give the same digest; the loss of throughput is the figure."""
+        """Bare and metered runs, in turns, give the same digest; what throughput is lost is the figure."""
 
         def check():
             self.needs(*modules)
-            bare = self.workload(name, *options, env=env)
-            hooked = self.workload(name, *options, env=env, hooked=["--quota", "1:1"])
-            assert bare["digest"] == hooked["digest"], f"outputs differ: {bare} {hooked}"
-            loss = 1 - bare["seconds"] / hooked["seconds"]
-            return f"same output; throughput loss {loss * 100:+.2f} %"
+            bare, metered = [], []
+            for _ in range(self.args.repeats):
+                for runs, hooked in ((bare, None), (metered, METERED)):
+                    runs.append(self.workload(name, *options, hooked=hooked, env={**SAME_EACH_TIME, **(env or {})}))
+            digests = {run["digest"] for run in bare}
+            seconds = [statistics.median(run["seconds"] for run in runs) for runs in (bare, metered)]
+            loss = 1 - seconds[0] / seconds[1]
+            if len(digests) > 1:
+                output = "bare runs differ among themselves: outputs not compared"
+            else:
+                assert all(run["digest"] in digests for run in metered), f"outputs differ: {bare} {metered}"
+                output = "same output"
+            figure = f"{output}; throughput loss {loss * 100:+.2f} % ({seconds[0]:.3f} s bare)"
+            if loss > LOSS:
+                raise Missed(figure)
+            return figure
 
         return check
 
@@ -160,7 +186,8 @@ class Suite:
             assert seen["total_bytes"] == 256 << 20, f"total memory reads {seen['total_bytes']}"
             assert seen["out_of_memory"] and seen["allocated_bytes"] <= 256 << 20, seen
             share = seen["launches_per_s"] / 1000
-            assert abs(share - 0.4) <= POINTS, f"{share:.3f} of the time instead of 0.400"
+            if abs(share - 0.4) > POINTS:
+                raise Missed(f"{share:.3f} of the time instead of 0.400")
             return f"0.40 -> {share:.3f}; out of memory after {seen['allocated_bytes'] >> 20} MiB of 256"
 
         return check
@@ -196,7 +223,8 @@ class Suite:
         steps = [json.loads(child.communicate(timeout=240)[0].strip().splitlines()[-1])["steps"] for child in running]
         shares = [count / alone for count in steps]
         text = f"30:70 -> {shares[0]:.3f} : {shares[1]:.3f} of the steps alone"
-        assert abs(shares[0] - 0.3) <= POINTS and abs(shares[1] - 0.7) <= POINTS, text
+        if max(abs(shares[0] - 0.3), abs(shares[1] - 0.7)) > POINTS:
+            raise Missed(text)
         return text
 
     def kill_a_holder(self):
@@ -239,6 +267,7 @@ def main():
     parser.add_argument("--bin", default="target/release", help="folder of gshare and libgshare_hook.so")
     parser.add_argument("--sim", action="store_true", help="check the suite itself on the simulated device")
     parser.add_argument("--seconds", type=int, default=10, help="length of each share measurement")
+    parser.add_argument("--repeats", type=int, default=3, help="bare and metered runs of each framework's workload")
     parser.add_argument("--only", nargs="*", help="rows to run")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     args = parser.parse_args()
