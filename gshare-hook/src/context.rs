@@ -64,6 +64,8 @@ struct Timeline {
 #[derive(Debug)]
 pub(crate) struct Context {
     handle: usize,
+    /// What the helper thread makes current to ask about its events.
+    host: usize,
     pool: Mutex<Pool>,
     timeline: Mutex<Timeline>,
 }
@@ -84,8 +86,18 @@ impl Context {
         current_handle() == Some(self.handle)
     }
 
+    /// An event, recorded on a stream of this context, which must be current.
+    pub(crate) fn take_recorded(&self, stream: usize) -> Option<Event> {
+        let event = self.take_event()?;
+        if Self::record(event, stream) {
+            return Some(event);
+        }
+        self.give_back(event);
+        None
+    }
+
     /// An event, new or used before. The context must be current.
-    pub(crate) fn take_event(&self) -> Option<Event> {
+    fn take_event(&self) -> Option<Event> {
         let mut pool = locked(&self.pool);
         if let Some(event) = pool.free.pop() {
             return Some(event);
@@ -105,8 +117,7 @@ impl Context {
         locked(&self.pool).free.push(event);
     }
 
-    /// Records an event on a stream of this context.
-    pub(crate) fn record(event: Event, stream: usize) -> bool {
+    fn record(event: Event, stream: usize) -> bool {
         let Some(record) = real!(cuEventRecord) else { return false };
         // SAFETY: the event is alive; the stream is the one that the program is launching on.
         unsafe { record(event.raw(), core::ptr::with_exposed_provenance_mut(stream)) }.is_ok()
@@ -164,7 +175,7 @@ impl Context {
     fn make_current(&self) -> bool {
         let Some(set) = real!(cuCtxSetCurrent) else { return false };
         // SAFETY: the context is alive: `dead` is false, and whoever destroys it takes the same lock first.
-        unsafe { set(core::ptr::with_exposed_provenance_mut(self.handle)) }.is_ok()
+        unsafe { set(core::ptr::with_exposed_provenance_mut(self.host)) }.is_ok()
     }
 }
 
@@ -175,6 +186,62 @@ fn elapsed(start: Event, end: Event) -> Option<i64> {
     let result = unsafe { real!(cuEventElapsedTime)?(&raw mut milliseconds, start.raw(), end.raw()) };
     #[allow(clippy::cast_possible_truncation)] // a float saturates
     result.is_ok().then_some((f64::from(milliseconds) * 1e6) as i64)
+}
+
+/// A context that is current in this thread while this lives, above whichever the program has.
+#[derive(Debug)]
+pub(crate) struct Pushed(());
+
+impl Pushed {
+    pub(crate) fn new(handle: usize) -> Option<Self> {
+        let push = real!(cuCtxPushCurrent_v2)?;
+        // SAFETY: a context that the program is using.
+        unsafe { push(core::ptr::with_exposed_provenance_mut(handle)) }.is_ok().then_some(Self(()))
+    }
+}
+
+impl Drop for Pushed {
+    fn drop(&mut self) {
+        let mut popped: sys::CUcontext = core::ptr::null_mut();
+        if let Some(pop) = real!(cuCtxPopCurrent_v2) {
+            // SAFETY: a valid out-pointer; this takes back what was pushed.
+            let _ = unsafe { pop(&raw mut popped) };
+        }
+    }
+}
+
+/// Does something with this context current; `None` if it cannot be.
+pub(crate) fn within<T>(handle: usize, work: impl FnOnce() -> T) -> Option<T> {
+    let _pushed = Pushed::new(handle)?;
+    Some(work())
+}
+
+/// A green context, the handle under which it can be made current, and the primary context that it was cut from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GreenContext {
+    pub(crate) green: usize,
+    pub(crate) handle: usize,
+    pub(crate) host: usize,
+}
+
+/// A green context can be current in one thread at a time, which is the program's: this library's own thread uses its host.
+static GREEN: Mutex<Vec<GreenContext>> = Mutex::new(Vec::new());
+
+pub(crate) fn note_green(context: GreenContext) {
+    let mut known = locked(&GREEN);
+    known.retain(|other| other.handle != context.handle);
+    known.push(context);
+}
+
+/// A green context is about to be destroyed; gives the handle that goes with it.
+pub(crate) fn forget_green(green: usize) -> Option<usize> {
+    let mut known = locked(&GREEN);
+    let at = known.iter().position(|context| context.green == green)?;
+    Some(known.swap_remove(at).handle)
+}
+
+fn host_of(handle: usize) -> usize {
+    locked(&GREEN).iter().find(|context| context.handle == handle).map_or(handle, |context| context.host)
 }
 
 /// The handle of the calling thread's current context, if it has one.
@@ -199,7 +266,12 @@ impl Contexts {
         if let Some(context) = known.iter().find(|context| context.handle == handle) {
             return Some(Arc::clone(context));
         }
-        let context = Arc::new(Context { handle, pool: Mutex::default(), timeline: Mutex::default() });
+        let context = Arc::new(Context {
+            handle,
+            host: host_of(handle),
+            pool: Mutex::default(),
+            timeline: Mutex::default(),
+        });
         known.push(Arc::clone(&context));
         Some(context)
     }

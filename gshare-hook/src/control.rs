@@ -10,7 +10,7 @@
 //! 4.14, and empties the word of the one thread that the child has.
 #![allow(unsafe_code)] // memory advice on one static page
 
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::gate::Device;
@@ -29,6 +29,11 @@ pub(crate) enum State {
     Off = 2,
 }
 
+/// How many destroyed handles are remembered by name.
+const GRAVES: usize = 16;
+/// In place of a stream: all streams of some context.
+pub(crate) const ALL_STREAMS: usize = usize::MAX;
+
 /// State of the process that a forked child must not inherit.
 #[repr(C, align(4096))]
 pub(crate) struct Control {
@@ -37,8 +42,13 @@ pub(crate) struct Control {
     captures: AtomicU32,
     /// The runtime, set before `state` becomes `Active`; never freed, so that a late reader is safe.
     runtime: AtomicPtr<Runtime>,
-    /// Counts destroyed streams and contexts: whoever kept such a handle must not use it when this has moved.
+    /// Counts destroyed streams and contexts, and names the last of them: whoever kept such a handle must not use it any more.
     destroyed: AtomicU64,
+    graves: [AtomicUsize; GRAVES],
+    /// Whether there ever was a stream that the legacy stream waits for.
+    blocking_streams: AtomicBool,
+    /// Devices on which contexts were made that are not primary ones, as bits, whether there is a runtime yet or not.
+    contexts: AtomicU64,
     arming: Arming,
     /// The device that every launch goes to, while nothing but spending credit has to be done for one: metering, one
     /// device, no capture under way. Null otherwise.
@@ -51,6 +61,9 @@ pub(crate) static CONTROL: Control = Control {
     captures: AtomicU32::new(0),
     runtime: AtomicPtr::new(core::ptr::null_mut()),
     destroyed: AtomicU64::new(0),
+    graves: [const { AtomicUsize::new(0) }; GRAVES],
+    blocking_streams: AtomicBool::new(false),
+    contexts: AtomicU64::new(0),
     arming: Arming::new(),
     fast: AtomicPtr::new(core::ptr::null_mut()),
     updating: Mutex::new(()),
@@ -106,8 +119,42 @@ impl Control {
         self.destroyed.load(Ordering::Acquire)
     }
 
-    pub(crate) fn handle_destroyed(&self) {
-        self.destroyed.fetch_add(1, Ordering::AcqRel);
+    /// A stream is about to be destroyed, or [`ALL_STREAMS`] of a context.
+    pub(crate) fn handle_destroyed(&self, stream: usize) {
+        let _one_at_a_time = self.updating.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = self.destroyed.load(Ordering::Relaxed);
+        self.graves[place(count)].store(stream, Ordering::Relaxed);
+        self.destroyed.store(count + 1, Ordering::Release);
+    }
+
+    /// Whether this stream was, or may have been, destroyed since that count.
+    pub(crate) fn is_destroyed(&self, stream: usize, since: u64) -> bool {
+        if self.destroyed() == since {
+            return false;
+        }
+        let _one_at_a_time = self.updating.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = self.destroyed();
+        count - since > GRAVES as u64
+            || (since..count)
+                .any(|n| [stream, ALL_STREAMS].contains(&self.graves[place(n)].load(Ordering::Relaxed)))
+    }
+
+    pub(crate) fn has_blocking_streams(&self) -> bool {
+        self.blocking_streams.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn blocking_stream_made(&self) {
+        self.blocking_streams.store(true, Ordering::Relaxed);
+    }
+
+    /// A context that is no primary one was made on this device.
+    pub(crate) fn context_made(&self, ordinal: i32) {
+        self.contexts.fetch_or(bit(ordinal), Ordering::AcqRel);
+    }
+
+    /// Whether such a context was ever made on another device.
+    pub(crate) fn has_contexts_beside(&self, ordinal: i32) -> bool {
+        self.contexts.load(Ordering::Acquire) & !bit(ordinal) != 0
     }
 
     pub(crate) fn begin_arming(&self) -> bool {
@@ -143,6 +190,14 @@ impl Control {
             libc::pthread_atfork(None, None, Some(forget));
         }
     }
+}
+
+fn place(count: u64) -> usize {
+    usize::try_from(count % GRAVES as u64).unwrap_or(0)
+}
+
+fn bit(ordinal: i32) -> u64 {
+    u32::try_from(ordinal).ok().and_then(|ordinal| 1u64.checked_shl(ordinal)).unwrap_or(0)
 }
 
 extern "C" fn forget() {

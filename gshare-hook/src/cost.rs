@@ -34,6 +34,9 @@ const ROWS: usize = 16_384;
 /// How far a key may lie from its place.
 const REACH: usize = 8;
 
+/// In place of a number of launches: see [`CostTable::doubt`].
+const DOUBTED: u32 = 1 << 31;
+
 /// Number of a row, as [`CostTable::find`] gives it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Row(u32);
@@ -172,6 +175,21 @@ impl CostTable {
     /// Launches of a row that went ahead before anything was known.
     pub(crate) fn probes(&self, row: Row) -> u32 {
         self.slots[row.0 as usize].probes.load(Ordering::Acquire)
+    }
+
+    /// A launch of a row was not measured after all: nobody need wait for that.
+    pub(crate) fn not_measured(&self, row: Row) {
+        self.slots[row.0 as usize].probes.store(0, Ordering::Release);
+    }
+
+    /// A row that is known may have become longer, which its samples do not prove: its next launch is to be measured alone.
+    pub(crate) fn doubt(&self, row: Row) {
+        self.slots[row.0 as usize].probes.store(DOUBTED, Ordering::Release);
+    }
+
+    /// Whether that was said of a row that is known.
+    pub(crate) fn is_doubted(&self, row: Row) -> bool {
+        self.probes(row) == DOUBTED && self.known(row).is_some()
     }
 
     /// One more sample of a row, in ns.

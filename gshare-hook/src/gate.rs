@@ -44,7 +44,7 @@ use gshare_core::gate::LaunchGate;
 use gshare_cuda_abi::types::CUresult;
 
 use crate::clock;
-use crate::context::{Context, Event, Pair};
+use crate::context::{self, Context, Event, Pair};
 use crate::control::{CONTROL, State};
 use crate::cost::{CostTable, Row, shape};
 use crate::driver::real;
@@ -77,6 +77,8 @@ const PROBES: u32 = 1;
 const PROBE_WAIT: StdDuration = StdDuration::from_millis(200);
 /// How long a thread waits in line without the line moving before it stops waiting for those ahead.
 const LINE_STUCK: StdDuration = StdDuration::from_secs(2);
+/// `CU_STREAM_LEGACY`; below it, the default stream.
+const LEGACY_STREAM: usize = 1;
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD_STREAM: usize = 2;
 
@@ -88,6 +90,8 @@ pub(crate) struct Pending {
     /// What its launches were charged, and what launches before it on the stream were charged that no event covers.
     pub(crate) predicted: u64,
     pub(crate) carried: u64,
+    /// What of its launches was taken for done before, at what was charged for it; not part of `predicted`.
+    pub(crate) presumed: u64,
     pub(crate) launches: u32,
     /// The row, if all of its launches have the same.
     pub(crate) row: Option<Row>,
@@ -107,8 +111,10 @@ struct Run {
     device: AtomicPtr<Device>,
     /// Credit that is charged already, in ns.
     prepaid: AtomicU64,
-    /// Predicted cost of the launches since the segment began, and of those that the helper takes for done, in ns.
+    /// Predicted cost of the launches since the segment began, of those before it that no event covers, and of what the helper
+    /// takes for done of both, in ns.
     predicted: AtomicU64,
+    carried: AtomicU64,
     presumed: AtomicU64,
     /// Launches since the segment began, and how many there may be before the slow way is due.
     count: u32,
@@ -119,16 +125,16 @@ struct Run {
     /// Times the run is full, or its thread synchronises, before a segment begins again; and what that begins at.
     skip: u8,
     unmeasured: u8,
+    /// It is skipped because its thread synchronises after a few short launches.
+    idle_skip: bool,
     begun: u32,
     start: Option<(Event, Arc<Context>)>,
     /// Predicted cost of the first launch, and when the segment began, in ns.
     first: u64,
     opened: u64,
-    /// Charged to launches on this stream before the segment, and covered by no event.
-    carried: u64,
     /// What was charged to launches that were open when its thread last synchronised, in ns.
     awaited: u64,
-    /// [`crate::control::Control::destroyed`] when the run began.
+    /// [`crate::control::Control::destroyed`] when the segment began.
     destroyed: u64,
 }
 
@@ -139,6 +145,7 @@ impl Run {
             device: AtomicPtr::default(),
             prepaid: AtomicU64::new(0),
             predicted: AtomicU64::new(0),
+            carried: AtomicU64::new(0),
             presumed: AtomicU64::new(0),
             count: 0,
             limit: 0,
@@ -146,11 +153,11 @@ impl Run {
             mixed: 0,
             skip: 0,
             unmeasured: UNMEASURED_IN_DOUBT,
+            idle_skip: false,
             begun: 0,
             start: None,
             first: 0,
             opened: 0,
-            carried: 0,
             awaited: 0,
             destroyed: 0,
         }
@@ -167,12 +174,24 @@ impl Run {
         unsafe { self.device.load(Ordering::Relaxed).as_ref() }
     }
 
-    /// Takes the open launches out; gives their predicted cost, and how much of it the helper has taken for done.
-    fn take_predicted(&mut self) -> (u64, u64) {
+    /// The launches so far are covered by no event of the segment that begins.
+    fn carry(&mut self) {
+        self.count = 0;
+        let predicted = self.predicted.load(Ordering::Relaxed);
+        self.carried.fetch_add(predicted, Ordering::AcqRel);
+        self.predicted.store(0, Ordering::Release);
+    }
+
+    /// Takes the open launches out.
+    fn take_open(&mut self) -> Taken {
         self.count = 0;
         let presumed = self.presumed.swap(0, Ordering::AcqRel);
-        let predicted = self.predicted.swap(0, Ordering::AcqRel);
-        (predicted, presumed.min(predicted))
+        let (predicted, carried) =
+            (self.predicted.swap(0, Ordering::AcqRel), self.carried.swap(0, Ordering::AcqRel));
+        // What was launched first was over first.
+        let carried_presumed = presumed.min(carried);
+        let presumed = (presumed - carried_presumed).min(predicted);
+        Taken { predicted: predicted - presumed, presumed, carried: carried - carried_presumed }
     }
 
     /// Gives back what is prepaid.
@@ -192,7 +211,6 @@ impl Run {
         self.refund();
         (self.stream, self.mixed, self.skip) = (stream, 0, 0);
         self.device.store(core::ptr::from_ref(device).cast_mut(), Ordering::Relaxed);
-        self.destroyed = CONTROL.destroyed();
     }
 
     /// Counts a launch of this cost.
@@ -204,12 +222,28 @@ impl Run {
     }
 }
 
+/// What was open in a run: predicted cost of the segment's launches, less what was presumed done of it, and of those before.
+struct Taken {
+    predicted: u64,
+    presumed: u64,
+    carried: u64,
+}
+
 /// What a run has open, as the helper sees it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Open {
     pub(crate) predicted: u64,
     pub(crate) presumed: u64,
     pub(crate) prepaid: u64,
+}
+
+/// The atomics of a run.
+struct Shared<'a> {
+    device: &'a AtomicPtr<Device>,
+    predicted: &'a AtomicU64,
+    carried: &'a AtomicU64,
+    presumed: &'a AtomicU64,
+    prepaid: &'a AtomicU64,
 }
 
 /// What the meter keeps about a thread. Never freed; reused when its thread is gone.
@@ -245,27 +279,35 @@ impl ThreadRecord {
     /// What each run has open on a device, for the helper.
     pub(crate) fn open_runs(&self, device: &Device) -> [Open; RUNS] {
         core::array::from_fn(|index| {
-            let (on, predicted, presumed, prepaid) = self.shared(index);
-            if !core::ptr::eq(on.load(Ordering::Relaxed), device) {
+            let run = self.shared(index);
+            if !core::ptr::eq(run.device.load(Ordering::Relaxed), device) {
                 return Open::default();
             }
             Open {
-                predicted: predicted.load(Ordering::Acquire),
-                presumed: presumed.load(Ordering::Acquire),
-                prepaid: prepaid.load(Ordering::Acquire),
+                predicted: run.predicted.load(Ordering::Acquire) + run.carried.load(Ordering::Acquire),
+                presumed: run.presumed.load(Ordering::Acquire),
+                prepaid: run.prepaid.load(Ordering::Acquire),
             }
         })
     }
 
     /// Takes a run's open launches for done: its thread has been elsewhere for long.
     pub(crate) fn presume_done(&self, index: usize, predicted: u64) {
-        self.shared(index).2.store(predicted, Ordering::Release);
+        self.shared(index).presumed.store(predicted, Ordering::Release);
     }
 
-    fn shared(&self, index: usize) -> (&AtomicPtr<Device>, &AtomicU64, &AtomicU64, &AtomicU64) {
+    fn shared(&self, index: usize) -> Shared<'_> {
         let run = self.runs.get().cast::<Run>().wrapping_add(index % RUNS);
         // SAFETY: only the atomics are borrowed, through a pointer into a record that is never freed.
-        unsafe { (&(*run).device, &(*run).predicted, &(*run).presumed, &(*run).prepaid) }
+        unsafe {
+            Shared {
+                device: &(*run).device,
+                predicted: &(*run).predicted,
+                carried: &(*run).carried,
+                presumed: &(*run).presumed,
+                prepaid: &(*run).prepaid,
+            }
+        }
     }
 
     /// The run that a stream uses.
@@ -295,6 +337,8 @@ pub(crate) struct Device {
     pub(crate) costs: CostTable,
     pub(crate) memory: crate::memory::Account,
     pub(crate) pending: Mutex<Vec<Pending>>,
+    /// Launches on this device, counted where there are several.
+    pub(crate) launches: AtomicU64,
     /// Launches that are over and were not measured: charged as predicted.
     pub(crate) settled: AtomicU64,
     /// Launches that the driver refused: charged, to be given back.
@@ -317,6 +361,7 @@ impl Device {
             costs: CostTable::new(),
             memory,
             pending: Mutex::default(),
+            launches: AtomicU64::new(0),
             settled: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             free_running: AtomicBool::new(false),
@@ -477,9 +522,20 @@ fn admit_slowly(handle: u64, size: u64, stream: usize, slack: u64) -> Ticket {
         return Ticket::PASS;
     }
     let Some(runtime) = CONTROL.runtime() else { return Ticket::PASS };
+    if runtime.sole_device().is_some() {
+        return admit_here(runtime, handle, size, stream, slack);
+    }
+    // With several devices the stream says which one it is, and events are made in its context.
+    in_context_of(stream, || admit_here(runtime, handle, size, stream, slack))
+}
+
+fn admit_here(runtime: &'static Runtime, handle: u64, size: u64, stream: usize, slack: u64) -> Ticket {
     let Some(device) = runtime.launch_device() else { return Ticket::PASS };
     let Some(thread) = own_record().or_else(|| runtime.enlist()) else { return Ticket::PASS };
     thread.launches.store(thread.launches.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    if runtime.sole_device().is_none() {
+        device.launches.fetch_add(1, Ordering::Relaxed);
+    }
     if device.free_running.load(Ordering::Relaxed) {
         return Ticket::PASS;
     }
@@ -509,6 +565,15 @@ fn admit_slowly(handle: u64, size: u64, stream: usize, slack: u64) -> Ticket {
 /// After the call: the segment ends, the launch was measured alone, or the driver refused it.
 #[cold]
 fn conclude(ticket: Ticket, stream: usize, result: CUresult) {
+    match CONTROL.runtime() {
+        Some(runtime) if runtime.sole_device().is_none() => {
+            in_context_of(stream, || conclude_here(ticket, stream, result));
+        }
+        _ => conclude_here(ticket, stream, result),
+    }
+}
+
+fn conclude_here(ticket: Ticket, stream: usize, result: CUresult) {
     let Some(thread) = own_record() else { return };
     if ticket.verdict == Verdict::Alone {
         return conclude_alone(thread, ticket.cost, result);
@@ -527,11 +592,30 @@ fn conclude(ticket: Ticket, stream: usize, result: CUresult) {
     } else if run.start.is_some() {
         end(run, Ending::Full);
     } else {
-        run.skip = run.skip.saturating_sub(1);
-        let (predicted, presumed) = run.take_predicted();
-        run.carried += predicted - presumed;
+        // A thread that fills it does not synchronise after a few short launches: the next ones are measured.
+        run.skip = if run.idle_skip { 0 } else { run.skip.saturating_sub(1) };
+        run.carry();
         run.limit = 0;
     }
+}
+
+/// Does something with a stream's context current, whichever is: work may be given to a stream of another device.
+fn in_context_of<T>(stream: usize, work: impl FnOnce() -> T) -> T {
+    match foreign_context(stream).filter(|_| stream > PER_THREAD_STREAM).and_then(context::Pushed::new) {
+        Some(_pushed) => work(),
+        None => work(),
+    }
+}
+
+/// The context of a stream, unless it is the current one.
+fn foreign_context(stream: usize) -> Option<usize> {
+    let mut context = core::ptr::null_mut();
+    // SAFETY: the program's own stream and a valid out-pointer.
+    let found =
+        unsafe { real!(cuStreamGetCtx)?(core::ptr::with_exposed_provenance_mut(stream), &raw mut context) };
+    let known = found.is_ok() && !context.is_null();
+    let handle = context.expose_provenance();
+    (known && context::current_handle() != Some(handle)).then_some(handle)
 }
 
 /// Takes `cost` out of what is prepaid, and prepays again. `false`: the launch must fail.
@@ -597,28 +681,28 @@ pub(crate) fn is_captured(stream: usize) -> bool {
 #[cold]
 fn begin(runtime: &Runtime, run: &mut Run, cost: u64, row: Row) -> bool {
     // What came before on this stream has no event of its own: the segment that begins here completes after it.
-    let (predicted, presumed) = run.take_predicted();
-    run.carried += predicted - presumed;
+    run.carry();
     run.limit = 0;
     run.begun = run.begun.wrapping_add(1);
-    // Where different functions take turns, a segment says little about each: now and then one is measured alone.
-    if core::mem::take(&mut run.mixed) != 0 && run.begun.is_multiple_of(4) && !CONTROL.capturing() {
+    // Where different functions take turns, a segment says little about each: now and then one is measured alone. So is what may
+    // have become longer in a segment that cannot prove it.
+    let mixed = core::mem::take(&mut run.mixed) != 0 && run.begun.is_multiple_of(4);
+    let doubted = run.device().is_some_and(|device| device.costs.is_doubted(row));
+    if (mixed || doubted) && !CONTROL.capturing() {
         return true;
     }
     (run.row, run.first) = (row, cost);
     // Until an event is recorded: launches are settled as predicted, and it is tried again later.
-    run.skip = 4;
+    (run.skip, run.idle_skip) = (4, false);
+    run.destroyed = CONTROL.destroyed();
     if CONTROL.capturing() {
         return false;
     }
     let Some(context) = runtime.contexts.current() else { return false };
-    let Some(event) = context.take_event() else { return false };
-    if Context::record(event, run.stream) {
+    if let Some(event) = context.take_recorded(run.stream) {
         run.opened = clock::now_ns();
         run.start = Some((event, context));
         run.skip = 0;
-    } else {
-        context.give_back(event);
     }
     false
 }
@@ -703,49 +787,52 @@ fn metered() -> Option<&'static ThreadRecord> {
 
 fn end(run: &mut Run, why: Ending) {
     let count = run.count;
-    run.awaited = run.predicted.load(Ordering::Relaxed) + run.carried;
-    if count == 0 && run.start.is_none() && run.carried == 0 {
+    run.awaited = run.predicted.load(Ordering::Relaxed) + run.carried.load(Ordering::Relaxed);
+    if run.awaited == 0 && count == 0 && run.start.is_none() {
         return;
     }
     // What the helper took for done is accounted for.
-    let (predicted, presumed) = run.take_predicted();
-    let predicted = predicted - presumed;
+    let Taken { predicted, presumed, carried } = run.take_open();
     run.limit = 0;
     let Some(device) = run.device() else { return };
-    let carried = core::mem::take(&mut run.carried);
-    let settle = |time: u64| {
-        device.settled.fetch_add(time, Ordering::AcqRel);
+    let settle = || {
+        device.settled.fetch_add(predicted + carried, Ordering::AcqRel);
     };
     let Some((start, context)) = run.start.take() else {
         run.skip = run.skip.saturating_sub(1);
-        return settle(predicted + carried);
+        return settle();
     };
-    let gone = run.destroyed != CONTROL.destroyed() && run.stream > PER_THREAD_STREAM;
-    // Under another context the default stream is another one, and an event made would be that context's.
-    if gone || CONTROL.capturing() || count == 0 || !context.is_current() {
-        context.give_back(start);
-        return settle(predicted + carried);
-    }
-    // Everything was queued before the device could have finished the first launch, or even begun.
-    let dense =
-        presumed == 0 && (clock::now_ns() - run.opened < run.first || Context::passed(start) == Some(false));
-    let Some(end) = context.take_event() else {
-        context.give_back(start);
-        return settle(predicted + carried);
-    };
-    if !Context::record(end, run.stream) {
-        context.give_back(start);
-        context.give_back(end);
-        return settle(predicted + carried);
-    }
     // Programs that synchronise after a few short launches are measured now and then only.
-    let short = why == Ending::Synchronising && predicted < WORTHWHILE_NS;
-    run.skip = if short { run.unmeasured } else { 0 };
+    let short = why == Ending::Synchronising && predicted + presumed < WORTHWHILE_NS;
+    let skip = if short { (run.unmeasured, true) } else { (0, false) };
+    let gone = run.stream > PER_THREAD_STREAM && CONTROL.is_destroyed(run.stream, run.destroyed);
+    // Later than right behind its launch, an event in the legacy stream holds up streams that have nothing to do with it: there
+    // launches are measured alone.
+    let barrier = why != Ending::Full && run.stream <= LEGACY_STREAM && CONTROL.has_blocking_streams();
+    if barrier {
+        (run.mixed, run.begun) = (MIXED, run.begun | 3);
+        (run.skip, run.idle_skip) = skip;
+    }
+    // Under another context the default stream is another one, and an event made would be that context's.
+    let ended = if barrier || gone || CONTROL.capturing() || count == 0 || !context.is_current() {
+        None
+    } else {
+        // Everything was queued before the device could have finished the first launch, or even begun.
+        let dense = presumed == 0
+            && (clock::now_ns() - run.opened < run.first || Context::passed(start) == Some(false));
+        context.take_recorded(run.stream).map(|end| (end, dense))
+    };
+    let Some((end, dense)) = ended else {
+        context.give_back(start);
+        return settle();
+    };
+    (run.skip, run.idle_skip) = skip;
     device.push(Pending {
         context,
         pair: Pair { start, end },
         predicted,
         carried,
+        presumed,
         launches: count,
         row: (run.mixed == 0).then_some(run.row),
         dense,
@@ -813,15 +900,11 @@ fn measure_alone(
     let mut alone = Alone { device, row, stream, slack, start: None, idle: false, began: 0 };
     let context = if CONTROL.capturing() { None } else { runtime.contexts.current() };
     if let Some(context) = context
-        && let Some(start) = context.take_event()
+        && let Some(start) = context.take_recorded(stream)
     {
-        if Context::record(start, stream) {
-            // On an idle stream the start passes at once, and the kernel starts when the launch has come through.
-            alone.idle = slack > 0 && Context::passed(start) == Some(true);
-            alone.start = Some((start, context));
-        } else {
-            context.give_back(start);
-        }
+        // On an idle stream the start passes at once, and the kernel starts when the launch has come through.
+        alone.idle = slack > 0 && Context::passed(start) == Some(true);
+        alone.start = Some((start, context));
     }
     alone.began = clock::now_ns();
     // SAFETY: the record is this thread's own.
@@ -835,26 +918,28 @@ fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult) {
     let Some(alone) = (unsafe { (*thread.alone.get()).take() }) else { return };
     let device = alone.device;
     let gap = if alone.idle { (clock::now_ns() - alone.began).min(alone.slack) } else { 0 };
-    let settle = || {
+    let measured = alone.start.and_then(|(start, context)| {
+        let end = if result.is_ok() { context.take_recorded(alone.stream) } else { None };
+        match end {
+            Some(end) => Some((context, Pair { start, end })),
+            None => {
+                context.give_back(start);
+                None
+            }
+        }
+    });
+    let Some((context, pair)) = measured else {
         let time = if result.is_ok() { &device.settled } else { &device.refused };
         time.fetch_add(cost, Ordering::AcqRel);
+        // Nobody waits for a measurement that will not come.
+        return device.costs.not_measured(alone.row);
     };
-    let Some((start, context)) = alone.start else { return settle() };
-    let end = if result.is_ok() { context.take_event() } else { None };
-    let Some(end) = end else {
-        context.give_back(start);
-        return settle();
-    };
-    if !Context::record(end, alone.stream) {
-        context.give_back(start);
-        context.give_back(end);
-        return settle();
-    }
     device.push(Pending {
         context,
-        pair: Pair { start, end },
+        pair,
         predicted: cost,
         carried: 0,
+        presumed: 0,
         launches: 1,
         row: Some(alone.row),
         dense: true,
@@ -868,13 +953,12 @@ pub(crate) fn retire(thread: &ThreadRecord) {
     // SAFETY: called by the thread itself, at its end.
     for run in unsafe { &mut *thread.runs.get() } {
         run.refund();
-        let (predicted, presumed) = run.take_predicted();
-        let left = predicted - presumed + core::mem::take(&mut run.carried);
+        let Taken { predicted, carried, .. } = run.take_open();
         if let Some((start, context)) = run.start.take() {
             context.give_back(start);
         }
         if let Some(device) = run.device() {
-            device.settled.fetch_add(left, Ordering::AcqRel);
+            device.settled.fetch_add(predicted + carried, Ordering::AcqRel);
         }
         run.stream = usize::MAX;
         run.device.store(core::ptr::null_mut(), Ordering::Relaxed);

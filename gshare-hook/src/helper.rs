@@ -60,6 +60,8 @@ const IDLE_GAP: u64 = 20_000;
 const IDLE: u64 = 3_000_000;
 /// How long one is kept whose last work is known to be over, however long it is since that was launched, in ns.
 const DONE: u64 = 1_000_000;
+/// How much time segments may take beyond what they are charged before a launch is measured alone, in ns.
+const UNPROVEN: u64 = 1_000_000;
 /// How much longer than predicted a closed lease waits for its queue to drain before it is returned all the same, in ns.
 const DRAIN: u64 = 3_000_000;
 /// What may be queued where the cost of a kernel is not known yet, in ns.
@@ -192,6 +194,8 @@ struct Account {
     prepaid: u64,
     /// Per thread and run: what is open, and since when it has been that.
     still: Vec<[(u64, u64); 4]>,
+    /// Time that segments took beyond what they were charged, since one of their launches was last measured alone, in ns.
+    unproven: u64,
     /// When something last completed, and when a launch was last let in because nothing did.
     moved: u64,
     let_in: u64,
@@ -431,12 +435,16 @@ impl Helper {
         };
         self.settle_without_daemon(now);
         let threads = self.runtime.threads();
-        let launches = threads.iter().map(|thread| thread.launches.load(Ordering::Relaxed)).sum();
+        let all_launches = threads.iter().map(|thread| thread.launches.load(Ordering::Relaxed)).sum();
+        let several = self.runtime.sole_device().is_none();
         let class = self.class.or(self.runtime.config.class);
         let slo_sensitive = class.is_some_and(ServiceClass::is_slo_sensitive);
         let syncs = threads.iter().map(|thread| thread.syncs.load(Ordering::Relaxed)).sum();
         for index in 0..self.devices.len() {
             let account = &mut self.devices[index];
+            // What is launched on one device says nothing about another.
+            let launches =
+                if several { account.device.launches.load(Ordering::Relaxed) } else { all_launches };
             if launches != account.launches.0 {
                 account.launches = (launches, now);
             }
@@ -543,6 +551,7 @@ impl Account {
             reported: (0, Duration::ZERO),
             prepaid: 0,
             still: Vec::new(),
+            unproven: 0,
             moved: 0,
             let_in: 0,
         }
@@ -605,6 +614,7 @@ impl Account {
         }
         let mut learned = false;
         let before = self.running.len();
+        let oldest = self.running.iter().map(|pending| pending.opened).min().unwrap_or(u64::MAX);
         let mut waiting = VecDeque::with_capacity(before);
         for pending in core::mem::take(&mut self.running) {
             let charged = pending.predicted + pending.carried;
@@ -613,10 +623,17 @@ impl Account {
                     waiting.push_back(pending);
                     continue;
                 }
-                Progress::Lost => charged,
+                Progress::Lost => {
+                    if let Some(row) = pending.row {
+                        device.costs.not_measured(row);
+                    }
+                    charged
+                }
                 Progress::Ran(start, end) => {
                     learned |= pending.row.is_some();
-                    self.measure(&pending, start, end) + pending.carried
+                    let whole = self.measure(&pending, start, end, oldest);
+                    // What was taken for done is charged.
+                    whole.saturating_sub(pending.presumed) + pending.carried
                 }
             };
             self.ledger.completed(
@@ -647,11 +664,11 @@ impl Account {
         }
     }
 
-    /// What a segment that ran from `start` to `end` is charged; learns from it.
-    fn measure(&mut self, pending: &Pending, start: u64, end: u64) -> u64 {
+    /// What a segment that ran from `start` to `end` costs in all; learns from it. Nothing that runs was launched before `oldest`.
+    fn measure(&mut self, pending: &Pending, start: u64, end: u64, oldest: u64) -> u64 {
         let length = end.saturating_sub(start);
         let gap = pending.gap.min(length.saturating_sub(LEAST));
-        let growth = self.coverage.add(start + gap, end);
+        let growth = self.coverage.add(start + gap, end, oldest);
         let launches = u64::from(pending.launches.max(1));
         let sample = (length - gap) / launches;
         // The device was idle for us before: the interval may hold the end of another process's turn. What is over after its own
@@ -661,8 +678,14 @@ impl Account {
         self.worked_until = self.worked_until.max(end);
         let costs = &self.device.costs;
         let Some(row) = pending.row else {
-            return charge(growth, pending.predicted, pending.dense && !shared);
+            return charge(growth, pending.predicted + pending.presumed, pending.dense && !shared);
         };
+        if pending.dense && costs.is_doubted(row) {
+            costs.not_measured(row);
+            if !shared {
+                costs.set(row, sample);
+            }
+        }
         let known = costs.known(row);
         let dense = pending.dense && (!shared || known.is_none());
         // Every interval is an upper bound; only a dense one tells that a cost has risen, and no more than that if others may
@@ -684,7 +707,14 @@ impl Account {
                     costs.set(row, proven.max(known));
                 }
             }
-            Some(known) if sample > known && !pending.dense => {}
+            Some(known) if sample > known && !pending.dense => {
+                // The stream may have run dry in between, or the kernel has become longer: now and then it is asked.
+                self.unproven += growth.saturating_sub(known * launches);
+                if self.unproven > UNPROVEN {
+                    self.unproven = 0;
+                    costs.doubt(row);
+                }
+            }
             Some(known) => match self.suspicions.remove(&row) {
                 Some(Suspicion { cost_itself: true, .. }) if sample < known => costs.set(row, sample),
                 _ => costs.learn(row, sample),
@@ -781,7 +811,9 @@ impl Account {
     /// Nothing may be queued that would not be over when the lease expires; gives how long that is, in ns.
     fn bound_in_flight(&mut self, now: u64) -> u64 {
         let left = self.expires.saturating_sub(now);
-        self.ledger.set_in_flight_bound(self.bound.min(Duration::from_nanos(left)));
+        let bound = self.bound.min(Duration::from_nanos(left));
+        // What is prepaid is in flight for the ledger, but not on the device.
+        self.ledger.set_in_flight_bound(bound.saturating_add(Duration::from_nanos(self.prepaid)));
         left
     }
 
@@ -848,6 +880,7 @@ impl Account {
     fn decide_locally(&mut self, now: u64) {
         let wants = self.wants_more(now);
         let gate = &self.device.gate;
+        self.ledger.set_in_flight_bound(self.bound.saturating_add(Duration::from_nanos(self.prepaid)));
         let in_flight = self.ledger.in_flight_if_spent(gate).map(|time| self.launched_of(time));
         let Source::Local(share, next) = &mut self.source else { return };
         if self.ledger.lease().is_some() {
@@ -862,7 +895,6 @@ impl Account {
             let (budget, until) = share.budget(Timestamp::from_nanos(now));
             self.expires = until.as_nanos();
             if !budget.is_zero() {
-                self.ledger.set_in_flight_bound(self.bound);
                 self.ledger.grant(gate, LeaseId(*next), budget);
                 *next += 1;
             }

@@ -126,10 +126,9 @@ impl Runtime {
         let answer = Answer::default();
         self.ask(Request::Attach(device, uuid, answer.clone()));
         answer.wait(ATTACH_WAIT);
-        let device = core::ptr::from_ref(device).cast_mut();
-        slot.store(device, Ordering::Release);
-        // SAFETY: leaked above.
-        unsafe { device.as_ref() }
+        slot.store(core::ptr::from_ref(device).cast_mut(), Ordering::Release);
+        self.context_on(ordinal);
+        Some(device)
     }
 
     /// A device by ordinal, if it was attached.
@@ -141,7 +140,10 @@ impl Runtime {
 
     /// A context was made on this device: if it is not the only one, every launch must ask where it goes.
     pub(crate) fn context_on(&self, ordinal: CUdevice) {
-        if self.sole_device().is_some_and(|device| device.ordinal != ordinal) {
+        if let Some(sole) = self.sole_device().filter(|device| device.ordinal != ordinal) {
+            // From here on each device counts its own.
+            let launches = self.threads().iter().map(|thread| thread.launches.load(Ordering::Relaxed)).sum();
+            sole.launches.store(launches, Ordering::Relaxed);
             self.sole.store(core::ptr::null_mut(), Ordering::Release);
             CONTROL.update();
         }
@@ -381,8 +383,11 @@ fn visible_devices() -> c_int {
     }
 }
 
-/// Whether no other device has a primary context yet. Others are noticed when they are made.
+/// Whether no other device has a context yet. Later ones are noticed when they are made.
 fn only_device_with_context(ordinal: CUdevice) -> bool {
+    if CONTROL.has_contexts_beside(ordinal) {
+        return false;
+    }
     (0..visible_devices()).filter(|&other| other != ordinal).all(|other| {
         let (mut flags, mut active) = (0, 0);
         let Some(get) = real!(cuDevicePrimaryCtxGetState) else { return false };

@@ -7,7 +7,8 @@
 //! # Algorithm
 //! [`Coverage`] keeps disjoint intervals, sorted. Adding one gives its **growth**, the part that was not covered before;
 //! the growths of all segments sum to the length of the union, in whatever order they come. Intervals more than
-//! [`MEMORY_NS`] behind the newest end are folded away; a straggler from further back finds that time covered.
+//! [`MEMORY_NS`] behind the newest end, and behind whatever still runs, are folded away; a straggler from further back finds that
+//! time covered.
 //!
 //! Worked example, in us: [0, 10) grows 10; [5, 12) on another stream grows 2; [3, 7) grows 0; union 12.
 //!
@@ -36,8 +37,8 @@ impl Coverage {
         Self::default()
     }
 
-    /// Covers `[start, end)`; gives the length that was not covered before.
-    pub(crate) fn add(&mut self, start: u64, end: u64) -> u64 {
+    /// Covers `[start, end)`; gives the length that was not covered before. Nothing that runs has begun before `oldest`.
+    pub(crate) fn add(&mut self, start: u64, end: u64, oldest: u64) -> u64 {
         let start = start.max(self.horizon);
         if end <= start {
             return 0;
@@ -52,13 +53,14 @@ impl Coverage {
         }
         self.covered.drain(first..last);
         self.covered.insert(first, (low, high));
-        self.fold();
+        self.fold(oldest);
         end - start - already
     }
 
     /// Folds away what is too far back to matter.
-    fn fold(&mut self) {
-        let line = self.covered.back().map_or(0, |&(_, e)| e).saturating_sub(MEMORY_NS);
+    fn fold(&mut self, oldest: u64) {
+        let newest = self.covered.back().map_or(0, |&(_, e)| e);
+        let line = newest.min(oldest).saturating_sub(MEMORY_NS);
         while let Some(&(s, e)) = self.covered.front().filter(|&&(s, _)| s < line) {
             self.horizon = self.horizon.max(e.min(line));
             if e <= line {

@@ -127,9 +127,18 @@ proptest! {
 #[test]
 fn overlapping_streams_are_merged_not_summed() {
     let mut coverage = Coverage::new();
-    assert_eq!(coverage.add(0, 10), 10);
-    assert_eq!(coverage.add(5, 12), 2);
-    assert_eq!(coverage.add(3, 7), 0);
+    assert_eq!(coverage.add(0, 10, u64::MAX), 10);
+    assert_eq!(coverage.add(5, 12, u64::MAX), 2);
+    assert_eq!(coverage.add(3, 7, u64::MAX), 0);
+}
+
+#[test]
+fn what_runs_for_long_is_covered_however_much_comes_and_goes_beside_it() {
+    let mut coverage = Coverage::new();
+    let second = 1_000_000_000;
+    // A kernel of ten seconds that began at once, and short ones on another stream.
+    let beside: u64 = (0..100).map(|n| coverage.add(n * second / 10, n * second / 10 + 1_000_000, 0)).sum();
+    assert_eq!(beside + coverage.add(0, 10 * second, u64::MAX), 10 * second);
 }
 
 #[test]
@@ -149,7 +158,7 @@ proptest! {
             let before = line.iter().filter(|&&covered| covered).count();
             line[start..start + length].fill(true);
             let after = line.iter().filter(|&&covered| covered).count();
-            prop_assert_eq!(coverage.add(start as u64, (start + length) as u64), (after - before) as u64);
+            prop_assert_eq!(coverage.add(start as u64, (start + length) as u64, u64::MAX), (after - before) as u64);
         }
     }
 
@@ -159,7 +168,7 @@ proptest! {
         intervals in prop::collection::vec((0u64..20_000_000_000, 0u64..500_000_000), 0..60),
     ) {
         let mut coverage = Coverage::new();
-        let total: u64 = intervals.iter().map(|&(start, length)| coverage.add(start, start + length)).sum();
+        let total: u64 = intervals.iter().map(|&(start, length)| coverage.add(start, start + length, u64::MAX)).sum();
         let mut sorted = intervals.clone();
         sorted.sort_unstable();
         let (mut union, mut end) = (0, 0);

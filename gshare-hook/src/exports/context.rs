@@ -2,18 +2,23 @@
 #![allow(unsafe_code)] // exported C functions
 
 use core::ffi::{c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use gshare_cuda_abi::types::{CUdevice, CUresult, sys};
 
 use super::wrappers;
-use crate::control::CONTROL;
+use crate::context::{self, GreenContext};
+use crate::control::{ALL_STREAMS, CONTROL};
 use crate::driver::real;
 use crate::gate::{self, stream_of, synchronise};
+
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: c_uint = 1;
 
 /// A context is about to be destroyed: nobody touches its events from here on.
 fn destroying(context: usize) {
     gate::synchronising();
-    CONTROL.handle_destroyed();
+    CONTROL.handle_destroyed(ALL_STREAMS);
     if let Some(runtime) = CONTROL.runtime() {
         runtime.contexts.destroying(context);
     }
@@ -36,16 +41,69 @@ fn destroy(context: sys::CUcontext, call: impl FnOnce() -> CUresult) -> CUresult
     result
 }
 
-fn created(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
+/// References to primary contexts that were taken through the hook, by device.
+static RETAINED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
+
+fn retained(device: CUdevice) -> Option<&'static AtomicU32> {
+    RETAINED.get(usize::try_from(device).ok()?)
+}
+
+/// A primary context is in use, perhaps from now on.
+fn retain(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
-    if result.is_ok()
-        && let Some(runtime) = CONTROL.runtime()
-    {
-        runtime.context_on(device);
-        // A new context is current at once.
-        gate::switching(crate::context::current_handle().unwrap_or(0));
+    if result.is_ok() {
+        if let Some(retained) = retained(device) {
+            retained.fetch_add(1, Ordering::AcqRel);
+        }
+        if let Some(runtime) = CONTROL.runtime() {
+            runtime.context_on(device);
+        }
     }
     result
+}
+
+/// A reference to a primary context is given back. Only the last one may be the end of it.
+fn release(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
+    let left = retained(device).map_or(0, |retained| {
+        retained.try_update(Ordering::AcqRel, Ordering::Relaxed, |n| n.checked_sub(1)).map_or(0, |n| n - 1)
+    });
+    if left > 0 { call() } else { let_go(device, call) }
+}
+
+fn created(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
+    let result = call();
+    if result.is_ok() {
+        CONTROL.context_made(device);
+        if let Some(runtime) = CONTROL.runtime() {
+            runtime.context_on(device);
+        }
+        // A new context is current at once.
+        gate::switching(context::current_handle().unwrap_or(0));
+    }
+    result
+}
+
+/// A stream was made with these flags.
+fn stream_made(flags: c_uint, call: impl FnOnce() -> CUresult) -> CUresult {
+    if flags & NON_BLOCKING == 0 {
+        CONTROL.blocking_stream_made();
+    }
+    call()
+}
+
+/// Notes under which handle a green context can be made current: only the program's threads may do that.
+fn turned_into_context(green: sys::CUgreenCtx, out: *mut sys::CUcontext) {
+    // SAFETY: null, or written by the driver in the call that succeeded.
+    let Some(&handle) = (unsafe { out.as_ref() }) else { return };
+    let mut device: CUdevice = 0;
+    let found = context::within(handle.expose_provenance(), || {
+        let get = real!(cuCtxGetDevice)?;
+        // SAFETY: a valid out-pointer.
+        unsafe { get(&raw mut device) }.is_ok().then_some(())
+    });
+    if let Some(host) = found.flatten().and_then(|()| primary(device)) {
+        context::note_green(GreenContext { green: green.addr(), handle: handle.addr(), host });
+    }
 }
 
 /// The primary context of a device, if it is active.
@@ -93,14 +151,14 @@ fn switch(to: sys::CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
 /// The one that was current before becomes current again; which, is known only then.
 fn switch_back(call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
-    gate::switching(crate::context::current_handle().unwrap_or(0));
+    gate::switching(context::current_handle().unwrap_or(0));
     result
 }
 
 /// A stream is about to be destroyed: its events are recorded now or never.
 fn destroy_stream(stream: sys::CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
     gate::synchronising();
-    CONTROL.handle_destroyed();
+    CONTROL.handle_destroyed(stream.addr());
     let captured = CONTROL.capturing() && gate::is_captured(stream.addr());
     let result = call();
     if captured && result.is_ok() {
@@ -152,7 +210,7 @@ wrappers! { CONTEXTS:
     }
     cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: CUdevice) |real| {
         // SAFETY: as above.
-        created(device, || unsafe { real(context, device) })
+        retain(device, || unsafe { real(context, device) })
     }
     cuCtxDestroy(context: sys::CUcontext) |real| {
         // SAFETY: as above.
@@ -164,11 +222,11 @@ wrappers! { CONTEXTS:
     }
     cuDevicePrimaryCtxRelease(device: CUdevice) |real| {
         // SAFETY: as above.
-        let_go(device, || unsafe { real(device) })
+        release(device, || unsafe { real(device) })
     }
     cuDevicePrimaryCtxRelease_v2(device: CUdevice) |real| {
         // SAFETY: as above.
-        let_go(device, || unsafe { real(device) })
+        release(device, || unsafe { real(device) })
     }
     cuDevicePrimaryCtxReset(device: CUdevice) |real| {
         // SAFETY: as above.
@@ -200,8 +258,30 @@ wrappers! { CONTEXTS:
     }
     // Its streams go with it.
     cuGreenCtxDestroy(context: sys::CUgreenCtx) |real| {
+        synchronise(|| {
+            CONTROL.handle_destroyed(ALL_STREAMS);
+            if let Some(handle) = context::forget_green(context.addr()) && let Some(runtime) = CONTROL.runtime() {
+                runtime.contexts.destroying(handle);
+            }
+            // SAFETY: as above.
+            unsafe { real(context) }
+        })
+    }
+    cuCtxFromGreenCtx(out: *mut sys::CUcontext, context: sys::CUgreenCtx) |real| {
         // SAFETY: as above.
-        synchronise(|| { CONTROL.handle_destroyed(); unsafe { real(context) } })
+        let result = unsafe { real(out, context) };
+        if result.is_ok() {
+            turned_into_context(context, out);
+        }
+        result
+    }
+    cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint) |real| {
+        // SAFETY: as above.
+        stream_made(flags, || unsafe { real(stream, flags) })
+    }
+    cuStreamCreateWithPriority(stream: *mut sys::CUstream, flags: c_uint, priority: c_int) |real| {
+        // SAFETY: as above.
+        stream_made(flags, || unsafe { real(stream, flags, priority) })
     }
     cuStreamDestroy(stream: sys::CUstream) |real| {
         // SAFETY: as above.

@@ -118,15 +118,23 @@ wrappers! { LAUNCHES:
     }
 }
 
-/// What an argument of a copy says about it.
+/// How large a copy is: bytes or elements, or operations where it is not known better.
+#[derive(Clone, Copy, Debug)]
+struct Size {
+    all: u64,
+    /// The sizes of a batch's operations.
+    each: *const usize,
+}
+
+/// What an argument of a copy says about it, under its name in the driver's declaration.
 trait Argument: Copy {
     /// The stream it goes to.
     fn stream(self) -> Option<sys::CUstream> {
         None
     }
-    /// A measure of its size. The last one of a call counts: bytes, elements, or operations of a batch.
-    fn size(self) -> Option<u64> {
-        None
+    /// The size, as it is known with this argument.
+    fn size(self, _name: &str, so_far: Size) -> Size {
+        so_far
     }
 }
 
@@ -137,31 +145,54 @@ impl Argument for sys::CUstream {
 }
 
 impl Argument for usize {
-    fn size(self) -> Option<u64> {
-        Some(self as u64)
+    #[inline(always)]
+    fn size(self, name: &str, so_far: Size) -> Size {
+        let all = match name {
+            // What describes a batch's operations is less than they are.
+            "numAttrs" | "numPrefetchLocs" => so_far.all,
+            // Behind the width.
+            "Height" => so_far.all.wrapping_mul(self as u64),
+            "count" if !so_far.each.is_null() => {
+                // SAFETY: the caller's own list, which is that long.
+                let each = unsafe { core::slice::from_raw_parts(so_far.each, self) };
+                each.iter().fold(0u64, |sum, &size| sum.wrapping_add(size as u64))
+            }
+            _ => self as u64,
+        };
+        Size { all, ..so_far }
+    }
+}
+
+impl Argument for *mut usize {
+    #[inline(always)]
+    fn size(self, name: &str, so_far: Size) -> Size {
+        if name == "sizes" { Size { each: self, ..so_far } } else { so_far }
     }
 }
 
 impl Argument for *const sys::CUDA_MEMCPY2D {
-    fn size(self) -> Option<u64> {
+    fn size(self, _name: &str, so_far: Size) -> Size {
         // SAFETY: null or the caller's own; only integers are read.
-        unsafe { self.as_ref() }.map(|c| (c.WidthInBytes as u64).wrapping_mul(c.Height as u64))
+        let Some(c) = (unsafe { self.as_ref() }) else { return so_far };
+        Size { all: (c.WidthInBytes as u64).wrapping_mul(c.Height as u64), ..so_far }
     }
 }
 
 impl Argument for *const sys::CUDA_MEMCPY3D {
-    fn size(self) -> Option<u64> {
+    fn size(self, _name: &str, so_far: Size) -> Size {
         // SAFETY: null or the caller's own; only integers are read.
-        let c = unsafe { self.as_ref() }?;
-        Some((c.WidthInBytes as u64).wrapping_mul(c.Height as u64).wrapping_mul(c.Depth as u64))
+        let Some(c) = (unsafe { self.as_ref() }) else { return so_far };
+        let all = (c.WidthInBytes as u64).wrapping_mul(c.Height as u64).wrapping_mul(c.Depth as u64);
+        Size { all, ..so_far }
     }
 }
 
 impl Argument for *const sys::CUDA_MEMCPY3D_PEER {
-    fn size(self) -> Option<u64> {
+    fn size(self, _name: &str, so_far: Size) -> Size {
         // SAFETY: null or the caller's own; only integers are read.
-        let c = unsafe { self.as_ref() }?;
-        Some((c.WidthInBytes as u64).wrapping_mul(c.Height as u64).wrapping_mul(c.Depth as u64))
+        let Some(c) = (unsafe { self.as_ref() }) else { return so_far };
+        let all = (c.WidthInBytes as u64).wrapping_mul(c.Height as u64).wrapping_mul(c.Depth as u64);
+        Size { all, ..so_far }
     }
 }
 
@@ -177,7 +208,6 @@ silent!(
     CUmemLocation,
     *const c_void,
     *mut c_void,
-    *mut usize,
     *mut CUdeviceptr,
     *mut CUmemLocation,
     sys::CUarray,
@@ -206,16 +236,16 @@ macro_rules! copy {
         #[allow(non_snake_case)]
         pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> CUresult {
             let Some(real) = crate::driver::real!($name) else { return CUresult::CUDA_ERROR_NOT_INITIALIZED };
-            let (mut size, mut stream) = (0, None);
+            let (mut size, mut stream) = (Size { all: 0, each: core::ptr::null() }, None);
             $(
-                size = Argument::size($arg).unwrap_or(size);
+                size = Argument::size($arg, stringify!($arg), size);
                 stream = Argument::stream($arg).or(stream);
             )*
             // A call with a stream may move bytes on the host first; without one it may wait for the work itself.
             let slack = if stream.is_some() { u64::MAX } else { 0 };
             let stream = stream_of(stream.unwrap_or(core::ptr::null_mut()), per_thread!($flavor));
             // SAFETY: the caller's own arguments.
-            launch_as($index, size, stream, slack, move || unsafe { real($($arg),*) })
+            launch_as($index, size.all, stream, slack, move || unsafe { real($($arg),*) })
         }
     };
     ($($other:tt)*) => {};

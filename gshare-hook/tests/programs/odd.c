@@ -1,12 +1,15 @@
 /* Programs that are within their rights and that a meter easily hangs, loses or stops to measure. */
 #include "driver.h"
 #include <signal.h>
+#include <time.h>
 
 #define ONE 80, 1, 1, 64, 1, 1, 0
 
 Result cuStreamWaitValue32_v2(Handle, Pointer, unsigned, unsigned);
 Result cuStreamWriteValue32_v2(Handle, Pointer, unsigned, unsigned);
 Result cuLaunchHostFunc(Handle, void (*)(void *), void *);
+Result cuLibraryLoadData(Handle *, const void *, void *, void *, unsigned, void *, void *, unsigned);
+Result cuLibraryGetKernel(Handle *, Handle, const char *);
 Result cuCtxPushCurrent_v2(Handle);
 Result cuCtxPopCurrent_v2(Handle *);
 
@@ -53,10 +56,12 @@ static void spin(Handle f, unsigned long long ns) {
     MUST(cuLaunchKernel(f, ONE, 0, arguments, 0));
 }
 
-/* The default streams of two contexts in turns: 1,500 short kernels of one function each, then 200 long ones of the first, never
-   waiting. How the contexts take turns is `how`. */
+/* The default streams of two contexts in turns with one kernel, first a short one and then a long one, never waiting. How the
+   contexts take turns is `how`. */
 static void takes_turns(const char *how) {
-    Handle contexts[2], functions[2], before;
+    static const char text[] =
+        ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry spin_ns(.param .u64 p)\n{\nret;\n}\n";
+    Handle contexts[2], library, f, before;
     int two_devices = !strcmp(how, "devices");
     MUST(cuInit(0));
     for (int i = 0; i < 2; i++) {
@@ -66,28 +71,189 @@ static void takes_turns(const char *how) {
         } else {
             MUST(cuCtxCreate_v2(&contexts[i], 0, 0));
         }
-        functions[i] = kernel("spin_ns");
     }
-    for (int n = 0; n < 1500; n++) {
+    /* A kernel of a library is of every context. */
+    MUST(cuLibraryLoadData(&library, text, 0, 0, 0, 0, 0, 0));
+    MUST(cuLibraryGetKernel(&f, library, "spin_ns"));
+    for (int n = 0; n < 2200; n++) {
         for (int i = 0; i < 2; i++) {
+            unsigned long long ns = n < 200 ? 20000 : 150000;
             if (!strcmp(how, "push")) {
                 MUST(cuCtxSetCurrent(contexts[0]));
                 if (i) MUST(cuCtxPushCurrent_v2(contexts[1]));
-                spin(functions[i], 200000);
+                spin(f, ns);
                 if (i) MUST(cuCtxPopCurrent_v2(&before));
             } else {
                 MUST(cuCtxSetCurrent(contexts[i]));
-                spin(functions[i], 200000);
+                spin(f, ns);
             }
         }
     }
-    MUST(cuCtxSetCurrent(contexts[1]));
-    MUST(cuCtxSynchronize());
-    MUST(cuCtxSetCurrent(contexts[0]));
-    MUST(cuCtxSynchronize());
-    for (int n = 0; n < 200; n++) spin(functions[0], 4000000);
-    SHOW(cuCtxSynchronize());
+    for (int i = 0; i < 2; i++) {
+        MUST(cuCtxSetCurrent(contexts[i]));
+        SHOW(cuCtxSynchronize());
+    }
     usleep(60000); /* idle long enough for the meter to close its account */
+}
+
+/* A thread leaves work behind that it never waits for, in the middle of short work that it waited for; another one goes on. */
+static Handle short_f, f, stream_of_one, stream_of_other;
+static volatile int left_behind;
+
+static void *leaves_work_behind(void *context) {
+    MUST(cuCtxSetCurrent(context));
+    for (int i = 0; i < 2; i++) {
+        MUST(cuLaunchKernel(f, ONE, stream_of_one, 0, 0));
+        MUST(cuStreamSynchronize(stream_of_one));
+    }
+    for (int i = 0; i < 5; i++) {
+        MUST(cuLaunchKernel(short_f, ONE, stream_of_one, 0, 0));
+        MUST(cuStreamSynchronize(stream_of_one));
+    }
+    for (int i = 0; i < 3; i++) MUST(cuLaunchKernel(f, ONE, stream_of_one, 0, 0));
+    left_behind = 1;
+    for (;;) pause();
+}
+
+static void left(void) {
+    Handle context = context_of_device_0();
+    pthread_t thread;
+    f = kernel("spin_2ms");
+    short_f = kernel("spin_20us");
+    MUST(cuStreamCreate(&stream_of_one, 1));
+    MUST(cuStreamCreate(&stream_of_other, 1));
+    pthread_create(&thread, 0, leaves_work_behind, context);
+    while (!left_behind) usleep(1000);
+    usleep(50000);
+    for (int i = 0; i < 20; i++) MUST(cuLaunchKernel(f, ONE, stream_of_other, 0, 0));
+    SHOW(cuStreamSynchronize(stream_of_other));
+    fflush(stdout);
+    _exit(0);
+}
+
+static void spin_on(Handle f, Handle stream, unsigned long long ns) {
+    void *arguments[] = {&ns};
+    MUST(cuLaunchKernel(f, ONE, stream, arguments, 0));
+}
+
+/* A stream is destroyed; on another one kernels become forty times as long. */
+static void longer_after_a_stream_is_gone(void) {
+    Handle stays, goes;
+    context_of_device_0();
+    Handle f = kernel("spin_ns");
+    MUST(cuStreamCreate(&stays, 1));
+    for (int i = 0; i < 50; i++) spin_on(f, stays, 100000);
+    MUST(cuStreamSynchronize(stays));
+    MUST(cuStreamCreate(&goes, 1));
+    MUST(cuStreamDestroy_v2(goes));
+    for (int i = 0; i < 300; i++) spin_on(f, stays, 4000000);
+    SHOW(cuCtxSynchronize());
+    usleep(60000);
+}
+
+/* Ten launches, then a wait; and the kernels become four hundred times as long. */
+static void longer_in_a_loop(void) {
+    context_of_device_0();
+    Handle f = kernel("spin_ns"), stream;
+    MUST(cuStreamCreate(&stream, 1));
+    for (int n = 0; n < 30; n++) {
+        for (int i = 0; i < 10; i++) {
+            spin_on(f, stream, n < 10 ? 10000 : 4000000);
+            usleep(5);
+        }
+        MUST(cuStreamSynchronize(stream));
+    }
+    SHOW(cuCtxSynchronize());
+    usleep(60000);
+}
+
+/* A short kernel now and then, and nobody waits for it. */
+static void now_and_then(void) {
+    context_of_device_0();
+    Handle f = kernel("spin_100us"), stream;
+    MUST(cuStreamCreate(&stream, 1));
+    for (int i = 0; i < 200; i++) {
+        MUST(cuLaunchKernel(f, ONE, stream, 0, 0));
+        usleep(8000);
+    }
+    SHOW(cuCtxSynchronize());
+    usleep(60000);
+}
+
+/* Something on the second device, and then only the first one works. */
+static void one_of_two(void) {
+    Handle contexts[2], functions[2];
+    MUST(cuInit(0));
+    for (int i = 1; i >= 0; i--) {
+        MUST(cuDevicePrimaryCtxRetain(&contexts[i], i));
+        MUST(cuCtxSetCurrent(contexts[i]));
+        functions[i] = kernel("spin_1ms");
+        MUST(cuLaunchKernel(functions[i], ONE, 0, 0, 0));
+        MUST(cuCtxSynchronize());
+    }
+    for (int i = 0; i < 1000; i++) MUST(cuLaunchKernel(functions[0], ONE, 0, 0, 0));
+    SHOW(cuCtxSynchronize());
+}
+
+/* Contexts of two devices are made before anything is launched or allocated. */
+static void made_before(void) {
+    Handle contexts[2], functions[2];
+    MUST(cuInit(0));
+    for (int i = 0; i < 2; i++) {
+        MUST(cuCtxCreate_v2(&contexts[i], 0, i));
+        functions[i] = kernel("spin_1ms");
+    }
+    for (int i = 0; i < 2; i++) {
+        MUST(cuCtxSetCurrent(contexts[i]));
+        for (int n = 0; n < 20; n++) MUST(cuLaunchKernel(functions[i], ONE, 0, 0, 0));
+    }
+    for (int i = 0; i < 2; i++) {
+        MUST(cuCtxSetCurrent(contexts[i]));
+        SHOW(cuCtxSynchronize());
+    }
+    usleep(60000);
+}
+
+/* Work for a stream of the other device, which need not be the current one for that. */
+static void foreign_stream(void) {
+    Handle contexts[2], streams[2];
+    Pointer memory;
+    struct timespec before, after;
+    MUST(cuInit(0));
+    for (int i = 1; i >= 0; i--) {
+        MUST(cuDevicePrimaryCtxRetain(&contexts[i], i));
+        MUST(cuCtxSetCurrent(contexts[i]));
+        MUST(cuStreamCreate(&streams[i], 1));
+        if (i) MUST(cuMemAlloc_v2(&memory, 1 << 20));
+    }
+    MUST(cuMemsetD32Async(memory, 1, 1 << 18, streams[1]));
+    clock_gettime(CLOCK_MONOTONIC, &before);
+    for (int n = 0; n < 50; n++) MUST(cuMemsetD32Async(memory, 1, 1 << 18, streams[1]));
+    clock_gettime(CLOCK_MONOTONIC, &after);
+    double s = (after.tv_sec - before.tv_sec) + (after.tv_nsec - before.tv_nsec) / 1e9;
+    printf("50 within two seconds: %d\n", s < 2);
+    SHOW(cuStreamSynchronize(streams[1]));
+    usleep(60000);
+}
+
+/* What waits in one stream is not waited for by another one, nor by a look at the first. */
+static void legacy(void) {
+    Handle waits, other;
+    void *word;
+    context_of_device_0();
+    Handle f = kernel("spin_20us");
+    MUST(cuStreamCreate(&waits, 0));
+    MUST(cuStreamCreate(&other, 0));
+    MUST(cuMemAllocHost_v2(&word, 4096));
+    *(unsigned *)word = 0;
+    for (int i = 0; i < 50; i++) {
+        MUST(cuLaunchKernel(f, ONE, 0, 0, 0));
+        MUST(cuStreamWaitValue32_v2(waits, (Pointer)(uintptr_t)word, i + 1, 1));
+        cuStreamQuery(waits);
+        MUST(cuStreamWriteValue32_v2(other, (Pointer)(uintptr_t)word, i + 1, 0));
+        MUST(cuStreamSynchronize(waits));
+    }
+    SHOW(cuCtxSynchronize());
 }
 
 static void *launch_for_ever(void *context) {
@@ -138,6 +304,14 @@ int main(int argc, char **argv) {
     if (!strcmp(kind, "waits_for_word")) work_waits_for_work(0);
     else if (!strcmp(kind, "waits_on_host")) work_waits_for_work(1);
     else if (!strcmp(kind, "turns")) takes_turns(argv[2]);
+    else if (!strcmp(kind, "left")) left();
+    else if (!strcmp(kind, "longer_after_a_stream_is_gone")) longer_after_a_stream_is_gone();
+    else if (!strcmp(kind, "longer_in_a_loop")) longer_in_a_loop();
+    else if (!strcmp(kind, "now_and_then")) now_and_then();
+    else if (!strcmp(kind, "one_of_two")) one_of_two();
+    else if (!strcmp(kind, "made_before")) made_before();
+    else if (!strcmp(kind, "foreign_stream")) foreign_stream();
+    else if (!strcmp(kind, "legacy")) legacy();
     else if (!strcmp(kind, "stopped")) stopped();
     else if (!strcmp(kind, "physical_first")) physical_first();
     else return 2;
