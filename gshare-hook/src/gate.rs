@@ -23,6 +23,9 @@
 //!    turn, first come, first served, before the real call and with no lock held.
 //! 4. *A synchronising call*: segments worth measuring are ended before it; short ones are settled as predicted, but for one
 //!    now and then, and for the next ones after a call that waited longer than what was open explains. One in four is timed.
+//! 5. *Another context becomes current*: segments end while their events can still be recorded.
+//! 6. *Doubt*: segments that took longer than predicted prove nothing when their stream may have run dry. Now and then the next
+//!    launch is measured alone.
 //!
 //! Launches on a stream that is being captured pass free and untouched; they are charged when the graph is launched. While
 //! any stream is being captured no event is recorded anywhere.
@@ -343,6 +346,8 @@ pub(crate) struct Device {
     pub(crate) settled: AtomicU64,
     /// Launches that the driver refused: charged, to be given back.
     pub(crate) refused: AtomicU64,
+    /// Every segment is to be measured: see [`crate::timing::Overlap`].
+    pub(crate) measures_all: AtomicBool,
     /// No limit of time applies: nothing is spent.
     pub(crate) free_running: AtomicBool,
     /// The daemon is gone and the policy is to launch nothing.
@@ -364,6 +369,7 @@ impl Device {
             launches: AtomicU64::new(0),
             settled: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            measures_all: AtomicBool::new(false),
             free_running: AtomicBool::new(false),
             shut: AtomicBool::new(false),
             waiting: AtomicU64::new(0),
@@ -798,12 +804,13 @@ fn end(run: &mut Run, why: Ending) {
     let settle = || {
         device.settled.fetch_add(predicted + carried, Ordering::AcqRel);
     };
+    let measures_all = device.measures_all.load(Ordering::Relaxed);
     let Some((start, context)) = run.start.take() else {
-        run.skip = run.skip.saturating_sub(1);
+        run.skip = if measures_all { 0 } else { run.skip.saturating_sub(1) };
         return settle();
     };
     // Programs that synchronise after a few short launches are measured now and then only.
-    let short = why == Ending::Synchronising && predicted + presumed < WORTHWHILE_NS;
+    let short = why == Ending::Synchronising && predicted + presumed < WORTHWHILE_NS && !measures_all;
     let skip = if short { (run.unmeasured, true) } else { (0, false) };
     let gone = run.stream > PER_THREAD_STREAM && CONTROL.is_destroyed(run.stream, run.destroyed);
     // Later than right behind its launch, an event in the legacy stream holds up streams that have nothing to do with it: there

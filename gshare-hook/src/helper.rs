@@ -44,7 +44,7 @@ use crate::cost::{Row, Suspicion, surely};
 use crate::cycle::Cycles;
 use crate::gate::{Device, Pending, ThreadRecord};
 use crate::lifecycle::{self, Answer, Request, Runtime};
-use crate::timing::{Behind, Coverage, Turns, charge};
+use crate::timing::{Behind, Coverage, Overlap, Turns, charge};
 use crate::transport::Connection;
 
 /// In-flight bound before the daemon has named one.
@@ -75,6 +75,8 @@ const LOOK: u64 = 1_000_000;
 const CYCLE_LOOK: u64 = 300_000;
 /// How often usage is reported, in ns.
 const REPORT: u64 = 10_000_000;
+/// How long ago is lately, in ns.
+const RECENT: u64 = 50_000_000;
 /// How long a run may stand still before its launches are taken for done, in ns.
 const STALE: u64 = 3_000_000;
 /// How long launches wait without a daemon under the closed policy before they fail, in ns.
@@ -95,6 +97,7 @@ pub(crate) fn run(runtime: &'static Runtime) {
         devices: Vec::new(),
         jitter: clock::now_ns() | 1,
         told: false,
+        synced: (Vec::new(), 0, 0),
         class: None,
     };
     helper.connect(clock::now_ns());
@@ -144,6 +147,8 @@ struct Helper {
     devices: Vec<Account>,
     jitter: u64,
     told: bool,
+    /// How often each thread had waited for the device at some time, that time, and how many had since the time before it.
+    synced: (Vec<u64>, u64, usize),
     /// What the daemon's configuration says of this process.
     class: Option<ServiceClass>,
 }
@@ -175,6 +180,7 @@ struct Account {
     /// What its turns waited for the end of others' lately.
     behind: Behind,
     turns: Turns,
+    overlap: Overlap,
     running: VecDeque<Pending>,
     /// Rows whose last samples were above their cost and may have been too long.
     suspicions: HashMap<Row, Suspicion>,
@@ -439,7 +445,9 @@ impl Helper {
         let several = self.runtime.sole_device().is_none();
         let class = self.class.or(self.runtime.config.class);
         let slo_sensitive = class.is_some_and(ServiceClass::is_slo_sensitive);
-        let syncs = threads.iter().map(|thread| thread.syncs.load(Ordering::Relaxed)).sum();
+        let synced: Vec<u64> = threads.iter().map(|thread| thread.syncs.load(Ordering::Relaxed)).collect();
+        let syncs = synced.iter().sum();
+        let waiting_threads = self.waiting_threads(now, &synced);
         for index in 0..self.devices.len() {
             let account = &mut self.devices[index];
             // What is launched on one device says nothing about another.
@@ -448,6 +456,8 @@ impl Helper {
             if launches != account.launches.0 {
                 account.launches = (launches, now);
             }
+            let all = account.overlap.look(now, waiting_threads);
+            account.device.measures_all.store(all, Ordering::Relaxed);
             account.collect(now);
             account.presume(&threads, now);
             account.unstick(now);
@@ -470,6 +480,16 @@ impl Helper {
             }
         }
         sleep.max(20_000)
+    }
+
+    /// How many threads have waited for the device lately, and how often each had by now.
+    fn waiting_threads(&mut self, now: u64, synced: &[u64]) -> usize {
+        if now - self.synced.1 > RECENT {
+            let before = &self.synced.0;
+            let waited = synced.iter().enumerate().filter(|&(at, count)| before.get(at) != Some(count));
+            self.synced = (synced.to_owned(), now, waited.count());
+        }
+        self.synced.2
     }
 
     /// What a device lives on while there is no daemon.
@@ -539,6 +559,7 @@ impl Account {
             worked_until: 0,
             behind: Behind::default(),
             turns: Turns::default(),
+            overlap: Overlap::default(),
             running: VecDeque::new(),
             suspicions: HashMap::new(),
             expires: 0,
@@ -604,10 +625,11 @@ impl Account {
         let device = self.device;
         let fresh = core::mem::take(&mut *device.pending.lock().unwrap_or_else(PoisonError::into_inner));
         self.running.extend(fresh);
-        let settled = Duration::from_nanos(device.settled.swap(0, Ordering::AcqRel));
+        let settled = device.settled.swap(0, Ordering::AcqRel);
         let refused = Duration::from_nanos(device.refused.swap(0, Ordering::AcqRel));
-        if !settled.is_zero() {
-            self.ledger.completed(&device.gate, settled, settled);
+        if settled > 0 {
+            let charged = Duration::from_nanos(self.overlap.of(settled));
+            self.ledger.completed(&device.gate, Duration::from_nanos(settled), charged);
         }
         if !refused.is_zero() {
             self.ledger.completed(&device.gate, refused, Duration::ZERO);
@@ -669,6 +691,7 @@ impl Account {
         let length = end.saturating_sub(start);
         let gap = pending.gap.min(length.saturating_sub(LEAST));
         let growth = self.coverage.add(start + gap, end, oldest);
+        self.overlap.seen(pending.opened, pending.predicted + pending.presumed, growth);
         let launches = u64::from(pending.launches.max(1));
         let sample = (length - gap) / launches;
         // The device was idle for us before: the interval may hold the end of another process's turn. What is over after its own

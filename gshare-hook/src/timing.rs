@@ -119,6 +119,64 @@ impl Turns {
     }
 }
 
+/// Short work that several threads wait for, each for its own, may run at the same time; and most of it is not measured. Now and
+/// then all of it is for a few milliseconds: what that covered, as a part of what it was predicted to take, is what the rest is
+/// charged until the next time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Overlap {
+    /// The part, in 1024ths.
+    part: u64,
+    predicted: u64,
+    covered: u64,
+    /// Until when everything is measured, and when that begins again, in ns.
+    until: u64,
+    next: u64,
+}
+
+impl Default for Overlap {
+    fn default() -> Self {
+        Self { part: 1024, predicted: 0, covered: 0, until: 0, next: 0 }
+    }
+}
+
+impl Overlap {
+    /// For how long everything is measured, and how often, in ns: two events to a launch are a few hundredths of short ones.
+    const WINDOW: u64 = 4_000_000;
+    const EVERY: u64 = 100_000_000;
+
+    /// Whether everything is to be measured now; `threads` wait for work of theirs.
+    pub(crate) fn look(&mut self, now: u64, threads: usize) -> bool {
+        if now < self.until {
+            return true;
+        }
+        if self.predicted > 0 {
+            let part = (u128::from(self.covered) * 1024 / u128::from(self.predicted)).min(1024);
+            self.part = u64::midpoint(self.part, u64::try_from(part).unwrap_or(1024));
+            (self.predicted, self.covered) = (0, 0);
+        }
+        if threads < 2 {
+            self.part = 1024;
+        } else if now >= self.next {
+            (self.until, self.next) = (now + Self::WINDOW, now + Self::EVERY);
+            return true;
+        }
+        false
+    }
+
+    /// Work that was launched at `opened`, predicted to take that long, covered so much that nothing else had.
+    pub(crate) fn seen(&mut self, opened: u64, predicted: u64, covered: u64) {
+        if (self.until.saturating_sub(Self::WINDOW)..self.until).contains(&opened) {
+            self.predicted += predicted;
+            self.covered += covered;
+        }
+    }
+
+    /// What work that was not measured is charged of the time that it was predicted to take.
+    pub(crate) fn of(&self, predicted: u64) -> u64 {
+        u64::try_from(u128::from(predicted) * u128::from(self.part) / 1024).unwrap_or(predicted)
+    }
+}
+
 /// What a segment costs, in ns: `growth` of the coverage, `predicted` for its launches.
 pub(crate) fn charge(growth: u64, predicted: u64, dense: bool) -> u64 {
     if dense { growth } else { growth.min(predicted) }

@@ -73,6 +73,15 @@ fn what_is_taken_for_done_is_charged_once() {
     assert!((85..=125).contains(&used), "{used} %");
 }
 
+/// Most of it is not measured, and each would be charged as if it had run alone.
+#[test]
+fn short_work_of_several_threads_is_charged_the_time_in_which_any_of_it_runs() {
+    for kernel in ["spin_80us", "spin_80us_full"] {
+        let used = charged(&["side_by_side", kernel]);
+        assert!((75..=130).contains(&used), "{kernel}: {used} %");
+    }
+}
+
 #[test]
 fn a_device_that_is_not_used_any_more_gives_its_token_back() {
     let (told, _) = served(&["one_of_two"]);

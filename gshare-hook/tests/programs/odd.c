@@ -136,6 +136,28 @@ static void spin_on(Handle f, Handle stream, unsigned long long ns) {
     MUST(cuLaunchKernel(f, ONE, stream, arguments, 0));
 }
 
+static void *waits_for_each(void *context) {
+    Handle stream;
+    MUST(cuCtxSetCurrent(context));
+    MUST(cuStreamCreate(&stream, 1));
+    for (int i = 0; i < 2000; i++) {
+        MUST(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0));
+        MUST(cuStreamSynchronize(stream));
+    }
+    return 0;
+}
+
+/* Narrow kernels of four threads, side by side, or wide ones, one after the other; each thread waits for each of its own. */
+static void side_by_side(const char *name) {
+    Handle context = context_of_device_0();
+    pthread_t all[4];
+    f = kernel(name);
+    for (int i = 0; i < 4; i++) pthread_create(&all[i], 0, waits_for_each, context);
+    for (int i = 0; i < 4; i++) pthread_join(all[i], 0);
+    SHOW(cuCtxSynchronize());
+    usleep(60000);
+}
+
 /* A stream is destroyed; on another one kernels become forty times as long. */
 static void longer_after_a_stream_is_gone(void) {
     Handle stays, goes;
@@ -305,6 +327,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "waits_on_host")) work_waits_for_work(1);
     else if (!strcmp(kind, "turns")) takes_turns(argv[2]);
     else if (!strcmp(kind, "left")) left();
+    else if (!strcmp(kind, "side_by_side")) side_by_side(argv[2]);
     else if (!strcmp(kind, "longer_after_a_stream_is_gone")) longer_after_a_stream_is_gone();
     else if (!strcmp(kind, "longer_in_a_loop")) longer_in_a_loop();
     else if (!strcmp(kind, "now_and_then")) now_and_then();
