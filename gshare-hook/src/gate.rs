@@ -607,18 +607,22 @@ fn conclude_here(ticket: Ticket, stream: usize, result: CUresult) {
 
 /// Does something with a stream's context current, whichever is: work may be given to a stream of another device.
 fn in_context_of<T>(stream: usize, work: impl FnOnce() -> T) -> T {
-    match foreign_context(stream).filter(|_| stream > PER_THREAD_STREAM).and_then(context::Pushed::new) {
-        Some(_pushed) => work(),
-        None => work(),
-    }
+    let foreign = if stream > PER_THREAD_STREAM { foreign_context(stream) } else { None };
+    // Until the end of this function.
+    let _pushed = foreign.and_then(context::Pushed::new);
+    work()
 }
 
-/// The context of a stream, unless it is the current one.
+/// The context of a stream, unless it is the current one. Of a green context's stream: the primary one, where the driver tells.
 fn foreign_context(stream: usize) -> Option<usize> {
-    let mut context = core::ptr::null_mut();
-    // SAFETY: the program's own stream and a valid out-pointer.
-    let found =
-        unsafe { real!(cuStreamGetCtx)?(core::ptr::with_exposed_provenance_mut(stream), &raw mut context) };
+    let stream = core::ptr::with_exposed_provenance_mut(stream);
+    let (mut context, mut green) = (core::ptr::null_mut(), core::ptr::null_mut());
+    let found = match real!(cuStreamGetCtx_v2) {
+        // SAFETY: the program's own stream and valid out-pointers.
+        Some(get) => unsafe { get(stream, &raw mut context, &raw mut green) },
+        // SAFETY: as above.
+        None => unsafe { real!(cuStreamGetCtx)?(stream, &raw mut context) },
+    };
     let known = found.is_ok() && !context.is_null();
     let handle = context.expose_provenance();
     (known && context::current_handle() != Some(handle)).then_some(handle)
