@@ -356,8 +356,24 @@ fn arrays_and_host_memory() {
         };
         let array: sys::CUarray = get!(cuArray3DCreate_v2(&raw const shape));
         assert_eq!(mine().gpus[0].memory_bytes["array"], 240);
-        let need: sys::CUDA_ARRAY_MEMORY_REQUIREMENTS = get!(cuArrayGetMemoryRequirements(array, 0));
-        assert_eq!(need.size, 240);
+        let mut need = std::mem::MaybeUninit::<sys::CUDA_ARRAY_MEMORY_REQUIREMENTS>::zeroed();
+        assert_eq!(cu!(cuArrayGetMemoryRequirements(need.as_mut_ptr(), array, 0)), INVALID_VALUE);
+        // Sparse, then with deferred mapping: none of them has memory.
+        for flags in [0x40, 0x80] {
+            let shape = sys::CUDA_ARRAY3D_DESCRIPTOR { Flags: flags, ..shape };
+            let without: sys::CUarray = get!(cuArray3DCreate_v2(&raw const shape));
+            let levels: sys::CUmipmappedArray = get!(cuMipmappedArrayCreate(&raw const shape, 3));
+            assert_eq!(mine().gpus[0].memory_bytes["array"], 240);
+            if flags == 0x80 {
+                let need: sys::CUDA_ARRAY_MEMORY_REQUIREMENTS =
+                    get!(cuArrayGetMemoryRequirements(without, 0));
+                assert_eq!(need.size, 240);
+            }
+            let mut byte = 0_u8;
+            assert_eq!(cu!(cuMemcpyAtoH_v2((&raw mut byte).cast(), without, 0, 1)), INVALID_VALUE);
+            ok!(cuMipmappedArrayDestroy(levels));
+            ok!(cuArrayDestroy(without));
+        }
         let data: Vec<u8> = (0..240).collect();
         let mut back = vec![0_u8; 240];
         let mut copy = std::mem::MaybeUninit::<sys::CUDA_MEMCPY2D>::zeroed();
@@ -412,6 +428,19 @@ fn pools_reserve_and_trim() {
         ok!(cuMemFreeAsync(a, stream));
         ok!(cuStreamSynchronize(stream));
         assert_eq!(attribute(5), 2 << 20);
+        // Nothing but one free stretch of one chunk serves an allocation.
+        let a: CUdeviceptr = get!(cuMemAllocAsync(1 << 20, stream));
+        let b: CUdeviceptr = get!(cuMemAllocAsync(3 << 20, stream));
+        ok!(cuMemFreeAsync(b, stream));
+        assert_eq!((attribute(5), attribute(7)), (6 << 20, 1 << 20));
+        let b: CUdeviceptr = get!(cuMemAllocAsync(5 << 20, stream));
+        assert_eq!((attribute(5), attribute(7)), (12 << 20, 6 << 20));
+        ok!(cuMemPoolTrimTo(pool, 0));
+        assert_eq!(attribute(5), 8 << 20, "one chunk is empty");
+        ok!(cuMemFreeAsync(a, stream));
+        ok!(cuMemFreeAsync(b, stream));
+        ok!(cuMemPoolTrimTo(pool, 2 << 20));
+        assert_eq!(attribute(5), 6 << 20, "whole chunks go, and no more than leaves what is to be kept");
         // An allocation that would not fit takes what pools keep unused.
         let (mut free, mut total) = (0, 0);
         ok!(cuMemGetInfo_v2(&raw mut free, &raw mut total));

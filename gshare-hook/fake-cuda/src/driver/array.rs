@@ -1,4 +1,5 @@
-//! Arrays and mipmapped arrays: memory without padding, charged to the byte.
+//! Arrays and mipmapped arrays: memory without padding, charged to the byte. Those whose memory the program maps itself
+//! (sparse ones, deferred mapping) have none of their own; mapping it is not supported.
 
 use super::core::*;
 use super::memory::{allocate, free};
@@ -8,6 +9,7 @@ use crate::sim::MemKind;
 /// An array, or one level of a mipmapped array.
 #[derive(Debug)]
 pub(crate) struct Array {
+    /// 0 for none.
     pub(crate) address: u64,
     /// Bytes of a row.
     pub(crate) pitch: u64,
@@ -66,6 +68,11 @@ impl Shape {
         rows.and_then(|rows| rows.checked_mul(self.row().ok()?)).ok_or(INVALID_VALUE)
     }
 
+    /// `CUDA_ARRAY3D_SPARSE` or `CUDA_ARRAY3D_DEFERRED_MAPPING`.
+    fn without_memory(&self) -> bool {
+        self.flags & 0xc0 != 0
+    }
+
     fn at_level(mut self, level: u32) -> Self {
         let half = |n: usize| if n == 0 { 0 } else { (n >> level).max(1) };
         self.width = half(self.width);
@@ -82,7 +89,7 @@ fn create(shape: Shape) -> Result<&'static Object<Array>, CUresult> {
     let context = current()?;
     let (pitch, bytes) = (shape.row()?, shape.bytes()?);
     graph::not_while_capturing()?;
-    let address = allocate(context, bytes, MemKind::Array)?;
+    let address = if shape.without_memory() { 0 } else { allocate(context, bytes, MemKind::Array)? };
     Ok(Object::create(Array { address, pitch, height: shape.height as u64, shape, level: false }))
 }
 
@@ -121,7 +128,7 @@ pub(super) unsafe fn cuArrayDestroy(hArray: sys::CUarray) -> Answer {
     if array.level || !array.retire() {
         return Err(INVALID_HANDLE);
     }
-    free(array.address)
+    if array.address == 0 { Ok(()) } else { free(array.address) }
 }
 
 pub(super) unsafe fn cuArray3DGetDescriptor_v2(
@@ -140,9 +147,9 @@ pub(super) unsafe fn cuArrayGetDescriptor_v2(
     put(pArrayDescriptor.cast::<Shape2D>(), shape)
 }
 
-/// Size and alignment. (A real driver answers for deferred-mapping arrays only.)
-unsafe fn requirements(out: *mut sys::CUDA_ARRAY_MEMORY_REQUIREMENTS, bytes: u64) -> Answer {
-    if out.is_null() {
+/// Size and alignment, of arrays with deferred mapping only.
+unsafe fn requirements(out: *mut sys::CUDA_ARRAY_MEMORY_REQUIREMENTS, deferred: bool, bytes: u64) -> Answer {
+    if out.is_null() || !deferred {
         return Err(INVALID_VALUE);
     }
     std::ptr::write_bytes(out, 0, 1);
@@ -155,7 +162,8 @@ pub(super) unsafe fn cuArrayGetMemoryRequirements(
     device: CUdevice,
 ) -> Answer {
     driver()?.gpu(device)?;
-    requirements(memoryRequirements, Object::<Array>::get(array)?.shape.bytes()?)
+    let shape = Object::<Array>::get(array)?.shape;
+    requirements(memoryRequirements, shape.flags & 0x80 != 0, shape.bytes()?)
 }
 
 /// A mipmapped array: its levels one after the other.
@@ -163,6 +171,7 @@ pub(super) unsafe fn cuArrayGetMemoryRequirements(
 struct Mipmapped {
     address: u64,
     bytes: u64,
+    deferred: bool,
     levels: Vec<&'static Object<Array>>,
 }
 
@@ -187,13 +196,13 @@ pub(super) unsafe fn cuMipmappedArrayCreate(
     for shape in &shapes {
         bytes += shape.bytes()?;
     }
-    let address = allocate(context, bytes, MemKind::Array)?;
+    let address = if shape.without_memory() { 0 } else { allocate(context, bytes, MemKind::Array)? };
     let mut at = address;
     let mut levels = Vec::new();
     for shape in shapes {
         let pitch = shape.row()?;
         levels.push(Object::create(Array {
-            address: at,
+            address: if address == 0 { 0 } else { at },
             pitch,
             height: shape.height as u64,
             shape,
@@ -201,7 +210,10 @@ pub(super) unsafe fn cuMipmappedArrayCreate(
         }));
         at += shape.bytes()?;
     }
-    put(pHandle, Object::create(Mipmapped { address, bytes, levels }).handle())
+    put(
+        pHandle,
+        Object::create(Mipmapped { address, bytes, deferred: shape.flags & 0x80 != 0, levels }).handle(),
+    )
 }
 
 pub(super) unsafe fn cuMipmappedArrayDestroy(hMipmappedArray: sys::CUmipmappedArray) -> Answer {
@@ -213,7 +225,7 @@ pub(super) unsafe fn cuMipmappedArrayDestroy(hMipmappedArray: sys::CUmipmappedAr
     for level in &mipmapped.levels {
         level.retire();
     }
-    free(mipmapped.address)
+    if mipmapped.address == 0 { Ok(()) } else { free(mipmapped.address) }
 }
 
 pub(super) unsafe fn cuMipmappedArrayGetLevel(
@@ -231,5 +243,6 @@ pub(super) unsafe fn cuMipmappedArrayGetMemoryRequirements(
     device: CUdevice,
 ) -> Answer {
     driver()?.gpu(device)?;
-    requirements(memoryRequirements, Object::<Mipmapped>::get(mipmap)?.bytes)
+    let mipmapped = Object::<Mipmapped>::get(mipmap)?;
+    requirements(memoryRequirements, mipmapped.deferred, mipmapped.bytes)
 }

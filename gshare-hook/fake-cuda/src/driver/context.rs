@@ -303,6 +303,9 @@ pub(super) unsafe fn cuCtxResetPersistingL2Cache() -> Answer {
 /// Limits and their defaults: stack, printf, heap, nesting, pending launches, L2 granularity, persisting L2, …
 const LIMITS: [usize; 9] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0, 0];
 
+/// Where the part of the heap beyond the default lies: kept among the limits.
+const HEAP_AT: u32 = u32::MAX;
+
 pub(super) unsafe fn cuCtxGetLimit(pvalue: *mut usize, limit: c_uint) -> Answer {
     let context = current()?;
     let default = *LIMITS.get(limit as usize).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
@@ -314,7 +317,18 @@ pub(super) unsafe fn cuCtxSetLimit(limit: c_uint, value: usize) -> Answer {
     if limit as usize >= LIMITS.len() {
         return Err(INVALID_VALUE);
     }
-    lock(&context.limits).insert(limit, value);
+    let mut limits = lock(&context.limits);
+    // The heap of device-side malloc lies in the context's memory; up to its default it is part of what a context takes.
+    if limit == 2 {
+        let heap = match value.saturating_sub(LIMITS[2]) {
+            0 => 0,
+            more => memory::allocate(context, more as u64, MemKind::Plain)?,
+        };
+        if let Some(before) = limits.insert(HEAP_AT, heap as usize).filter(|at| *at != 0) {
+            memory::free(before as u64)?;
+        }
+    }
+    limits.insert(limit, value);
     Ok(())
 }
 

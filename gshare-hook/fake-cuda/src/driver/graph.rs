@@ -175,7 +175,7 @@ pub(crate) fn run_node(stream: &'static Object<Stream>, node: &Node) -> Answer {
         Node::Wait(event) => event.wait_on(stream),
         Node::MemOps(ops) => stream::run_mem_ops(stream, ops.clone()),
         Node::Alloc { ordinal, bytes, address } => pool::graph_alloc(*ordinal, *bytes, *address),
-        Node::Free { address } => pool::graph_free(stream.context.ordinal, *address),
+        Node::Free { address } => pool::graph_free(*address),
     }
 }
 
@@ -1451,8 +1451,8 @@ pub(super) unsafe fn cuGraphLaunch(
     if exec.flags & 1 != 0 {
         // Auto free on launch: what the launch before left allocated goes first.
         for step in steps.iter() {
-            if let Node::Alloc { ordinal, address, .. } = step.node {
-                let _ = pool::graph_free(ordinal, address);
+            if let Node::Alloc { address, .. } = step.node {
+                let _ = pool::graph_free(address);
             }
         }
     }

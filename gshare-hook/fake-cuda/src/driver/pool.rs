@@ -1,9 +1,13 @@
 //! Stream-ordered memory and its pools.
 //!
-//! A pool reserves device memory in steps of 2 MiB and is charged for what it reserves. Freed bytes stay reserved, ready for
-//! the next allocation, until a synchronising call trims the pool to its release threshold (0 by default), as the
-//! driver does. A free takes effect when it is called, not when its stream reaches it.
+//! A pool reserves device memory in chunks, whole steps of 2 MiB, and is charged for them. Freed bytes stay reserved until a
+//! synchronising call trims the pool to its release threshold (0 by default), as the driver does. They serve an allocation
+//! that fits into one free stretch of one chunk, and a chunk is given back when nothing is left in it: a pool may keep much
+//! that is of use to nobody. A free takes effect when it is called, not when its stream reaches it.
+//!
+//! A pool of host memory costs the device nothing.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Acquire;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, OnceLock};
@@ -24,10 +28,69 @@ pub(crate) struct Pool {
     /// The device's own pool cannot be destroyed.
     default: bool,
     imported: bool,
+    /// Its memory is the host's.
+    host: bool,
     closed: AtomicBool,
     /// Reuse policies: kept for getters.
     policies: AtomicU64,
     state: Mutex<State>,
+    /// Locked after `state`.
+    chunks: Mutex<Chunks>,
+}
+
+/// Where a pool's allocations lie.
+#[derive(Debug, Default)]
+struct Chunks {
+    /// Bytes, and the free stretches by where they begin.
+    all: BTreeMap<u64, (u64, BTreeMap<u64, u64>)>,
+    next: u64,
+    /// Allocations by address: chunk and offset.
+    placed: BTreeMap<u64, (u64, u64)>,
+}
+
+impl Chunks {
+    fn add(&mut self, bytes: u64) {
+        self.all.insert(self.next, (bytes, BTreeMap::from([(0, bytes)])));
+        self.next += 1;
+    }
+
+    /// The first free stretch that is long enough: chunk and offset.
+    fn find(&self, bytes: u64) -> Option<(u64, u64)> {
+        self.all.iter().find_map(|(chunk, (_, free))| {
+            free.iter().find(|(_, length)| **length >= bytes).map(|(at, _)| (*chunk, *at))
+        })
+    }
+
+    fn take(&mut self, (chunk, at): (u64, u64), bytes: u64, address: u64) {
+        self.placed.insert(address, (chunk, at));
+        let Some((_, free)) = self.all.get_mut(&chunk) else { return };
+        if let Some(rest) = free.remove(&at).filter(|length| *length > bytes) {
+            free.insert(at + bytes, rest - bytes);
+        }
+    }
+
+    fn give(&mut self, address: u64, bytes: u64) {
+        let Some((chunk, mut at)) = self.placed.remove(&address) else { return };
+        let Some((_, free)) = self.all.get_mut(&chunk) else { return };
+        let mut length = bytes + free.remove(&(at + bytes)).unwrap_or(0);
+        if let Some((before, its)) = free.range(..at).next_back().map(|(at, its)| (*at, *its))
+            && before + its == at
+        {
+            (at, length) = (before, length + its);
+        }
+        free.insert(at, length);
+    }
+
+    /// Removes chunks with nothing in them while `spare` bytes or more may go; gives how many bytes went.
+    fn shrink(&mut self, spare: u64) -> u64 {
+        let mut gone = 0;
+        self.all.retain(|_, (bytes, free)| {
+            let goes = free.get(&0) == Some(bytes) && gone + *bytes <= spare;
+            gone += if goes { *bytes } else { 0 };
+            !goes
+        });
+        gone
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,23 +114,31 @@ pub(crate) struct DevicePools {
     current: Mutex<Option<&'static Object<Pool>>>,
     all: Mutex<Vec<&'static Object<Pool>>>,
     graph: Mutex<State>,
+    /// The default pool of host memory is the first device's.
+    host: OnceLock<&'static Object<Pool>>,
+}
+
+/// What else a pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sort {
+    Default,
+    Made,
+    Imported,
+    Host,
 }
 
 impl Pool {
-    fn create(
-        gpu: u32,
-        ordinal: i32,
-        default: bool,
-        imported: bool,
-    ) -> Result<&'static Object<Self>, CUresult> {
+    fn create(gpu: u32, ordinal: i32, sort: Sort) -> Result<&'static Object<Self>, CUresult> {
         let pool = Object::create(Self {
             gpu,
             ordinal,
-            default,
-            imported,
+            default: sort == Sort::Default,
+            imported: sort == Sort::Imported,
+            host: sort == Sort::Host,
             closed: AtomicBool::new(false),
             policies: AtomicU64::new(7),
             state: Mutex::default(),
+            chunks: Mutex::default(),
         });
         lock(&pools(ordinal)?.all).push(pool);
         Ok(pool)
@@ -77,11 +148,14 @@ impl Pool {
     fn trim(&self, keep: u64) -> Result<u64, CUresult> {
         let driver = driver()?;
         let mut state = lock(&self.state);
-        let least = state.used.max(keep).min(state.reserved).next_multiple_of(STEP);
-        let surplus = state.reserved - least;
+        let surplus = lock(&self.chunks).shrink(state.reserved.saturating_sub(keep));
         if surplus > 0 {
             state.reserved -= surplus;
-            driver.device.with(|engine, _| engine.refund(driver.process, self.gpu, MemKind::Pool, surplus));
+            if !self.host {
+                driver
+                    .device
+                    .with(|engine, _| engine.refund(driver.process, self.gpu, MemKind::Pool, surplus));
+            }
         }
         Ok(surplus)
     }
@@ -92,18 +166,23 @@ impl Pool {
             return Err(INVALID_VALUE);
         }
         let mut state = lock(&this.state);
-        let missing = (state.used + bytes).saturating_sub(state.reserved).next_multiple_of(STEP);
-        if missing > 0 {
+        let mut chunks = lock(&this.chunks);
+        if chunks.find(bytes).is_none() {
+            let missing = bytes.checked_next_multiple_of(STEP).ok_or(OUT_OF_MEMORY)?;
             // Not through `memory::charge`: that would trim this pool while it is locked.
-            driver.device.with(|engine, now| {
-                engine.charge(driver.process, this.gpu, MemKind::Pool, missing).or_else(|_| {
-                    driver.device.sweep(engine, now);
-                    engine.charge(driver.process, this.gpu, MemKind::Pool, missing)
-                })
-            })?;
+            if !this.host {
+                driver.device.with(|engine, now| {
+                    engine.charge(driver.process, this.gpu, MemKind::Pool, missing).or_else(|_| {
+                        driver.device.sweep(engine, now);
+                        engine.charge(driver.process, this.gpu, MemKind::Pool, missing)
+                    })
+                })?;
+            }
+            chunks.add(missing);
             state.reserved += missing;
             state.reserved_high = state.reserved_high.max(state.reserved);
         }
+        let place = chunks.find(bytes).ok_or(OUT_OF_MEMORY)?;
         let address = driver.memory.insert(
             bytes,
             What::Pooled(this.handle::<c_void>() as u64),
@@ -111,6 +190,7 @@ impl Pool {
             this.ordinal,
             0,
         )?;
+        chunks.take(place, bytes, address);
         state.used += bytes;
         state.used_high = state.used_high.max(state.used);
         Ok(address)
@@ -128,8 +208,17 @@ fn default_pool(ordinal: i32) -> Result<&'static Object<Pool>, CUresult> {
     if let Some(pool) = of_device.default.get() {
         return Ok(pool);
     }
-    let pool = Pool::create(driver()?.gpu(ordinal)?, ordinal, true, false)?;
+    let pool = Pool::create(driver()?.gpu(ordinal)?, ordinal, Sort::Default)?;
     Ok(of_device.default.get_or_init(|| pool))
+}
+
+fn host_pool() -> Result<&'static Object<Pool>, CUresult> {
+    let first = pools(0)?;
+    if let Some(pool) = first.host.get() {
+        return Ok(pool);
+    }
+    let pool = Pool::create(driver()?.gpu(0)?, 0, Sort::Host)?;
+    Ok(first.host.get_or_init(|| pool))
 }
 
 fn current_pool(ordinal: i32) -> Result<&'static Object<Pool>, CUresult> {
@@ -166,20 +255,22 @@ pub(crate) fn after_synchronising(ordinal: i32) -> Answer {
 /// Frees an allocation of a pool.
 pub(crate) fn free_now(address: u64) -> Answer {
     let driver = driver()?;
-    let pooled = |a: &Alloc| matches!(a.what, What::Pooled(_));
-    let alloc = driver.memory.remove(address, pooled).ok_or(INVALID_VALUE)?;
-    let What::Pooled(pool) = alloc.what else { return Err(INVALID_VALUE) };
-    let drained = {
-        // SAFETY: objects are never unmapped; a destroyed pool is kept for its last allocations.
-        let pool = unsafe { &*(pool as *const Object<Pool>) };
+    let found = driver.memory.find(address).ok_or(INVALID_VALUE)?;
+    let What::Pooled(pool) = found.what else { return Err(INVALID_VALUE) };
+    // SAFETY: objects are never unmapped; a destroyed pool is kept for its last allocations.
+    let pool = unsafe { &*(pool as *const Object<Pool>) };
+    let alloc = {
+        // Locked first: the address may be given again at once.
         let mut state = lock(&pool.state);
+        let alloc = driver.memory.remove(address, |a: &Alloc| a.what == found.what).ok_or(INVALID_VALUE)?;
         state.used -= alloc.bytes.min(state.used);
-        (pool.closed.load(Acquire) && state.used == 0).then_some(pool)
+        lock(&pool.chunks).give(address, alloc.bytes);
+        alloc
     };
     if let Some(backing) = &alloc.backing {
         driver.device.with(|engine, _| engine.leave(driver.process, backing.id, backing.generation));
     }
-    if let Some(pool) = drained {
+    if pool.closed.load(Acquire) {
         pool.trim(0)?;
     }
     Ok(())
@@ -233,7 +324,7 @@ pub(super) unsafe fn cuMemFreeAsync(flavor: Flavor, dptr: CUdeviceptr, hStream: 
     let alloc = driver.memory.find(dptr).filter(|a| a.address == dptr).ok_or(INVALID_VALUE)?;
     match alloc.what {
         What::Pooled(_) => free_now(dptr),
-        What::InGraph => graph_free(alloc.ordinal, dptr),
+        What::InGraph => graph_free(dptr),
         What::Charged(MemKind::Plain) => memory::free(dptr),
         What::Imported => vmm::close_imported(dptr),
         _ => Err(INVALID_VALUE),
@@ -243,15 +334,17 @@ pub(super) unsafe fn cuMemFreeAsync(flavor: Flavor, dptr: CUdeviceptr, hStream: 
 // --- Pools -----------------------------------------------------------------------------------------
 
 /// `CUmemPoolProps`: type, handle types, location (kind, id), … as integers.
-unsafe fn location_of(props: *const c_void) -> Result<i32, CUresult> {
+/// Gives the device's ordinal; `None` for the host.
+unsafe fn location_of(props: *const c_void) -> Result<Option<i32>, CUresult> {
     if props.is_null() {
         return Err(INVALID_VALUE);
     }
     let head = props.cast::<[u32; 4]>().read_unaligned();
-    if head[0] != 1 || head[2] != 1 {
-        return Err(INVALID_VALUE);
+    match (head[0], head[2]) {
+        (1, 1) => Ok(Some(head[3] as i32)),
+        (1, 2..=4) => Ok(None),
+        _ => Err(INVALID_VALUE),
     }
-    Ok(head[3] as i32)
 }
 
 pub(super) unsafe fn cuMemPoolCreate(
@@ -260,8 +353,9 @@ pub(super) unsafe fn cuMemPoolCreate(
 ) -> Answer {
     let driver = driver()?;
     let ordinal = location_of(poolProps.cast())?;
-    let gpu = driver.gpu(ordinal)?;
-    put(pool, Pool::create(gpu, ordinal, false, false)?.handle())
+    let sort = if ordinal.is_some() { Sort::Made } else { Sort::Host };
+    let ordinal = ordinal.unwrap_or(0);
+    put(pool, Pool::create(driver.gpu(ordinal)?, ordinal, sort)?.handle())
 }
 
 pub(super) unsafe fn cuMemPoolDestroy(pool: sys::CUmemoryPool) -> Answer {
@@ -272,7 +366,7 @@ pub(super) unsafe fn cuMemPoolDestroy(pool: sys::CUmemoryPool) -> Answer {
     }
     pool.retire();
     pool.closed.store(true, std::sync::atomic::Ordering::Release);
-    // What is still allocated stays until it is freed.
+    // What is still allocated stays, with the chunks that it lies in, until it is freed.
     pool.trim(0)?;
     lock(&pools(pool.ordinal)?.all).retain(|p| !std::ptr::eq(*p, pool));
     Ok(())
@@ -294,6 +388,8 @@ pub(super) unsafe fn cuMemPoolGetAttribute(
     let state = *lock(&pool.state);
     let number = match attr {
         1..=3 => return put(value.cast::<c_int>(), (pool.policies.load(Acquire) >> (attr - 1) & 1) as c_int),
+        11 => return put(value.cast::<c_int>(), if pool.host { 0 } else { pool.ordinal }),
+        12 => return put(value.cast::<c_uint>(), if pool.host { 2 } else { 1 }),
         4 => state.threshold,
         5 => state.reserved,
         6 => state.reserved_high,
@@ -381,6 +477,9 @@ pub(super) unsafe fn cuMemGetDefaultMemPool(
     location: *mut CUmemLocation,
     _type_: c_uint,
 ) -> Answer {
+    if !location.is_null() && matches!((*location).kind, 2..=4) {
+        return put(pool_out, host_pool()?.handle());
+    }
     cuDeviceGetDefaultMemPool(pool_out, device_of(location)?)
 }
 
@@ -428,7 +527,7 @@ pub(super) unsafe fn cuMemPoolImportFromShareableHandle(
     }
     let gpu = vmm::read_pool_file(handle as usize as c_int)?;
     let ordinal = driver.visible.iter().position(|g| *g == gpu).ok_or(INVALID_DEVICE)?;
-    put(pool_out, Pool::create(gpu, ordinal as i32, false, true)?.handle())
+    put(pool_out, Pool::create(gpu, ordinal as i32, Sort::Imported)?.handle())
 }
 
 pub(super) unsafe fn cuMemPoolExportPointer(
@@ -492,13 +591,13 @@ pub(crate) fn graph_alloc(ordinal: i32, bytes: u64, address: u64) -> Answer {
 }
 
 /// A free node runs, or the program frees what a graph allocated.
-pub(crate) fn graph_free(ordinal: i32, address: u64) -> Answer {
+pub(crate) fn graph_free(address: u64) -> Answer {
     let driver = driver()?;
     let alloc = driver.memory.find(address).filter(|a| a.address == address).ok_or(INVALID_VALUE)?;
     if alloc.what != What::InGraph {
         return memory::free(address);
     }
-    let mut state = lock(&pools(ordinal)?.graph);
+    let mut state = lock(&pools(alloc.ordinal)?.graph);
     if !driver.memory.set_in_use(address, false) {
         return Err(INVALID_VALUE);
     }
