@@ -11,7 +11,9 @@ use crate::driver::real;
 use crate::lifecycle::Runtime;
 use crate::memory::{Key, Kind};
 
-/// `CUDA_ARRAY3D_DEFERRED_MAPPING`: the array has no memory of its own.
+/// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: the array has no memory of its own. The program maps physical
+/// memory into it, which is counted as such.
+const SPARSE: c_uint = 0x40;
 const DEFERRED_MAPPING: c_uint = 0x80;
 
 /// Size of an array by its description, in bytes.
@@ -94,7 +96,7 @@ fn allocate_array<T>(
     undo: impl FnOnce(*mut T),
 ) -> CUresult {
     let Some((width, height, depth, format, channels, flags)) = description(desc) else { return call() };
-    if flags & DEFERRED_MAPPING != 0 {
+    if flags & (SPARSE | DEFERRED_MAPPING) != 0 {
         return call();
     }
     let Some(ordinal) = metering().and_then(Runtime::current_device).map(|device| device.ordinal) else {
