@@ -12,10 +12,12 @@
 //!
 //! A physical handle (`cuMemCreate`) is counted once, however many references and mappings it has, until the last of
 //! them is gone. Memory that another process or API owns (IPC, external memory, imported handles) is charged to its
-//! owner, never here. A context takes all its allocations with it.
+//! owner, never here. A context takes all its allocations with it. A pool pays for what comes out of it, until it is
+//! destroyed before its allocations: then each of them is charged by itself.
 //!
 //! # Invariants
-//! The account's `used` is the sum of the book's records of its device (and of reservations under way).
+//! The account's `used` is the sum of the book's records of its device (and of reservations under way). Records that are
+//! charged to nobody have device -1.
 //!
 //! # Cost
 //! One locked shard of a hash map per call, whatever the number of live allocations.
@@ -45,6 +47,8 @@ const UNLIMITED: u64 = u64::MAX / 4;
 pub(crate) enum Kind {
     /// A device pointer.
     Pointer,
+    /// A device pointer that came out of a pool.
+    Pooled,
     /// A physical memory handle.
     Handle,
     /// A start address of a mapping of a physical handle.
@@ -53,6 +57,8 @@ pub(crate) enum Kind {
     Array,
     /// A memory pool, charged at what it has reserved.
     Pool,
+    /// A context's heap for `malloc` in kernels, as far as it is larger than by default.
+    Heap,
 }
 
 /// An object of the driver's.
@@ -62,13 +68,13 @@ pub(crate) struct Key(pub Kind, pub u64);
 /// What is known about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// Bytes charged for it; for a mapping, its length.
+    /// Bytes charged for it; for a mapping, its length; for a pointer out of a pool, what was asked for.
     pub(crate) bytes: u64,
-    /// Ordinal of the device it was charged to.
+    /// Ordinal of the device it was charged to; -1 for none.
     pub(crate) device: i32,
     /// The context it dies with; 0 for none.
     pub(crate) context: usize,
-    /// References and mappings; for a mapping, the handle.
+    /// References and mappings; for a mapping, the handle; for a pointer out of a pool, the pool.
     pub(crate) links: u64,
 }
 

@@ -1,9 +1,18 @@
 //! Device memory: allocations, pools, physical handles, graphs, and what the program is told about memory.
+//!
+//! # Pools
+//! A pool is charged at what it has reserved, which the driver decides: it keeps what was freed, it cannot always use what
+//! it keeps, and it grows in large steps. So before an allocation there must be room for what the pool has in use with
+//! the new bytes; afterwards the charge follows what the pool did. If that cannot be charged, all pools give up what they
+//! only keep, and if it still cannot, the allocation is undone. What must stay charged short (memory that is freed when
+//! its stream gets there, memory of graphs, which is there once they run) takes all that is left: the next allocation fails.
+//!
+//! A device's pools change one at a time, and nobody waits for the daemon with them locked.
 #![allow(unsafe_code)] // exported C functions
 
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
-use core::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, sys};
 
@@ -15,13 +24,22 @@ use crate::lifecycle::{self, Runtime};
 use crate::memory::{Key, Kind, Record};
 
 const OUT_OF_MEMORY: CUresult = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
-/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+/// `CU_MEM_LOCATION_TYPE_DEVICE` and `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN`.
 const LOCATION_DEVICE: c_uint = 1;
-/// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and `CU_MEMPOOL_ATTR_USED_MEM_CURRENT`.
+const LOCATION_DOMAIN: c_uint = 6;
+/// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`, `CU_MEMPOOL_ATTR_USED_MEM_CURRENT` and `CU_MEMPOOL_ATTR_LOCATION_TYPE`.
 const POOL_RESERVED: c_uint = 5;
 const POOL_USED: c_uint = 7;
+const POOL_LOCATION: c_uint = 12;
 /// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
 const GRAPH_RESERVED: c_uint = 2;
+/// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
+const NODE_ALLOCATES: c_uint = 10;
+/// `CU_LIMIT_MALLOC_HEAP_SIZE`, and what it is by default: part of what a context takes for itself.
+const LIMIT_HEAP: c_uint = 2;
+const HEAP: u64 = 8 << 20;
+/// Devices with pools of their own, as many as can be attached.
+const DEVICES: usize = 64;
 
 /// The runtime, if this process meters.
 pub(super) fn metering() -> Option<&'static Runtime> {
@@ -35,6 +53,16 @@ fn metering_on(device: Option<CUdevice>) -> Option<&'static Runtime> {
         return None;
     }
     CONTROL.runtime()
+}
+
+/// The device that a location is on; `None` for host memory.
+fn device_at(location: CUmemLocation) -> Option<CUdevice> {
+    match location.kind {
+        LOCATION_DEVICE => Some(location.id),
+        // One byte is the device, the next one the domain.
+        LOCATION_DOMAIN => Some(location.id & 0xff),
+        _ => None,
+    }
 }
 
 /// The context that an allocation will belong to.
@@ -99,7 +127,31 @@ fn reserve(runtime: &'static Runtime, device: &'static Device, bytes: u64) -> bo
     if bytes == 0 || runtime.reserve(device, bytes) {
         return true;
     }
-    trim_pools(runtime, device.ordinal) && runtime.reserve(device, bytes)
+    trim_pools(runtime, device.ordinal);
+    // Also if that freed nothing: another thread may have trimmed them meanwhile.
+    runtime.reserve(device, bytes)
+}
+
+/// What is left of the limit by this process's own count.
+fn left(device: &Device) -> u64 {
+    device.memory.limit().map_or(u64::MAX, |limit| limit.saturating_sub(device.memory.used()))
+}
+
+/// Takes as much of `bytes` as there is; gives how much that was.
+fn reserve_what_is_left(runtime: &'static Runtime, device: &'static Device, bytes: u64) -> u64 {
+    let (mut part, mut taken) = (bytes.min(left(device)), 0);
+    // Other processes may have taken some of it, and only the daemon knows.
+    while part > 0 {
+        if runtime.reserve(device, part) {
+            taken += part;
+        } else if part < 1 << 16 {
+            break;
+        } else {
+            part /= 2;
+        }
+        part = part.min(bytes - taken);
+    }
+    taken
 }
 
 /// Frees: the record is struck out first, since the driver may give the name to another thread at once.
@@ -136,12 +188,17 @@ fn pointer(address: u64) -> Key {
 
 // ---- pools ----------------------------------------------------------------------------------------------------------
 
-/// One pool operation at a time: what a pool has reserved is read after each.
-static POOLS: Mutex<()> = Mutex::new(());
+/// One pool operation at a time on a device. Guarded: how much was left by this process's own count when no more could be had for
+/// what pools and graphs hold.
+static POOLS: [Mutex<u64>; DEVICES] = [const { Mutex::new(0) }; DEVICES];
+
+fn one_at_a_time(ordinal: i32) -> MutexGuard<'static, u64> {
+    POOLS[ordinal.unsigned_abs() as usize % DEVICES].lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn pool_attribute(pool: sys::CUmemoryPool, attribute: c_uint) -> Option<u64> {
     let mut value = 0u64;
-    // SAFETY: a live pool, and an attribute whose value is 64 bits.
+    // SAFETY: a live pool, and an attribute whose value is at most 64 bits.
     let result = unsafe { real!(cuMemPoolGetAttribute)?(pool, attribute, (&raw mut value).cast::<c_void>()) };
     result.is_ok().then_some(value)
 }
@@ -152,90 +209,124 @@ fn pool_of(key: Key) -> sys::CUmemoryPool {
 }
 
 fn pool_key(pool: sys::CUmemoryPool) -> Key {
-    Key(Kind::Pool, pool.addr() as u64)
+    Key(Kind::Pool, pool.expose_provenance() as u64)
 }
 
-/// Brings the charge of a pool in line with what it has reserved; `held` bytes have been reserved for it beforehand.
-fn settle_pool(runtime: &'static Runtime, pool: sys::CUmemoryPool, ordinal: i32, held: u64) {
-    let reserved = pool_attribute(pool, POOL_RESERVED).unwrap_or(0);
-    let key = pool_key(pool);
-    let charged = match runtime.book.recharge(key, reserved) {
-        Some(charged) => charged,
-        None => {
-            runtime.book.insert(key, Record { bytes: reserved, device: ordinal, context: 0, links: 1 });
-            0
+fn pooled(address: CUdeviceptr) -> Key {
+    Key(Kind::Pooled, address)
+}
+
+/// What a pool, or a device's graphs, have reserved.
+fn reserved_by(key: Key, ordinal: i32) -> u64 {
+    if key.1 < GRAPHS {
+        return pool_attribute(pool_of(key), POOL_RESERVED).unwrap_or(0);
+    }
+    let mut value = 0u64;
+    match real!(cuDeviceGetGraphMemAttribute) {
+        // SAFETY: an attribute whose value is 64 bits.
+        Some(get) if unsafe { get(ordinal, GRAPH_RESERVED, (&raw mut value).cast::<c_void>()) }.is_ok() => {
+            value
         }
-    };
-    let had = charged + held;
-    if reserved > had {
-        // The pool grew by more than was asked for (it reserves in large steps): the excess is charged if there is
-        // room, and otherwise trimmed away again.
-        if let Some(device) = runtime.known_device(ordinal)
-            && !runtime.reserve(device, reserved - had)
-        {
-            runtime.book.recharge(key, had);
-        }
-    } else {
-        runtime.release(ordinal, had - reserved);
+        _ => 0,
     }
 }
 
-/// Makes all pools of a device give up what they do not use. `true` if that freed anything.
-fn trim_pools(runtime: &'static Runtime, ordinal: i32) -> bool {
-    let Some(trim) = real!(cuMemPoolTrimTo) else { return false };
-    let before = runtime.known_device(ordinal).map_or(0, |device| device.memory.used());
-    let pools = runtime.book.select(|key, record| key.0 == Kind::Pool && record.device == ordinal);
-    for (key, _) in pools.into_iter().filter(|(key, _)| key.1 < GRAPHS) {
-        let pool = pool_of(key);
-        // SAFETY: pools leave the book before they are destroyed.
-        if unsafe { trim(pool, 0) }.is_ok() {
-            settle_pool(runtime, pool, ordinal, 0);
-        }
+/// Writes a pool down with its device; -1 for one that is not charged here.
+fn enter_pool(runtime: &'static Runtime, key: Key, device: i32) {
+    if let Some(stale) = runtime.book.insert(key, Record { bytes: 0, device, context: 0, links: 1 }) {
+        runtime.release(stale.device, stale.bytes);
     }
-    runtime.known_device(ordinal).is_some_and(|device| device.memory.used() < before)
 }
 
-/// A stream-ordered allocation. On a captured stream it becomes part of a graph.
-fn allocate_async(
-    pool: Option<sys::CUmemoryPool>,
-    bytes: u64,
-    stream: usize,
-    address: *mut CUdeviceptr,
-    call: impl FnOnce() -> CUresult,
-) -> CUresult {
-    let Some(runtime) = metering() else { return call() };
-    if CONTROL.capturing() && gate::is_captured(stream) {
-        GRAPH_MEMORY.store(true, Ordering::Release);
-        return call();
-    }
-    let Some(device) = runtime.current_device() else { return call() };
-    let Some(pool) = pool.or_else(|| current_pool(device.ordinal)) else {
-        // No pools: an allocation like any other.
-        return allocate(bytes, call, || (pointer(read(address)), bytes), || {});
+/// Brings the charge of a pool in line with what it has reserved, out of the charge and of `held` bytes that were reserved for
+/// it beforehand. Gives what is missing.
+fn settle(
+    runtime: &'static Runtime,
+    _locked: &MutexGuard<'_, u64>,
+    key: Key,
+    ordinal: i32,
+    held: u64,
+) -> u64 {
+    // Pools leave the book before they are destroyed.
+    let Some(record) = runtime.book.get(key) else {
+        runtime.release(ordinal, held);
+        return 0;
     };
-    let ordinal = match runtime.book.get(pool_key(pool)) {
-        // Another process owns an imported pool, and pays for it.
-        Some(record) if record.device < 0 => return call(),
-        Some(record) => record.device,
-        None => device.ordinal,
-    };
-    let Some(device) = runtime.device(ordinal) else { return call() };
-    let _one_at_a_time = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    let kept = pool_attribute(pool, POOL_RESERVED)
-        .unwrap_or(0)
-        .saturating_sub(pool_attribute(pool, POOL_USED).unwrap_or(0));
-    let needed = bytes.saturating_sub(kept);
-    if !reserve(runtime, device, needed) {
-        return OUT_OF_MEMORY;
+    let (reserved, had) = (reserved_by(key, ordinal), record.bytes + held);
+    let charge = reserved.min(had);
+    runtime.book.recharge(key, charge);
+    runtime.release(ordinal, had - charge);
+    reserved - charge
+}
+
+/// The same, where nothing can be undone: what is missing takes all that is left.
+fn settle_for_good(runtime: &'static Runtime, key: Key, ordinal: i32) {
+    let locked = one_at_a_time(ordinal);
+    let (missing, refused) = (settle(runtime, &locked, key, ordinal, 0), *locked);
+    drop(locked);
+    let Some(device) = runtime.known_device(ordinal).filter(|_| missing > 0) else { return };
+    // Without this every launch of a graph would ask the daemon in vain.
+    if left(device) <= refused {
+        return;
     }
-    let result = call();
-    settle_pool(runtime, pool, ordinal, needed);
-    if result.is_ok() {
-        // The pool pays; the record says which pool to look at when it is freed.
-        let record = Record { bytes: 0, device: ordinal, context: 0, links: pool.expose_provenance() as u64 };
-        runtime.book.insert(pointer(read(address)), record);
+    let taken = reserve_what_is_left(runtime, device, missing);
+    let mut locked = one_at_a_time(ordinal);
+    *locked = if taken < missing { left(device) } else { 0 };
+    settle(runtime, &locked, key, ordinal, taken);
+}
+
+/// Makes all pools of a device give up what they do not use.
+fn trim_pools(runtime: &'static Runtime, ordinal: i32) {
+    let Some(trim) = real!(cuMemPoolTrimTo) else { return };
+    for (key, _) in runtime.book.select(|key, record| key.0 == Kind::Pool && record.device == ordinal) {
+        let locked = one_at_a_time(ordinal);
+        // SAFETY: pools leave the book before they are destroyed, and with their device locked.
+        if key.1 < GRAPHS && runtime.book.get(key).is_some() && unsafe { trim(pool_of(key), 0) }.is_ok() {
+            settle(runtime, &locked, key, ordinal, 0);
+        }
     }
-    result
+}
+
+/// The device of a stream. Only where several are in use the driver must be asked.
+fn device_of_stream(runtime: &'static Runtime, stream: usize) -> Option<&'static Device> {
+    match runtime.sole_device() {
+        Some(device) => Some(device),
+        None => runtime.device(ordinal_of_stream(stream).or_else(lifecycle::current_ordinal)?),
+    }
+}
+
+fn ordinal_of_stream(stream: usize) -> Option<CUdevice> {
+    let stream: sys::CUstream = core::ptr::with_exposed_provenance_mut(stream);
+    let mut ordinal: CUdevice = 0;
+    // SAFETY: the program's own stream, and a valid out-pointer.
+    if real!(cuStreamGetDevice).is_some_and(|get| unsafe { get(stream, &raw mut ordinal) }.is_ok()) {
+        return Some(ordinal);
+    }
+    // Drivers before 12.8.
+    let (get, push, pop) = (real!(cuStreamGetCtx)?, real!(cuCtxPushCurrent_v2)?, real!(cuCtxPopCurrent_v2)?);
+    let mut context: sys::CUcontext = core::ptr::null_mut();
+    // SAFETY: as above; the context is current for one question.
+    unsafe {
+        if !get(stream, &raw mut context).is_ok() || !push(context).is_ok() {
+            return None;
+        }
+        let ordinal = lifecycle::current_ordinal();
+        let _ = pop(&raw mut context);
+        ordinal
+    }
+}
+
+/// The device of a pool that this process did not make while it was counted; -1 for one of host memory.
+fn ordinal_of_pool(pool: sys::CUmemoryPool) -> Option<i32> {
+    // Half of the 64 bits is written; drivers before 13.1 do not know it.
+    let kind = pool_attribute(pool, POOL_LOCATION).and_then(|kind| c_uint::try_from(kind).ok());
+    if kind.is_some_and(|kind| device_at(CUmemLocation { kind, id: 0 }).is_none()) {
+        return Some(-1);
+    }
+    let mut devices = 0;
+    // SAFETY: a valid out-pointer.
+    let _ = unsafe { real!(cuDeviceGetCount)?(&raw mut devices) };
+    (0..devices).find(|&ordinal| default_pool(ordinal) == Some(pool) || current_pool(ordinal) == Some(pool))
 }
 
 fn current_pool(ordinal: CUdevice) -> Option<sys::CUmemoryPool> {
@@ -245,22 +336,148 @@ fn current_pool(ordinal: CUdevice) -> Option<sys::CUmemoryPool> {
     (result.is_ok() && !pool.is_null()).then_some(pool)
 }
 
+fn default_pool(ordinal: CUdevice) -> Option<sys::CUmemoryPool> {
+    let mut pool: sys::CUmemoryPool = core::ptr::null_mut();
+    // SAFETY: a valid out-pointer.
+    let result = unsafe { real!(cuDeviceGetDefaultMemPool)?(&raw mut pool, ordinal) };
+    (result.is_ok() && !pool.is_null()).then_some(pool)
+}
+
+/// A stream-ordered allocation. On a captured stream it becomes part of a graph.
+fn allocate_async(
+    pool: Option<sys::CUmemoryPool>,
+    bytes: u64,
+    (stream, per_thread): (sys::CUstream, bool),
+    address: *mut CUdeviceptr,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let Some(runtime) = metering() else { return call() };
+    let handle = stream_of(stream, per_thread);
+    let captured = CONTROL.capturing() && gate::is_captured(handle);
+    let Some(device) = device_of_stream(runtime, handle) else { return call() };
+    let Some(chosen) = pool.or_else(|| current_pool(device.ordinal)) else {
+        if captured {
+            return call();
+        }
+        // No pools: an allocation like any other.
+        let made = || (pointer(read(address)), bytes);
+        return allocate_on(runtime, device, current_context(), bytes, call, made, || {});
+    };
+    let key = pool_key(chosen);
+    let ordinal = match (runtime.book.get(key), pool) {
+        (Some(record), _) => record.device,
+        (None, Some(named)) => ordinal_of_pool(named).unwrap_or(device.ordinal),
+        (None, None) => device.ordinal,
+    };
+    if captured {
+        graphs_allocate_on(ordinal);
+        return call();
+    }
+    // Host memory is not charged; nor is an imported pool, which another process owns and pays for.
+    let Some(device) = runtime.device(ordinal) else { return call() };
+    let mut locked = one_at_a_time(ordinal);
+    if runtime.book.get(key).is_none() {
+        enter_pool(runtime, key, ordinal);
+    }
+    let mut held = 0;
+    loop {
+        let charged = runtime.book.get(key).map_or(0, |record| record.bytes);
+        let wanted = pool_attribute(chosen, POOL_USED).unwrap_or(0).saturating_add(bytes);
+        let more = wanted.saturating_sub(charged + held);
+        if device.memory.reserve(more).is_ok() {
+            held += more;
+            break;
+        }
+        drop(locked);
+        if !reserve(runtime, device, more) {
+            runtime.release(ordinal, held);
+            return OUT_OF_MEMORY;
+        }
+        held += more;
+        locked = one_at_a_time(ordinal);
+    }
+    let result = call();
+    let mut missing = settle(runtime, &locked, key, ordinal, held);
+    if !result.is_ok() {
+        return result;
+    }
+    // The pool pays; the record says which pool to look at when it is freed.
+    let record = Record { bytes, device: -1, context: 0, links: key.1 };
+    runtime.book.insert(pooled(read(address)), record);
+    while missing > 0 {
+        drop(locked);
+        let got = reserve(runtime, device, missing);
+        locked = one_at_a_time(ordinal);
+        missing = settle(runtime, &locked, key, ordinal, if got { missing } else { 0 });
+        if !got && missing > 0 {
+            drop(locked);
+            free_again(read(address), stream, per_thread);
+            trim_pools(runtime, ordinal);
+            settle_for_good(runtime, key, ordinal);
+            return OUT_OF_MEMORY;
+        }
+    }
+    result
+}
+
+/// Undoes an allocation, in the order of its stream.
+fn free_again(address: CUdeviceptr, stream: sys::CUstream, per_thread: bool) {
+    if let Some(runtime) = CONTROL.runtime() {
+        runtime.book.remove(pooled(address));
+    }
+    let free = if per_thread { real!(cuMemFreeAsync_ptsz) } else { real!(cuMemFreeAsync) };
+    if let Some(free) = free {
+        // SAFETY: the driver has just given it, on this stream.
+        let _ = unsafe { free(address, stream) };
+    }
+}
+
 fn free_async(address: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(runtime) = CONTROL.runtime().filter(|_| CONTROL.state() == State::Active as u32) else {
         return call();
     };
-    let record = runtime.book.get(pointer(address));
-    let result = free(pointer(address), call);
-    if let Some(record) = record.filter(|record| record.bytes == 0 && result.is_ok())
-        && let Ok(pool) = usize::try_from(record.links)
-    {
-        let _one_at_a_time = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-        let pool: sys::CUmemoryPool = core::ptr::with_exposed_provenance_mut(pool);
-        if runtime.book.get(pool_key(pool)).is_some() {
-            settle_pool(runtime, pool, record.device, 0);
-        }
+    let Some(record) = runtime.book.remove(pooled(address)) else { return free(pointer(address), call) };
+    let result = call();
+    let key = Key(Kind::Pool, record.links);
+    if !result.is_ok() {
+        runtime.book.insert(pooled(address), record);
+    } else if let Some(pool) = runtime.book.get(key) {
+        settle_for_good(runtime, key, pool.device);
     }
     result
+}
+
+/// A pool goes. What was allocated from it stays until it is freed, and pays for itself from now on.
+fn destroy_pool(pool: sys::CUmemoryPool, call: impl FnOnce() -> CUresult) -> CUresult {
+    let key = pool_key(pool);
+    let Some(runtime) = CONTROL.runtime() else { return call() };
+    let Some(known) = runtime.book.get(key) else { return call() };
+    let _locked = one_at_a_time(known.device);
+    let Some(record) = runtime.book.remove(key) else { return call() };
+    let result = call();
+    if !result.is_ok() {
+        runtime.book.insert(key, record);
+        return result;
+    }
+    let mut left = record.bytes;
+    for (Key(_, address), held) in
+        runtime.book.drain(|name, held| name.0 == Kind::Pooled && held.links == key.1)
+    {
+        let bytes = held.bytes.min(left);
+        left -= bytes;
+        runtime.book.insert(pointer(address), Record { bytes, device: record.device, context: 0, links: 1 });
+    }
+    runtime.release(record.device, left);
+    result
+}
+
+/// A pool of host memory that the driver has named.
+fn host_pool_named(pool: *const sys::CUmemoryPool, location: *const CUmemLocation) {
+    // SAFETY: the driver has accepted the caller's location; it is plain integers.
+    let on_host = unsafe { location.as_ref() }.is_some_and(|location| device_at(*location).is_none());
+    if on_host && let Some(runtime) = metering() {
+        enter_pool(runtime, Key(Kind::Pool, handle(pool)), -1);
+    }
 }
 
 // ---- graphs ---------------------------------------------------------------------------------------------------------
@@ -268,46 +485,98 @@ fn free_async(address: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult
 /// From here on, names of pools stand for the memory of a device's graphs.
 const GRAPHS: u64 = u64::MAX - 4096;
 
-/// Whether any graph of this process holds memory.
-static GRAPH_MEMORY: AtomicBool = AtomicBool::new(false);
+/// Devices that graphs of this process hold memory of, a bit for each.
+static GRAPH_MEMORY: AtomicU64 = AtomicU64::new(0);
 
-/// Charges what graphs have reserved on the current device.
+/// From now on graphs may hold memory of this device.
+fn graphs_allocate_on(ordinal: i32) {
+    if let Some(bit) = u32::try_from(ordinal).ok().and_then(|ordinal| 1u64.checked_shl(ordinal)) {
+        GRAPH_MEMORY.fetch_or(bit, Ordering::Release);
+    }
+}
+
+/// Charges what graphs have reserved: a graph launched on one device may allocate on another.
 #[inline]
 pub(super) fn graph_launched() {
-    if GRAPH_MEMORY.load(Ordering::Relaxed) {
-        settle_graphs();
+    let devices = GRAPH_MEMORY.load(Ordering::Relaxed);
+    if devices != 0 {
+        settle_graphs(devices);
     }
 }
 
 #[cold]
-fn settle_graphs() {
+fn settle_graphs(devices: u64) {
     let Some(runtime) = metering() else { return };
-    let Some(device) = runtime.current_device() else { return };
-    let mut reserved = 0u64;
-    let Some(get) = real!(cuDeviceGetGraphMemAttribute) else { return };
-    // SAFETY: an attribute whose value is 64 bits.
-    if !unsafe { get(device.ordinal, GRAPH_RESERVED, (&raw mut reserved).cast::<c_void>()) }.is_ok() {
+    for ordinal in (0..u64::BITS.cast_signed()).filter(|ordinal| devices >> ordinal & 1 == 1) {
+        let Some(device) = runtime.device(ordinal) else { continue };
+        let key = Key(Kind::Pool, GRAPHS + u64::from(ordinal.unsigned_abs()));
+        let locked = one_at_a_time(ordinal);
+        if runtime.book.get(key).is_none() {
+            enter_pool(runtime, key, ordinal);
+        }
+        drop(locked);
+        settle_for_good(runtime, key, device.ordinal);
+    }
+}
+
+/// A node is added that allocates.
+fn note_allocation(params: *const sys::CUDA_MEM_ALLOC_NODE_PARAMS) {
+    if params.is_null() {
         return;
     }
-    let _one_at_a_time = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    let key = Key(Kind::Pool, GRAPHS + u64::from(device.ordinal.unsigned_abs()));
-    let charged = runtime.book.get(key).map_or(0, |record| record.bytes);
-    if reserved > charged && !runtime.reserve(device, reserved - charged) {
-        // The memory is there already; the next allocation fails.
-        return;
+    // SAFETY: the caller's own description; the location is read as plain integers.
+    let location = unsafe { (&raw const (*params).poolProps.location).cast::<CUmemLocation>().read() };
+    if let Some(device) = device_at(location) {
+        graphs_allocate_on(device);
     }
-    if reserved < charged {
-        runtime.release(device.ordinal, charged - reserved);
+}
+
+/// A node is added by its general description.
+fn note_node(params: *const sys::CUgraphNodeParams) {
+    // SAFETY: null, or the caller's own description, which begins with its kind.
+    if unsafe { params.cast::<c_uint>().as_ref() } == Some(&NODE_ALLOCATES) {
+        // SAFETY: not null; what follows the kind is that kind's description.
+        note_allocation(unsafe { &raw const (*params).__bindgen_anon_1 }.cast());
     }
-    runtime.book.insert(key, Record { bytes: reserved, device: device.ordinal, context: 0, links: 1 });
 }
 
 // ---- physical handles -----------------------------------------------------------------------------------------------
 
-fn unlink(runtime: &'static Runtime, key: Key) {
-    if let Some(record) = runtime.book.unlink(key) {
-        runtime.release(record.device, record.bytes);
+/// After the call that took a reference or mapping away: `last` is the record that went with it, if it was the last one.
+fn unlinked(runtime: &'static Runtime, key: Key, last: Option<Record>, result: CUresult) {
+    match last {
+        Some(record) if result.is_ok() => runtime.release(record.device, record.bytes),
+        Some(record) => {
+            runtime.book.insert(key, Record { links: 1, ..record });
+        }
+        None if !result.is_ok() => {
+            runtime.book.link(key);
+        }
+        None => {}
     }
+}
+
+// ---- heaps ----------------------------------------------------------------------------------------------------------
+
+/// The program sets the size of its context's heap for `malloc` in kernels.
+fn resize_heap(bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+    let Some(runtime) = metering() else { return call() };
+    let Some(device) = runtime.current_device() else { return call() };
+    let context = current_context();
+    let key = Key(Kind::Heap, context as u64);
+    let (before, after) = (runtime.book.get(key).map_or(0, |heap| heap.bytes), bytes.saturating_sub(HEAP));
+    let more = after.saturating_sub(before);
+    if !reserve(runtime, device, more) {
+        return OUT_OF_MEMORY;
+    }
+    let result = call();
+    if result.is_ok() {
+        runtime.book.insert(key, Record { bytes: after, device: device.ordinal, context, links: 1 });
+        runtime.release(device.ordinal, before.saturating_sub(after));
+    } else {
+        runtime.release(device.ordinal, more);
+    }
+    result
 }
 
 wrappers! { MEMORY:
@@ -357,24 +626,24 @@ wrappers! { MEMORY:
     cuMemAllocAsync(address: *mut CUdeviceptr, bytes: usize, stream: sys::CUstream) |real| {
         // SAFETY: as above.
         let call = || unsafe { real(address, bytes, stream) };
-        allocate_async(None, bytes as u64, stream_of(stream, false), address, call)
+        allocate_async(None, bytes as u64, (stream, false), address, call)
     }
     cuMemAllocAsync_ptsz(address: *mut CUdeviceptr, bytes: usize, stream: sys::CUstream) |real| {
         // SAFETY: as above.
         let call = || unsafe { real(address, bytes, stream) };
-        allocate_async(None, bytes as u64, stream_of(stream, true), address, call)
+        allocate_async(None, bytes as u64, (stream, true), address, call)
     }
     cuMemAllocFromPoolAsync(address: *mut CUdeviceptr, bytes: usize, pool: sys::CUmemoryPool,
         stream: sys::CUstream) |real| {
         // SAFETY: as above.
         let call = || unsafe { real(address, bytes, pool, stream) };
-        allocate_async(Some(pool), bytes as u64, stream_of(stream, false), address, call)
+        allocate_async(Some(pool), bytes as u64, (stream, false), address, call)
     }
     cuMemAllocFromPoolAsync_ptsz(address: *mut CUdeviceptr, bytes: usize, pool: sys::CUmemoryPool,
         stream: sys::CUstream) |real| {
         // SAFETY: as above.
         let call = || unsafe { real(address, bytes, pool, stream) };
-        allocate_async(Some(pool), bytes as u64, stream_of(stream, true), address, call)
+        allocate_async(Some(pool), bytes as u64, (stream, true), address, call)
     }
     cuMemFreeAsync(address: CUdeviceptr, stream: sys::CUstream) |real| {
         // SAFETY: as above.
@@ -387,11 +656,29 @@ wrappers! { MEMORY:
     cuMemPoolCreate(pool: *mut sys::CUmemoryPool, props: *const sys::CUmemPoolProps) |real| {
         // SAFETY: as above.
         let result = unsafe { real(pool, props) };
-        if result.is_ok() && !props.is_null() && let Some(runtime) = metering() {
-            // SAFETY: the caller's own; the location is read as plain integers.
+        if result.is_ok() && !props.is_null() {
+            // SAFETY: the caller's own; the location is read as plain integers. No context need be current here.
             let location = unsafe { (&raw const (*props).location).cast::<CUmemLocation>().read() };
-            let device = if location.kind == LOCATION_DEVICE { location.id } else { -1 };
-            runtime.book.insert(Key(Kind::Pool, handle(pool)), Record { bytes: 0, device, context: 0, links: 1 });
+            let device = device_at(location);
+            if let Some(runtime) = metering_on(device) {
+                enter_pool(runtime, Key(Kind::Pool, handle(pool)), device.unwrap_or(-1));
+            }
+        }
+        result
+    }
+    cuMemGetDefaultMemPool(pool: *mut sys::CUmemoryPool, location: *mut CUmemLocation, kind: c_uint) |real| {
+        // SAFETY: as above.
+        let result = unsafe { real(pool, location, kind) };
+        if result.is_ok() {
+            host_pool_named(pool, location);
+        }
+        result
+    }
+    cuMemGetMemPool(pool: *mut sys::CUmemoryPool, location: *mut CUmemLocation, kind: c_uint) |real| {
+        // SAFETY: as above.
+        let result = unsafe { real(pool, location, kind) };
+        if result.is_ok() {
+            host_pool_named(pool, location);
         }
         result
     }
@@ -400,14 +687,13 @@ wrappers! { MEMORY:
         // SAFETY: as above.
         let result = unsafe { real(pool, shared, kind, flags) };
         if result.is_ok() && let Some(runtime) = metering() {
-            runtime.book.insert(Key(Kind::Pool, handle(pool)), Record { bytes: 0, device: -1, context: 0, links: 1 });
+            enter_pool(runtime, Key(Kind::Pool, handle(pool)), -1);
         }
         result
     }
     cuMemPoolDestroy(pool: sys::CUmemoryPool) |real| {
-        let _one_at_a_time = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: as above.
-        free(pool_key(pool), || unsafe { real(pool) })
+        destroy_pool(pool, || unsafe { real(pool) })
     }
     cuMemPoolTrimTo(pool: sys::CUmemoryPool, keep: usize) |real| {
         // SAFETY: as above.
@@ -415,8 +701,7 @@ wrappers! { MEMORY:
         if let Some(runtime) = CONTROL.runtime()
             && let Some(record) = runtime.book.get(pool_key(pool)).filter(|record| record.device >= 0)
         {
-            let _one_at_a_time = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-            settle_pool(runtime, pool, record.device, 0);
+            settle_for_good(runtime, pool_key(pool), record.device);
         }
         result
     }
@@ -429,11 +714,9 @@ wrappers! { MEMORY:
         }
         // SAFETY: the caller's own; the location is read as plain integers. No context need be current here.
         let location = unsafe { (&raw const (*prop).location).cast::<CUmemLocation>().read() };
-        if location.kind != LOCATION_DEVICE {
-            return call();
-        }
-        let Some(runtime) = metering_on(Some(location.id)) else { return call() };
-        let Some(device) = runtime.device(location.id) else { return call() };
+        let Some(ordinal) = device_at(location) else { return call() };
+        let Some(runtime) = metering_on(Some(ordinal)) else { return call() };
+        let Some(device) = runtime.device(ordinal) else { return call() };
         allocate_on(runtime, device, 0, bytes as u64, call, || (Key(Kind::Handle, read(out)), bytes as u64), || {})
     }
     cuMemRelease(physical: sys::CUmemGenericAllocationHandle) |real| {
@@ -446,12 +729,7 @@ wrappers! { MEMORY:
         let last = runtime.book.unlink(key);
         // SAFETY: as above.
         let result = unsafe { real(physical) };
-        match last {
-            Some(record) if result.is_ok() => runtime.release(record.device, record.bytes),
-            Some(record) => { runtime.book.insert(key, Record { links: 1, ..record }); }
-            None if !result.is_ok() => { runtime.book.link(key); }
-            None => {}
-        }
+        unlinked(runtime, key, last, result);
         result
     }
     cuMemRetainAllocationHandle(out: *mut sys::CUmemGenericAllocationHandle, address: *mut c_void) |real| {
@@ -497,28 +775,57 @@ wrappers! { MEMORY:
             Some(record) => { runtime.book.remove(key); vec![(key, record)] }
             None => runtime.book.drain(|key, _| key.0 == Kind::Mapping && (address..end).contains(&key.1)),
         };
+        // Struck out first, the handles too: the driver may give their names to another thread at once.
+        let handles: Vec<_> = gone.iter().map(|(_, mapping)| Key(Kind::Handle, mapping.links)).collect();
+        let last: Vec<_> = handles.iter().map(|handle| runtime.book.unlink(*handle)).collect();
         // SAFETY: as above.
         let result = unsafe { real(address, bytes) };
-        for (key, record) in gone {
-            if result.is_ok() {
-                unlink(runtime, Key(Kind::Handle, record.links));
-            } else {
-                runtime.book.insert(key, record);
+        // Backwards: of several mappings of one handle, the last had its record.
+        for ((handle, last), (key, mapping)) in handles.into_iter().zip(last).zip(gone).rev() {
+            unlinked(runtime, handle, last, result);
+            if !result.is_ok() {
+                runtime.book.insert(key, mapping);
             }
         }
         result
     }
     cuGraphAddMemAllocNode(node: *mut sys::CUgraphNode, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode,
         count: usize, params: *mut sys::CUDA_MEM_ALLOC_NODE_PARAMS) |real| {
-        GRAPH_MEMORY.store(true, Ordering::Release);
+        note_allocation(params);
         // SAFETY: as above.
         unsafe { real(node, graph, dependencies, count, params) }
+    }
+    cuGraphAddNode(node: *mut sys::CUgraphNode, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode,
+        count: usize, params: *mut sys::CUgraphNodeParams) |real| {
+        note_node(params);
+        // SAFETY: as above.
+        unsafe { real(node, graph, dependencies, count, params) }
+    }
+    cuGraphAddNode_v2(node: *mut sys::CUgraphNode, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode,
+        edges: *const sys::CUgraphEdgeData, count: usize, params: *mut sys::CUgraphNodeParams) |real| {
+        note_node(params);
+        // SAFETY: as above.
+        unsafe { real(node, graph, dependencies, edges, count, params) }
+    }
+    cuGraphAddNode_v3(node: *mut sys::CUgraphNode, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode,
+        edges: *const sys::CUgraphEdgeData, count: usize, params: *mut sys::CUgraphNodeParams) |real| {
+        note_node(params);
+        // SAFETY: as above.
+        unsafe { real(node, graph, dependencies, edges, count, params) }
     }
     cuDeviceGraphMemTrim(device: CUdevice) |real| {
         // SAFETY: as above.
         let result = unsafe { real(device) };
-        graph_launched();
+        let bit = u32::try_from(device).ok().and_then(|device| 1u64.checked_shl(device)).unwrap_or(0);
+        if let devices @ 1.. = GRAPH_MEMORY.load(Ordering::Relaxed) & bit {
+            settle_graphs(devices);
+        }
         result
+    }
+    cuCtxSetLimit(limit: c_uint, value: usize) |real| {
+        // SAFETY: as above.
+        let call = || unsafe { real(limit, value) };
+        if limit == LIMIT_HEAP { resize_heap(value as u64, call) } else { call() }
     }
     cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) |real| {
         // SAFETY: as above.
@@ -579,10 +886,7 @@ fn seen(free: u64, total: u64) -> Option<(u64, u64)> {
         .book
         .select(|key, record| key.0 == Kind::Pool && record.device == device.ordinal && record.bytes > 0);
     for (key, _) in pools.into_iter().filter(|(key, _)| key.1 < GRAPHS) {
-        let _one_at_a_time = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-        if runtime.book.get(key).is_some() {
-            settle_pool(runtime, pool_of(key), device.ordinal, 0);
-        }
+        settle_for_good(runtime, key, device.ordinal);
     }
     Some(device.memory.view(free, total))
 }
