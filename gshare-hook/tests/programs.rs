@@ -56,7 +56,7 @@ fn every_kind_of_launch_is_transparent_and_metered() {
     }
 }
 
-const ALLOCATIONS: [&str; 16] = [
+const ALLOCATIONS: [&str; 17] = [
     "plain",
     "pitch",
     "managed",
@@ -71,6 +71,7 @@ const ALLOCATIONS: [&str; 16] = [
     "mipmap",
     "graph",
     "context_takes_it_along",
+    "detached_context_takes_it_along",
     "reset_takes_it_along",
     "many",
 ];

@@ -3,6 +3,7 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gshare_cuda_abi::types::{CUdevice, CUresult, sys};
 
@@ -39,6 +40,12 @@ fn destroy(context: sys::CUcontext, call: impl FnOnce() -> CUresult) -> CUresult
         destroyed(context.addr());
     }
     result
+}
+
+/// Contexts that were attached and not detached, once for each time.
+fn attachments() -> MutexGuard<'static, Vec<usize>> {
+    static ATTACHMENTS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+    ATTACHMENTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// References to primary contexts that were taken through the hook, by device.
@@ -219,6 +226,25 @@ wrappers! { CONTEXTS:
     cuCtxDestroy_v2(context: sys::CUcontext) |real| {
         // SAFETY: as above.
         destroy(context, || unsafe { real(context) })
+    }
+    cuCtxAttach(context: *mut sys::CUcontext, flags: c_uint) |real| {
+        // SAFETY: as above.
+        let result = unsafe { real(context, flags) };
+        // SAFETY: null, or written by the driver in the call that succeeded.
+        if let Some(context) = (unsafe { context.as_ref() }).filter(|_| result.is_ok()) {
+            attachments().push(context.addr());
+        }
+        result
+    }
+    cuCtxDetach(context: sys::CUcontext) |real| {
+        let attached = {
+            let mut attachments = attachments();
+            let at = attachments.iter().position(|&attached| attached == context.addr());
+            at.map(|at| attachments.swap_remove(at)).is_some()
+        };
+        // SAFETY: as above.
+        let call = || unsafe { real(context) };
+        if attached { call() } else { destroy(context, call) }
     }
     cuDevicePrimaryCtxRelease(device: CUdevice) |real| {
         // SAFETY: as above.

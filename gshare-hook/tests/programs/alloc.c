@@ -113,6 +113,12 @@ int main(int argc, char **argv) {
         SHOW(cuMemAlloc_v2(&p, 64 * MIB));
         SHOW(cuCtxDestroy_v2(second));
         SHOW(cuCtxSetCurrent(context));
+    } else if (!strcmp(kind, "detached_context_takes_it_along")) {
+        Handle second;
+        SHOW(cuCtxCreate_v2(&second, 0, 0));
+        SHOW(cuMemAlloc_v2(&p, 64 * MIB));
+        SHOW(cuCtxDetach(second));
+        SHOW(cuCtxSetCurrent(context));
     } else if (!strcmp(kind, "reset_takes_it_along")) {
         SHOW(cuMemAlloc_v2(&p, 64 * MIB));
         SHOW(cuDevicePrimaryCtxReset_v2(0));

@@ -35,6 +35,7 @@ Result cuDevicePrimaryCtxRelease_v2(int);
 Result cuDevicePrimaryCtxReset_v2(int);
 Result cuCtxCreate_v2(Handle *, unsigned, int);
 Result cuCtxDestroy_v2(Handle);
+Result cuCtxDetach(Handle);
 Result cuCtxSetCurrent(Handle);
 Result cuCtxGetCurrent(Handle *);
 Result cuCtxSynchronize(void);
