@@ -246,7 +246,7 @@ impl Target {
 
 impl Segment {
     fn create(dir: &Path, header: &Header) -> io::Result<Self> {
-        let path = dir.join(format!("{:020}-{:06}.jsonl", header.epoch, header.segment));
+        let path = dir.join(file_name(header.epoch, header.segment));
         // Names and processes of tenants are in it: for the daemon's user only.
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
@@ -284,7 +284,7 @@ impl Segment {
 
 fn map_chunk(file: &File, base: u64) -> io::Result<MmapMut> {
     // Allocated, not only extended: a page without a block behind it would be a SIGBUS on a full disk.
-    match fallocate(file, FallocateFlags::empty(), base, CHUNK) {
+    match rustix::io::retry_on_intr(|| fallocate(file, FallocateFlags::empty(), base, CHUNK)) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
             file.write_all_at(&vec![0; usize::try_from(CHUNK).unwrap_or(0)], base)?;
         }
@@ -300,17 +300,28 @@ fn map_chunk(file: &File, base: u64) -> io::Result<MmapMut> {
     Ok(map)
 }
 
-/// The journal files of a directory, oldest first.
+/// The journal files of a directory, oldest first. What has another name than a daemon gives is none.
 pub fn segments(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "jsonl") {
-            files.push(path);
+        let entry = entry?;
+        if let Some(number) = entry.file_name().to_str().and_then(number_of) {
+            files.push((number, entry.path()));
         }
     }
     files.sort();
-    Ok(files)
+    Ok(files.into_iter().map(|(_, path)| path).collect())
+}
+
+fn file_name(epoch: u64, segment: u32) -> String {
+    format!("{epoch:020}-{segment:06}.jsonl")
+}
+
+/// Epoch and segment of a file by its name.
+fn number_of(name: &str) -> Option<(u64, u32)> {
+    let (epoch, segment) = name.strip_suffix(".jsonl")?.split_once('-')?;
+    let number = (epoch.parse().ok()?, segment.parse().ok()?);
+    (file_name(number.0, number.1) == name).then_some(number)
 }
 
 /// Reads a journal file up to its end, or to the line that the daemon's death cut short.
@@ -391,6 +402,25 @@ mod tests {
         assert!(files.iter().all(|file| fs::metadata(file).unwrap().len() <= 4096), "cut to length");
         let last = read(&files[2]).unwrap().last().unwrap().unwrap();
         assert_eq!(last.event, Some(asked(999)));
+    }
+
+    #[test]
+    fn only_files_of_its_own_are_deleted() {
+        let dir = tempfile::tempdir().unwrap();
+        let others =
+            ["0.jsonl", "notes.jsonl", "1-000001.jsonl", "00000000000000000001-1.jsonl", "x-000001.jsonl"];
+        for name in others {
+            fs::write(dir.path().join(name), "mine").unwrap();
+        }
+        for epoch in 1..=4 {
+            let config = config(dir.path(), 4096, 2);
+            let journal = Journal::create(&config, epoch, TokenPolicy::default(), serde_json::json!({}));
+            journal.unwrap().finish();
+        }
+        assert!(others.iter().all(|name| dir.path().join(name).exists()));
+        let names = [3, 4].map(|epoch| dir.path().join(file_name(epoch, 0)));
+        assert_eq!(segments(dir.path()).unwrap(), names);
+        assert!(number_of(&file_name(7, 1_000_000)) > number_of(&file_name(7, 999_999)));
     }
 
     #[test]
