@@ -8,9 +8,9 @@
 //! daemon's loop gives a snapshot in one step. The same users may ask that may connect.
 
 use crate::handle::{Access, Handle};
+use crate::peer::Peer;
 use crate::server::DaemonError;
 use crate::snapshot::Snapshot;
-use rustix::net::sockopt::socket_peercred;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -75,7 +75,7 @@ pub(crate) fn serve(listener: &UnixListener, handle: &Handle, access: &Access) {
                 continue;
             }
         };
-        let allowed = || match access.allows(socket_peercred(&stream)?.uid.as_raw()) {
+        let allowed = || match access.allows(Peer::of(&stream)?.uid) {
             true => Ok(()),
             false => Err(io::Error::from(io::ErrorKind::PermissionDenied)),
         };

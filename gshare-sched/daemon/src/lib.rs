@@ -61,6 +61,7 @@ mod http;
 mod memory;
 mod metrics;
 mod node;
+mod peer;
 mod scaling;
 mod server;
 mod slots;

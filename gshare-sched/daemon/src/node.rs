@@ -31,6 +31,7 @@ use crate::config::{Config, ConfigError, DeviceUuid};
 use crate::journal::{Journal, Note};
 use crate::memory::{ClientAccount, Ledger};
 use crate::metrics::{DropReason, Metrics};
+use crate::peer::Peer;
 use crate::scaling::{Resize, Scaling};
 use crate::slots::Slots;
 use crate::snapshot::{ClientSnapshot, DeviceSnapshot};
@@ -49,13 +50,6 @@ use std::sync::Arc;
 pub(crate) struct ConnId {
     pub(crate) slot: u32,
     pub(crate) generation: u32,
-}
-
-/// Who is at the other end, as the kernel says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Peer {
-    pub(crate) pid: i32,
-    pub(crate) uid: u32,
 }
 
 /// What the server shall do, in order.
@@ -235,7 +229,12 @@ impl Node {
             }
             ToDaemon::Hello { run, name, program, spec, on_loss, pid_start } => {
                 let run = if run == 0 { u64::from(peer.pid.unsigned_abs()) << 32 ^ pid_start } else { run };
-                let name = if name.is_empty() { format!("{program}-{}", peer.pid) } else { name };
+                let name = match peer.pid {
+                    _ if !name.is_empty() => name,
+                    // In a PID namespace that is not ours to see.
+                    0 => format!("{program}-c{}.{}", conn.slot, conn.generation),
+                    pid => format!("{program}-{pid}"),
+                };
                 self.hello(conn, peer, Hello { run, name, program, spec, on_loss }, out);
             }
             ToDaemon::Attach { ordinal, device, device_memory, allocated } => {

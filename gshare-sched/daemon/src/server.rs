@@ -8,7 +8,8 @@ use crate::handle::{Access, Command, Handle, Inbox, Running, line};
 use crate::http::Endpoint;
 use crate::journal::Journal;
 use crate::metrics::{DropReason, Metrics, ReasonLabelSet};
-use crate::node::{ConnId, Effect, Node, Peer};
+use crate::node::{ConnId, Effect, Node};
+use crate::peer::Peer;
 use crate::slots::Slots;
 use crate::snapshot::Snapshot;
 use gshare_core::token::TokenScheduler;
@@ -19,7 +20,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
-    recv, send, socket_with, sockopt,
+    recv, send, socket_with,
 };
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 use rustix::time::{
@@ -418,8 +419,7 @@ impl Daemon {
             Err(_) => return,
         };
         self.metrics.connects.inc();
-        let Ok(credentials) = sockopt::socket_peercred(&socket) else { return };
-        let peer = Peer { pid: credentials.pid.as_raw_nonzero().get(), uid: credentials.uid.as_raw() };
+        let Ok(peer) = Peer::of(&socket) else { return };
         let refusal = if !self.access.allows(peer.uid) {
             Some((RefusalCode::NotAllowed, format!("user {} may not use this daemon (allow_uids)", peer.uid)))
         } else if self.conns.next(self.node.config().max_connections).is_none() {

@@ -1,0 +1,51 @@
+//! Who is at the other end of a UNIX socket, as the kernel says.
+#![allow(unsafe_code, reason = "rustix has no place for the pid of a peer that is not to be seen")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _};
+
+/// A process that connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Peer {
+    /// 0 where its PID namespace is not ours to see.
+    pub(crate) pid: i32,
+    pub(crate) uid: u32,
+}
+
+impl Peer {
+    pub(crate) fn of(socket: impl AsFd) -> io::Result<Self> {
+        let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+        let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).map_err(io::Error::other)?;
+        // SAFETY: the descriptor is open; `credentials` has `length` bytes, and whatever the kernel writes there is a value
+        // of its type, which is three integers.
+        let failed = unsafe {
+            libc::getsockopt(
+                socket.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut credentials).cast(),
+                &raw mut length,
+            )
+        };
+        if failed != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { pid: credentials.pid, uid: credentials.uid })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_is_known_by_its_socket() {
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let own = Peer {
+            pid: i32::try_from(std::process::id()).unwrap(),
+            uid: rustix::process::geteuid().as_raw(),
+        };
+        assert_eq!(Peer::of(&socket).unwrap(), own);
+        assert!(Peer::of(std::fs::File::open("/dev/null").unwrap()).is_err());
+    }
+}
