@@ -150,7 +150,8 @@ impl SimulatorDir {
     }
 }
 
-/// `first` and then whatever the variable says already.
+/// `first` and then whatever the variable says already; for a list of directories. For `LD_PRELOAD` there is
+/// [`preload`](crate::preload()), which refuses what the loader would not find.
 pub fn prepend(variable: &str, first: &Path) -> std::ffi::OsString {
     let mut value = first.as_os_str().to_owned();
     if let Some(rest) = std::env::var_os(variable).filter(|text| !text.is_empty()) {

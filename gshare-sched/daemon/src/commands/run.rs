@@ -153,7 +153,7 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
             owner.program
         );
     }
-    command.env("LD_PRELOAD", prepend("LD_PRELOAD", hook)).env("GSHARE_SOCKET", socket);
+    command.env("LD_PRELOAD", gshared::preload(hook)?).env("GSHARE_SOCKET", socket);
     // Seeded by the system: nothing else is asked of it than to differ from other runs'.
     let run = std::hash::RandomState::new().build_hasher().finish().max(1);
     command.env("GSHARE_RUN", run.to_string());

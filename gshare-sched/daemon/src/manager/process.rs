@@ -33,7 +33,9 @@ impl HookedProcess {
         // A group of its own, so that what it starts ends with it.
         command.process_group(0);
         if let Some(hook) = hook {
-            command.env("LD_PRELOAD", preload(&hook.preload)).env("GSHARE_SOCKET", &hook.socket);
+            let preloaded = crate::preload(&hook.preload)
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+            command.env("LD_PRELOAD", preloaded).env("GSHARE_SOCKET", &hook.socket);
             command.env("GSHARE_NAME", name).env("GSHARE_RUN", run.to_string());
         }
         let parent = rustix::process::getpid();
@@ -143,14 +145,4 @@ impl std::ops::DerefMut for ModelProcess {
     fn deref_mut(&mut self) -> &mut HookedProcess {
         &mut self.process
     }
-}
-
-/// The hook before whatever is preloaded already.
-fn preload(library: &std::path::Path) -> OsString {
-    let mut value = library.as_os_str().to_owned();
-    if let Some(rest) = std::env::var_os("LD_PRELOAD").filter(|text| !text.is_empty()) {
-        value.push(":");
-        value.push(rest);
-    }
-    value
 }
