@@ -89,6 +89,19 @@ const FRAME: u64 = 2;
 const PROCESS: u64 = 3;
 const TIMER: u64 = 4;
 
+fn data_of(id: ConnId, tag: u64) -> u64 {
+    tag << 56 | u64::from(id.generation & 0xff_ffff) << 32 | u64::from(id.slot)
+}
+
+/// The connection that an event is about, if it is still there. Of its generation the lower bits do: a stale event is not
+/// older than a batch.
+fn conn_of<T>(conns: &Slots<T>, data: u64) -> Option<ConnId> {
+    #[expect(clippy::cast_possible_truncation, reason = "the fields of the integer")]
+    let (slot, bits) = (data as u32, (data >> 32) as u32 & 0xff_ffff);
+    let generation = conns.generation(slot)?;
+    (generation & 0xff_ffff == bits).then_some(ConnId { slot, generation })
+}
+
 /// Builds a [`Daemon`] with a clock or a policy of one's own.
 #[derive(Debug)]
 pub struct DaemonBuilder {
@@ -311,7 +324,7 @@ impl Daemon {
             for event in &events {
                 now = self.clock.now();
                 let (flags, data) = (event.flags, event.data.u64());
-                let id = self.conn_of(data);
+                let id = conn_of(&self.conns, data);
                 match (data >> 56, id) {
                     (LISTENER, _) => self.accept(now),
                     (INBOX, _) => {
@@ -393,15 +406,8 @@ impl Daemon {
         }
     }
 
-    fn conn_of(&self, data: u64) -> Option<ConnId> {
-        #[expect(clippy::cast_possible_truncation, reason = "the fields of the integer")]
-        let (slot, generation) = (data as u32, (data >> 32) as u32 & 0xff_ffff);
-        let id = ConnId { slot, generation };
-        self.conns.get(slot, generation).map(|_| id)
-    }
-
     fn data(id: ConnId, tag: u64) -> epoll::EventData {
-        epoll::EventData::new_u64(tag << 56 | u64::from(id.generation & 0xff_ffff) << 32 | u64::from(id.slot))
+        epoll::EventData::new_u64(data_of(id, tag))
     }
 
     fn accept(&mut self, now: Timestamp) {
@@ -698,4 +704,24 @@ fn bind_admin(path: &Path) -> io::Result<UnixListener> {
 /// Who may talk is decided by the peer's uid, so that who may not gets an answer.
 fn open_to_all(path: &Path) -> io::Result<()> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The generation of a slot has more bits than an event has room for.
+    #[test]
+    fn a_slot_is_heard_however_often_it_was_used() {
+        for generation in [0, 7, 0xff_ffff, 1 << 24, (1 << 24) + 7, u32::MAX] {
+            let mut conns = Slots::used_before(generation);
+            let (slot, generation) = conns.insert(());
+            let id = ConnId { slot, generation };
+            assert_eq!(conn_of(&conns, data_of(id, FRAME)), Some(id));
+            let earlier = ConnId { slot, generation: generation.wrapping_sub(1) };
+            assert_eq!(conn_of(&conns, data_of(earlier, FRAME)), None, "stale");
+            conns.remove(slot, generation);
+            assert_eq!(conn_of(&conns, data_of(id, FRAME)), None, "gone");
+        }
+    }
 }

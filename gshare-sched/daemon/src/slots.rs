@@ -51,6 +51,12 @@ impl<T> Slots<T> {
         if entry.generation == generation { entry.value.as_ref() } else { None }
     }
 
+    /// Of the live entry in a slot.
+    pub(crate) fn generation(&self, slot: u32) -> Option<u32> {
+        let entry = self.slots.get(slot as usize)?;
+        entry.value.is_some().then_some(entry.generation)
+    }
+
     pub(crate) fn get_mut(&mut self, slot: u32, generation: u32) -> Option<&mut T> {
         let entry = self.slots.get_mut(slot as usize)?;
         if entry.generation == generation { entry.value.as_mut() } else { None }
@@ -73,6 +79,13 @@ impl<T> Slots<T> {
 
     pub(crate) fn len(&self) -> usize {
         self.live
+    }
+
+    /// One free slot, used so many times.
+    #[cfg(test)]
+    pub(crate) fn used_before(generation: u32) -> Self {
+        let slot = Slot { generation, value: None };
+        Self { slots: vec![slot], free: [Reverse(0)].into(), live: 0 }
     }
 
     /// Live entries by slot.
