@@ -15,10 +15,12 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long either side waits for the other.
+/// How long who asks waits for the daemon.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the daemon takes for one question, whatever it is kept waiting by: less than others wait for their turn.
+const TURN: Duration = Duration::from_secs(2);
 /// The longest question.
 const MAX_QUERY: u64 = 4096;
 
@@ -79,7 +81,7 @@ pub(crate) fn serve(listener: &UnixListener, handle: &Handle, access: &Access) {
             true => Ok(()),
             false => Err(io::Error::from(io::ErrorKind::PermissionDenied)),
         };
-        let answered = allowed().and_then(|()| answer(stream, handle));
+        let answered = allowed().and_then(|()| answer(&stream, handle));
         match answered {
             Ok(true) => {}
             Ok(false) => return,
@@ -88,12 +90,44 @@ pub(crate) fn serve(listener: &UnixListener, handle: &Handle, access: &Access) {
     }
 }
 
+/// A stream until some time: its own time-outs are for each read and write alone.
+struct Bounded<'a> {
+    stream: &'a UnixStream,
+    until: Instant,
+}
+
+impl Bounded<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        match self.until.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+            left => Ok(Some(left)),
+        }
+    }
+}
+
+impl Read for Bounded<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Bounded<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Answers one question; `false` when the daemon is gone.
-fn answer(mut stream: UnixStream, handle: &Handle) -> io::Result<bool> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+fn answer(stream: &UnixStream, handle: &Handle) -> io::Result<bool> {
+    let mut stream = Bounded { stream, until: Instant::now() + TURN };
     let mut line = String::new();
-    BufReader::new((&stream).take(MAX_QUERY)).read_line(&mut line)?;
+    BufReader::new((&mut stream).take(MAX_QUERY)).read_line(&mut line)?;
     let answer = match serde_json::from_str(&line) {
         Ok(Query::Snapshot) => handle.snapshot().and_then(|snapshot| json(&snapshot)),
         Ok(Query::Metrics) => handle.metrics().and_then(|text| json(&Text { text })),

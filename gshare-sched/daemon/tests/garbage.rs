@@ -136,6 +136,23 @@ fn a_peer_that_reads_late_misses_nothing() {
     }
 }
 
+/// `gshare status` of others must not wait for it.
+#[test]
+fn a_question_that_comes_byte_by_byte_does_not_keep_others_waiting() {
+    use std::io::Write as _;
+    let daemon = Local::start();
+    let path = daemon.dir.path().join("gshare-admin.sock");
+    let mut slow = std::os::unix::net::UnixStream::connect(&path).unwrap();
+    slow.write_all(b" ").unwrap();
+    let slow = std::thread::spawn(move || {
+        while slow.write_all(b" ").is_ok() {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+    });
+    gshared::admin::snapshot(&path).unwrap();
+    slow.join().unwrap();
+}
+
 #[test]
 fn a_peer_that_says_nothing_is_dropped_in_time() {
     use gshare_core::Timestamp;
