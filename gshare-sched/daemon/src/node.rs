@@ -19,6 +19,8 @@
 //! 4. Shrinking comes before growing: at no instant do the clients of an instance have more than its limit.
 //! 5. A message that does not fit the state of its connection ends the connection, and that one only. What can cross
 //!    on the wire (a return after a revoke) is counted and otherwise ignored.
+//! 6. A device that is not served, or on which the spec cannot be met, is refused, and the connection goes on: the process
+//!    may have others. Attaches are answered in their order, so the refusal is of the first that is not answered yet.
 //!
 //! # Invariants
 //! Each client has a session and a place among its instance's; limits of an instance's clients add up to its limit;
@@ -239,8 +241,15 @@ impl Node {
             }
             ToDaemon::Attach { ordinal, device, device_memory, allocated } => {
                 let uuid = DeviceUuid(device);
-                if let Err(refusal) = self.attach(now, conn, ordinal, uuid, device_memory, allocated, out) {
-                    refusal.push(conn, out);
+                match self.attach(now, conn, ordinal, uuid, device_memory, allocated, out) {
+                    Ok(()) => {}
+                    // Of this device only: the process goes on with those that it may have.
+                    Err(refusal)
+                        if matches!(refusal.code, RefusalCode::UnknownDevice | RefusalCode::BadSpec) =>
+                    {
+                        refusal.tell(conn, out);
+                    }
+                    Err(refusal) => refusal.push(conn, out),
                 }
             }
             ToDaemon::Detach { client } => {
@@ -831,11 +840,17 @@ struct Refusal {
 }
 
 impl Refusal {
+    /// Refuses the peer.
     fn push(self, conn: ConnId, out: &mut Vec<Effect>) {
         let reason = DropReason::from(self.code);
+        self.tell(conn, out);
+        out.push(Effect::Drop(conn, reason));
+    }
+
+    /// Refuses what it asked for, and nothing else.
+    fn tell(self, conn: ConnId, out: &mut Vec<Effect>) {
         tracing::info!(code = ?self.code, text = %self.text, "refused");
         out.push(Effect::Send(conn, ToClient::Refused { code: self.code, text: self.text }));
-        out.push(Effect::Drop(conn, reason));
     }
 }
 

@@ -116,11 +116,11 @@ fn what_cannot_be_met_is_refused_with_its_bound() {
     let mut greedy = Client::connect(&daemon.socket());
     greedy.enter(1, "greedy", spec("0.1:0.2", 30, Some(2048)));
     greedy.send(&attach);
-    let (code, text) = refusal(&mut greedy);
-    assert_eq!(
-        (code, text.as_str()),
-        (RefusalCode::BadSpec, "GPU memory 2 GiB is larger than the device's 1 GiB")
-    );
+    let refused = ToClient::Refused {
+        code: RefusalCode::BadSpec,
+        text: "GPU memory 2 GiB is larger than the device's 1 GiB".into(),
+    };
+    assert_eq!(greedy.receive(), Some(refused));
     let (_client, _) = attached(&daemon.socket(), 2, "alice", ResourceSpec::UNLIMITED);
     let mut late = Client::connect(&daemon.socket());
     late.enter(3, "late", ResourceSpec::UNLIMITED);
@@ -130,21 +130,38 @@ fn what_cannot_be_met_is_refused_with_its_bound() {
     assert!(text.contains("max_clients"), "{text}");
 }
 
+/// A program with two GPUs must not lose the one for the other.
 #[test]
-fn a_device_that_is_not_listed_is_refused_where_some_are() {
+fn a_device_that_cannot_be_had_is_refused_and_the_others_stay() {
     let daemon = Local::with(|config| {
-        let uuid = gshared::DeviceUuid(*b"another device!!");
-        config.devices.push(gshared::config::DeviceConfig { uuid, memory: None });
+        for uuid in [DEVICE, *b"a smaller device"] {
+            let uuid = gshared::DeviceUuid(uuid);
+            config.devices.push(gshared::config::DeviceConfig { uuid, memory: None });
+        }
     });
     let mut client = Client::connect(&daemon.socket());
-    client.enter(1, "alice", ResourceSpec::UNLIMITED);
-    client.send(&ToDaemon::Attach {
-        ordinal: 0,
-        device: DEVICE,
-        device_memory: DEVICE_MEMORY,
-        allocated: Bytes::ZERO,
-    });
-    assert_eq!(refusal(&mut client).0, RefusalCode::UnknownDevice);
+    client.enter(1, "alice", spec("0.5", 100, Some(512)));
+    let (id, _) = client.attach(Bytes::ZERO);
+    client.send(&ToDaemon::TokenRequest { client: id });
+    let (lease, _) = client.granted();
+    let devices = [
+        (*b"a smaller device", Bytes::from_mib(256), RefusalCode::BadSpec),
+        (*b"another device!!", DEVICE_MEMORY, RefusalCode::UnknownDevice),
+    ];
+    for (device, device_memory, expected) in devices {
+        client.send(&ToDaemon::Attach { ordinal: 1, device, device_memory, allocated: Bytes::ZERO });
+        match client.receive() {
+            Some(ToClient::Refused { code, .. }) if code == expected => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    let snapshot = daemon.snapshot();
+    assert_eq!((snapshot.connections, snapshot.clients.len()), (1, 1));
+    assert_eq!(snapshot.drops.values().sum::<u64>(), 0, "{:?}", snapshot.drops);
+    assert!(snapshot.clients[0].holds_token);
+    let used = Duration::from_micros(10);
+    client.send(&ToDaemon::TokenReturn { client: id, lease, used, again: 1 });
+    client.granted();
 }
 
 #[test]
