@@ -34,6 +34,42 @@ fn signals_are_forwarded_to_the_program() {
     assert_eq!(child.wait().unwrap().code(), Some(42));
 }
 
+/// Under `nohup`, and as a job in the background of a script.
+#[test]
+fn signals_that_are_ignored_stay_so_in_the_program() {
+    let daemon = Local::start();
+    let mut command = Command::new("sh");
+    let inner = hooked::run(daemon.dir.path(), &daemon.socket(), &[]);
+    command.args(["-c", "trap '' HUP INT QUIT; exec \"$0\" \"$@\""]);
+    command.arg(inner.get_program()).args(inner.get_args()).args(["grep", "SigIgn", "/proc/self/status"]);
+    for (key, value) in inner.get_envs() {
+        match value {
+            Some(value) => command.env(key, value),
+            None => command.env_remove(key),
+        };
+    }
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mask = u64::from_str_radix(text.trim().trim_start_matches("SigIgn:").trim(), 16).unwrap();
+    assert_eq!(mask & 0x4007, 7, "the last is SIGTERM: {text}");
+}
+
+/// A program may import for longer than a private daemon waits for a client.
+#[test]
+fn a_private_daemon_stays_as_long_as_the_program_it_was_started_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = hooked::run_private(dir.path(), &[]);
+    command.env("XDG_RUNTIME_DIR", dir.path()).env("GSHARE_IDLE_EXIT", "200ms");
+    command.args(["sh", "-c", "sleep 1.5; \"$0\" status --json", env!("CARGO_BIN_EXE_gshare")]);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&status["connections"], &status["processes"]), (&1.into(), &1.into()));
+    let socket = dir.path().join("gshare/gshare-sim.sock");
+    assert_eq!(status["socket"], socket.to_str().unwrap());
+    within(|| (!socket.exists()).then_some(()));
+}
+
 #[test]
 fn a_program_under_run_is_a_client_with_the_share_it_was_given() {
     let daemon = Local::start();

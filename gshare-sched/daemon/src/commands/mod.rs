@@ -103,8 +103,9 @@ impl Where {
     fn socket(&self) -> PathBuf {
         self.named().unwrap_or_else(|| {
             let node = PathBuf::from(gshared::config::DEFAULT_SOCKET);
-            let all = [node.clone(), private::socket(false), private::socket(true)];
-            all.into_iter().find(|socket| private::listens(socket)).unwrap_or(node)
+            let of_the_node = Some(node.clone()).filter(|node| private::listens(node));
+            let private = || private::found(false).or_else(|| private::found(true));
+            of_the_node.or_else(private).unwrap_or(node)
         })
     }
 

@@ -1,17 +1,26 @@
 //! Daemons that `gshare run` starts where none listens: one per user for real devices, one for simulated ones.
 //!
 //! Such a daemon is a detached `gshare daemon` at a socket of the user's; several `gshare run` meet there. It ends by
-//! itself when nobody has been connected for a while.
+//! itself when nobody has been connected for a while. A program may take longer than that to make its first context, so
+//! whoever starts one keeps a connection of his own until it has ended.
 
 use anyhow::Context as _;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use std::os::unix::fs::DirBuilderExt as _;
+use gshare_core::ResourceSpec;
+use gshare_core::wire::{MAX_FRAME, OnDaemonLoss, ToClient, ToDaemon};
+use rustix::fd::OwnedFd;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,
+    socket_with,
+};
+use std::fs::Metadata;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a private daemon outlives its last client.
+/// How long a private daemon outlives its last client, unless `GSHARE_IDLE_EXIT` says otherwise.
 const IDLE_EXIT: &str = "30s";
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -19,8 +28,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 fn runtime_dir() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|text| !text.is_empty()) {
         Some(dir) => PathBuf::from(dir).join("gshare"),
-        None => std::env::temp_dir().join(format!("gshare-{}", rustix::process::geteuid().as_raw())),
+        None => std::env::temp_dir().join(format!("gshare-{}", own_uid())),
     }
+}
+
+fn own_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
 }
 
 /// Socket of the private daemon.
@@ -28,28 +41,81 @@ pub(crate) fn socket(simulated: bool) -> PathBuf {
     runtime_dir().join(if simulated { "gshare-sim.sock" } else { "gshare.sock" })
 }
 
-/// Whether somebody listens at a socket.
-pub(crate) fn listens(path: &Path) -> bool {
-    let Ok(address) = SocketAddrUnix::new(path) else { return false };
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-    socket.is_ok_and(|socket| connect(&socket, &address).is_ok())
+/// The socket of the private daemon, if one listens there that is this user's.
+pub(crate) fn found(simulated: bool) -> Option<PathBuf> {
+    let dir = runtime_dir();
+    let own = dir.symlink_metadata().is_ok_and(|dir| check_own(&dir, own_uid()).is_ok());
+    Some(socket(simulated)).filter(|socket| own && listens(socket))
 }
 
-/// Makes sure that a daemon listens at `path`: starts a private one if none does. Says whether it did.
-pub(crate) fn ensure(path: &Path) -> anyhow::Result<bool> {
-    if listens(path) {
-        return Ok(false);
-    }
+/// Whether somebody listens at a socket.
+pub(crate) fn listens(path: &Path) -> bool {
+    connected(path).is_some()
+}
+
+fn connected(path: &Path) -> Option<OwnedFd> {
+    let address = SocketAddrUnix::new(path).ok()?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).ok()?;
+    connect(&socket, &address).ok().map(|()| socket)
+}
+
+/// A daemon that listens, and does not end for want of clients as long as this lives, if it is a private one.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// Whether it was started for this.
+    pub(crate) started: bool,
+    _connection: Option<OwnedFd>,
+}
+
+/// Lets itself be counted as a process of a daemon; `None` if that is not to be.
+fn hold(path: &Path) -> Option<OwnedFd> {
+    let socket = connected(path)?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE)).ok()?;
+    let hello = ToDaemon::Hello {
+        pid_start: 0,
+        // Under a name of its own, which is that of the program and its pid.
+        run: 0,
+        name: String::new(),
+        program: "gshare run".into(),
+        spec: ResourceSpec::UNLIMITED,
+        on_loss: OnDaemonLoss::Open,
+    };
+    let mut frame = Vec::new();
+    hello.encode(0, &mut frame);
+    send(&socket, &frame, SendFlags::NOSIGNAL).ok()?;
+    let mut answer = [0; MAX_FRAME];
+    let (length, _) =
+        rustix::io::retry_on_intr(|| recv(&socket, &mut answer[..], RecvFlags::empty())).ok()?;
+    let answer = ToClient::decode(&answer[..length]).ok()?;
+    matches!(answer, (_, ToClient::Welcome { .. })).then_some(socket)
+}
+
+/// Makes sure that a daemon listens at `path`: starts a private one if none does.
+pub(crate) fn ensure(path: &Path) -> anyhow::Result<Held> {
     let dir = path.parent().context("a socket needs a directory")?;
+    let private = dir == runtime_dir();
+    if private {
+        // Before anybody there is believed: in a common /tmp somebody else may have made it first, to be the daemon of this
+        // user's processes.
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        check_own(&dir.symlink_metadata()?, own_uid()).with_context(|| dir.display().to_string())?;
+        if let Some(connection) = hold(path) {
+            return Ok(Held { started: false, _connection: Some(connection) });
+        }
+    }
+    if listens(path) {
+        return Ok(Held { started: false, _connection: None });
+    }
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    let owner = std::os::unix::fs::MetadataExt::uid(&dir.metadata()?);
-    let own = rustix::process::geteuid().as_raw();
-    // In a common /tmp somebody else may have made it first, to be the daemon of this user's processes.
-    anyhow::ensure!(owner == own || owner == 0, "{} belongs to user {owner}", dir.display());
+    let owner = dir.metadata()?.uid();
+    anyhow::ensure!(owner == own_uid() || owner == 0, "{} belongs to user {owner}", dir.display());
     let log = path.with_extension("log");
     let errors = std::fs::OpenOptions::new().create(true).append(true).open(&log)?;
+    let idle_exit = std::env::var_os("GSHARE_IDLE_EXIT").filter(|text| !text.is_empty());
     Command::new(std::env::current_exe()?)
-        .args(["daemon", "--no-config", "--idle-exit", IDLE_EXIT, "--socket"])
+        .args(["daemon", "--no-config", "--idle-exit"])
+        .arg(idle_exit.unwrap_or_else(|| IDLE_EXIT.into()))
+        .arg("--socket")
         .arg(path)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -59,9 +125,53 @@ pub(crate) fn ensure(path: &Path) -> anyhow::Result<bool> {
         .env_remove("LD_PRELOAD")
         .spawn()?;
     let start = Instant::now();
-    while !listens(path) {
+    loop {
+        if let Some(connection) = hold(path) {
+            return Ok(Held { started: true, _connection: Some(connection) });
+        }
         anyhow::ensure!(start.elapsed() < PATIENCE, "a daemon does not start: see {}", log.display());
         std::thread::sleep(Duration::from_millis(5));
     }
-    Ok(true)
+}
+
+/// Whether a directory is this user's (or root's), and nobody else can put a socket there.
+fn check_own(dir: &Metadata, own: u32) -> anyhow::Result<()> {
+    anyhow::ensure!(dir.is_dir(), "not a directory");
+    anyhow::ensure!(dir.uid() == own || dir.uid() == 0, "belongs to user {}", dir.uid());
+    let mode = dir.mode() & 0o777;
+    anyhow::ensure!(mode & 0o022 == 0, "others may write to it (mode {mode:o}; chmod go-w)");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn a_directory_that_others_may_have_a_daemon_in_is_not_trusted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (own, link) = (dir.path().join("own"), dir.path().join("link"));
+        std::fs::create_dir(&own).unwrap();
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        let check = |path: &Path, uid| {
+            let checked = check_own(&path.symlink_metadata().unwrap(), uid);
+            checked.err().map(|error| error.to_string())
+        };
+        let mut uid = own_uid();
+        std::fs::set_permissions(&own, Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(check(&own, uid), None);
+        assert!(check(&link, uid).unwrap().contains("not a directory"));
+        if uid == 0 {
+            // What is root's is trusted.
+            uid = 65_534;
+            std::os::unix::fs::chown(&own, Some(uid), None).unwrap();
+        }
+        assert!(check(&own, uid + 1).unwrap().contains(&format!("belongs to user {uid}")));
+        for mode in [0o775, 0o757] {
+            std::fs::set_permissions(&own, Permissions::from_mode(mode)).unwrap();
+            assert!(check(&own, uid).unwrap().contains(&format!("{mode:o}")));
+        }
+    }
 }

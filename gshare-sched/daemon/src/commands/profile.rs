@@ -371,7 +371,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
         Some(_) => eprintln!("gshare: simulated device"),
     }
     let socket = options.place.named().unwrap_or_else(|| private::socket(options.sim.is_some()));
-    private::ensure(&socket)?;
+    let held = private::ensure(&socket)?;
     // A partition that nobody enforces would be measured as if it were the whole.
     let partitioned = options.sim.is_some() || gshared::mps::Mps::find().is_some_and(|mps| mps.is_running());
     let (sim, command, place) = (options.sim.clone(), options.command.clone(), options.place.clone());
@@ -379,6 +379,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
     // The directory of the simulated driver must outlive the program that uses it: until the next one starts.
     let mut kept: Option<SimulatorDir> = None;
     let make = move |at: Setting| {
+        let _until_the_last_trial = &held;
         number += 1;
         if at.sm != SmShare::WHOLE && !partitioned {
             return Err(format!("{} of the SMs needs MPS, and it does not run (gshare doctor)", at.sm));

@@ -103,12 +103,17 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     if options.sim.is_some() {
         eprintln!("gshare: simulated device");
     }
-    let socket = socket(&options.place, options.sim.is_some())?;
+    // Kept until the program has ended.
+    let (socket, _held) = socket(&options.place, options.sim.is_some())?;
     let prepared = prepare(options, &hook, &socket)?;
     let program = options.command[0].to_string_lossy().into_owned();
     let Prepared { mut command, simulator } = prepared;
     // Before the child is there: a signal that comes between must not be lost.
-    let signals = SignalsInfo::<WithOrigin>::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2])?;
+    let forwarded = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+    // What is ignored (`nohup`, a job in the background) stays so in the program: a handler would not be inherited.
+    let ignored = ignored();
+    let forwarded = forwarded.into_iter().filter(|signal| ignored & 1 << (signal - 1) == 0);
+    let signals = SignalsInfo::<WithOrigin>::new(forwarded)?;
     let child = command.spawn().with_context(|| program)?;
     let status = wait(child, signals)?;
     drop(simulator);
@@ -116,8 +121,15 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
 }
 
-/// The socket that was named, the node's, or a private one; a daemon listens there then.
-pub(super) fn socket(place: &Where, simulated: bool) -> anyhow::Result<PathBuf> {
+/// The signals that this process ignores, the first in the lowest bit.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// The socket that was named, the node's, or a private one; a daemon listens there as long as the second lives.
+pub(super) fn socket(place: &Where, simulated: bool) -> anyhow::Result<(PathBuf, private::Held)> {
     let node = PathBuf::from(gshared::config::DEFAULT_SOCKET);
     let socket = match place.named() {
         Some(socket) => socket,
@@ -125,10 +137,11 @@ pub(super) fn socket(place: &Where, simulated: bool) -> anyhow::Result<PathBuf> 
         None if !simulated && private::listens(&node) => node,
         None => private::socket(simulated),
     };
-    if private::ensure(&socket)? {
+    let held = private::ensure(&socket)?;
+    if held.started {
         eprintln!("gshare: started a private daemon at {}", socket.display());
     }
-    Ok(socket)
+    Ok((socket, held))
 }
 
 /// A program about to be started.

@@ -39,11 +39,15 @@ pub fn libraries() -> &'static Path {
 
 /// `gshare run --sim` on a device of the test's own.
 pub fn run(dir: &Path, socket: &Path, options: &[&str]) -> Command {
+    run_private(dir, &[&["--socket", socket.to_str().unwrap()], options].concat())
+}
+
+/// The same under the private daemon.
+pub fn run_private(dir: &Path, options: &[&str]) -> Command {
     libraries();
     let mut command = Command::new(env!("CARGO_BIN_EXE_gshare"));
     command
-        .args(["run", "--sim=tiny", "--socket"])
-        .arg(socket)
+        .args(["run", "--sim=tiny"])
         .args(options)
         .arg("--")
         .env("GSHARE_SIM_DEVICE", dir.join("device"))
