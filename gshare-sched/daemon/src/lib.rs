@@ -49,6 +49,7 @@ pub mod admin;
 pub mod clock;
 pub mod config;
 mod cpu_latency;
+mod debts;
 pub mod ffs;
 pub mod journal;
 #[cfg(feature = "libraries")]

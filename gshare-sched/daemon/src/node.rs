@@ -19,7 +19,8 @@
 //! 4. Shrinking comes before growing: at no instant do the clients of an instance have more than its limit.
 //! 5. A message that does not fit the state of its connection ends the connection, and that one only. What can cross
 //!    on the wire (a return after a revoke) is counted and otherwise ignored.
-//! 6. A device that is not served, or on which the spec cannot be met, is refused, and the connection goes on: the process
+//! 6. What a client had beyond its limit when it left is paid back before the next of its name gets a token ([`Debts`]).
+//! 7. A device that is not served, or on which the spec cannot be met, is refused, and the connection goes on: the process
 //!    may have others. Attaches are answered in their order, so the refusal is of the first that is not answered yet.
 //!
 //! # Invariants
@@ -30,6 +31,7 @@
 //! A token message costs one table look-up and the engine. Joining and leaving cost O(clients of the instance).
 
 use crate::config::{Config, ConfigError, DeviceUuid};
+use crate::debts::{Debts, scaled};
 use crate::journal::{Journal, Note};
 use crate::memory::{ClientAccount, Ledger};
 use crate::metrics::{DropReason, Metrics};
@@ -38,13 +40,13 @@ use crate::scaling::{Resize, Scaling};
 use crate::slots::Slots;
 use crate::snapshot::{ClientSnapshot, DeviceSnapshot};
 use gshare_core::scale::{ScaleState, ServiceClass};
-use gshare_core::token::TokenScheduler;
+use gshare_core::token::{ThrottleReason, TokenScheduler};
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
     Bytes, ClientId, Duration, GpuId, Quota, QuotaRange, ResourceSpec, Share, Timestamp, TokenAction,
     TokenError, TokenEvent,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Name of a connection.
@@ -96,6 +98,14 @@ struct Client {
     waited: Duration,
     /// GPU time used at two earlier times, a second or more apart, to tell the share of late.
     samples: [(Timestamp, Duration); 2],
+    /// Since when it has its limit and might have had tokens, and GPU time used before.
+    since: (Timestamp, Duration),
+    /// The largest limit that it had in the window before the first.
+    largest: (Timestamp, Quota),
+    /// When the debts of its name are paid back: no token before.
+    resumes: Timestamp,
+    /// Since when it waits for that.
+    waits: Option<Timestamp>,
 }
 
 #[derive(Debug)]
@@ -122,6 +132,11 @@ pub(crate) struct Node {
     devices: Vec<Option<Device>>,
     ledger: Ledger,
     scaling: Scaling,
+    debts: Debts,
+    /// The most overuse that is kept of one client.
+    max_debt: Duration,
+    /// Clients that wait until the debts of their name are paid back.
+    waiting: BTreeSet<(Timestamp, ClientId)>,
     resizes: Vec<Resize>,
     actions: Vec<TokenAction>,
     now: Timestamp,
@@ -157,6 +172,9 @@ impl Node {
             devices: Vec::new(),
             ledger: Ledger::default(),
             scaling,
+            debts: Debts::default(),
+            max_debt: config.tokens.engine(config.max_clients).max_debt,
+            waiting: BTreeSet::new(),
             resizes: Vec::new(),
             actions: Vec::new(),
             now: Timestamp::ZERO,
@@ -175,7 +193,8 @@ impl Node {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
-        [self.engine.next_deadline(), self.scaling.next_deadline()].into_iter().flatten().min()
+        let resumes = self.waiting.first().map(|(resumes, _)| *resumes);
+        [self.engine.next_deadline(), self.scaling.next_deadline(), resumes].into_iter().flatten().min()
     }
 
     /// Takes a message of a peer.
@@ -190,7 +209,7 @@ impl Node {
         match message {
             ToDaemon::TokenRequest { client } => {
                 if self.owns(conn, client, out) {
-                    self.token(now, TokenEvent::TokenRequested { client }, out);
+                    self.ask(now, client, out);
                 }
             }
             ToDaemon::TokenReturn { client, lease, used, again } => {
@@ -199,7 +218,7 @@ impl Node {
                     let returned = TokenEvent::TokenReturned { client, lease, used, again };
                     if !self.token(now, returned, out) && again {
                         // It crossed a revoke on the wire; the wish stands.
-                        self.token(now, TokenEvent::TokenRequested { client }, out);
+                        self.ask(now, client, out);
                     }
                     self.sample(now, client);
                 }
@@ -299,7 +318,30 @@ impl Node {
         if self.engine.next_deadline().is_some_and(|due| due <= now) {
             self.token(now, TokenEvent::DeadlineReached, out);
         }
+        while let Some(&(_, client)) = self.waiting.first().filter(|(resumes, _)| *resumes <= now) {
+            self.waiting.pop_first();
+            if let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) {
+                entry.waits = None;
+            }
+            self.token(now, TokenEvent::TokenRequested { client }, out);
+        }
         self.scale(now, out);
+    }
+
+    /// A client wants a token: the engine hears of it, once the debts of its name are paid back.
+    fn ask(&mut self, now: Timestamp, client: ClientId, out: &mut Vec<Effect>) {
+        let entry = self.clients.get_mut(client.slot(), client.generation());
+        let Some(entry) = entry.filter(|entry| now < entry.resumes) else {
+            self.token(now, TokenEvent::TokenRequested { client }, out);
+            return;
+        };
+        if entry.waits.is_none() {
+            entry.waits = Some(now);
+            self.waiting.insert((entry.resumes, client));
+            self.metrics.throttles.inc();
+            let (until, reason) = (entry.resumes, ThrottleReason::LimitReached);
+            out.push(Effect::Send(entry.conn, ToClient::Throttle { client, until, reason }));
+        }
     }
 
     /// A period of the co-scaler may have ended: puts its shares in force. Hooks are not told: a share of theirs is what
@@ -406,7 +448,7 @@ impl Node {
                 total_used_ns: status.total_used,
                 window_used_ns: status.window_used,
                 holds_token: status.holds.is_some(),
-                waiting_ns: status.waiting_since.map(|since| now.saturating_since(since)),
+                waiting_ns: status.waiting_since.or(client.waits).map(|since| now.saturating_since(since)),
                 waited_ns: client.waited,
                 launches: client.launches,
                 memory_bytes: client.account.held(),
@@ -443,6 +485,15 @@ impl Node {
         self.journal.event(now, &event);
         self.actions.clear();
         self.metrics.events.inc();
+        let limit_of = |engine: &dyn TokenScheduler, client| {
+            engine.client(client).map(|status| status.share.quota.limit())
+        };
+        let changes = match event {
+            TokenEvent::ShareChanged { client, .. } => {
+                limit_of(&*self.engine, client).map(|old| (client, old))
+            }
+            _ => None,
+        };
         if let Err(error) = self.engine.handle(now, event, &mut self.actions) {
             // Nothing changed. A return or report that crossed a revoke on the wire ends here.
             self.metrics.refused_event(token_error_label(&error));
@@ -450,6 +501,9 @@ impl Node {
             return false;
         }
         self.journal.actions(now, &self.actions);
+        if let Some((client, old)) = changes {
+            self.limit_changed(now, client, old);
+        }
         for action in &self.actions {
             let (client, frame) = match *action {
                 TokenAction::Grant { client, lease, budget, expires } => {
@@ -471,6 +525,45 @@ impl Node {
             }
         }
         true
+    }
+
+    /// From now on a client is measured by another limit than `old`, and pays back at its rate.
+    fn limit_changed(&mut self, now: Timestamp, id: ClientId, old: Quota) {
+        let Some(status) = self.engine.client(id) else { return };
+        let Some(client) = self.clients.get_mut(id.slot(), id.generation()) else { return };
+        let limit = status.share.quota.limit();
+        let before = if now < client.largest.0 { client.largest.1 } else { old };
+        client.largest = (now.saturating_add(self.engine.window()), before.max(old).max(limit));
+        client.since = (now, status.total_used);
+        if now < client.resumes {
+            let waits = self.waiting.remove(&(client.resumes, id));
+            client.resumes = now.saturating_add(scaled(client.resumes.saturating_since(now), old, limit));
+            client.since.0 = client.resumes;
+            if waits {
+                self.waiting.insert((client.resumes, id));
+            }
+        }
+    }
+
+    /// What a client that is about to leave had beyond its limit, and the limit: what the engine carries; or, since it
+    /// leaves nothing behind for windows to come, what it had faster than at the limit's rate.
+    fn overuse(&mut self, now: Timestamp, id: ClientId, out: &mut Vec<Effect>) -> Option<(Duration, Quota)> {
+        let client = self.clients.get(id.slot(), id.generation())?;
+        let (since, before) = client.since;
+        let status = self.engine.client(id)?;
+        let limit = status.share.quota.limit();
+        if limit.is_zero() || limit == Quota::WHOLE {
+            return None;
+        }
+        let most = if now < client.largest.0 { client.largest.1 } else { limit }.of(self.engine.window());
+        if status.window_used > most {
+            // The windows that have passed meanwhile paid back some.
+            self.token(now, TokenEvent::DeadlineReached, out);
+        }
+        let status = self.engine.client(id)?;
+        let fair = before.saturating_add(limit.of(now.saturating_since(since)));
+        let owed = status.window_used.saturating_sub(most).max(status.total_used.saturating_sub(fair));
+        (!owed.is_zero()).then_some((owed, limit))
     }
 
     fn sample(&mut self, now: Timestamp, id: ClientId) {
@@ -626,7 +719,7 @@ impl Node {
         let Some(instance) = self.instances.get(&instance_id) else {
             return refuse(RefusalCode::Protocol, "no such instance".into());
         };
-        let spec = instance.spec;
+        let (spec, name) = (instance.spec, instance.name.clone());
         let known = self.device(gpu).map_or(Bytes::ZERO, |device| device.memory);
         let device_memory = if known == Bytes::ZERO { memory } else { known };
         if device_memory > Bytes::ZERO
@@ -655,6 +748,7 @@ impl Node {
         self.ledger.set_tenant((gpu, instance_id), spec.memory());
         let account = self.ledger.open((gpu, instance_id), allocated);
         let samples = [(now, Duration::ZERO); 2];
+        let resumes = now.saturating_add(self.debts.wait(now, &(name, uuid), quota.limit()));
         self.clients.insert(Client {
             conn,
             gpu,
@@ -664,6 +758,10 @@ impl Node {
             launches: 0,
             waited: Duration::ZERO,
             samples,
+            since: (resumes, Duration::ZERO),
+            largest: (now, quota.limit()),
+            resumes,
+            waits: None,
         });
         if let Some(session) = self.sessions.get_mut(&conn) {
             session.clients.push(client);
@@ -688,7 +786,16 @@ impl Node {
     }
 
     fn leave(&mut self, now: Timestamp, id: ClientId, out: &mut Vec<Effect>) {
+        let overuse = self.overuse(now, id, out);
         let Some(client) = self.clients.remove(id.slot(), id.generation()) else { return };
+        self.waiting.remove(&(client.resumes, id));
+        if let Some((owed, limit)) = overuse
+            && let (Some(instance), Some(device)) =
+                (self.instances.get(&client.instance), self.device(client.gpu))
+        {
+            let most = (self.max_debt, self.config.max_clients as usize);
+            self.debts.add(now, (instance.name.clone(), device.uuid), owed, limit, most);
+        }
         self.token(now, TokenEvent::ClientLeft { client: id }, out);
         self.scaling.leave(now, id);
         self.ledger.close(client.account);

@@ -111,6 +111,59 @@ fn a_daemon_that_is_told_to_ends_some_time_after_its_last_client() {
     assert!(!path.exists());
 }
 
+/// Else a tenant that starts a process per job is never held to its limit.
+#[test]
+fn what_a_process_overused_is_paid_back_by_the_next_of_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gshare.sock");
+    let clock = Arc::new(ManualClock::new(Timestamp::from_millis(1_000)));
+    let builder = Daemon::builder(Config::at(&path)).clock(Arc::clone(&clock) as _);
+    let daemon = builder.build().unwrap().spawn().unwrap();
+    let handle = daemon.handle();
+    let pass = |ms: u64| {
+        clock.set(Timestamp::from_millis(ms));
+        handle.wake();
+        handle.snapshot().unwrap().clients
+    };
+    let gone = || within(|| handle.snapshot().unwrap().clients.is_empty().then_some(()));
+    let tenth = common::spec("0.1", 100, None);
+    let (mut job, id) = attached(&path, 1, "alice", tenth);
+    job.send(&ToDaemon::TokenRequest { client: id });
+    let (lease, _) = job.granted();
+    let used = Duration::from_millis(60);
+    job.send(&ToDaemon::TokenReturn { client: id, lease, used, again: 0 });
+    drop(job);
+    gone();
+    let (mut other, other_id) = attached(&path, 2, "bob", tenth);
+    other.send(&ToDaemon::TokenRequest { client: other_id });
+    other.granted();
+    drop(other);
+    gone();
+    let waits = |run: u64| {
+        let (mut next, id) = attached(&path, run, "alice", tenth);
+        next.send(&ToDaemon::TokenRequest { client: id });
+        let until = next.until(|message| match message {
+            ToClient::Throttle { until, .. } => Some(*until),
+            _ => None,
+        });
+        assert_eq!(until, Timestamp::from_millis(1_600), "60 ms at a tenth");
+        next
+    };
+    drop(waits(3));
+    gone();
+    assert!(pass(1_300).is_empty());
+    let mut next = waits(4);
+    let clients = pass(1_599);
+    assert_eq!((clients[0].holds_token, clients[0].waiting_ns), (false, Some(Duration::from_millis(299))));
+    pass(1_600);
+    next.granted();
+    drop(next);
+    gone();
+    let (mut last, id) = attached(&path, 5, "alice", tenth);
+    last.send(&ToDaemon::TokenRequest { client: id });
+    last.granted();
+}
+
 /// Grants a second to whoever asks; keeps no books.
 #[derive(Debug, Default)]
 struct Generous {

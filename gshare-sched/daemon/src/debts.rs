@@ -1,0 +1,128 @@
+//! What clients that have left still owe.
+//!
+//! # Problem
+//! The token engine carries the overuse of a client as long as the client is there. A tenant that starts a process per
+//! job leaves with each of them, and would never be held to its limit.
+//!
+//! # Algorithm
+//! What a client had beyond its limit when it left is kept under the name of its instance and the device, and is paid
+//! back at the rate of the limit. Whoever joins under that name gets no token until nothing is left. Example: limit
+//! 10 %, one kernel of 5 s, then the end: the next process of that name waits for what is left of 50 s.
+//!
+//! Processes of the instance that are there already do not wait: they have accounts of their own.
+//!
+//! # Cost
+//! One entry per name and device in debt, at most as many as the daemon has clients; the smallest goes first.
+
+use crate::config::DeviceUuid;
+use gshare_core::{Duration, Quota, Timestamp};
+use std::collections::BTreeMap;
+
+#[derive(Debug, Clone, Copy)]
+struct Debt {
+    owed: Duration,
+    since: Timestamp,
+    /// Pays it back.
+    limit: Quota,
+}
+
+impl Debt {
+    fn left(&self, now: Timestamp) -> Duration {
+        self.owed.saturating_sub(self.limit.of(now.saturating_since(self.since)))
+    }
+}
+
+/// Debts by name and device. See the [module](self).
+#[derive(Debug, Default)]
+pub(crate) struct Debts(BTreeMap<(String, DeviceUuid), Debt>);
+
+impl Debts {
+    /// A client has left that had so much beyond its limit. `most`: what is kept of one name, and of how many.
+    pub(crate) fn add(
+        &mut self,
+        now: Timestamp,
+        key: (String, DeviceUuid),
+        owed: Duration,
+        limit: Quota,
+        most: (Duration, usize),
+    ) {
+        let before = self.0.get(&key).map_or(Duration::ZERO, |debt| debt.left(now));
+        let debt = Debt { owed: before.saturating_add(owed).min(most.0), since: now, limit };
+        self.0.insert(key, debt);
+        if self.0.len() > most.1 {
+            self.0.retain(|_, debt| !debt.left(now).is_zero());
+        }
+        if self.0.len() > most.1
+            && let Some((_, least)) = self.0.iter().map(|(key, debt)| (debt.left(now), key)).min()
+        {
+            let least = least.clone();
+            self.0.remove(&least);
+        }
+    }
+
+    /// How long one that joins with this limit has to wait.
+    pub(crate) fn wait(&mut self, now: Timestamp, key: &(String, DeviceUuid), limit: Quota) -> Duration {
+        let left = self.0.get(key).map_or(Duration::ZERO, |debt| debt.left(now));
+        if left.is_zero() || limit.is_zero() {
+            self.0.remove(key);
+            return Duration::ZERO;
+        }
+        self.0.insert(key.clone(), Debt { owed: left, since: now, limit });
+        scaled(left, Quota::WHOLE, limit)
+    }
+}
+
+/// `time * by / of`, rounded up: what takes so long at the rate `by` takes at the rate `of`.
+pub(crate) fn scaled(time: Duration, by: Quota, of: Quota) -> Duration {
+    let product = u128::from(time.as_nanos()) * u128::from(by.get());
+    let nanos = product.div_ceil(u128::from(of.get().max(1)));
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: (Duration, usize) = (Duration::from_secs(10), 3);
+
+    fn key(name: &str) -> (String, DeviceUuid) {
+        (name.to_owned(), DeviceUuid([0; 16]))
+    }
+
+    fn at(ms: u64) -> Timestamp {
+        Timestamp::from_millis(ms)
+    }
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn percent(limit: u16) -> Quota {
+        Quota::from_percent(limit).unwrap()
+    }
+
+    #[test]
+    fn a_debt_is_paid_back_at_the_rate_of_the_limit() {
+        let mut debts = Debts::default();
+        debts.add(at(0), key("a"), ms(500), percent(10), MOST);
+        assert_eq!(debts.wait(at(0), &key("b"), percent(10)), Duration::ZERO, "another one's");
+        assert_eq!(debts.wait(at(1_000), &key("a"), percent(10)), ms(4_000));
+        assert_eq!(debts.wait(at(2_000), &key("a"), percent(50)), ms(600), "300 ms at half the time");
+        debts.add(at(2_100), key("a"), ms(50), percent(50), MOST);
+        assert_eq!(debts.wait(at(2_100), &key("a"), percent(50)), ms(600), "one on top of the other");
+        assert_eq!(debts.wait(at(2_700), &key("a"), percent(50)), Duration::ZERO);
+        debts.add(at(3_000), key("a"), ms(60_000), percent(10), MOST);
+        assert_eq!(debts.wait(at(3_000), &key("a"), percent(10)), ms(100_000), "at most 10 s are kept");
+    }
+
+    #[test]
+    fn no_more_debts_are_kept_than_there_may_be() {
+        let mut debts = Debts::default();
+        for (name, owed) in [("a", 10), ("b", 30), ("c", 20), ("d", 40), ("e", 50)] {
+            debts.add(at(0), key(name), ms(owed), percent(10), MOST);
+        }
+        assert_eq!(debts.0.keys().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["b", "d", "e"]);
+        debts.add(at(450), key("f"), ms(1), percent(10), MOST);
+        assert_eq!(debts.0.keys().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["e", "f"]);
+    }
+}
