@@ -3,7 +3,9 @@
 //! Kernels of several processes run side by side only under MPS; without it the driver gives them time slices, and an
 //! SM partition has no effect. Its control program, `nvidia-cuda-mps-control`, reads commands from its standard input.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -16,16 +18,26 @@ pub struct Mps {
 
 /// Where MPS puts its pipes unless `CUDA_MPS_PIPE_DIRECTORY` says otherwise.
 const DEFAULT_PIPE_DIR: &str = "/tmp/nvidia-mps";
+/// Where `gshared.service` has it put them: the service's /tmp is its own.
+const SERVICE_PIPE_DIR: &str = "/run/gshare/mps";
+
+/// The directory that is named; else the first in which a control daemon has its pipe; else MPS's own default.
+fn pipe_dir(named: Option<OsString>, places: &[&str]) -> PathBuf {
+    let named = named.filter(|text| !text.is_empty()).map(PathBuf::from);
+    let used = || places.iter().map(PathBuf::from).find(|dir| dir.join("control").exists());
+    named.or_else(used).unwrap_or_else(|| DEFAULT_PIPE_DIR.into())
+}
 
 impl Mps {
-    /// Looks for the control program on `PATH`.
+    /// Looks for the control program on `PATH`, and for its pipes: in `CUDA_MPS_PIPE_DIRECTORY`, where the service has
+    /// them, and where they are by default.
     pub fn find() -> Option<Self> {
         let path = std::env::var_os("PATH")?;
         let program = std::env::split_paths(&path)
             .map(|dir| dir.join("nvidia-cuda-mps-control"))
             .find(|file| file.is_file())?;
-        let pipe_dir = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY")
-            .map_or_else(|| DEFAULT_PIPE_DIR.into(), PathBuf::from);
+        let named = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY");
+        let pipe_dir = pipe_dir(named, &[SERVICE_PIPE_DIR, DEFAULT_PIPE_DIR]);
         Some(Self { program, pipe_dir })
     }
 
@@ -39,6 +51,11 @@ impl Mps {
         &self.program
     }
 
+    /// What `CUDA_MPS_PIPE_DIRECTORY` must be in programs that are to find it.
+    pub fn pipe_dir(&self) -> &Path {
+        &self.pipe_dir
+    }
+
     /// Whether a control daemon answers.
     pub fn is_running(&self) -> bool {
         self.pipe_dir.join("control").exists() && self.ask("get_server_list").is_ok()
@@ -49,6 +66,8 @@ impl Mps {
         if self.is_running() {
             return Ok(false);
         }
+        // Programs of every user look into it.
+        std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&self.pipe_dir)?;
         let status = self.command().arg("-d").stdin(Stdio::null()).stdout(Stdio::null()).status()?;
         if !status.success() {
             return Err(io::Error::other(format!("{} -d: {status}", self.program.display())));
@@ -92,14 +111,14 @@ mod tests {
     #[test]
     fn the_control_daemon_is_started_once_and_stopped() {
         let dir = tempfile::tempdir().unwrap();
-        let program = dir.path().join("nvidia-cuda-mps-control");
+        let (program, pipes) = (dir.path().join("nvidia-cuda-mps-control"), dir.path().join("pipes"));
         let script = "#!/bin/sh\ncd \"$CUDA_MPS_PIPE_DIRECTORY\" || exit 1\n\
             if [ \"$1\" = -d ]; then echo started >> log; : > control; exit; fi\n\
             read -r line; echo \"$line\" >> log\n\
             case $line in get_server_list) echo 17;; quit) rm control;; *) echo bad >&2; exit 1;; esac\n";
         std::fs::write(&program, script).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let mps = Mps::at(&program, dir.path());
+        let mps = Mps::at(&program, &pipes);
         assert!(!mps.is_running());
         assert!(mps.start().unwrap());
         assert!(!mps.start().unwrap(), "it runs already");
@@ -107,5 +126,33 @@ mod tests {
         assert!(mps.ask("nonsense").unwrap_err().to_string().contains("bad"));
         mps.stop().unwrap();
         assert!(!mps.is_running());
+    }
+
+    #[test]
+    fn programs_look_for_the_pipes_where_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let places = ["service", "default"].map(|name| dir.path().join(name).display().to_string());
+        let find = |named: Option<&str>| {
+            let found = pipe_dir(named.map(OsString::from), &places.each_ref().map(String::as_str));
+            found.display().to_string()
+        };
+        assert_eq!(find(None), DEFAULT_PIPE_DIR, "there are none yet");
+        for place in places.iter().rev() {
+            std::fs::create_dir(place).unwrap();
+            std::fs::write(Path::new(place).join("control"), "").unwrap();
+            assert_eq!(find(None), *place);
+        }
+        assert_eq!((find(Some("/named")), find(Some(""))), ("/named".to_owned(), places[0].clone()));
+    }
+
+    /// The two are written down in two places.
+    #[test]
+    fn the_service_has_its_pipes_where_programs_look() {
+        let unit = include_str!("../dist/gshared.service");
+        assert!(
+            unit.contains(&format!("Environment=CUDA_MPS_PIPE_DIRECTORY={SERVICE_PIPE_DIR}\n")),
+            "{unit}"
+        );
+        assert!(unit.contains("PrivateTmp=yes\n") && !unit.contains("/tmp/"), "{unit}");
     }
 }

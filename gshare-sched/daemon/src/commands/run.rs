@@ -10,6 +10,7 @@
 //! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_CLASS`, `GSHARE_ON_DAEMON_LOSS` | the options |
 //! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before whatever was there |
 //! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, where MPS runs or the device is simulated |
+//! | `CUDA_MPS_PIPE_DIRECTORY` | where MPS runs: its pipes, which the service has in a directory of its own |
 
 use super::{Where, cuda, private};
 use anyhow::Context as _;
@@ -200,8 +201,11 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
             Some(dir)
         }
     };
-    let partitioned = simulator.is_some() || gshared::mps::Mps::find().is_some_and(|mps| mps.is_running());
-    if let (true, Some(sm)) = (partitioned, options.sm) {
+    let mps = gshared::mps::Mps::find().filter(|mps| simulator.is_none() && mps.is_running());
+    if let Some(mps) = &mps {
+        command.env("CUDA_MPS_PIPE_DIRECTORY", mps.pipe_dir());
+    }
+    if let (true, Some(sm)) = (simulator.is_some() || mps.is_some(), options.sm) {
         command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", sm.to_string().trim_end_matches('%'));
     }
     Ok(Prepared { command, simulator })
