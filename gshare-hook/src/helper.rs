@@ -116,6 +116,22 @@ pub(crate) fn run(runtime: &'static Runtime) {
     }
 }
 
+/// Looks up what this thread will call of the driver. Later on the loader's lock may be held by a thread that waits for this
+/// one: by a library's constructor that launches.
+pub(crate) fn look_up() {
+    use crate::driver::pointer;
+    use gshare_cuda_abi::index as of;
+    let called = [
+        of::cuThreadExchangeStreamCaptureMode,
+        of::cuCtxSetCurrent,
+        of::cuEventQuery,
+        of::cuEventElapsedTime,
+    ];
+    for index in called {
+        let _ = pointer(index);
+    }
+}
+
 /// Lets this thread use events while other threads capture, and wake on time.
 fn relax() {
     #![allow(unsafe_code)] // one call to the driver, one to the kernel
@@ -124,8 +140,11 @@ fn relax() {
         // SAFETY: a valid in-out pointer; the mode is this thread's own.
         let _ = unsafe { exchange(&raw mut mode) };
     }
-    // SAFETY: sets the timer slack of this thread.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000) };
+    // SAFETY: sets the timer slack and the name of this thread.
+    unsafe {
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1_000);
+        libc::prctl(libc::PR_SET_NAME, c"gshare".as_ptr());
+    }
 }
 
 #[derive(Debug)]

@@ -31,6 +31,8 @@ const DEVICES: usize = 64;
 const ATTACH_WAIT: StdDuration = StdDuration::from_secs(2);
 /// How long an allocation waits for the daemon's answer.
 const ANSWER_WAIT: StdDuration = StdDuration::from_secs(5);
+/// Stack of the helper thread; what is not touched costs nothing.
+const STACK: usize = 1 << 20;
 /// A helper thread that has not looped while another thread of the process was awake for this long is gone, in ns.
 const GONE_NS: u64 = 5_000_000_000;
 /// The most of the time between two looks for which the process was surely not stopped, in ns.
@@ -359,6 +361,7 @@ fn decide(device: Option<CUdevice>) -> Option<State> {
         bell,
         beat: AtomicU64::new(clock::now_ns()),
     }));
+    helper::look_up();
     if !start_helper(runtime) {
         return Some(State::Off);
     }
@@ -397,7 +400,9 @@ fn only_device_with_context(ordinal: CUdevice) -> bool {
     })
 }
 
-/// Starts the helper thread with all signals blocked: the program's handlers run in the program's threads.
+/// Starts the helper thread with all signals blocked: the program's handlers run in the program's threads. Not by the standard
+/// library, whose threads begin by registering destructors: that takes the loader's lock, which the thread may hold that waits
+/// for this one.
 fn start_helper(runtime: &'static Runtime) -> bool {
     // SAFETY: all-zero is a valid signal set to be filled.
     let (mut all, mut before) = unsafe { (core::mem::zeroed(), core::mem::zeroed()) };
@@ -406,14 +411,44 @@ fn start_helper(runtime: &'static Runtime) -> bool {
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
     }
-    let started = std::thread::Builder::new().name("gshare".into()).stack_size(256 << 10).spawn(move || {
-        if std::panic::catch_unwind(|| helper::run(runtime)).is_err() {
-            stand_aside("its helper thread failed");
-        }
-    });
+    let mut thread = 0;
+    // SAFETY: all-zero is there to be initialised, and the pointers are valid; the runtime is never freed.
+    let started = unsafe {
+        let mut attributes: libc::pthread_attr_t = core::mem::zeroed();
+        libc::pthread_attr_init(&raw mut attributes);
+        libc::pthread_attr_setstacksize(&raw mut attributes, STACK + taken_of_stack(&attributes));
+        libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
+        let argument = core::ptr::from_ref(runtime).cast_mut().cast();
+        let started =
+            libc::pthread_create(&raw mut thread, &raw const attributes, helper_thread, argument) == 0;
+        libc::pthread_attr_destroy(&raw mut attributes);
+        started
+    };
     // SAFETY: as above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, core::ptr::null_mut()) };
-    started.is_ok()
+    started
+}
+
+/// What the C library takes of a thread's stack: the thread-local storage of all libraries, above all.
+fn taken_of_stack(attributes: &libc::pthread_attr_t) -> usize {
+    let found = resolve::real_dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr());
+    if found.is_null() {
+        return 0;
+    }
+    type Get = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
+    // SAFETY: what glibc has under this name since 2.15 has this signature.
+    let get = unsafe { core::mem::transmute::<*mut c_void, Get>(found) };
+    // SAFETY: initialised attributes.
+    unsafe { get(attributes) }
+}
+
+extern "C" fn helper_thread(runtime: *mut c_void) -> *mut c_void {
+    // SAFETY: the runtime that `start_helper` passed, never freed.
+    let runtime = unsafe { runtime.cast::<Runtime>().as_ref() };
+    if std::panic::catch_unwind(|| runtime.map(helper::run)).is_err() {
+        stand_aside("its helper thread failed");
+    }
+    core::ptr::null_mut()
 }
 
 /// One line on stderr, if there is one: a closed stderr must not become a panic.

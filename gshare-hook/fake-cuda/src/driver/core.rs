@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
+use std::mem::ManuallyDrop;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -367,7 +368,9 @@ pub(crate) struct Thread {
 thread_local! {
     static THREAD: Thread =
         const { Thread { context: Cell::new(None), own: Cell::new(None), counter: Cell::new(None) } };
-    static STACK: RefCell<Vec<&'static Object<Context>>> = const { RefCell::new(Vec::new()) };
+    /// Never dropped: a destructor of a thread's is registered under the loader's lock, which a driver does not take to launch.
+    static STACK: ManuallyDrop<RefCell<Vec<&'static Object<Context>>>> =
+        const { ManuallyDrop::new(RefCell::new(Vec::new())) };
     static OWN_STREAMS: RefCell<BTreeMap<u64, &'static Object<Stream>>> = const { RefCell::new(BTreeMap::new()) };
     pub(crate) static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
 }
