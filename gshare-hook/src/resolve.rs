@@ -52,16 +52,14 @@ pub(crate) fn real_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_voi
 
 /// Finds the next `dlsym` after this library. Runs in the constructor, or earlier when another one calls `dlsym`.
 pub(crate) extern "C" fn find_dlsym() -> *mut c_void {
-    // The default version of glibc 2.34 and later, of x86-64 since 2.2.5.
-    for version in [c"GLIBC_2.34", c"GLIBC_2.2.5"] {
-        // SAFETY: valid C strings; RTLD_NEXT is relative to this library, whose own `dlsym` is what must be skipped.
-        let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
-        if !found.is_null() {
-            REAL_DLSYM.store(found, Ordering::Release);
-            return found;
-        }
+    // Every glibc for x86-64 has this version. Asked for one that it lacks, it allocates for its message: a wrapper of
+    // `malloc` that looks up the next one would come here again, without end.
+    // SAFETY: valid C strings; RTLD_NEXT is relative to this library, whose own `dlsym` is what must be skipped.
+    let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), c"GLIBC_2.2.5".as_ptr()) };
+    if !found.is_null() {
+        REAL_DLSYM.store(found, Ordering::Release);
     }
-    core::ptr::null_mut()
+    found
 }
 
 /// `dlsym`, as the program sees it.

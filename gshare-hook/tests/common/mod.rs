@@ -60,7 +60,7 @@ pub fn program(name: &str, flags: &[&str]) -> PathBuf {
         .arg(&made)
         .arg(&source)
         .args(if shared { &["-fPIC"][..] } else { &[] })
-        .args(flags)
+        .args(flags.iter().filter(|flag| **flag != "-nodriver"))
         .arg("-L")
         .arg(&built.driver)
         .args(if flags.contains(&"-nodriver") { &[][..] } else { &["-Wl,--no-as-needed", "-lcuda"] })
