@@ -112,7 +112,9 @@ pub(crate) fn run(runtime: &'static Runtime) {
         if CONTROL.state() == State::Off as u32 {
             return;
         }
-        helper.sleep(sleep);
+        if !helper.sleep(sleep) {
+            return lifecycle::stand_aside(lifecycle::CLOSED);
+        }
     }
 }
 
@@ -227,7 +229,8 @@ struct Account {
 }
 
 impl Helper {
-    fn sleep(&self, nanos: u64) {
+    /// `false`: nobody can wake this thread any more.
+    fn sleep(&self, nanos: u64) -> bool {
         let wait = Timespec {
             tv_sec: (nanos / 1_000_000_000).cast_signed(),
             tv_nsec: (nanos % 1_000_000_000).cast_signed(),
@@ -239,7 +242,11 @@ impl Helper {
             }
             Link::Down { .. } => poll(&mut [bell], Some(&wait)),
         };
-        let _ = rustix::io::read(&self.runtime.bell, &mut [0u8; 8]);
+        let ours = self.runtime.bell.is_ours();
+        if ours {
+            let _ = rustix::io::read(&self.runtime.bell, &mut [0u8; 8]);
+        }
+        ours
     }
 
     /// Does what the program's threads ask.

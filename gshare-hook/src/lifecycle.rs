@@ -12,7 +12,6 @@
 
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration as StdDuration;
 
@@ -24,6 +23,7 @@ use crate::control::{CONTROL, State};
 use crate::driver::real;
 use crate::gate::{Device, ThreadRecord};
 use crate::memory::{Account, Book};
+use crate::transport::Descriptor;
 use crate::{clock, gate, helper, resolve, tls};
 
 const DEVICES: usize = 64;
@@ -35,6 +35,8 @@ const ANSWER_WAIT: StdDuration = StdDuration::from_secs(5);
 const STACK: usize = 1 << 20;
 /// A helper thread that has not looped while another thread of the process was awake for this long is gone, in ns.
 const GONE_NS: u64 = 5_000_000_000;
+/// Why a process is not metered any more whose descriptors are gone.
+pub(crate) const CLOSED: &str = "the program has closed the descriptors of its meter";
 /// The most of the time between two looks for which the process was surely not stopped, in ns.
 const LOOK_NS: u64 = 20_000_000;
 
@@ -84,7 +86,7 @@ pub(crate) struct Runtime {
     threads: Mutex<Vec<&'static ThreadRecord>>,
     thread_key: libc::pthread_key_t,
     requests: Mutex<Vec<Request>>,
-    pub(crate) bell: OwnedFd,
+    pub(crate) bell: Descriptor,
     pub(crate) beat: AtomicU64,
 }
 
@@ -205,6 +207,9 @@ impl Runtime {
     }
 
     pub(crate) fn wake_helper(&self) {
+        if !self.bell.is_ours() {
+            return stand_aside(CLOSED);
+        }
         // A full counter means that the helper has been woken already.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
@@ -358,7 +363,7 @@ fn decide(device: Option<CUdevice>) -> Option<State> {
         threads: Mutex::default(),
         thread_key,
         requests: Mutex::default(),
-        bell,
+        bell: Descriptor::new(bell),
         beat: AtomicU64::new(clock::now_ns()),
     }));
     helper::look_up();

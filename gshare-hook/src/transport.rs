@@ -1,5 +1,10 @@
 //! The connection to the daemon: frames in, frames out, nothing blocks for long.
+//!
+//! A program may close descriptors that it did not open (`close_range`, a loop over all numbers), and its own files get their
+//! numbers next. So the hook's have numbers that are not reused soon, and are looked at before they are used.
+#![allow(unsafe_code)] // a descriptor that is closed by hand
 
+use core::mem::ManuallyDrop;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -8,10 +13,53 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
+/// The lowest number that a descriptor of the hook's has, where the process may have so many.
+const LOWEST: i32 = 512;
+
+/// A descriptor of the hook's, as long as the program leaves it alone.
+#[derive(Debug)]
+pub(crate) struct Descriptor {
+    fd: ManuallyDrop<OwnedFd>,
+    /// Which file it is: device and inode.
+    file: Option<(u64, u64)>,
+}
+
+impl Descriptor {
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        let fd = rustix::io::fcntl_dupfd_cloexec(&fd, LOWEST).unwrap_or(fd);
+        let file = file_of(&fd);
+        Self { fd: ManuallyDrop::new(fd), file }
+    }
+
+    /// Whether its number still means what it did.
+    pub(crate) fn is_ours(&self) -> bool {
+        file_of(&self.fd) == self.file
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            // SAFETY: nothing uses it after its drop.
+            unsafe { ManuallyDrop::drop(&mut self.fd) };
+        }
+    }
+}
+
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn file_of(fd: &OwnedFd) -> Option<(u64, u64)> {
+    rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
+}
+
 /// One connection; dropped at the first error.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    socket: OwnedFd,
+    socket: Descriptor,
     sent: Sequence,
     received: Sequence,
     buffer: Vec<u8>,
@@ -24,7 +72,7 @@ impl Connection {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
         Ok(Self {
-            socket,
+            socket: Descriptor::new(socket),
             sent: Sequence::default(),
             received: Sequence::default(),
             buffer: Vec::with_capacity(MAX_FRAME),
@@ -33,6 +81,7 @@ impl Connection {
 
     /// Sends one message. Waits up to 100 ms for room, once: a daemon that reads nothing is as good as gone.
     pub(crate) fn send(&mut self, message: &ToDaemon) -> io::Result<()> {
+        self.check()?;
         self.buffer.clear();
         message.encode(self.sent.stamp(), &mut self.buffer);
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -50,6 +99,7 @@ impl Connection {
 
     /// The next message that is there, if any.
     pub(crate) fn receive(&mut self) -> io::Result<Option<ToClient>> {
+        self.check()?;
         let mut frame = [0u8; MAX_FRAME + 1];
         let length = match rustix::net::recv(&self.socket, &mut frame, RecvFlags::DONTWAIT) {
             Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -60,6 +110,10 @@ impl Connection {
         let (sequence, message) = ToClient::decode(&frame[..length]).map_err(io::Error::other)?;
         self.received.check(sequence).map_err(io::Error::other)?;
         Ok(Some(message))
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.socket.is_ours() { Ok(()) } else { Err(Errno::BADF.into()) }
     }
 }
 
