@@ -4,8 +4,8 @@
 //! |---|---|---|
 //! | `GSHARE_DISABLE` | `1`: every call goes straight to the driver | off |
 //! | `GSHARE_SOCKET` | the daemon's socket | `/run/gshare/gshare.sock` |
-//! | `GSHARE_NAME` | name of this instance | program and pid |
-//! | `GSHARE_RUN` | number shared by all processes of one run: they share its name and its share | the pid |
+//! | `GSHARE_NAME` | name of this instance | program and pid, in a container with the number of its namespace |
+//! | `GSHARE_RUN` | number shared by all processes of one run: they share its name and its share | one of its own |
 //! | `GSHARE_QUOTA` | share of GPU time, `request:limit` or one share for both | no request, the whole GPU |
 //! | `GSHARE_SM` | SM partition in per cent | 100 |
 //! | `GSHARE_MEM` | GPU memory, such as `256MiB` | no limit |

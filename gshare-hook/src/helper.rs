@@ -88,6 +88,9 @@ const RECONNECT: (u64, u64) = (10_000_000, 250_000_000);
 /// How long the daemon may take to say Welcome, in ns.
 const WELCOME: u64 = 1_000_000_000;
 
+/// The namespace of processes that a machine starts with.
+const FIRST_SPACE: u64 = 0xEFFF_FFFC;
+
 /// Runs until the process ends or the hook stands aside.
 pub(crate) fn run(runtime: &'static Runtime) {
     relax();
@@ -552,18 +555,26 @@ impl Helper {
     }
 }
 
-/// Who this process is.
+/// Who this process is. Its number is one of its own namespace: the first of every container is 1.
 fn hello(runtime: &Runtime) -> ToDaemon {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     // Field 2 is the program's name in parentheses and may hold anything; field 22 is the start time.
     let (head, tail) = stat.rsplit_once(") ").unwrap_or(("", ""));
     let program = head.split_once(" (").map_or_else(String::new, |(_, name)| name.to_owned());
-    let pid = u64::from(std::process::id());
+    let pid_start = tail.split(' ').nth(19).and_then(|field| field.parse().ok()).unwrap_or(0);
+    let pid = std::process::id();
+    // As in "pid:[4026531836]".
+    let space = std::fs::read_link("/proc/self/ns/pid").ok();
+    let space =
+        space.and_then(|space| space.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok());
+    let space = space.unwrap_or(FIRST_SPACE);
+    let place = if space == FIRST_SPACE { String::new() } else { format!("@{space}") };
     let config = &runtime.config;
     ToDaemon::Hello {
-        pid_start: tail.split(' ').nth(19).and_then(|field| field.parse().ok()).unwrap_or(0),
-        run: config.run.unwrap_or(pid),
-        name: config.name.clone().unwrap_or_else(|| format!("{program}-{pid}")),
+        pid_start,
+        // Start times differ in their low bits, namespaces and process numbers are below 2^32 and 2^22.
+        run: config.run.unwrap_or(pid_start ^ space << 32 ^ u64::from(pid).rotate_right(22)),
+        name: config.name.clone().unwrap_or_else(|| format!("{program}-{pid}{place}")),
         program,
         spec: config.spec,
         on_loss: config.on_loss,
