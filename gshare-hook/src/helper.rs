@@ -24,7 +24,8 @@
 //!
 //! # Without a daemon
 //! With policy *open* the process keeps its last share by its own clock ([`LocalShare`]); with *closed* launches wait,
-//! and fail after [`CLOSED_WAIT`]. The connection is tried again with a jittered delay; the hook then says Hello and
+//! and fail after [`CLOSED_WAIT`], however often a daemon is reached meanwhile that does not greet. A device that the daemon
+//! refuses goes on like that alone, and is not attached again. The connection is tried again with a jittered delay; the hook then says Hello and
 //! Attach again and re-states the memory it holds.
 
 use std::collections::{HashMap, VecDeque};
@@ -33,7 +34,7 @@ use std::sync::atomic::Ordering;
 
 use gshare_core::gate::{LeaseLedger, LocalShare, Settlement};
 use gshare_core::scale::ServiceClass;
-use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
+use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, Duration, LeaseId, Quota, ResourceSpec, SmShare, Timestamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -96,7 +97,7 @@ pub(crate) fn run(runtime: &'static Runtime) {
     relax();
     let mut helper = Helper {
         runtime,
-        link: Link::Down { retry_at: 0, delay: RECONNECT.0, since: clock::now_ns() },
+        link: Link::Down { retry_at: 0, outage: Outage { since: clock::now_ns(), delay: RECONNECT.0 } },
         devices: Vec::new(),
         jitter: clock::now_ns() | 1,
         told: false,
@@ -107,7 +108,7 @@ pub(crate) fn run(runtime: &'static Runtime) {
     loop {
         let now = clock::now_ns();
         runtime.beat.store(now, Ordering::Relaxed);
-        helper.serve();
+        helper.serve(runtime.take_requests());
         helper.listen();
         helper.connect(now);
         let sleep = helper.turn(now);
@@ -156,12 +157,19 @@ fn relax() {
 enum Link {
     Up(Connection),
     /// Hello was said; Welcome must come by then.
-    Greeting(Connection, u64),
+    Greeting(Connection, u64, Outage),
     Down {
         retry_at: u64,
-        delay: u64,
-        since: u64,
+        outage: Outage,
     },
+}
+
+/// A time without a daemon that serves this process.
+#[derive(Clone, Copy, Debug)]
+struct Outage {
+    since: u64,
+    /// How long to wait after the next attempt that fails.
+    delay: u64,
 }
 
 #[derive(Debug)]
@@ -216,6 +224,12 @@ struct Account {
     /// The last lease of this daemon's that was closed.
     closed: Option<LeaseId>,
     memory: VecDeque<(u64, Answer)>,
+    /// What was asked between Attach and its answer.
+    later: Vec<Request>,
+    /// The memory that the daemon knows to be in use, while there is no limit.
+    stated: u64,
+    /// The daemon has none of this device: it is not attached any more.
+    refused: Option<RefusalCode>,
     /// Launches seen so far, and when they last changed.
     launches: (u64, u64),
     cycles: Cycles,
@@ -240,7 +254,7 @@ impl Helper {
         };
         let bell = PollFd::new(&self.runtime.bell, PollFlags::IN);
         let _ = match &self.link {
-            Link::Up(connection) | Link::Greeting(connection, _) => {
+            Link::Up(connection) | Link::Greeting(connection, ..) => {
                 poll(&mut [bell, PollFd::new(connection, PollFlags::IN)], Some(&wait))
             }
             Link::Down { .. } => poll(&mut [bell], Some(&wait)),
@@ -253,8 +267,8 @@ impl Helper {
     }
 
     /// Does what the program's threads ask.
-    fn serve(&mut self) {
-        for request in self.runtime.take_requests() {
+    fn serve(&mut self, requests: Vec<Request>) {
+        for request in requests {
             match request {
                 Request::Attach(device, uuid, answer) => {
                     let mut account = Account::new(device, uuid, self.runtime.config.spec);
@@ -272,6 +286,10 @@ impl Helper {
                     else {
                         continue;
                     };
+                    if account.is_unanswered() && matches!(self.link, Link::Up(_)) {
+                        account.later.push(Request::Memory(device, needed, wish, answer));
+                        continue;
+                    }
                     let sent = match (&mut self.link, &account.source) {
                         (Link::Up(connection), &Source::Daemon(client))
                             if account.spec.memory().is_some() =>
@@ -288,14 +306,15 @@ impl Helper {
                     self.lose_on_error(sent);
                 }
                 Request::Release(device, bytes) => {
-                    let account = self.devices.iter().find(|a| core::ptr::eq(a.device, device));
-                    let sent = match (&mut self.link, account.map(|a| &a.source)) {
-                        (Link::Up(connection), Some(&Source::Daemon(client))) => {
-                            connection.send(&ToDaemon::MemoryRelease { client, bytes: Bytes(bytes) })
-                        }
-                        _ => Ok(()),
+                    let Some(account) = self.devices.iter_mut().find(|a| core::ptr::eq(a.device, device))
+                    else {
+                        continue;
                     };
-                    self.lose_on_error(sent);
+                    if account.is_unanswered() && matches!(self.link, Link::Up(_)) {
+                        account.later.push(Request::Release(device, bytes));
+                    } else if let Source::Daemon(client) = account.source {
+                        self.say(&ToDaemon::MemoryRelease { client, bytes: Bytes(bytes) });
+                    }
                 }
             }
         }
@@ -303,57 +322,79 @@ impl Helper {
 
     fn lose_on_error(&mut self, sent: std::io::Result<()>) {
         if let Err(_gone) = sent {
+            // It may have said why.
+            self.listen();
             self.lose(clock::now_ns());
+        }
+    }
+
+    fn say(&mut self, message: &ToDaemon) {
+        if let Link::Up(connection) = &mut self.link {
+            let sent = connection.send(message);
+            self.lose_on_error(sent);
         }
     }
 
     /// The connection is gone: what was asked will not be answered.
     fn lose(&mut self, now: u64) {
-        self.link = Link::Down { retry_at: now + RECONNECT.0, delay: RECONNECT.0, since: now };
+        let mut outage = match self.link {
+            Link::Up(_) => Outage { since: now, delay: RECONNECT.0 },
+            Link::Greeting(.., outage) => outage,
+            Link::Down { .. } => return,
+        };
         self.class = None;
+        let mut later = Vec::new();
         for account in &mut self.devices {
-            account.source = Source::None;
-            account.asked = false;
-            (account.owed, account.closed) = (None, None);
-            account.ledger.close(&account.device.gate);
+            if account.refused.take_if(|code| !is_final(*code)).is_some() {
+                outage.delay = RECONNECT.1;
+            }
+            later.append(&mut account.later);
             for (needed, answer) in core::mem::take(&mut account.memory) {
                 answer.give(account.grant_locally(needed));
             }
+            if matches!(account.source, Source::Daemon(_)) {
+                account.source = Source::None;
+                account.asked = false;
+                (account.owed, account.closed) = (None, None);
+                account.ledger.close(&account.device.gate);
+            }
         }
+        self.back_off(now, outage);
+        self.serve(later);
+    }
+
+    /// The next attempt comes a while later, and the one after that later still.
+    fn back_off(&mut self, now: u64, Outage { since, delay }: Outage) {
+        self.jitter = self.jitter.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let retry_at = now + delay / 2 + (self.jitter >> 33) % delay;
+        self.link = Link::Down { retry_at, outage: Outage { since, delay: (delay * 2).min(RECONNECT.1) } };
     }
 
     /// Connects when it is time, and gives up on a daemon that does not greet.
     fn connect(&mut self, now: u64) {
         match &self.link {
             Link::Up(_) => {}
-            Link::Greeting(_, by) if now < *by => {}
+            Link::Greeting(_, by, _) if now < *by => {}
             Link::Greeting(..) => self.lose(now),
             &Link::Down { retry_at, .. } if now < retry_at => {}
-            &Link::Down { delay, since, .. } => {
-                let opened = Connection::open(&self.runtime.config.socket).and_then(|mut connection| {
-                    connection.send(&hello(self.runtime))?;
+            &Link::Down { outage, .. } => match Connection::open(&self.runtime.config.socket) {
+                Ok(mut connection) => {
+                    // A daemon that refuses who comes has said so and closed, perhaps before these: that is heard next.
+                    let _ = connection.send(&hello(self.runtime));
                     if let Some(class) = self.runtime.config.class {
-                        connection.send(&ToDaemon::Class { class })?;
+                        let _ = connection.send(&ToDaemon::Class { class });
                     }
-                    Ok(connection)
-                });
-                self.link = match opened {
-                    Ok(connection) => Link::Greeting(connection, now + WELCOME),
-                    Err(_) => {
-                        self.jitter = self.jitter.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                        let delay = (delay * 2).min(RECONNECT.1);
-                        let retry_at = now + delay / 2 + (self.jitter >> 33) % delay;
-                        Link::Down { retry_at, delay, since }
-                    }
-                };
-            }
+                    self.link = Link::Greeting(connection, now + WELCOME, outage);
+                }
+                Err(_) => self.back_off(now, outage),
+            },
         }
     }
 
     /// Does what the daemon says.
     fn listen(&mut self) {
         loop {
-            let (Link::Up(connection) | Link::Greeting(connection, _)) = &mut self.link else { return };
+            let (Link::Up(connection) | Link::Greeting(connection, ..)) = &mut self.link else { return };
             match connection.receive() {
                 Ok(Some(message)) => self.hear(message),
                 Ok(None) => return,
@@ -366,20 +407,39 @@ impl Helper {
         let now = clock::now_ns();
         match message {
             ToClient::Welcome { .. } => {
-                let link =
-                    core::mem::replace(&mut self.link, Link::Down { retry_at: 0, delay: 0, since: now });
-                let (Link::Greeting(mut connection, _) | Link::Up(mut connection)) = link else { return };
-                let sent = self.devices.iter().try_for_each(|account| connection.send(&account.attach()));
+                // What was given back before Attach says what is in use must not be given back after it again.
+                self.serve(self.runtime.take_requests());
+                let nobody = Link::Down { retry_at: 0, outage: Outage { since: now, delay: RECONNECT.0 } };
+                let (Link::Greeting(mut connection, ..) | Link::Up(mut connection)) =
+                    core::mem::replace(&mut self.link, nobody)
+                else {
+                    return;
+                };
+                let mut wanted = self.devices.iter_mut().filter(|account| account.refused.is_none());
+                let sent = wanted.try_for_each(|account| connection.send(&account.attach()));
                 self.link = Link::Up(connection);
                 self.lose_on_error(sent);
             }
             ToClient::Refused { code, text } => {
+                let up = matches!(self.link, Link::Up(_));
+                // Attachments are answered in order.
+                let device = self.devices.iter_mut().find(|account| account.is_unanswered());
+                if let Some(account) = device.filter(|_| up && is_of_a_device(code)) {
+                    account.refused = Some(code);
+                    account.spec = self.runtime.config.spec;
+                    if is_final(code) || !core::mem::replace(&mut self.told, true) {
+                        let ordinal = account.device.ordinal;
+                        lifecycle::tell(&format!("the daemon refused device {ordinal}: {text} ({code:?})"));
+                    }
+                    let later = core::mem::take(&mut account.later);
+                    return self.serve(later);
+                }
                 if !core::mem::replace(&mut self.told, true) {
                     lifecycle::tell(&format!("the daemon refused this process: {text} ({code:?})"));
                 }
                 self.lose(now);
-                if let Link::Down { retry_at, delay, .. } = &mut self.link {
-                    (*retry_at, *delay) = (now + RECONNECT.1, RECONNECT.1);
+                if let Link::Down { retry_at, outage } = &mut self.link {
+                    (*retry_at, outage.delay) = (now + RECONNECT.1, RECONNECT.1);
                 }
             }
             ToClient::Class { class } => self.class = Some(class),
@@ -389,8 +449,11 @@ impl Helper {
                     account.source = Source::Daemon(client);
                     account.window = window;
                     account.bound = if in_flight.is_zero() { IN_FLIGHT } else { in_flight };
-                    account.adopt(spec);
+                    let surplus = account.adopt(spec);
                     account.opened();
+                    let later = core::mem::take(&mut account.later);
+                    self.serve(later);
+                    self.give_back(client, surplus);
                 }
             }
             ToClient::Grant { client, lease, budget, expires } => {
@@ -426,7 +489,8 @@ impl Helper {
             }
             ToClient::ShareChanged { client, spec } => {
                 if let Some(account) = self.account_of(client) {
-                    account.adopt(spec);
+                    let surplus = account.adopt(spec);
+                    self.give_back(client, surplus);
                 }
             }
             ToClient::MemoryGrant { client, bytes } => {
@@ -449,23 +513,34 @@ impl Helper {
         }
     }
 
+    /// What [`Account::adopt`] gave, back to the daemon.
+    fn give_back(&mut self, client: ClientId, surplus: Option<Bytes>) {
+        match surplus {
+            Some(Bytes::ZERO) => {}
+            Some(bytes) => self.say(&ToDaemon::MemoryRelease { client, bytes }),
+            None => {
+                self.lose(clock::now_ns());
+                if let Link::Down { retry_at, .. } = &mut self.link {
+                    *retry_at = 0;
+                }
+            }
+        }
+    }
+
     fn account_of(&mut self, client: ClientId) -> Option<&mut Account> {
         self.devices.iter_mut().find(|a| matches!(a.source, Source::Daemon(id) if id == client))
     }
 
     fn say_return(&mut self, client: ClientId, settlement: Settlement, again: bool) {
-        if let Link::Up(connection) = &mut self.link {
-            let Settlement { lease, used } = settlement;
-            let sent = connection.send(&ToDaemon::TokenReturn { client, lease, used, again: again.into() });
-            self.lose_on_error(sent);
-        }
+        let Settlement { lease, used } = settlement;
+        self.say(&ToDaemon::TokenReturn { client, lease, used, again: again.into() });
     }
 
     /// Accounts, decides, speaks; gives how long there is nothing to do, in ns.
     fn turn(&mut self, now: u64) -> u64 {
         let mut sleep = match &self.link {
             Link::Up(_) => 1_000_000_000,
-            Link::Greeting(_, by) => by.saturating_sub(now),
+            Link::Greeting(_, by, _) => by.saturating_sub(now),
             Link::Down { retry_at, .. } => retry_at.saturating_sub(now),
         };
         self.settle_without_daemon(now);
@@ -502,10 +577,7 @@ impl Helper {
                 account.device.wake();
             }
             for message in said {
-                if let Link::Up(connection) = &mut self.link {
-                    let sent = connection.send(&message);
-                    self.lose_on_error(sent);
-                }
+                self.say(&message);
             }
         }
         sleep.max(20_000)
@@ -523,8 +595,10 @@ impl Helper {
 
     /// What a device lives on while there is no daemon.
     fn settle_without_daemon(&mut self, now: u64) {
-        let Link::Down { since, .. } = self.link else { return };
+        let since = if let Link::Down { outage, .. } = &self.link { Some(outage.since) } else { None };
         for account in &mut self.devices {
+            // No daemon is going to come for a device that was refused.
+            let Some(since) = account.refused.map(|_| 0).or(since) else { continue };
             if !matches!(account.source, Source::None) {
                 continue;
             }
@@ -538,7 +612,7 @@ impl Helper {
                     account.device.free_running.store(limit == Quota::WHOLE, Ordering::Release);
                     CONTROL.update();
                 }
-                OnDaemonLoss::Closed if now - since > CLOSED_WAIT => {
+                OnDaemonLoss::Closed if now.saturating_sub(since) > CLOSED_WAIT => {
                     account.device.shut.store(true, Ordering::Release);
                     account.device.wake();
                 }
@@ -553,6 +627,16 @@ impl Helper {
             }
         }
     }
+}
+
+/// Whether a refusal answers the attachment of a device.
+fn is_of_a_device(code: RefusalCode) -> bool {
+    is_final(code) || code == RefusalCode::Full
+}
+
+/// Whether asking again is in vain.
+fn is_final(code: RefusalCode) -> bool {
+    matches!(code, RefusalCode::UnknownDevice | RefusalCode::BadSpec)
 }
 
 /// Who this process is. Its number is one of its own namespace: the first of every container is 1.
@@ -604,6 +688,9 @@ impl Account {
             owed: None,
             closed: None,
             memory: VecDeque::new(),
+            later: Vec::new(),
+            stated: 0,
+            refused: None,
             launches: (0, 0),
             cycles: Cycles::default(),
             reported: (0, Duration::ZERO),
@@ -615,25 +702,44 @@ impl Account {
         }
     }
 
-    fn attach(&self) -> ToDaemon {
+    /// Whether the daemon has not said yet what becomes of this device.
+    fn is_unanswered(&self) -> bool {
+        !matches!(self.source, Source::Daemon(_)) && self.refused.is_none()
+    }
+
+    fn attach(&mut self) -> ToDaemon {
+        self.stated = self.device.memory.restate();
         ToDaemon::Attach {
             ordinal: self.device.ordinal.unsigned_abs(),
             device: self.uuid,
             device_memory: Bytes(self.device.memory.total()),
-            allocated: Bytes(self.device.memory.restate()),
+            allocated: Bytes(self.stated),
         }
     }
 
-    /// A spec from the daemon, or the last one known.
-    fn adopt(&mut self, spec: ResourceSpec) {
+    /// A spec from the daemon, or the last one known. Gives what of the memory granted before is to be given back; `None`
+    /// if what is in use must be stated again, for the daemon was not told of it while there was no limit.
+    fn adopt(&mut self, spec: ResourceSpec) -> Option<Bytes> {
         let quota = spec.quota();
         let whole = quota.request() == Quota::WHOLE && spec.sm() == SmShare::WHOLE;
         self.device.free_running.store(whole, Ordering::Release);
         CONTROL.update();
-        if self.device.memory.limit() != spec.memory().map(|bytes| bytes.0) || self.attached.is_some() {
-            self.device.memory.limit_to(spec.memory());
-        }
         self.spec = spec;
+        let memory = &self.device.memory;
+        let before = memory.limit();
+        if before == spec.memory().map(|bytes| bytes.0) && self.attached.is_none() {
+            return Some(Bytes::ZERO);
+        }
+        let surplus = memory.limit_to(spec.memory());
+        match (before, spec.memory()) {
+            (None, Some(_)) if memory.used() != self.stated => None,
+            (None, _) => Some(Bytes::ZERO),
+            (Some(_), Some(_)) => Some(surplus),
+            (Some(_), None) => {
+                self.stated = memory.used();
+                Some(surplus)
+            }
+        }
     }
 
     /// The daemon knows the device: launches may go on.

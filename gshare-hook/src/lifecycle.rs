@@ -11,7 +11,7 @@
 #![allow(unsafe_code)] // a constructor, signal masks, atexit and a thread key
 
 use core::ffi::{c_char, c_int, c_void};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration as StdDuration;
 
@@ -61,7 +61,13 @@ impl Answer {
         self.0.1.notify_all();
     }
 
+    /// Waits so long while the process is awake: in steps, of which one that was stopped for a while loses one.
     fn wait(&self, at_most: StdDuration) -> Option<bool> {
+        (0..at_most.as_nanos() / u128::from(LOOK_NS)).find_map(|_| self.step())
+    }
+
+    fn step(&self) -> Option<bool> {
+        let at_most = StdDuration::from_nanos(LOOK_NS);
         let answer = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (answer, _) = self
             .0
@@ -87,6 +93,8 @@ pub(crate) struct Runtime {
     thread_key: libc::pthread_key_t,
     requests: Mutex<Vec<Request>>,
     pub(crate) bell: Descriptor,
+    /// A daemon has taken a device.
+    served: AtomicBool,
     pub(crate) beat: AtomicU64,
 }
 
@@ -126,10 +134,16 @@ impl Runtime {
         }
         let (uuid, total) = identity(ordinal)?;
         let device: &'static Device = Box::leak(Box::new(Device::new(ordinal, Account::new(total))));
+        // Until a daemon says otherwise, however long that takes.
+        if let Some(limit) = self.config.spec.memory() {
+            device.memory.limit_to(Some(limit));
+        }
         self.uuids.lock().unwrap_or_else(PoisonError::into_inner).push((ordinal, uuid));
         let answer = Answer::default();
         self.ask(Request::Attach(device, uuid, answer.clone()));
-        answer.wait(ATTACH_WAIT);
+        if answer.wait(ATTACH_WAIT) == Some(true) {
+            self.served.store(true, Ordering::Relaxed);
+        }
         slot.store(core::ptr::from_ref(device).cast_mut(), Ordering::Release);
         self.context_on(ordinal);
         Some(device)
@@ -364,6 +378,7 @@ fn decide(device: Option<CUdevice>) -> Option<State> {
         thread_key,
         requests: Mutex::default(),
         bell: Descriptor::new(bell),
+        served: AtomicBool::new(false),
         beat: AtomicU64::new(clock::now_ns()),
     }));
     helper::look_up();
@@ -378,7 +393,9 @@ fn decide(device: Option<CUdevice>) -> Option<State> {
     CONTROL.install(runtime);
     // SAFETY: the handler only touches what is never freed.
     unsafe { libc::atexit(at_exit) };
-    let idle = device.free_running.load(Ordering::Acquire) && device.memory.limit().is_none();
+    // One that was named may come later.
+    let settled = !daemon_expected || runtime.served.load(Ordering::Relaxed);
+    let idle = settled && device.free_running.load(Ordering::Acquire) && device.memory.limit().is_none();
     Some(if idle && only && visible_devices() == 1 { State::Off } else { State::Active })
 }
 

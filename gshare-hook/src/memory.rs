@@ -188,9 +188,9 @@ impl Account {
         Self { gate: MemoryGate::new(Bytes(UNLIMITED)), limit: AtomicU64::new(u64::MAX), total }
     }
 
-    /// Sets the limit. From here on nothing is had without asking.
-    pub(crate) fn limit_to(&self, limit: Option<Bytes>) {
-        self.gate.surplus(Bytes::ZERO);
+    /// Sets the limit; gives what was granted before and not used. From here on nothing is had without asking.
+    pub(crate) fn limit_to(&self, limit: Option<Bytes>) -> Bytes {
+        let surplus = self.gate.surplus(Bytes::ZERO);
         match limit {
             Some(limit) => self.limit.store(limit.0, Ordering::Release),
             None => {
@@ -198,6 +198,7 @@ impl Account {
                 self.limit.store(u64::MAX, Ordering::Release);
             }
         }
+        surplus
     }
 
     /// Gives up what was granted under a limit and is not in use; gives what is in use.

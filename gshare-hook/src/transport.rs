@@ -101,7 +101,12 @@ impl Connection {
     pub(crate) fn receive(&mut self) -> io::Result<Option<ToClient>> {
         self.check()?;
         let mut frame = [0u8; MAX_FRAME + 1];
-        let length = match rustix::net::recv(&self.socket, &mut frame, RecvFlags::DONTWAIT) {
+        let mut received = rustix::net::recv(&self.socket, &mut frame, RecvFlags::DONTWAIT);
+        if let Err(Errno::CONNRESET) = received {
+            // Closed with something of ours unread: that is told first, and then what was said before.
+            received = rustix::net::recv(&self.socket, &mut frame, RecvFlags::DONTWAIT);
+        }
+        let length = match received {
             Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok((length, _)) => length,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),

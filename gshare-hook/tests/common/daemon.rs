@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use gshare_core::wire::{MAX_FRAME, Sequence, ToClient, ToDaemon};
+use gshare_core::wire::{MAX_FRAME, RefusalCode, Sequence, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, Duration, GpuId, LeaseId, ResourceSpec, Timestamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
@@ -15,8 +15,9 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 /// What the daemon was told, by all clients together.
 #[derive(Clone, Debug, Default)]
 pub struct Told {
-    /// Names that said Hello.
+    /// Names that said Hello, and the numbers of their runs.
     pub names: Vec<String>,
+    pub runs: Vec<u64>,
     /// Attach messages, with the memory they re-stated.
     pub attached: Vec<u64>,
     /// UUIDs of their devices.
@@ -47,10 +48,42 @@ impl Told {
     }
 }
 
+/// How a daemon goes about it.
+#[derive(Clone, Copy, Debug)]
+pub struct Manners {
+    /// What it says a client may have; changes with [`Daemon::change`].
+    pub spec: ResourceSpec,
+    /// GPU time of a token.
+    pub token: Duration,
+    /// To one process at a time, in the order in which they ask; and each return is crossed by an extension.
+    pub in_turns: bool,
+    /// The ordinal of a device that it refuses; and closes the connection over it.
+    pub lacks: Option<u32>,
+    pub hangs_up: bool,
+    /// How long it thinks about an attachment, and about memory.
+    pub attach_pause: std::time::Duration,
+    pub memory_pause: std::time::Duration,
+}
+
+impl Default for Manners {
+    fn default() -> Self {
+        Self {
+            spec: ResourceSpec::UNLIMITED,
+            token: Duration::from_millis(10),
+            in_turns: false,
+            lacks: None,
+            hangs_up: false,
+            attach_pause: std::time::Duration::ZERO,
+            memory_pause: std::time::Duration::ZERO,
+        }
+    }
+}
+
 /// A running daemon; stops when dropped.
 pub struct Daemon {
     pub socket: PathBuf,
     told: Arc<Mutex<Told>>,
+    spec: Arc<Mutex<ResourceSpec>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -60,6 +93,7 @@ struct Peer {
     sent: Sequence,
     received: Sequence,
     client: ClientId,
+    attached: Vec<ClientId>,
     holds: Option<LeaseId>,
     /// Since when, in ns.
     holds_since: u64,
@@ -95,15 +129,16 @@ fn now_ns() -> u64 {
 impl Daemon {
     /// Grants tokens of `token` GPU time (10 ms of wall time more to use them) under `spec`.
     pub fn start(socket: &Path, spec: ResourceSpec, token: Duration) -> Self {
-        Self::start_with(socket, spec, token, false)
+        Self::start_as(socket, Manners { spec, token, ..Manners::default() })
     }
 
     /// The same, to one process at a time, in the order in which they ask; and each return is crossed by an extension.
     pub fn start_in_turns(socket: &Path, token: Duration) -> Self {
-        Self::start_with(socket, ResourceSpec::UNLIMITED, token, true)
+        Self::start_as(socket, Manners { token, in_turns: true, ..Manners::default() })
     }
 
-    fn start_with(socket: &Path, spec: ResourceSpec, token: Duration, in_turns: bool) -> Self {
+    /// One with these manners.
+    pub fn start_as(socket: &Path, manners: Manners) -> Self {
         let _ = std::fs::remove_file(socket);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener =
@@ -111,11 +146,17 @@ impl Daemon {
         rustix::net::bind(&listener, &SocketAddrUnix::new(socket).unwrap()).unwrap();
         rustix::net::listen(&listener, 64).unwrap();
         let (told, stop) = (Arc::<Mutex<Told>>::default(), Arc::new(AtomicBool::new(false)));
+        let spec = Arc::new(Mutex::new(manners.spec));
         let thread = {
-            let (told, stop) = (Arc::clone(&told), Arc::clone(&stop));
-            std::thread::spawn(move || serve(&listener, spec, token, in_turns, &told, &stop))
+            let (told, spec, stop) = (Arc::clone(&told), Arc::clone(&spec), Arc::clone(&stop));
+            std::thread::spawn(move || serve(&listener, manners, &told, &spec, &stop))
         };
-        Self { socket: socket.to_owned(), told, stop, thread: Some(thread) }
+        Self { socket: socket.to_owned(), told, spec, stop, thread: Some(thread) }
+    }
+
+    /// Another share for all, those that are attached included.
+    pub fn change(&self, spec: ResourceSpec) {
+        *self.spec.lock().unwrap() = spec;
     }
 
     pub fn told(&self) -> Told {
@@ -135,12 +176,12 @@ impl Drop for Daemon {
 
 fn serve(
     listener: &OwnedFd,
-    spec: ResourceSpec,
-    token: Duration,
-    in_turns: bool,
+    mut manners: Manners,
     told: &Mutex<Told>,
+    spec: &Mutex<ResourceSpec>,
     stop: &AtomicBool,
 ) {
+    let Manners { token, in_turns, .. } = manners;
     let mut peers: Vec<Peer> = Vec::new();
     let (mut leases, mut requests) = (0, 0);
     while !stop.load(Ordering::Acquire) {
@@ -150,6 +191,12 @@ fn serve(
             let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 }));
             fds.iter().map(|fd| !fd.revents().is_empty()).collect()
         };
+        let changed = core::mem::replace(&mut manners.spec, *spec.lock().unwrap()) != manners.spec;
+        for peer in peers.iter_mut().filter(|_| changed) {
+            for client in peer.attached.clone() {
+                peer.say(&ToClient::ShareChanged { client, spec: manners.spec });
+            }
+        }
         let mut gone = Vec::new();
         for (index, peer) in peers.iter_mut().enumerate() {
             if !ready[index + 1] {
@@ -164,7 +211,12 @@ fn serve(
                     if in_turns && let ToDaemon::TokenReturn { client, lease, .. } = message {
                         peer.extend(client, lease, token);
                     }
-                    if let Some(client) = hear(peer, message, spec, &mut told.lock().unwrap()) {
+                    let refused =
+                        matches!(message, ToDaemon::Attach { ordinal, .. } if manners.lacks == Some(ordinal));
+                    if refused && manners.hangs_up {
+                        gone.push(index);
+                    }
+                    if let Some(client) = hear(peer, message, &manners, &mut told.lock().unwrap()) {
                         requests += 1;
                         peer.waits = Some((requests, client));
                     }
@@ -187,16 +239,28 @@ fn serve(
         {
             let client = ClientId::new(u32::try_from(peers.len()).unwrap(), 1);
             let (sent, received) = (Sequence::default(), Sequence::default());
-            peers.push(Peer { socket, sent, received, client, holds: None, holds_since: 0, waits: None });
+            let attached = Vec::new();
+            peers.push(Peer {
+                socket,
+                sent,
+                received,
+                client,
+                attached,
+                holds: None,
+                holds_since: 0,
+                waits: None,
+            });
         }
     }
 }
 
 /// Gives the client that wants a token now.
-fn hear(peer: &mut Peer, message: ToDaemon, spec: ResourceSpec, told: &mut Told) -> Option<ClientId> {
+fn hear(peer: &mut Peer, message: ToDaemon, manners: &Manners, told: &mut Told) -> Option<ClientId> {
+    let spec = manners.spec;
     match message {
-        ToDaemon::Hello { name, .. } => {
+        ToDaemon::Hello { name, run, .. } => {
             told.names.push(name);
+            told.runs.push(run);
             peer.say(&ToClient::Welcome { epoch: 1 });
         }
         ToDaemon::Attach { ordinal, device, allocated, .. } => {
@@ -204,6 +268,13 @@ fn hear(peer: &mut Peer, message: ToDaemon, spec: ResourceSpec, told: &mut Told)
             let client = ClientId::new(peer.client.slot() * 64 + ordinal, 1);
             told.attached.push(allocated.0);
             told.devices.push(device);
+            if manners.lacks == Some(ordinal) {
+                let text = "no such device".to_owned();
+                peer.say(&ToClient::Refused { code: RefusalCode::UnknownDevice, text });
+                return None;
+            }
+            std::thread::sleep(manners.attach_pause);
+            peer.attached.push(client);
             let (window, in_flight) = (Duration::from_millis(100), Duration::from_millis(2));
             peer.say(&ToClient::Attached { ordinal, client, gpu: GpuId(0), spec, window, in_flight });
         }
@@ -226,6 +297,7 @@ fn hear(peer: &mut Peer, message: ToDaemon, spec: ResourceSpec, told: &mut Told)
         }
         ToDaemon::MemoryReserve { client, bytes, wish } => {
             told.memory_requests += 1;
+            std::thread::sleep(manners.memory_pause);
             let free = spec.memory().map_or(u64::MAX, |limit| limit.0.saturating_sub(told.memory));
             if bytes.0 > free {
                 peer.say(&ToClient::MemoryDeny { client, free: Bytes(free) });

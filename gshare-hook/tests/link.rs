@@ -1,0 +1,278 @@
+//! Daemons that die, are stuck, refuse, answer late or change their minds, and programs that cut the hook off from them.
+
+mod common;
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration as StdDuration, Instant};
+
+use common::daemon::{Daemon, Manners};
+use common::{Run, assert_same, program};
+use gshare_core::wire::{RefusalCode, ToClient};
+use gshare_core::{Bytes, ResourceSpec};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+fn limited_to(bytes: Bytes) -> ResourceSpec {
+    let spec = ResourceSpec::UNLIMITED;
+    ResourceSpec::new(spec.quota(), spec.sm(), Some(bytes)).unwrap()
+}
+
+/// Waits until it is so, at most ten seconds.
+fn until(so: impl Fn() -> bool) {
+    let end = Instant::now() + StdDuration::from_secs(10);
+    while !so() && Instant::now() < end {
+        std::thread::sleep(StdDuration::from_millis(5));
+    }
+}
+
+/// A socket to which one can connect.
+fn listener(socket: &Path) -> OwnedFd {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(socket).unwrap()).unwrap();
+    rustix::net::listen(&listener, 64).unwrap();
+    listener
+}
+
+/// How long the launch took that failed, in ms.
+fn failed_after(stdout: &str) -> Option<u64> {
+    stdout.strip_prefix("802 after ")?.strip_suffix(" ms\n")?.parse().ok()
+}
+
+#[test]
+fn launches_wait_five_seconds_for_a_daemon_that_died() {
+    let program = program("link", &[]);
+    let place = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_as(&place.path().join("g.sock"), Manners::default());
+    let run = Run::hooked(&program, &["works", "20000"])
+        .env("GSHARE_SOCKET", &daemon.socket)
+        .env("GSHARE_ON_DAEMON_LOSS", "closed");
+    let done = std::thread::scope(|scope| {
+        let run = scope.spawn(|| run.finish());
+        until(|| daemon.told().returned > 0 || daemon.told().launches > 100);
+        drop(daemon);
+        run.join().unwrap()
+    });
+    let waited = failed_after(&done.stdout);
+    assert!(waited.is_some_and(|ms| (4_500..8_000).contains(&ms)), "{}{}", done.stdout, done.stderr);
+    assert_eq!(done.stderr, "");
+}
+
+#[test]
+fn launches_wait_five_seconds_for_a_daemon_that_says_nothing() {
+    let program = program("link", &[]);
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("g.sock");
+    let _listens = listener(&socket);
+    let run = Run::hooked(&program, &["works", "20000"]).env("GSHARE_SOCKET", &socket);
+    let done = run.env("GSHARE_ON_DAEMON_LOSS", "closed").finish();
+    let waited = failed_after(&done.stdout);
+    // Those seconds began before the launch.
+    assert!(waited.is_some_and(|ms| (2_000..8_000).contains(&ms)), "{}{}", done.stdout, done.stderr);
+}
+
+/// The first process of every container has number 1.
+#[test]
+fn processes_of_two_containers_are_not_taken_for_one() {
+    let program = program("link", &[]);
+    let place = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_as(&place.path().join("g.sock"), Manners::default());
+    let (path, flags) = (program.to_str().unwrap(), ["--user", "--map-root-user", "--pid", "--fork"]);
+    let can = std::process::Command::new("unshare").args(flags).arg("true").status();
+    if !can.is_ok_and(|status| status.success()) {
+        println!("left out: no namespaces here");
+        return;
+    }
+    let arguments: Vec<&str> = flags.into_iter().chain([path, "works", "1000"]).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            let run = Run::hooked(Path::new("unshare"), &arguments).env("GSHARE_SOCKET", &daemon.socket);
+            scope.spawn(|| assert_eq!(run.finish().code, Some(0)));
+        }
+    });
+    let told = daemon.told();
+    assert_eq!(told.names.len(), 2, "{told:?}");
+    assert!(told.names.iter().all(|name| name.starts_with("link-1@")), "{told:?}");
+    assert!(told.names[0] != told.names[1] && told.runs[0] != told.runs[1], "{told:?}");
+}
+
+/// It says so and closes, with Hello unread.
+#[test]
+fn a_process_that_is_refused_at_the_door_hears_of_it_and_keeps_its_limit() {
+    let program = program("link", &[]);
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("g.sock");
+    let listens = listener(&socket);
+    let (over, mut comes) = (AtomicBool::new(false), 0);
+    let done = std::thread::scope(|scope| {
+        let run = Run::hooked(&program, &["works", "1500"]).env("GSHARE_SOCKET", &socket);
+        let run = run.env("GSHARE_QUOTA", "0.1");
+        let run = scope.spawn(|| {
+            let done = run.finish();
+            over.store(true, Ordering::Release);
+            done
+        });
+        while !over.load(Ordering::Acquire) {
+            if let Ok(peer) = rustix::net::accept(&listens) {
+                comes += 1;
+                // Sometimes before Hello, sometimes behind it.
+                std::thread::sleep(StdDuration::from_millis(comes % 2 * 5));
+                let (code, text) = (RefusalCode::NotAllowed, "not you".to_owned());
+                let mut frame = Vec::new();
+                ToClient::Refused { code, text }.encode(0, &mut frame);
+                let _ = rustix::net::send(&peer, &frame, SendFlags::NOSIGNAL);
+            }
+            std::thread::sleep(StdDuration::from_millis(1));
+        }
+        run.join().unwrap()
+    });
+    assert_eq!(done.stdout, "done\n");
+    assert_eq!(done.stderr, "gshare: the daemon refused this process: not you (NotAllowed)\n");
+    assert!((2..=8).contains(&comes), "{comes} times");
+    let busy = done.truth[0].gpus[0].busy_ns;
+    assert!(busy < 300_000_000, "10 % of 1.5 s, not {busy} ns");
+}
+
+#[test]
+fn a_device_that_is_refused_costs_the_others_nothing() {
+    let program = program("devices", &[]);
+    let bare = Run::bare(&program, &["two"]).env("GSHARE_SIM_PROFILE", "tiny").finish();
+    for hangs_up in [false, true] {
+        let place = tempfile::tempdir().unwrap();
+        let manners = Manners { lacks: Some(0), hangs_up, ..Manners::default() };
+        let daemon = Daemon::start_as(&place.path().join("g.sock"), manners);
+        let run = Run::hooked(&program, &["two"]).env("GSHARE_SIM_PROFILE", "tiny");
+        let run = run.env("GSHARE_QUOTA", "0.9").env("GSHARE_SOCKET", &daemon.socket);
+        let served = run.finish();
+        assert_same("refused", &bare, &served);
+        assert_eq!(served.stderr, "gshare: the daemon refused device 0: no such device (UnknownDevice)\n");
+        let told = daemon.told();
+        assert_eq!(told.names.len(), if hangs_up { 2 } else { 1 }, "{told:?}");
+        assert_eq!(told.devices.len(), 2, "each once: {told:?}");
+        assert!(told.used_ns() > 0, "{told:?}");
+    }
+}
+
+/// What it asks for and gives back between Attach and its answer is said after it.
+#[test]
+fn memory_is_limited_and_accounted_for_while_a_daemon_thinks() {
+    let program = program("link", &[]);
+    let place = tempfile::tempdir().unwrap();
+    let (spec, attach_pause) = (limited_to(Bytes::from_mib(64)), StdDuration::from_secs(3));
+    let daemon =
+        Daemon::start_as(&place.path().join("g.sock"), Manners { spec, attach_pause, ..Manners::default() });
+    let run = |count: &str, limit: &str| {
+        let run = Run::hooked(&program, &["holds", count, "2000"]).env("GSHARE_SOCKET", &daemon.socket);
+        run.env("GSHARE_MEM", limit).finish()
+    };
+    let done = run("32", "64MiB");
+    assert_eq!((done.stdout.as_str(), done.code), ("free 64 of 64 MiB\n", Some(0)), "{}", done.stderr);
+    let told = daemon.told();
+    assert!((32 << 20..=64 << 20).contains(&told.memory_peak), "{told:?}");
+    assert!(told.memory <= 8 << 20, "{told:?}");
+}
+
+#[test]
+fn another_limit_leaves_the_daemon_with_what_is_in_use() {
+    let program = program("link", &[]);
+    for (first, second) in [(Some(64), 32), (None, 64)] {
+        let place = tempfile::tempdir().unwrap();
+        let spec = first.map_or(ResourceSpec::UNLIMITED, |mib| limited_to(Bytes::from_mib(mib)));
+        let daemon = Daemon::start_as(&place.path().join("g.sock"), Manners { spec, ..Manners::default() });
+        let run = Run::hooked(&program, &["holds", "6", "2500"]).env("GSHARE_SOCKET", &daemon.socket);
+        let told = std::thread::scope(|scope| {
+            let run = scope.spawn(|| run.finish());
+            until(|| !daemon.told().attached.is_empty());
+            std::thread::sleep(StdDuration::from_millis(1000));
+            daemon.change(limited_to(Bytes::from_mib(second)));
+            std::thread::sleep(StdDuration::from_millis(700));
+            let told = daemon.told();
+            let done = run.join().unwrap();
+            assert_eq!((done.stdout, done.code), (format!("free {second} of {second} MiB\n"), Some(0)));
+            told
+        });
+        let stated = if first.is_some() { told.memory } else { told.attached.iter().sum() };
+        assert_eq!(stated, 6 << 20, "{told:?}");
+    }
+}
+
+/// Its thread holds the lock that the helper would need to look a function up.
+#[test]
+fn a_library_may_work_on_the_device_while_it_is_loaded() {
+    let (program, library) = (program("link", &[]), program("constructor", &["-shared"]));
+    let library = library.to_str().unwrap();
+    for arguments in [&["loads", library][..], &["loads", library, "later"]] {
+        let bare = Run::bare(&program, arguments).finish();
+        assert!(bare.stdout.ends_with("cuCtxSynchronize() = 0\nloaded\n"), "{}", bare.stdout);
+        let alone = Run::hooked(&program, arguments).env("GSHARE_QUOTA", "0.5").finish();
+        let place = tempfile::tempdir().unwrap();
+        let daemon = Daemon::start_as(&place.path().join("g.sock"), Manners::default());
+        let served = Run::hooked(&program, arguments).env("GSHARE_SOCKET", &daemon.socket).finish();
+        for hooked in [alone, served] {
+            assert_same("constructor", &bare, &hooked);
+            assert_eq!(hooked.stderr, "");
+        }
+    }
+}
+
+#[test]
+fn the_version_of_dlsym_is_asked_for_that_every_c_library_has() {
+    let spy = program("versions", &["-shared", "-nodriver"]);
+    let done = Run::hooked(Path::new("/bin/true"), &[]).preload(&spy, true).finish();
+    assert_eq!(done.stderr, "dlsym GLIBC_2.2.5\n");
+}
+
+#[test]
+fn a_process_waits_for_a_daemon_that_was_named() {
+    let program = program("link", &[]);
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("g.sock");
+    let run = Run::hooked(&program, &["works", "2500"]).env("GSHARE_SOCKET", &socket);
+    let (done, told) = std::thread::scope(|scope| {
+        let run = scope.spawn(|| run.finish());
+        std::thread::sleep(StdDuration::from_millis(1000));
+        let daemon = Daemon::start_as(&socket, Manners::default());
+        (run.join().unwrap(), daemon.told())
+    });
+    assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("done\n", ""));
+    assert!(told.used_ns() > 100_000_000, "{told:?}");
+}
+
+#[test]
+fn files_of_a_program_that_closed_the_hooks_descriptors_are_its_own() {
+    let program = program("link", &[]);
+    let bare = Run::bare(&program, &["closes"]).finish();
+    assert!(bare.stdout.ends_with("0 files used, 0\n"), "{}", bare.stdout);
+    let place = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_as(&place.path().join("g.sock"), Manners::default());
+    let served = Run::hooked(&program, &["closes"]).env("GSHARE_SOCKET", &daemon.socket).finish();
+    assert_same("closes", &bare, &served);
+    let why = "gshare: not metering any more: the program has closed the descriptors of its meter\n";
+    assert_eq!(served.stderr, why);
+}
+
+#[test]
+fn a_process_that_was_stopped_still_gets_its_memory() {
+    let program = program("link", &[]);
+    let place = tempfile::tempdir().unwrap();
+    let (spec, memory_pause) = (limited_to(Bytes::from_mib(64)), StdDuration::from_secs(7));
+    let daemon =
+        Daemon::start_as(&place.path().join("g.sock"), Manners { spec, memory_pause, ..Manners::default() });
+    let run = Run::hooked(&program, &["stopped"]).env("GSHARE_SOCKET", &daemon.socket);
+    let done = run.finish();
+    assert_eq!(
+        done.stdout, "cuCtxSynchronize() = 0\ncuMemAlloc_v2(&memory, 1 << 20) = 0\n",
+        "{}",
+        done.stderr
+    );
+}
+
+#[test]
+fn a_program_with_much_thread_local_storage_is_metered() {
+    let program = program("storage", &[]);
+    let began = Instant::now();
+    let done = Run::hooked(&program, &[]).env("GSHARE_QUOTA", "0.2").finish();
+    assert_eq!((done.stdout.as_str(), done.code), ("cuCtxSynchronize() = 0\n", Some(0)), "{}", done.stderr);
+    assert!(began.elapsed() > StdDuration::from_millis(1500), "400 ms at 20 %: {:?}", began.elapsed());
+}
