@@ -97,31 +97,28 @@ fn processes_of_two_containers_are_not_taken_for_one() {
     assert!(told.names[0] != told.names[1] && told.runs[0] != told.runs[1], "{told:?}");
 }
 
-/// It says so and closes, with Hello unread.
-#[test]
-fn a_process_that_is_refused_at_the_door_hears_of_it_and_keeps_its_limit() {
+/// A daemon that says so and closes, with Hello unread; gives how often the program came.
+fn refused_at_the_door(ms: &str) -> (common::Done, u32) {
     let program = program("link", &[]);
     let place = tempfile::tempdir().unwrap();
     let socket = place.path().join("g.sock");
     let listens = listener(&socket);
     let (over, mut comes) = (AtomicBool::new(false), 0);
     let done = std::thread::scope(|scope| {
-        let run = Run::hooked(&program, &["works", "1500"]).env("GSHARE_SOCKET", &socket);
+        let run = Run::hooked(&program, &["works", ms]).env("GSHARE_SOCKET", &socket);
         let run = run.env("GSHARE_QUOTA", "0.1");
         let run = scope.spawn(|| {
             let done = run.finish();
             over.store(true, Ordering::Release);
             done
         });
+        let mut frame = Vec::new();
+        let (code, text) = (RefusalCode::NotAllowed, "not you".to_owned());
+        ToClient::Refused { code, text }.encode(0, &mut frame);
         while !over.load(Ordering::Acquire) {
             if let Ok(peer) = rustix::net::accept(&listens) {
-                comes += 1;
-                // Sometimes before Hello, sometimes behind it.
-                std::thread::sleep(StdDuration::from_millis(comes % 2 * 5));
-                let (code, text) = (RefusalCode::NotAllowed, "not you".to_owned());
-                let mut frame = Vec::new();
-                ToClient::Refused { code, text }.encode(0, &mut frame);
                 let _ = rustix::net::send(&peer, &frame, SendFlags::NOSIGNAL);
+                comes += 1;
             }
             std::thread::sleep(StdDuration::from_millis(1));
         }
@@ -129,6 +126,14 @@ fn a_process_that_is_refused_at_the_door_hears_of_it_and_keeps_its_limit() {
     });
     assert_eq!(done.stdout, "done\n");
     assert_eq!(done.stderr, "gshare: the daemon refused this process: not you (NotAllowed)\n");
+    (done, comes)
+}
+
+#[test]
+fn a_process_that_is_refused_at_the_door_hears_of_it_and_keeps_its_limit() {
+    // So short that it comes once.
+    assert_eq!(refused_at_the_door("100").1, 1);
+    let (done, comes) = refused_at_the_door("1500");
     assert!((2..=8).contains(&comes), "{comes} times");
     let busy = done.truth[0].gpus[0].busy_ns;
     assert!(busy < 300_000_000, "10 % of 1.5 s, not {busy} ns");
@@ -162,14 +167,31 @@ fn memory_is_limited_and_accounted_for_while_a_daemon_thinks() {
     let (spec, attach_pause) = (limited_to(Bytes::from_mib(64)), StdDuration::from_secs(3));
     let daemon =
         Daemon::start_as(&place.path().join("g.sock"), Manners { spec, attach_pause, ..Manners::default() });
-    let run = |count: &str, limit: &str| {
-        let run = Run::hooked(&program, &["holds", count, "2000"]).env("GSHARE_SOCKET", &daemon.socket);
-        run.env("GSHARE_MEM", limit).finish()
-    };
-    let done = run("32", "64MiB");
+    let run = Run::hooked(&program, &["holds", "32", "2000", "300"]).env("GSHARE_SOCKET", &daemon.socket);
+    let done = run.env("GSHARE_MEM", "64MiB").finish();
     assert_eq!((done.stdout.as_str(), done.code), ("free 64 of 64 MiB\n", Some(0)), "{}", done.stderr);
     let told = daemon.told();
     assert!((32 << 20..=64 << 20).contains(&told.memory_peak), "{told:?}");
+    assert!(told.memory <= 8 << 20, "{told:?}");
+}
+
+/// What it took before there was a daemon is said with Attach, and what it gives back of it meanwhile after the answer.
+#[test]
+fn memory_given_back_while_a_daemon_thinks_is_told_it() {
+    let program = program("link", &[]);
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("g.sock");
+    let (spec, attach_pause) = (limited_to(Bytes::from_mib(64)), StdDuration::from_secs(2));
+    let run = Run::hooked(&program, &["holds", "32", "2000", "2500"]).env("GSHARE_SOCKET", &socket);
+    let run = run.env("GSHARE_MEM", "64MiB");
+    let (done, told) = std::thread::scope(|scope| {
+        let run = scope.spawn(|| run.finish());
+        std::thread::sleep(StdDuration::from_millis(1000));
+        let daemon = Daemon::start_as(&socket, Manners { spec, attach_pause, ..Manners::default() });
+        (run.join().unwrap(), daemon.told())
+    });
+    assert_eq!((done.stdout.as_str(), done.code), ("free 64 of 64 MiB\n", Some(0)), "{}", done.stderr);
+    assert_eq!(told.attached, [32 << 20], "{told:?}");
     assert!(told.memory <= 8 << 20, "{told:?}");
 }
 
@@ -180,7 +202,7 @@ fn another_limit_leaves_the_daemon_with_what_is_in_use() {
         let place = tempfile::tempdir().unwrap();
         let spec = first.map_or(ResourceSpec::UNLIMITED, |mib| limited_to(Bytes::from_mib(mib)));
         let daemon = Daemon::start_as(&place.path().join("g.sock"), Manners { spec, ..Manners::default() });
-        let run = Run::hooked(&program, &["holds", "6", "2500"]).env("GSHARE_SOCKET", &daemon.socket);
+        let run = Run::hooked(&program, &["holds", "6", "2500", "300"]).env("GSHARE_SOCKET", &daemon.socket);
         let told = std::thread::scope(|scope| {
             let run = scope.spawn(|| run.finish());
             until(|| !daemon.told().attached.is_empty());

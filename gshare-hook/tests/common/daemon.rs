@@ -267,6 +267,7 @@ fn hear(peer: &mut Peer, message: ToDaemon, manners: &Manners, told: &mut Told) 
             // A client is a process on a device.
             let client = ClientId::new(peer.client.slot() * 64 + ordinal, 1);
             told.attached.push(allocated.0);
+            told.memory += allocated.0;
             told.devices.push(device);
             if manners.lacks == Some(ordinal) {
                 let text = "no such device".to_owned();

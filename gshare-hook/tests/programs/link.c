@@ -30,15 +30,15 @@ static void works(long ms) {
     printf("done\n");
 }
 
-/* So many MiB, held so long; then how much is free. */
-static void holds(int count, long ms) {
+/* So many MiB, held so long; then, a while later, how much is free. */
+static void holds(int count, long ms, long later) {
     Pointer all[64];
     size_t free_bytes, total;
     context_of_device_0();
     for (int i = 0; i < count; i++) MUST(cuMemAlloc_v2(&all[i], 1 << 20));
     usleep(ms * 1000);
     while (count) MUST(cuMemFree_v2(all[--count]));
-    usleep(300000);
+    usleep(later * 1000);
     MUST(cuMemGetInfo_v2(&free_bytes, &total));
     printf("free %zu of %zu MiB\n", free_bytes >> 20, total >> 20);
 }
@@ -86,7 +86,7 @@ static void stopped(void) {
 int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "";
     if (!strcmp(kind, "works")) works(atol(argv[2]));
-    else if (!strcmp(kind, "holds")) holds(atoi(argv[2]), atol(argv[3]));
+    else if (!strcmp(kind, "holds")) holds(atoi(argv[2]), atol(argv[3]), atol(argv[4]));
     else if (!strcmp(kind, "closes")) closes();
     else if (!strcmp(kind, "stopped")) stopped();
     else if (!strcmp(kind, "loads")) {
