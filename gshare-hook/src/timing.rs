@@ -122,21 +122,15 @@ impl Turns {
 /// Short work that several threads wait for, each for its own, may run at the same time; and most of it is not measured. Now and
 /// then all of it is for a few milliseconds: what that covered, as a part of what it was predicted to take, is what the rest is
 /// charged until the next time.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Overlap {
-    /// The part, in 1024ths.
-    part: u64,
+    /// The part, in 1024ths; `None` before it was first measured.
+    part: Option<u64>,
     predicted: u64,
     covered: u64,
     /// Until when everything is measured, and when that begins again, in ns.
     until: u64,
     next: u64,
-}
-
-impl Default for Overlap {
-    fn default() -> Self {
-        Self { part: 1024, predicted: 0, covered: 0, until: 0, next: 0 }
-    }
 }
 
 impl Overlap {
@@ -151,11 +145,12 @@ impl Overlap {
         }
         if self.predicted > 0 {
             let part = (u128::from(self.covered) * 1024 / u128::from(self.predicted)).min(1024);
-            self.part = u64::midpoint(self.part, u64::try_from(part).unwrap_or(1024));
+            let part = u64::try_from(part).unwrap_or(1024);
+            self.part = Some(self.part.map_or(part, |before| u64::midpoint(before, part)));
             (self.predicted, self.covered) = (0, 0);
         }
         if threads < 2 {
-            self.part = 1024;
+            self.part = None;
         } else if now >= self.next {
             (self.until, self.next) = (now + Self::WINDOW, now + Self::EVERY);
             return true;
@@ -173,7 +168,8 @@ impl Overlap {
 
     /// What work that was not measured is charged of the time that it was predicted to take.
     pub(crate) fn of(&self, predicted: u64) -> u64 {
-        u64::try_from(u128::from(predicted) * u128::from(self.part) / 1024).unwrap_or(predicted)
+        let part = self.part.unwrap_or(1024);
+        u64::try_from(u128::from(predicted) * u128::from(part) / 1024).unwrap_or(predicted)
     }
 }
 

@@ -25,7 +25,7 @@ use config::Config;
 use cost::{CostTable, SUSPECTS, Suspicion, shape, surely};
 use cycle::{Cycle, Cycles};
 use memory::{Account, Book, Key, Kind, Record};
-use timing::{Behind, Coverage, Turns, charge};
+use timing::{Behind, Coverage, Overlap, Turns, charge};
 
 // ---- cost -----------------------------------------------------------------------------------------------------------
 
@@ -179,6 +179,27 @@ proptest! {
         }
         prop_assert!(total <= union);
     }
+}
+
+#[test]
+fn short_work_is_charged_the_part_that_it_covered_when_all_of_it_was_measured() {
+    let mut overlap = Overlap::default();
+    let ms = 1_000_000;
+    assert!(!overlap.look(ms, 1), "nobody else");
+    assert!(overlap.look(2 * ms, 4) && overlap.look(3 * ms, 4));
+    assert_eq!(overlap.of(80), 80, "nothing is known");
+    // Of four that ran at the same time three cover nothing new.
+    (0..8).for_each(|n| overlap.seen(3 * ms, 80, if n % 4 == 0 { 80 } else { 0 }));
+    overlap.seen(ms, 1_000, 1_000);
+    assert!(!overlap.look(7 * ms, 4));
+    assert_eq!(overlap.of(80), 20);
+    // The next time two do.
+    assert!(overlap.look(103 * ms, 4));
+    (0..8).for_each(|n| overlap.seen(104 * ms, 80, if n % 2 == 0 { 80 } else { 0 }));
+    assert!(!overlap.look(108 * ms, 4));
+    assert_eq!(overlap.of(80), 30, "half-way");
+    assert!(!overlap.look(109 * ms, 1));
+    assert_eq!(overlap.of(80), 80);
 }
 
 #[test]

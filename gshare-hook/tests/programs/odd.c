@@ -140,7 +140,7 @@ static void *waits_for_each(void *context) {
     Handle stream;
     MUST(cuCtxSetCurrent(context));
     MUST(cuStreamCreate(&stream, 1));
-    for (int i = 0; i < 2000; i++) {
+    for (int i = 0; i < 5000; i++) {
         MUST(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0));
         MUST(cuStreamSynchronize(stream));
     }
@@ -178,7 +178,7 @@ static void longer_in_a_loop(void) {
     context_of_device_0();
     Handle f = kernel("spin_ns"), stream;
     MUST(cuStreamCreate(&stream, 1));
-    for (int n = 0; n < 30; n++) {
+    for (int n = 0; n < 60; n++) {
         for (int i = 0; i < 10; i++) {
             spin_on(f, stream, n < 10 ? 10000 : 4000000);
             usleep(5);
