@@ -25,14 +25,14 @@
 //!                                    ◀──  Welcome{epoch}              or Refused{code, text} and close
 //!                                    ◀──  Class{class}                where the daemon's configuration has one
 //!  Attach{ordinal, device, memory}   ──▶                             once per GPU, at its first context
-//!                                    ◀──  Attached{client, spec, window}
+//!                                    ◀──  Attached{client, spec, window}   or Refused{UnknownDevice, BadSpec}: this GPU only
 //!  TokenRequest{client}              ──▶
 //!                                    ◀──  Grant{client, lease, budget, expires}
 //!  Usage, TokenReturn, Iteration     ──▶                             the last after a Class
 //!  MemoryReserve{client, bytes}      ──▶
 //!                                    ◀──  MemoryGrant or MemoryDeny
 //! ```
-//! After a reconnect the hook says Hello and Attach again and re-states the memory it has allocated in `Attach`.
+//! Attaches are answered in their order. After a reconnect the hook says Hello and Attach again and re-states the memory it has allocated in `Attach`.
 //!
 //! # Invariants
 //! - `decode(encode(frame)) == frame`; every other byte string is an error, never a panic.
