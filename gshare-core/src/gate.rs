@@ -211,6 +211,23 @@ impl LaunchGate {
             .sum()
     }
 
+    /// What shards owe is owed by the pool from now on: a nanosecond in there then lets a launch of any thread through. Only the
+    /// ledger's thread calls this.
+    fn gather_debts(&self) {
+        let tag = tag_of(self.pool.0.load(Ordering::Relaxed));
+        for cell in &self.shards {
+            let word = cell.0.load(Ordering::Acquire);
+            let debt = credit_of(word).min(0);
+            if tag_of(word) == tag && debt < 0 {
+                // First there, so that there is never more credit than there should be.
+                self.put(debt);
+                if cell.0.compare_exchange(word, pack(tag, 0), Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                    self.put(-debt);
+                }
+            }
+        }
+    }
+
     /// Puts credit into the pool (takes it out when negative). Only the ledger's thread calls this.
     fn put(&self, credit: i64) {
         let tag = tag_of(self.pool.0.load(Ordering::Relaxed));
@@ -340,6 +357,7 @@ impl LeaseLedger {
     ///
     /// For work in flight that does not complete as it should: it may wait for something that the program has yet to launch.
     pub fn let_one_in(&mut self, gate: &LaunchGate) -> bool {
+        gate.gather_debts();
         let left = gate.left_ns();
         let within_budget = self.budget - self.correction - self.released;
         // Up to one nanosecond of credit: any launch passes on that.
@@ -570,7 +588,8 @@ mod tests {
         assert!(!gate.try_spend(1, MS), "the bound");
         assert!(ledger.let_one_in(&gate));
         assert!(ledger.let_one_in(&gate), "but no more than one");
-        assert!(gate.try_spend(1, MS) && !gate.try_spend(1, MS) && !gate.try_spend(0, MS));
+        assert!(gate.try_spend(1, MS));
+        assert!(!gate.try_spend(1, MS) && !gate.try_spend(0, MS) && !gate.try_spend(2, MS));
         assert_eq!(ledger.unspent(&gate), ms(9));
         assert!(ledger.let_one_in(&gate) && gate.try_spend(0, ms(9)));
         assert!(!ledger.let_one_in(&gate), "the lease is spent");
@@ -793,6 +812,31 @@ mod loom_tests {
             // Credit that strayed and was not settled yet makes the next lease cheaper: `correction`.
             let settled = i64::try_from((first + second).as_nanos()).unwrap() + ledger.correction;
             assert_eq!(settled, i64::try_from(spent).unwrap() + gate.stray.load(Ordering::Acquire));
+        });
+    }
+
+    /// Two threads spend while the owner lets one launch in for which there is no credit.
+    #[test]
+    fn what_shards_owe_is_gathered_without_loss_while_they_launch() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let gate = Arc::new(LaunchGate::new());
+            let mut ledger = LeaseLedger::new(Duration::from_nanos(10_000));
+            ledger.grant(&gate, LeaseId(1), Duration::from_nanos(200_000));
+            assert!(gate.try_spend(0, Duration::from_nanos(40_000)));
+            let threads: Vec<_> = (0..2)
+                .map(|shard| {
+                    let gate = Arc::clone(&gate);
+                    loom::thread::spawn(move || {
+                        u64::from(gate.try_spend(shard, Duration::from_nanos(30_000))) * 30_000
+                    })
+                })
+                .collect();
+            assert!(ledger.let_one_in(&gate));
+            let spent: u64 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+            assert!(spent <= 30_000, "one launch, not {spent} ns");
+            assert_eq!(ledger.close(&gate).unwrap().used, Duration::from_nanos(40_000 + spent));
         });
     }
 
