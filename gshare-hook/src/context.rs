@@ -210,38 +210,40 @@ impl Drop for Pushed {
     }
 }
 
-/// Does something with this context current; `None` if it cannot be.
-pub(crate) fn within<T>(handle: usize, work: impl FnOnce() -> T) -> Option<T> {
-    let _pushed = Pushed::new(handle)?;
-    Some(work())
-}
-
-/// A green context, the handle under which it can be made current, and the primary context that it was cut from.
+/// A green context, the primary context that it was cut from, and the handle under which it can be made current; 0 before it has
+/// one.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct GreenContext {
-    pub(crate) green: usize,
-    pub(crate) handle: usize,
-    pub(crate) host: usize,
+struct Green {
+    context: usize,
+    host: usize,
+    handle: usize,
 }
 
 /// A green context can be current in one thread at a time, which is the program's: this library's own thread uses its host.
-static GREEN: Mutex<Vec<GreenContext>> = Mutex::new(Vec::new());
+static GREEN: Mutex<Vec<Green>> = Mutex::new(Vec::new());
 
-pub(crate) fn note_green(context: GreenContext) {
+pub(crate) fn note_green(context: usize, host: usize) {
     let mut known = locked(&GREEN);
-    known.retain(|other| other.handle != context.handle);
-    known.push(context);
+    known.retain(|green| green.context != context);
+    known.push(Green { context, host, handle: 0 });
+}
+
+/// A green context has this handle.
+pub(crate) fn name_green(context: usize, handle: usize) {
+    for green in locked(&GREEN).iter_mut().filter(|green| green.context == context) {
+        green.handle = handle;
+    }
 }
 
 /// A green context is about to be destroyed; gives the handle that goes with it.
-pub(crate) fn forget_green(green: usize) -> Option<usize> {
+pub(crate) fn forget_green(context: usize) -> Option<usize> {
     let mut known = locked(&GREEN);
-    let at = known.iter().position(|context| context.green == green)?;
-    Some(known.swap_remove(at).handle)
+    let at = known.iter().position(|green| green.context == context)?;
+    Some(known.swap_remove(at).handle).filter(|&handle| handle != 0)
 }
 
 fn host_of(handle: usize) -> usize {
-    locked(&GREEN).iter().find(|context| context.handle == handle).map_or(handle, |context| context.host)
+    locked(&GREEN).iter().find(|green| green.handle == handle).map_or(handle, |green| green.host)
 }
 
 /// The handle of the calling thread's current context, if it has one.

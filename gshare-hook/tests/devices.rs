@@ -55,6 +55,19 @@ fn a_device_named_by_uuid_is_metered_as_itself() {
     assert_same("by_uuid", &bare, &hooked);
 }
 
+#[test]
+fn a_green_context_that_is_current_is_measured_and_may_go() {
+    let program = program("devices", &[]);
+    let bare = Run::bare(&program, &["green_current"]).finish();
+    let place = tempfile::tempdir().unwrap();
+    let daemon =
+        Daemon::start(&place.path().join("g.sock"), ResourceSpec::UNLIMITED, Duration::from_millis(10));
+    let served = Run::hooked(&program, &["green_current"]).env("GSHARE_SOCKET", &daemon.socket).finish();
+    assert_same("green_current", &bare, &served);
+    let (used, truth) = (daemon.told().used_ns(), served.truth[0].gpus[0].busy_ns);
+    assert!(used >= truth * 9 / 10 && used <= truth * 11 / 10, "used {used}, device {truth}");
+}
+
 /// The second line that `mig` prints.
 fn uuid(run: &common::Done) -> &str {
     run.stdout.lines().nth(1).unwrap_or_else(|| panic!("{}{}", run.stdout, run.stderr))

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use gshare_cuda_abi::types::{CUdevice, CUresult, sys};
 
 use super::wrappers;
-use crate::context::{self, GreenContext};
+use crate::context;
 use crate::control::{ALL_STREAMS, CONTROL};
 use crate::driver::real;
 use crate::gate::{self, stream_of, synchronise};
@@ -98,19 +98,10 @@ fn stream_made(flags: c_uint, call: impl FnOnce() -> CUresult) -> CUresult {
     call()
 }
 
-/// Notes under which handle a green context can be made current: only the program's threads may do that.
-fn turned_into_context(green: sys::CUgreenCtx, out: *mut sys::CUcontext) {
-    // SAFETY: null, or written by the driver in the call that succeeded.
-    let Some(&handle) = (unsafe { out.as_ref() }) else { return };
-    let mut device: CUdevice = 0;
-    let found = context::within(handle.expose_provenance(), || {
-        let get = real!(cuCtxGetDevice)?;
-        // SAFETY: a valid out-pointer.
-        unsafe { get(&raw mut device) }.is_ok().then_some(())
-    });
-    if let Some(host) = found.flatten().and_then(|()| primary(device)) {
-        context::note_green(GreenContext { green: green.addr(), handle: handle.addr(), host });
-    }
+/// What the driver has written to an out-pointer in a call that succeeded.
+fn written<T>(out: *const *mut T) -> usize {
+    // SAFETY: null, or as said.
+    unsafe { out.as_ref() }.map_or(0, |handle| handle.addr())
 }
 
 /// The primary context of a device, if it is active.
@@ -230,9 +221,8 @@ wrappers! { CONTEXTS:
     cuCtxAttach(context: *mut sys::CUcontext, flags: c_uint) |real| {
         // SAFETY: as above.
         let result = unsafe { real(context, flags) };
-        // SAFETY: null, or written by the driver in the call that succeeded.
-        if let Some(context) = (unsafe { context.as_ref() }).filter(|_| result.is_ok()) {
-            attachments().push(context.addr());
+        if result.is_ok() {
+            attachments().push(written(context));
         }
         result
     }
@@ -297,7 +287,16 @@ wrappers! { CONTEXTS:
         // SAFETY: as above.
         let result = unsafe { real(out, context) };
         if result.is_ok() {
-            turned_into_context(context, out);
+            context::name_green(context.addr(), written(out));
+        }
+        result
+    }
+    cuGreenCtxCreate(out: *mut sys::CUgreenCtx, description: sys::CUdevResourceDesc, device: CUdevice,
+        flags: c_uint) |real| {
+        // SAFETY: as above.
+        let result = unsafe { real(out, description, device, flags) };
+        if result.is_ok() && let Some(host) = primary(device) {
+            context::note_green(written(out), host);
         }
         result
     }

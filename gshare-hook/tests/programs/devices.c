@@ -136,6 +136,31 @@ static void green(void) {
     SHOW(cuCtxSynchronize());
 }
 
+/* A green context as the current one, with kernels on its default stream that become longer; then it is gone. */
+static void green_current(void) {
+    Resource all;
+    Handle description, green, context, primary = context_of_device_0();
+    memset(&all, 0, sizeof all);
+    if (cuDeviceGetDevResource(0, &all, 1)) { printf("no green contexts\n"); return; }
+    MUST(cuDevResourceGenerateDesc(&description, &all, 1));
+    MUST(cuGreenCtxCreate(&green, description, 0, 1));
+    MUST(cuCtxFromGreenCtx(&context, green));
+    MUST(cuCtxSetCurrent(context));
+    Handle f = kernel("spin_ns");
+    for (int n = 0; n < 3000; n++) {
+        unsigned long long ns = n < 1000 ? 20000 : 150000;
+        void *arguments[] = {&ns};
+        MUST(cuLaunchKernel(f, 80, 1, 1, 64, 1, 1, 0, 0, arguments, 0));
+    }
+    SHOW(cuCtxSynchronize());
+    MUST(cuCtxSetCurrent(primary));
+    SHOW(cuGreenCtxDestroy(green));
+    f = kernel("spin_1ms");
+    for (int n = 0; n < 30; n++) MUST(cuLaunchKernel(f, 80, 1, 1, 64, 1, 1, 0, 0, 0, 0));
+    SHOW(cuCtxSynchronize());
+    usleep(60000);
+}
+
 /* All views of one limit: the driver's, NVML's, and NVML's list of processes. */
 static void views(void) {
     Pointer p;
@@ -257,6 +282,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "uuid_of_second")) uuid_of_second();
     else if (!strcmp(kind, "ipc")) ipc();
     else if (!strcmp(kind, "green")) green();
+    else if (!strcmp(kind, "green_current")) green_current();
     else if (!strcmp(kind, "views")) views();
     else if (!strcmp(kind, "mig")) mig();
     else if (!strcmp(kind, "mig_list")) mig_list();
