@@ -24,9 +24,11 @@
 //!
 //! # Without a daemon
 //! With policy *open* the process keeps its last share by its own clock ([`LocalShare`]); with *closed* launches wait,
-//! and fail after [`CLOSED_WAIT`], however often a daemon is reached meanwhile that does not greet. A device that the daemon
-//! refuses goes on like that alone, and is not attached again. The connection is tried again with a jittered delay; the hook then says Hello and
-//! Attach again and re-states the memory it holds.
+//! and fail after [`CLOSED_WAIT`], however often a daemon is reached meanwhile that does not greet. A daemon that says nothing
+//! for [`SILENCE`] while a thread waits is asked by a second connection whether it is there: if it does not greet, it is as good
+//! as gone (one that is stopped keeps its sockets). A device that the daemon refuses goes on like that alone, and is not attached
+//! again. The connection is tried again with a jittered delay; the hook then says Hello and Attach again and re-states the memory
+//! it holds.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::PoisonError;
@@ -89,6 +91,11 @@ const RECONNECT: (u64, u64) = (10_000_000, 250_000_000);
 /// How long the daemon may take to say Welcome, in ns.
 const WELCOME: u64 = 1_000_000_000;
 
+/// How long a daemon may say nothing while a thread waits for it before it is asked whether it is there, in ns.
+const SILENCE: u64 = 3_000_000_000;
+/// How often its answer to that is looked for, in ns.
+const PROBE_LOOK: u64 = 20_000_000;
+
 /// The namespace of processes that a machine starts with.
 const FIRST_SPACE: u64 = 0xEFFF_FFFC;
 
@@ -101,6 +108,8 @@ pub(crate) fn run(runtime: &'static Runtime) {
         devices: Vec::new(),
         jitter: clock::now_ns() | 1,
         told: false,
+        heard: 0,
+        probe: None,
         synced: (Vec::new(), 0, 0),
         class: None,
     };
@@ -179,6 +188,9 @@ struct Helper {
     devices: Vec<Account>,
     jitter: u64,
     told: bool,
+    /// When the daemon was last heard, and a second connection that asks whether it is there, with the time by which it must say.
+    heard: u64,
+    probe: Option<(Connection, u64)>,
     /// How often each thread had waited for the device at some time, that time, and how many had since the time before it.
     synced: (Vec<u64>, u64, usize),
     /// What the daemon's configuration says of this process.
@@ -342,7 +354,7 @@ impl Helper {
             Link::Greeting(.., outage) => outage,
             Link::Down { .. } => return,
         };
-        self.class = None;
+        (self.class, self.probe) = (None, None);
         let mut later = Vec::new();
         for account in &mut self.devices {
             if account.refused.take_if(|code| !is_final(*code)).is_some() {
@@ -396,7 +408,10 @@ impl Helper {
         loop {
             let (Link::Up(connection) | Link::Greeting(connection, ..)) = &mut self.link else { return };
             match connection.receive() {
-                Ok(Some(message)) => self.hear(message),
+                Ok(Some(message)) => {
+                    self.heard = clock::now_ns();
+                    self.hear(message);
+                }
                 Ok(None) => return,
                 Err(_) => return self.lose(clock::now_ns()),
             }
@@ -527,6 +542,36 @@ impl Helper {
         }
     }
 
+    /// Finds out whether a daemon is there that says nothing while a thread waits for it.
+    fn probe(&mut self, now: u64) {
+        if let Some((probe, by)) = &mut self.probe {
+            match probe.receive() {
+                // Whatever it says.
+                Ok(Some(_)) => (self.heard, self.probe) = (now, None),
+                Ok(None) if now < *by => {}
+                Ok(None) | Err(_) => self.lose(now),
+            }
+            return;
+        }
+        let waits = |account: &Account| {
+            let waiting = account.device.waiting.load(Ordering::Acquire) > 0;
+            account.is_unanswered() || !account.memory.is_empty() || account.asked && waiting
+        };
+        if !matches!(self.link, Link::Up(_)) || !self.devices.iter().any(waits) {
+            // The time counts from when somebody begins to wait.
+            self.heard = now;
+        } else if now.saturating_sub(self.heard) > SILENCE {
+            let opened = Connection::open(&self.runtime.config.socket).and_then(|mut probe| {
+                probe.send(&hello(self.runtime))?;
+                Ok(probe)
+            });
+            match opened {
+                Ok(probe) => self.probe = Some((probe, now + WELCOME)),
+                Err(_) => self.lose(now),
+            }
+        }
+    }
+
     fn account_of(&mut self, client: ClientId) -> Option<&mut Account> {
         self.devices.iter_mut().find(|a| matches!(a.source, Source::Daemon(id) if id == client))
     }
@@ -539,10 +584,12 @@ impl Helper {
     /// Accounts, decides, speaks; gives how long there is nothing to do, in ns.
     fn turn(&mut self, now: u64) -> u64 {
         let mut sleep = match &self.link {
+            Link::Up(_) if self.probe.is_some() => PROBE_LOOK,
             Link::Up(_) => 1_000_000_000,
             Link::Greeting(_, by, _) => by.saturating_sub(now),
             Link::Down { retry_at, .. } => retry_at.saturating_sub(now),
         };
+        self.probe(now);
         self.settle_without_daemon(now);
         let threads = self.runtime.threads();
         let all_launches = threads.iter().map(|thread| thread.launches.load(Ordering::Relaxed)).sum();

@@ -72,6 +72,39 @@ fn launches_wait_five_seconds_for_a_daemon_that_says_nothing() {
     assert!(waited.is_some_and(|ms| (2_000..8_000).contains(&ms)), "{}{}", done.stdout, done.stderr);
 }
 
+/// Its sockets are there, and nobody answers: who waits for a token would wait for ever.
+#[test]
+fn a_daemon_that_is_stopped_is_as_good_as_gone() {
+    let program = program("link", &[]);
+    let place = tempfile::tempdir().unwrap();
+    let manners = Manners { stops_after: Some(5), ..Manners::default() };
+    let daemon = Daemon::start_as(&place.path().join("g.sock"), manners);
+    let run = || Run::hooked(&program, &["works", "300"]).env("GSHARE_SOCKET", &daemon.socket);
+    let open = run().finish();
+    assert_eq!(open.code, Some(0), "{}{}", open.stdout, open.stderr);
+    drop(daemon);
+    let manners = Manners { stops_after: Some(5), ..Manners::default() };
+    let daemon = Daemon::start_as(&place.path().join("g.sock"), manners);
+    let run = Run::hooked(&program, &["works", "300"]).env("GSHARE_SOCKET", &daemon.socket);
+    let closed = run.env("GSHARE_ON_DAEMON_LOSS", "closed").finish();
+    assert!(failed_after(&closed.stdout).is_some(), "{}{}", closed.stdout, closed.stderr);
+}
+
+#[test]
+fn a_daemon_that_keeps_others_waiting_is_not() {
+    let program = program("link", &[]);
+    let place = tempfile::tempdir().unwrap();
+    let manners = Manners { keeps_waiting: StdDuration::from_secs(6), ..Manners::default() };
+    let began = Instant::now();
+    let daemon = Daemon::start_as(&place.path().join("g.sock"), manners);
+    let done = Run::hooked(&program, &["works", "100"]).env("GSHARE_SOCKET", &daemon.socket).finish();
+    assert_eq!(done.code, Some(0), "{}{}", done.stdout, done.stderr);
+    assert!(began.elapsed() >= StdDuration::from_secs(6), "it was not waited for: {:?}", began.elapsed());
+    let told = daemon.told();
+    assert_eq!(told.attached.len(), 1, "and it was asked whether it is there: {told:?}");
+    assert!(told.names.len() > 1, "{told:?}");
+}
+
 /// The first process of every container has number 1.
 #[test]
 fn processes_of_two_containers_are_not_taken_for_one() {

@@ -60,6 +60,10 @@ pub struct Manners {
     /// The ordinal of a device that it refuses; and closes the connection over it.
     pub lacks: Option<u32>,
     pub hangs_up: bool,
+    /// After how many tokens it stops as if by a signal: its sockets stay, and nobody is answered.
+    pub stops_after: Option<u64>,
+    /// For how long it gives no token, and says nothing.
+    pub keeps_waiting: std::time::Duration,
     /// How long it thinks about an attachment, and about memory.
     pub attach_pause: std::time::Duration,
     pub memory_pause: std::time::Duration,
@@ -73,6 +77,8 @@ impl Default for Manners {
             in_turns: false,
             lacks: None,
             hangs_up: false,
+            stops_after: None,
+            keeps_waiting: std::time::Duration::ZERO,
             attach_pause: std::time::Duration::ZERO,
             memory_pause: std::time::Duration::ZERO,
         }
@@ -184,7 +190,12 @@ fn serve(
     let Manners { token, in_turns, .. } = manners;
     let mut peers: Vec<Peer> = Vec::new();
     let (mut leases, mut requests) = (0, 0);
+    let began = std::time::Instant::now();
     while !stop.load(Ordering::Acquire) {
+        if manners.stops_after.is_some_and(|tokens| leases >= tokens) {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            continue;
+        }
         let ready: Vec<bool> = {
             let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
             fds.extend(peers.iter().map(|peer| PollFd::from_borrowed_fd(peer.socket.as_fd(), PollFlags::IN)));
@@ -227,7 +238,9 @@ fn serve(
         for index in gone.into_iter().rev() {
             peers.remove(index);
         }
-        while !in_turns || peers.iter().all(|peer| peer.holds.is_none()) {
+        while began.elapsed() >= manners.keeps_waiting
+            && (!in_turns || peers.iter().all(|peer| peer.holds.is_none()))
+        {
             let next =
                 peers.iter_mut().filter_map(|peer| Some((peer.waits?, peer))).min_by_key(|next| next.0);
             let Some(((_, client), peer)) = next else { break };
