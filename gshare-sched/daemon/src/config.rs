@@ -110,7 +110,7 @@ pub struct Config {
     pub journal: Option<JournalConfig>,
     /// What to do about NVIDIA's MPS.
     pub mps: MpsMode,
-    /// Longest time that a CPU of the node may take to wake up while two processes and more are connected; the kernel is asked
+    /// Longest time that a CPU of the node may take to wake up while two processes and more share a device; the kernel is asked
     /// to keep it (`/dev/cpu_dma_latency`, which needs root). 0 keeps CPUs from sleeping at all, which costs power and is
     /// worth most to programs that synchronise after each short kernel. Not asked for by default.
     pub cpu_latency: Option<Duration>,

@@ -29,10 +29,10 @@ impl CpuLatency {
         Ok(this)
     }
 
-    /// With this many connections, one for each process: two and more have something to hand over.
-    pub(crate) fn set_connections(&mut self, connections: usize) {
+    /// Whether there is a device to hand over.
+    pub(crate) fn set_shared(&mut self, shared: bool) {
         let Some(bound) = self.bound else { return };
-        if connections < 2 {
+        if !shared {
             self.held = None;
         } else if self.held.is_none() {
             match self.hold(bound) {
@@ -56,20 +56,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bound_is_held_from_the_second_process_on() {
+    fn the_bound_is_held_while_a_device_is_shared() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let file = &dir.path().join("latency");
         let bound = Some(Duration::from_micros(20));
         assert!(CpuLatency::new(file, bound).is_err(), "there is no such file");
         std::fs::write(file, "").expect("a file");
         let mut latency = CpuLatency::new(file, bound).expect("it can be held");
-        for (connections, held) in [(1, false), (2, true), (3, true), (1, false), (2, true)] {
-            latency.set_connections(connections);
-            assert_eq!(latency.held.is_some(), held, "{connections}");
+        for shared in [false, true, true, false, true] {
+            latency.set_shared(shared);
+            assert_eq!(latency.held.is_some(), shared);
         }
         assert_eq!(std::fs::read(file).expect("a file"), 20i32.to_ne_bytes());
         let mut none = CpuLatency::new(file, None).expect("nothing to hold");
-        none.set_connections(9);
+        none.set_shared(true);
         assert!(none.held.is_none());
     }
 }

@@ -192,6 +192,12 @@ impl Node {
         &self.config
     }
 
+    /// Whether any device has several clients.
+    pub(crate) fn is_shared(&self) -> bool {
+        let mut seen = BTreeSet::new();
+        self.clients.iter().any(|(_, _, client)| !seen.insert(client.gpu))
+    }
+
     pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
         let resumes = self.waiting.first().map(|(resumes, _)| *resumes);
         [self.engine.next_deadline(), self.scaling.next_deadline(), resumes].into_iter().flatten().min()

@@ -460,7 +460,6 @@ impl Daemon {
             self.metrics.dropped(DropReason::Full);
             return;
         }
-        self.cpu_latency.set_connections(self.conns.len());
         self.hello_due.push_back((now.saturating_add(HELLO_PATIENCE), id));
         while self
             .hello_due
@@ -499,7 +498,11 @@ impl Daemon {
                     conn.greeted = matches!(message, ToDaemon::Hello { .. });
                     self.watch(id);
                 }
+                let clients_change = matches!(message, ToDaemon::Attach { .. } | ToDaemon::Detach { .. });
                 self.node.received(now, id, peer, message, &mut self.effects);
+                if clients_change {
+                    self.cpu_latency.set_shared(self.node.is_shared());
+                }
             }
         }
     }
@@ -583,8 +586,8 @@ impl Daemon {
             let _ = epoll::delete(&self.epoll, &conn.socket);
         }
         drop(self.conns.remove(id.slot, id.generation));
-        self.cpu_latency.set_connections(self.conns.len());
         self.node.closed(now, id, &mut self.effects);
+        self.cpu_latency.set_shared(self.node.is_shared());
         self.idle(now);
     }
 
