@@ -73,7 +73,7 @@ fn what_is_taken_for_done_is_charged_once() {
     assert!((85..=125).contains(&used), "{used} %");
 }
 
-/// Most of it is not measured, and each would be charged as if it had run alone: 180 % here.
+/// Most of it is not measured, and each would be charged as if it had run alone: 173 % here.
 #[test]
 fn short_work_of_several_threads_is_charged_the_time_in_which_any_of_it_runs() {
     for kernel in ["spin_80us", "spin_80us_full"] {
