@@ -606,7 +606,7 @@ fn conclude_here(ticket: Ticket, stream: usize, result: CUresult) {
 }
 
 /// Does something with a stream's context current, whichever is: work may be given to a stream of another device.
-fn in_context_of<T>(stream: usize, work: impl FnOnce() -> T) -> T {
+pub(crate) fn in_context_of<T>(stream: usize, work: impl FnOnce() -> T) -> T {
     let foreign = if stream > PER_THREAD_STREAM { foreign_context(stream) } else { None };
     // Until the end of this function.
     let _pushed = foreign.and_then(context::Pushed::new);

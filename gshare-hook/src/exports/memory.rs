@@ -296,24 +296,14 @@ fn device_of_stream(runtime: &'static Runtime, stream: usize) -> Option<&'static
 }
 
 fn ordinal_of_stream(stream: usize) -> Option<CUdevice> {
-    let stream: sys::CUstream = core::ptr::with_exposed_provenance_mut(stream);
+    let handle: sys::CUstream = core::ptr::with_exposed_provenance_mut(stream);
     let mut ordinal: CUdevice = 0;
     // SAFETY: the program's own stream, and a valid out-pointer.
-    if real!(cuStreamGetDevice).is_some_and(|get| unsafe { get(stream, &raw mut ordinal) }.is_ok()) {
+    if real!(cuStreamGetDevice).is_some_and(|get| unsafe { get(handle, &raw mut ordinal) }.is_ok()) {
         return Some(ordinal);
     }
     // Drivers before 12.8.
-    let (get, push, pop) = (real!(cuStreamGetCtx)?, real!(cuCtxPushCurrent_v2)?, real!(cuCtxPopCurrent_v2)?);
-    let mut context: sys::CUcontext = core::ptr::null_mut();
-    // SAFETY: as above; the context is current for one question.
-    unsafe {
-        if !get(stream, &raw mut context).is_ok() || !push(context).is_ok() {
-            return None;
-        }
-        let ordinal = lifecycle::current_ordinal();
-        let _ = pop(&raw mut context);
-        ordinal
-    }
+    gate::in_context_of(stream, lifecycle::current_ordinal)
 }
 
 /// The device of a pool that this process did not make while it was counted; -1 for one of host memory.
