@@ -14,12 +14,14 @@ ARROWS = {
     "gshare-profile": {"gshare-core"},
     "gshare-modelstore": {"gshare-core", "gshare-cuda-abi"},
     "gshare-store-c": {"gshare-core", "gshare-modelstore"},
-    "gshared": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore"},
+    "gshared": {"gshare-core", "gshare-sched"},
+    "gshare-runner": {"gshare-core", "gshare-sched"},
+    "gshare-cli": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared"},
     "gshare-cuda-abi": set(),
     "gshare-fake-cuda": {"gshare-cuda-abi"},
     "gshare-hook": {"gshare-core", "gshare-cuda-abi"},
-    "gshare-examples": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshared", "gshare-sim"},
-    "gshare-bench": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshared", "gshare-sim"},
+    "gshare-examples": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-sim"},
+    "gshare-bench": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-sim"},
 }
 # What the crates that hosts embed may depend on directly.
 LIGHT = {

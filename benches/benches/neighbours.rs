@@ -31,7 +31,7 @@ const SHARINGS: [&str; 4] = ["exclusive", "fixed", "quotas", "co_scaled"];
 /// The command line and the libraries it needs, in one folder.
 fn build() -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "-p", "gshared", "-p", "gshare-hook", "-p", "gshare-fake-cuda"]);
+    cargo.args(["build", "--quiet", "-p", "gshare-cli", "-p", "gshare-hook", "-p", "gshare-fake-cuda"]);
     cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
     if !cfg!(debug_assertions) {
         cargo.arg("--release");

@@ -21,7 +21,7 @@ struct Provider {
 impl Provider {
     fn start(state: &Path, more: &[&str]) -> Self {
         static BUILT: OnceLock<()> = OnceLock::new();
-        BUILT.get_or_init(|| gshared::libraries::refresh().unwrap());
+        BUILT.get_or_init(|| gshare_runner::libraries::refresh().unwrap());
         let mut child = Command::new(env!("CARGO_BIN_EXE_openfaas"))
             .args(["--listen", "127.0.0.1:0", "--sim", "--state"])
             .arg(state)

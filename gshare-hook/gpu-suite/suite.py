@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs unmodified GPU programs bare and under gshare, compares them, and prints one table.
 
-    cargo build --release -p gshared -p gshare-hook -p gshare-fake-cuda -p gshare-examples
+    cargo build --release -p gshare-cli -p gshare-hook -p gshare-fake-cuda -p gshare-examples
     python3 gshare-hook/gpu-suite/suite.py [--bin target/release] [--only ROW ...] [--json]
 
 For a machine with a GPU. What a row needs and is not installed is reported as skipped, never as passed; a figure beyond its

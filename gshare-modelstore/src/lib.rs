@@ -13,7 +13,6 @@
 //! | [`client`] | asking it, from Rust |
 //! | [`backend`] | memory that models live in |
 //! | [`frame`], [`manifest`] | what goes over the socket, and where tensors lie in an arena |
-//! | [`channel`] | large messages from one stage of a pipeline to the next |
 //! | [`safetensors`], [`load`], [`content`] | files: checked, read in parallel, hashed on the way |
 //!
 //! # Guarantees
@@ -44,8 +43,6 @@
 #![cfg_attr(test, allow(clippy::cast_possible_truncation))]
 
 pub mod backend;
-#[cfg(not(loom))]
-pub mod channel;
 pub mod client;
 pub mod content;
 pub mod engine;
@@ -57,6 +54,3 @@ pub mod server;
 
 mod map;
 mod packet;
-#[cfg(loom)]
-#[path = "channel/ring.rs"]
-mod ring;

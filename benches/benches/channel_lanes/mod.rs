@@ -1,7 +1,7 @@
 //! What carries a message one way and an empty one back, between two threads: the channel, the same work without it, and
 //! the crates that one would look at instead.
 
-use gshare_modelstore::channel::{Channel, ChannelOptions, Receiver, Sender};
+use gshare_runner::channel::{Channel, ChannelOptions, Receiver, Sender};
 use iceoryx2::port::{listener::Listener, notifier::Notifier, publisher::Publisher, subscriber::Subscriber};
 use iceoryx2::prelude::{Node, NodeBuilder};
 use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_setaffinity};

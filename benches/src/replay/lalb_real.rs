@@ -18,12 +18,12 @@ use gshare_core::request::{
     RequestPlace, RequestScheduler, RequestStats, Tier,
 };
 use gshare_core::{Bytes, Duration, Engine, GpuId, ModelId, Timestamp};
+use gshare_runner::manager::{
+    GpuManager, GpuSpec, Hook, ManagerConfig, Program, Report as Told, Serving, Submission,
+};
 use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
 use gshare_sim::Rng;
 use gshare_sim::request::{Arrival, Fate, Faults, GpuSpec as SimGpu, ModelSpec, Workload, simulate};
-use gshared::manager::{
-    GpuManager, GpuSpec, Hook, ManagerConfig, Program, Report as Told, Serving, Submission,
-};
 use gshared::{Clock as _, Config, Daemon, MonotonicClock};
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
@@ -252,7 +252,7 @@ struct Stage<'a> {
 
 impl<'a> Stage<'a> {
     fn new(args: &'a Args, scenario: &'a Scenario) -> Result<Self> {
-        let built = build(args.built, &["gshared", "gshare-hook", "gshare-fake-cuda"])?;
+        let built = build(args.built, &["gshare-cli", "gshare-hook", "gshare-fake-cuda"])?;
         let dir = tempfile::Builder::new().prefix("gshare-lalb-").tempdir()?;
         for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
             std::os::unix::fs::symlink(built.join("libfake_cuda.so"), dir.path().join(name))?;

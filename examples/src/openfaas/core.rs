@@ -11,10 +11,10 @@ use gshare_core::request::{
 };
 use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler, InstanceId};
 use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, ModelId, PlacementId, Timestamp};
+use gshare_runner::manager::HookedProcess;
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
 use gshare_sched::scale::{HeuristicHorizontal, HeuristicHorizontalConfig};
-use gshared::manager::HookedProcess;
 use std::collections::{BTreeMap, VecDeque};
 use tokio::sync::mpsc::UnboundedSender;
 

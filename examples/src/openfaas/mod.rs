@@ -72,8 +72,8 @@ pub mod store;
 
 use anyhow::{Context as _, ensure};
 use gshare_core::{Bytes, Duration};
-use gshared::libraries::{HOOK, SimulatorDir, prepend};
-use gshared::manager::Hook;
+use gshare_runner::libraries::{HOOK, SimulatorDir, prepend};
+use gshare_runner::manager::Hook;
 use node::{Node, Runner};
 use routes::{App, Credentials};
 use std::net::SocketAddr;

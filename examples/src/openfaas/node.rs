@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use gshare_core::request::RequestId;
 use gshare_core::scale::InstanceId;
 use gshare_core::{Bytes, Duration, Timestamp};
-use gshared::manager::{Hook, HookedProcess};
+use gshare_runner::manager::{Hook, HookedProcess};
 use std::ffi::OsString;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};

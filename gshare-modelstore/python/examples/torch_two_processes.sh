@@ -12,7 +12,7 @@ if [ -z "${PYTHON:-}" ]; then
 fi
 profile=${PROFILE:-release}
 flag=$([ "$profile" = release ] && echo --release || true)
-cargo build --quiet $flag -p gshared --bin gshare
+cargo build --quiet $flag -p gshare-cli --bin gshare
 cargo build --quiet $flag -p gshare-store-c
 GSHARE_COMMAND=$PWD/target/$profile/gshare GSHARE_STORE_LIBRARY=$PWD/target/$profile/libgshare_store.so \
     "$PYTHON" gshare-modelstore/python/examples/torch_two_processes.py

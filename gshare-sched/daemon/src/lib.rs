@@ -47,14 +47,12 @@
 
 pub mod admin;
 pub mod clock;
+#[cfg(feature = "command")]
+pub mod command;
 pub mod config;
 mod cpu_latency;
 mod debts;
-pub mod ffs;
 pub mod journal;
-#[cfg(feature = "libraries")]
-pub mod libraries;
-pub mod manager;
 pub mod mps;
 
 mod handle;
@@ -63,7 +61,6 @@ mod memory;
 mod metrics;
 mod node;
 mod peer;
-mod preload;
 mod scaling;
 mod server;
 mod slots;
@@ -73,6 +70,5 @@ pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use config::{Config, ConfigError, DeviceUuid, TokenPolicy};
 pub use handle::{Handle, Running};
 pub use metrics::{DropReason, Metrics};
-pub use preload::{PreloadError, preload};
 pub use server::{Daemon, DaemonBuilder, DaemonError};
 pub use snapshot::{ClientSnapshot, DeviceSnapshot, Snapshot};

@@ -206,7 +206,20 @@ impl Local {
     }
 }
 
-/// The `gshared` binary as a process of its own.
+/// The daemon's program: `gshared`, or in tests of the command line `gshare daemon`. Cargo names programs to tests of their
+/// own package alone.
+fn program() -> Command {
+    match (option_env!("CARGO_BIN_EXE_gshared"), option_env!("CARGO_BIN_EXE_gshare")) {
+        (Some(gshared), _) => Command::new(gshared),
+        (None, gshare) => {
+            let mut command = Command::new(gshare.expect("this package has one of the two programs"));
+            command.arg("daemon");
+            command
+        }
+    }
+}
+
+/// A daemon as a process of its own.
 pub struct Process {
     pub child: Child,
     pub dir: PathBuf,
@@ -217,7 +230,7 @@ impl Process {
     pub fn start(dir: &Path, config: &str) -> Self {
         let file = dir.join("gshared.toml");
         std::fs::write(&file, config).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_gshared"))
+        let child = program()
             .arg("--config")
             .arg(&file)
             .arg("--socket")

@@ -1,0 +1,310 @@
+//! `gshare demo`: programs that never synchronise, sharing one device in the shares they were given.
+//!
+//! Three hooked processes with request:limit 20:20, 30:30 and 50:50 per cent, then one leaves and the others, with a
+//! limit of 100 %, take its time. Shares are measured by who must know: on the simulated device its ground truth (time
+//! with a kernel of the process running), on a real one the hooks' event timing as the daemon books it.
+
+use super::{Where, cuda, print_json, run as under_hook, spin};
+use anyhow::Context as _;
+use gshare_core::wire::OnDaemonLoss;
+use gshare_core::{QuotaRange, ResourceSpec, SmShare};
+use gshare_runner::libraries::{self, HOOK, SIMULATOR, SimulatorDir};
+use gshared::{Config, Daemon, Running};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+/// Show three programs sharing one device, simulated where there is no GPU.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Print one JSON object: {"device": "simulated"|"real", "phases": [{"clients": [{"name", "request", "limit", "sm",
+    /// "measured"}]}]}, shares as fractions.
+    #[arg(long)]
+    json: bool,
+    /// Seconds to measure in each phase [default: 10; with --caps 5].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: Option<u64>,
+    /// One process capped at 10, 20, … 90 %, instead of three processes.
+    #[arg(long)]
+    caps: bool,
+    /// Simulate the device even where there is a real one: a profile such as v100, a100 or h200, or a profile file.
+    #[arg(long, value_name = "PROFILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    sim: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    device: &'static str,
+    phases: Vec<Phase>,
+}
+
+#[derive(Debug, Serialize)]
+struct Phase {
+    clients: Vec<Measured>,
+}
+
+#[derive(Debug, Serialize)]
+struct Measured {
+    name: String,
+    request: f64,
+    limit: f64,
+    sm: f64,
+    measured: f64,
+}
+
+/// Time between a change and the measurement: hooks learn the cost of the kernel, and debts are paid.
+const SETTLE: Duration = Duration::from_secs(1);
+/// How long a program may take to launch its first kernel.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    libraries::refresh()?;
+    let hook = HOOK.find()?;
+    warn_of_load();
+    let simulated = options.sim.is_some() || cuda::Driver::load().and_then(|driver| driver.init()).is_err();
+    let mut stage = Stage::new(hook, simulated, options)?;
+    let report = if options.caps { caps(&mut stage)? } else { shares(&mut stage)? };
+    if options.json {
+        return print_json(&report);
+    }
+    for (phase, title) in report.phases.iter().zip(titles(options.caps)) {
+        println!("{title}");
+        println!("  {:<8} {:>8} {:>8} {:>8} {:>9}", "NAME", "REQUEST", "LIMIT", "SM", "MEASURED");
+        for client in &phase.clients {
+            let percent = |share: f64| format!("{:.1}%", share * 100.0);
+            println!(
+                "  {:<8} {:>8} {:>8} {:>8} {:>9}",
+                client.name,
+                percent(client.request),
+                percent(client.limit),
+                percent(client.sm),
+                percent(client.measured)
+            );
+        }
+    }
+    println!("device: {}", report.device);
+    Ok(())
+}
+
+/// The device waits for programs that wait for a CPU: then nobody gets his share, whatever the scheduler does.
+fn warn_of_load() {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: f64 = text.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    #[expect(clippy::cast_precision_loss, reason = "a number of CPUs")]
+    if load > cpus as f64 {
+        eprintln!(
+            "gshare: the {cpus} CPUs of this machine are busy (load {load}): shares will come out lower"
+        );
+    }
+}
+
+fn titles(caps: bool) -> Vec<String> {
+    if caps {
+        (1..10).map(|tenth| format!("one process, capped at {tenth}0%")).collect()
+    } else {
+        vec!["three processes that never synchronise".into(), "carol has left, the limits are lifted".into()]
+    }
+}
+
+fn shares(stage: &mut Stage) -> anyhow::Result<Report> {
+    stage.promise(&[("alice", "0.2:0.2"), ("bob", "0.3:0.3"), ("carol", "0.5:0.5")])?;
+    for name in ["alice", "bob", "carol"] {
+        stage.start(name)?;
+    }
+    let first = stage.measure("three processes: 20, 30 and 50 %")?;
+    stage.stop("carol")?;
+    stage.promise(&[("alice", "0.2:1"), ("bob", "0.3:1")])?;
+    let second = stage.measure("carol has left: limits of 100 %")?;
+    Ok(Report { device: stage.device(), phases: vec![first, second] })
+}
+
+fn caps(stage: &mut Stage) -> anyhow::Result<Report> {
+    let mut phases = Vec::new();
+    for tenth in 1..10 {
+        let cap = format!("0.{tenth}:0.{tenth}");
+        stage.promise(&[("alice", &cap)])?;
+        if tenth == 1 {
+            stage.start("alice")?;
+        }
+        phases.push(stage.measure(&format!("one process: {tenth}0 %"))?);
+    }
+    Ok(Report { device: stage.device(), phases })
+}
+
+/// A daemon, a device and the programs on it.
+struct Stage {
+    // Programs end before their daemon, and that before its directory.
+    programs: BTreeMap<String, Program>,
+    daemon: Running,
+    promises: BTreeMap<String, ResourceSpec>,
+    hook: PathBuf,
+    sim: Option<(String, cuda::Truth)>,
+    seconds: u64,
+    dir: tempfile::TempDir,
+}
+
+struct Program {
+    child: Child,
+    _simulator: Option<SimulatorDir>,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Stage {
+    fn new(hook: PathBuf, simulated: bool, options: &Options) -> anyhow::Result<Self> {
+        let dir = tempfile::Builder::new().prefix("gshare-demo-").tempdir()?;
+        let daemon = Daemon::new(Config::at(dir.path().join("gshare.sock")))?.spawn()?;
+        let sim = if simulated {
+            eprintln!("gshare: simulated device");
+            let profile = options.sim.clone().unwrap_or_default();
+            let library = SIMULATOR.find()?;
+            Some((profile, cuda::Truth::load(&library, &dir.path().join("device"))?))
+        } else {
+            eprintln!("gshare: real device");
+            None
+        };
+        let seconds = options.seconds.unwrap_or(if options.caps { 5 } else { 10 });
+        Ok(Self { programs: BTreeMap::new(), daemon, promises: BTreeMap::new(), hook, sim, seconds, dir })
+    }
+
+    fn device(&self) -> &'static str {
+        if self.sim.is_some() { "simulated" } else { "real" }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("gshare.sock")
+    }
+
+    /// Puts these shares in force; those who run hear of them.
+    fn promise(&mut self, shares: &[(&str, &str)]) -> anyhow::Result<()> {
+        let mut config = Config::at(self.socket());
+        self.promises.clear();
+        for (name, quota) in shares {
+            let quota: QuotaRange = quota.parse()?;
+            let spec = ResourceSpec::new(quota, SmShare::WHOLE, None)?;
+            config.set_client(*name, spec);
+            self.promises.insert((*name).to_owned(), spec);
+        }
+        Ok(self.daemon.handle().reload(config)?)
+    }
+
+    /// Starts a program and waits for its first kernel.
+    fn start(&mut self, name: &str) -> anyhow::Result<()> {
+        let program = std::env::current_exe()?;
+        let options = under_hook::Options {
+            sim: self.sim.as_ref().map(|(profile, _)| profile.clone()),
+            quota: None,
+            sm: None,
+            mem: None,
+            name: Some(name.to_owned()),
+            slo_sensitive: None,
+            best_effort: false,
+            on_daemon_loss: OnDaemonLoss::Open,
+            place: Where::at(self.socket()),
+            command: vec![program.into(), spin::NAME.into()],
+        };
+        let mut prepared = under_hook::prepare(&options, &self.hook, &self.socket())?;
+        prepared.command.env("GSHARE_SIM_DEVICE", self.dir.path().join("device"));
+        let child = prepared.command.spawn().context("the demo's program")?;
+        let mut program = Program { child, _simulator: prepared.simulator };
+        let start = Instant::now();
+        loop {
+            let snapshot = self.daemon.handle().snapshot()?;
+            let client = snapshot.clients.iter().find(|client| client.name == name);
+            if client.is_some_and(|client| client.total_used_ns.as_nanos() > 0) {
+                break;
+            }
+            if let Some(status) = program.child.try_wait()? {
+                anyhow::bail!("{name} ended early: {status}");
+            }
+            anyhow::ensure!(start.elapsed() < PATIENCE, "{name} launches nothing");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.programs.insert(name.to_owned(), program);
+        Ok(())
+    }
+
+    fn stop(&mut self, name: &str) -> anyhow::Result<()> {
+        self.programs.remove(name).with_context(|| format!("{name} does not run"))?;
+        Ok(())
+    }
+
+    /// Lets things settle, then measures everybody's share of the device's time.
+    fn measure(&self, title: &str) -> anyhow::Result<Phase> {
+        let bar = ProgressBar::new(self.seconds * 10);
+        let style = ProgressStyle::with_template("{msg} [{bar:30}] {percent:>3} %")?;
+        bar.set_style(style.progress_chars("=> "));
+        bar.set_message(title.to_owned());
+        std::thread::sleep(SETTLE);
+        let before = self.used()?;
+        let start = Instant::now();
+        for tenth in 1..=self.seconds * 10 {
+            let due = Duration::from_millis(100 * tenth);
+            std::thread::sleep(due.saturating_sub(start.elapsed()));
+            bar.set_position(tenth);
+        }
+        let after = self.used()?;
+        bar.finish_and_clear();
+        let mut clients = Vec::new();
+        for name in self.programs.keys() {
+            let missing = || format!("{name} has ended");
+            let (from, to) =
+                (before.get(name).with_context(missing)?, after.get(name).with_context(missing)?);
+            let spec = self.promises.get(name).with_context(missing)?;
+            #[expect(clippy::cast_precision_loss, reason = "a report")]
+            let measured =
+                to.used.saturating_sub(from.used) as f64 / to.at.saturating_sub(from.at).max(1) as f64;
+            clients.push(Measured {
+                name: name.clone(),
+                request: spec.quota().request().as_fraction(),
+                limit: spec.quota().limit().as_fraction(),
+                sm: spec.sm().as_fraction(),
+                measured: (measured * 1e4).round() / 1e4,
+            });
+        }
+        Ok(Phase { clients })
+    }
+
+    /// GPU time that each program has used, as far as it can be known from outside.
+    fn used(&self) -> anyhow::Result<BTreeMap<String, Used>> {
+        let mut used = BTreeMap::new();
+        match &self.sim {
+            Some((_, truth)) => {
+                let truth = truth.read()?;
+                for (name, program) in &self.programs {
+                    let busy = truth.busy_ns(program.child.id());
+                    used.insert(name.clone(), Used { at: truth.time_ns, used: busy.unwrap_or(0) });
+                }
+            }
+            None => {
+                let snapshot = self.daemon.handle().snapshot()?;
+                for client in snapshot.clients {
+                    let (at, time) = (snapshot.now_ns.as_nanos(), client.total_used_ns.as_nanos());
+                    used.entry(client.name).or_insert(Used { at, used: 0 }).used += time;
+                }
+            }
+        }
+        Ok(used)
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Used {
+    at: u64,
+    used: u64,
+}
+
+impl Where {
+    fn at(socket: impl AsRef<Path>) -> Self {
+        Self { socket: Some(socket.as_ref().to_owned()) }
+    }
+}

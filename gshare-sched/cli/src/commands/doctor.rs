@@ -1,0 +1,222 @@
+//! `gshare doctor`: what is there, and what to do about what is not.
+
+use super::{Where, bypass, cuda, print_json, private};
+use gshare_runner::libraries::{HOOK, SIMULATOR};
+use gshared::mps::Mps;
+use serde::Serialize;
+
+/// Look for a driver, MPS, MIG, the hook, permissions, a daemon, and processes that it does not know, and say what to do
+/// about each.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    place: Where,
+    /// Print one JSON object: {"device": "real", "simulated" or "none", "checks": [{"check", "status", "found", "advice"}]}.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Status {
+    Good,
+    /// Something is missing that one can do without.
+    Notice,
+    Bad,
+}
+
+#[derive(Debug, Serialize)]
+struct Check {
+    check: &'static str,
+    status: Status,
+    found: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advice: Option<String>,
+}
+
+fn check(check: &'static str, status: Status, found: impl Into<String>, advice: Option<&str>) -> Check {
+    Check { check, status, found: found.into(), advice: advice.map(str::to_owned) }
+}
+
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    let (device, mut checks) = driver();
+    checks.extend(mig());
+    checks.push(mps());
+    checks.extend(permissions());
+    checks.extend(libraries());
+    checks.push(kernel());
+    checks.push(daemon(&options.place));
+    checks.extend(unmetered(&options.place));
+    if options.json {
+        return print_json(&serde_json::json!({ "device": device, "checks": checks }));
+    }
+    for Check { check, status, found, advice } in &checks {
+        let mark = match status {
+            Status::Good => "ok",
+            Status::Notice => "note",
+            Status::Bad => "BAD",
+        };
+        println!("{mark:<5} {check}: {found}");
+        if let Some(advice) = advice {
+            println!("      {advice}");
+        }
+    }
+    Ok(())
+}
+
+fn driver() -> (&'static str, Vec<Check>) {
+    const NONE: &str = "install NVIDIA's driver, or run on a simulated device: gshare run --sim -- CMD";
+    let driver = match cuda::Driver::load() {
+        Ok(driver) => driver,
+        Err(error) => {
+            return ("none", vec![check("driver", Status::Notice, format!("{error:#}"), Some(NONE))]);
+        }
+    };
+    let version = driver.version().map_or_else(
+        |error| format!("{error:#}"),
+        |version| format!("CUDA {}.{}", version / 1000, version % 1000 / 10),
+    );
+    if let Err(error) = driver.init() {
+        let advice = "the driver is there but no device is: see nvidia-smi, and the permissions below";
+        return ("none", vec![check("driver", Status::Bad, format!("{version}, {error:#}"), Some(advice))]);
+    }
+    let simulated = driver.is_simulated();
+    let (kind, word) = if simulated { ("simulated", "simulated, ") } else { ("real", "") };
+    let nvml = cuda::Nvml::load().and_then(|nvml| nvml.driver_version());
+    let nvml =
+        nvml.map_or_else(|error| format!("; NVML: {error:#}"), |version| format!("; driver {version}"));
+    let mut checks = vec![check("driver", Status::Good, format!("{word}{version}{nvml}"), None)];
+    for device in 0..driver.device_count().unwrap_or(0) {
+        let name = driver.device_name(device).unwrap_or_default();
+        let memory = driver.device_memory(device).unwrap_or(0);
+        let memory = gshare_core::Bytes(u64::try_from(memory).unwrap_or(0));
+        checks.push(check("device", Status::Good, format!("{device}: {name}, {memory}"), None));
+    }
+    (kind, checks)
+}
+
+fn mig() -> Option<Check> {
+    let mode = cuda::Nvml::load().and_then(|nvml| nvml.mig_enabled(0)).ok()?;
+    Some(if mode {
+        let advice = "each MIG instance is a device of its own here; its UUID goes into [[device]]";
+        check("mig", Status::Good, "on", Some(advice))
+    } else {
+        check("mig", Status::Good, "off", None)
+    })
+}
+
+fn mps() -> Check {
+    match Mps::find() {
+        None => {
+            let advice =
+                "without MPS kernels of several processes take turns, and SM partitions have no effect";
+            check("mps", Status::Notice, "nvidia-cuda-mps-control is not on PATH", Some(advice))
+        }
+        Some(mps) if mps.is_running() => {
+            check("mps", Status::Good, format!("{} runs", mps.program().display()), None)
+        }
+        Some(mps) => {
+            let advice =
+                "set mps = \"auto\" in the daemon's configuration, or start it: nvidia-cuda-mps-control -d";
+            let found = format!("{} is there and does not run", mps.program().display());
+            check("mps", Status::Notice, found, Some(advice))
+        }
+    }
+}
+
+fn permissions() -> Vec<Check> {
+    let mut checks = Vec::new();
+    for node in ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"] {
+        let path = std::path::Path::new(node);
+        if !path.exists() {
+            continue;
+        }
+        let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
+        checks.push(match opened {
+            Ok(_) => check("permission", Status::Good, format!("{node} may be used"), None),
+            Err(error) => {
+                let advice = "add this user to the device's group, or set NVreg_DeviceFileMode";
+                check("permission", Status::Bad, format!("{node}: {error}"), Some(advice))
+            }
+        });
+    }
+    checks
+}
+
+fn libraries() -> Vec<Check> {
+    let advice = "build it: cargo build --release -p gshare-hook -p gshare-fake-cuda";
+    let find = |name, library: gshare_runner::libraries::Library, status| match library.find() {
+        Ok(path) => check(name, Status::Good, path.display().to_string(), None),
+        Err(error) => check(name, status, format!("{error:#}"), Some(advice)),
+    };
+    vec![find("hook", HOOK, Status::Bad), find("simulator", SIMULATOR, Status::Notice)]
+}
+
+fn kernel() -> Check {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version >= (5, 11) {
+        check("kernel", Status::Good, release, None)
+    } else {
+        check(
+            "kernel",
+            Status::Bad,
+            release,
+            Some("the daemon needs Linux 5.11 or later (epoll_pwait2, pidfd)"),
+        )
+    }
+}
+
+fn daemon(place: &Where) -> Check {
+    let socket = place.socket();
+    let found = socket.display().to_string();
+    if private::listens(&socket) {
+        return match place.snapshot() {
+            Ok(snapshot) => {
+                let found = format!("{found}: pid {}, {} clients", snapshot.pid, snapshot.clients.len());
+                check("daemon", Status::Good, found, None)
+            }
+            Err(_) => {
+                let advice = "it may not let this user in: see allow_uids and allow_any_user";
+                check("daemon", Status::Bad, format!("{found}: listens, and does not answer"), Some(advice))
+            }
+        };
+    }
+    let advice = "start it (`gshare daemon`, or the systemd unit), or let `gshare run` start a private one";
+    check("daemon", Status::Notice, format!("nobody listens at {found}"), Some(advice))
+}
+
+/// Who is on a device and not registered, and what those that are have beside what they allocated. Nothing is said where
+/// there is no daemon or no NVML to ask.
+fn unmetered(place: &Where) -> Vec<Check> {
+    let Ok(snapshot) = place.snapshot() else { return Vec::new() };
+    let Ok(nvml) = cuda::Nvml::load() else { return Vec::new() };
+    let bypass::Beside { strangers, overheads } = match bypass::beside(&nvml, &snapshot) {
+        Ok(beside) => beside,
+        Err(error) => return vec![check("bypass", Status::Notice, format!("{error:#}"), None)],
+    };
+    let mut checks = Vec::new();
+    if let Some((pid, name, most)) = overheads.iter().max_by_key(|(_, _, bytes)| *bytes) {
+        let all = overheads.iter().map(|(_, _, bytes)| bytes.0).fold(0, u64::saturating_add);
+        let found = format!(
+            "contexts and code of {} registered processes take {} beside what they allocated, most {most} (process {pid}, {name})",
+            overheads.len(),
+            gshare_core::Bytes(all)
+        );
+        let advice = "no memory limit counts it: leave that much per process to memory_headroom";
+        checks.push(check("contexts", Status::Good, found, Some(advice)));
+    }
+    if strangers.is_empty() {
+        checks.push(check("bypass", Status::Good, "every process on a device is registered", None));
+    }
+    let advice = "its GPU time and memory are not counted; where that must not be, use MPS or MIG, or the device's permissions";
+    let one = |stranger: bypass::Stranger| {
+        let bypass::Stranger { pid, bytes, program, why } = stranger;
+        let found = format!("process {pid} ({program}) holds {}: {why}", gshare_core::Bytes(bytes));
+        check("bypass", Status::Notice, found, Some(advice))
+    };
+    checks.extend(strangers.into_iter().map(one));
+    checks
+}

@@ -1,0 +1,146 @@
+//! The subcommands of `gshare`, a module each.
+//!
+//! With `--json` a command prints exactly one JSON object on standard output; progress and logs go to standard error.
+
+// First: its macros hide the standard ones in those that follow.
+#[macro_use]
+mod out;
+
+mod build_dag;
+mod bypass;
+mod cuda;
+mod demo;
+mod doctor;
+mod engine;
+mod model;
+mod pack;
+mod partition;
+mod private;
+mod profile;
+mod replay;
+mod run;
+mod serve;
+mod spin;
+mod stage;
+mod status;
+mod store;
+mod top;
+
+use anyhow::Context as _;
+use gshared::command::{self as daemon, log};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Share GPUs among processes: quotas of GPU time, SM partitions and memory limits, enforced per process.
+#[derive(Debug, clap::Parser)]
+#[command(name = "gshare", version)]
+pub(crate) struct Gshare {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Demo(demo::Options),
+    Daemon(daemon::Options),
+    Run(run::Options),
+    Status(status::Options),
+    Top(top::Options),
+    Engine(engine::Options),
+    Replay(replay::Options),
+    Pack(pack::Options),
+    Partition(partition::Options),
+    Profile(profile::Options),
+    BuildDag(build_dag::Options),
+    Doctor(doctor::Options),
+    Serve(serve::Options),
+    #[command(name = model::NAME)]
+    Model(model::Options),
+    Store(store::Options),
+    #[command(name = spin::NAME, hide = true)]
+    Spin(spin::Options),
+    #[command(name = stage::NAME, hide = true)]
+    Stage(stage::Options),
+    #[command(name = stage::HOST_NAME, hide = true)]
+    PipelineHost(stage::HostOptions),
+}
+
+pub(crate) fn execute(gshare: Gshare) -> ExitCode {
+    log::start(if matches!(gshare.command, Command::Daemon(_)) { "info" } else { "warn" });
+    match gshare.command {
+        Command::Demo(options) => log::exit(demo::run(&options)),
+        Command::Daemon(options) => log::exit(daemon::run(options)),
+        Command::Run(options) => run::run(&options).unwrap_or_else(|error| log::exit(Err(error))),
+        Command::Status(options) => log::exit(status::run(&options)),
+        Command::Top(options) => log::exit(top::run(&options)),
+        Command::Engine(options) => log::exit(engine::run(&options)),
+        Command::Replay(options) => log::exit(replay::run(&options)),
+        Command::Profile(options) => log::exit(profile::run(&options)),
+        Command::BuildDag(options) => log::exit(build_dag::run(&options)),
+        Command::Pack(options) => log::exit(pack::run(&options)),
+        Command::Partition(options) => log::exit(partition::run(&options)),
+        Command::Doctor(options) => log::exit(doctor::run(&options)),
+        Command::Serve(options) => log::exit(serve::run(&options)),
+        Command::Model(options) => log::exit(model::run(&options)),
+        Command::Store(options) => log::exit(store::run(&options)),
+        Command::Spin(options) => log::exit(spin::run(&options)),
+        Command::Stage(options) => log::exit(stage::run(&options)),
+        Command::PipelineHost(options) => log::exit(stage::host(&options)),
+    }
+}
+
+/// Which daemon a command is about.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Where {
+    /// The daemon's socket [default: `GSHARE_SOCKET`; else the node's daemon, if one listens; else the private one].
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+impl Where {
+    /// The socket that was named, or the first at which somebody listens.
+    fn socket(&self) -> PathBuf {
+        self.named().unwrap_or_else(|| {
+            let node = PathBuf::from(gshared::config::DEFAULT_SOCKET);
+            let of_the_node = Some(node.clone()).filter(|node| private::listens(node));
+            let private = || private::found(false).or_else(|| private::found(true));
+            of_the_node.or_else(private).unwrap_or(node)
+        })
+    }
+
+    fn named(&self) -> Option<PathBuf> {
+        let environment = || std::env::var_os("GSHARE_SOCKET").filter(|text| !text.is_empty());
+        self.socket.clone().or_else(|| environment().map(PathBuf::from))
+    }
+
+    fn snapshot(&self) -> anyhow::Result<gshared::Snapshot> {
+        snapshot(&self.socket())
+    }
+}
+
+fn snapshot(socket: &Path) -> anyhow::Result<gshared::Snapshot> {
+    let admin = gshared::config::admin_socket_of(socket);
+    gshared::admin::snapshot(&admin).map_err(|error| {
+        anyhow::anyhow!(
+            "no daemon answers at {}: {error}\nstart one with `gshare daemon`, or name its socket with --socket",
+            admin.display()
+        )
+    })
+}
+
+/// Reads a file of at most `max` bytes: TOML where its name ends so, else JSON.
+fn read_file<T: serde::de::DeserializeOwned>(path: &Path, max: u64) -> anyhow::Result<T> {
+    let name = || path.display().to_string();
+    let size = std::fs::metadata(path).with_context(name)?.len();
+    anyhow::ensure!(size <= max, "{}: {size} bytes, at most {max}", name());
+    let text = std::fs::read_to_string(path).with_context(name)?;
+    if path.extension().is_some_and(|extension| extension == "toml") {
+        return toml::from_str(&text).with_context(name);
+    }
+    serde_json::from_str(&text).with_context(name)
+}
+
+fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string_pretty(value)?);
+    Ok(())
+}

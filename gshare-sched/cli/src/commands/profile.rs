@@ -1,0 +1,474 @@
+//! `gshare profile`: measures a program at the settings that a strategy asks for, each under the share it names.
+
+use super::run::{self as under_hook, Prepared};
+use super::{Where, cuda, print_json, private};
+use anyhow::{Context as _, ensure};
+use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
+use gshare_core::wire::OnDaemonLoss;
+use gshare_core::{BasisPoints, Duration, Quota, QuotaRange, SmShare};
+use gshare_profile::executor::{Executor, simulated_gpu};
+use gshare_profile::load::Load;
+use gshare_profile::meter::{NvmlMeter, Utilisation};
+use gshare_profile::planner::{
+    BatchLine, Grid, HybridGrowth, Journal, Outcome, Planner, Step, TrainingSearch,
+};
+use gshare_profile::process::{Process, Protocol};
+use gshare_profile::report::{self, Head};
+use gshare_profile::run::{Record, Sink, run as run_strategy};
+use gshare_profile::store::Store;
+use gshare_profile::trial::TrialConfig;
+use gshare_runner::libraries::{HOOK, SIMULATOR, SimulatorDir};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// Measure a program at many shares and batch sizes, and choose among them.
+///
+/// The program loads, writes a line, and from then on answers each line it reads with a line; with --steps it works by
+/// itself and writes a line per step. Its batch size is in `GSHARE_BATCH`. Each trial is kept in --store as soon as it is over:
+/// run the same command again after a kill, and it goes on where it was.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// What to find out.
+    #[arg(long, value_enum, default_value_t = Strategy::Hybrid)]
+    strategy: Strategy,
+    /// hybrid: the longest p95 that a batch may take.
+    #[arg(long, value_name = "TIME", default_value = "50ms")]
+    max_exec: Duration,
+    /// grid, training: the batch size. line: several.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    batch: Vec<u32>,
+    /// grid: shares of the SMs in per cent.
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_value = "6,12,24,50,60,80,100")]
+    sms: Vec<u16>,
+    /// grid: shares of the time in per cent.
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_value = "20,40,60,80,100")]
+    quotas: Vec<u16>,
+    /// How calls are made: closed:N, even:RATE, poisson:RATE (calls per second) or trace:FILE (seconds, one per line).
+    #[arg(long, value_name = "LOAD", default_value = "closed:1")]
+    load: String,
+    /// Seed of a Poisson load, and of a simulated GPU.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Longest measurement of one setting.
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    time: Duration,
+    /// Longest warm-up of one setting.
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    warmup: Duration,
+    /// How much two windows of calls may differ in the steady state, in per cent; more on a machine that is not quiet.
+    #[arg(long, value_name = "PERCENT", default_value_t = 5)]
+    steady: u16,
+    /// How long a call may take before the trial is given up.
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    answer_timeout: Duration,
+    /// The program works by itself and writes a line per step, as a trainer does.
+    #[arg(long)]
+    steps: bool,
+    /// Name of the profile in the store [default: the program].
+    #[arg(long)]
+    name: Option<String>,
+    /// The store; trials of this name that are in it are not made again.
+    #[arg(long, value_name = "FILE", default_value = "gshare-profile.sqlite")]
+    store: PathBuf,
+    /// Write a page with plots.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Write what was measured as a profile, for the scalers.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Print one JSON object: shares in basis points, times in ns, throughputs in thousandths of a request per second.
+    #[arg(long)]
+    json: bool,
+    /// Measure no program but a GPU that this profile (JSON, as from --output) describes, in virtual time.
+    #[arg(long, value_name = "FILE", conflicts_with = "command")]
+    table: Option<PathBuf>,
+    /// --table: how much batches vary, in per cent.
+    #[arg(long, value_name = "PERCENT", default_value_t = 5)]
+    noise: u16,
+    /// Run on a simulated device: a profile such as v100, a100 or h200, or a profile file.
+    #[arg(long, value_name = "DEVICE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    sim: Option<String>,
+    #[command(flatten)]
+    place: Where,
+    /// The program and its arguments.
+    #[arg(required_unless_present = "table", trailing_var_arg = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Strategy {
+    /// Every SM share x quota (FaST-GShare).
+    Grid,
+    /// SM share and batch size of an inference function (Dilu).
+    Hybrid,
+    /// Request and limit of a training function (Dilu).
+    Training,
+    /// Time to load, and to infer by batch size (LALB).
+    Line,
+}
+
+#[derive(Serialize)]
+struct Summary<'a, A> {
+    name: &'a str,
+    context: &'a str,
+    trials: usize,
+    /// Of those, the ones that this run made.
+    measured_now: usize,
+    answer: A,
+    /// How busy the GPU was, where NVML could tell.
+    utilisation: Vec<Seen>,
+}
+
+#[derive(Serialize)]
+struct Seen {
+    #[serde(flatten)]
+    setting: Setting,
+    #[serde(flatten)]
+    seen: Utilisation,
+}
+
+impl Seen {
+    fn of(record: &Record) -> Option<Self> {
+        Some(Self { setting: record.trial.setting, seen: record.measured?.utilisation? })
+    }
+}
+
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    let percent = |percent: u16, of: &str| {
+        SmShare::from_percent(percent).with_context(|| format!("--{of} {percent}: need at most 100"))
+    };
+    let one_batch = || {
+        ensure!(options.batch.len() == 1, "--batch: need one value for this strategy");
+        Ok(options.batch[0])
+    };
+    match options.strategy {
+        Strategy::Grid => {
+            let sms = options.sms.iter().map(|&sm| percent(sm, "sms")).collect::<Result<_, _>>()?;
+            let quotas =
+                options.quotas.iter().map(|&quota| Ok(percent(quota, "quotas")?.basis_points().into()));
+            let quotas = quotas.collect::<anyhow::Result<Vec<Quota>>>()?;
+            let grid = Grid::new(sms, quotas, options.batch.clone())?;
+            let total = Some(grid.len());
+            drive(options, &grid, total, |outcome| {
+                let best = outcome.table.most_effective(|_| true).copied();
+                best.map_or_else(Vec::new, |best| vec![format!("Most effective: {}", shown(&best))])
+            })
+        }
+        Strategy::Hybrid => {
+            let hybrid = HybridGrowth::new(options.max_exec)?;
+            drive(options, &hybrid, None, |choice| {
+                let limit = choice.limit;
+                vec![format!("Chosen: {}; at most {limit} of the SMs", shown(&choice.point))]
+            })
+        }
+        Strategy::Training => {
+            let search = TrainingSearch::new(one_batch()?)?;
+            drive(options, &search, None, |choice| {
+                let (request, limit, alone) = (choice.request, choice.limit, choice.exclusive);
+                vec![format!("Request {request}, limit {limit} of the SMs; {alone} with all of them")]
+            })
+        }
+        Strategy::Line => {
+            let line = BatchLine::new(SmShare::WHOLE, Quota::WHOLE, options.batch.clone())?;
+            drive(options, &line, Some(options.batch.len()), |times| {
+                let text = |line: &gshare_profile::planner::Line| {
+                    format!(
+                        "{:.3} ms + {:.3} ms per request (R2 {:.3})",
+                        line.fixed_ns / 1e6,
+                        line.slope_ns / 1e6,
+                        line.r_squared
+                    )
+                };
+                let infer = format!("To infer: {}", text(&times.infer));
+                [infer]
+                    .into_iter()
+                    .chain(times.load.map(|load| format!("To load: {}", text(&load))))
+                    .collect()
+            })
+        }
+    }
+}
+
+fn shown(point: &ProfilePoint) -> String {
+    format!("{}: {}, p95 {}", point.setting(), point.throughput, point.p95)
+}
+
+/// Runs a strategy on what the options name, and tells what came of it.
+fn drive<P>(
+    options: &Options,
+    planner: &P,
+    total: Option<usize>,
+    found: impl Fn(&P::Answer) -> Vec<String>,
+) -> anyhow::Result<()>
+where
+    P: Planner<Answer: Serialize>,
+{
+    let config = trial_config(options)?;
+    let program = match (&options.table, options.command.first()) {
+        (Some(table), _) => table.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+        (None, Some(program)) => {
+            Path::new(program).file_name().unwrap_or_default().to_string_lossy().into_owned()
+        }
+        (None, None) => String::new(),
+    };
+    let name = options.name.clone().unwrap_or(program);
+    let context = context(options);
+    let store = Store::open(&options.store, &name, &context)
+        .with_context(|| format!("--store {}", options.store.display()))?;
+    let mut journal = store.journal()?;
+    let before = journal.trials().len();
+    let bar = bar(total);
+    bar.set_position(before as u64);
+    let mut keeper = Keeper { store, bar };
+    // Nothing is started where nothing is left to measure.
+    let answer = match planner.next(&journal) {
+        Ok(Step::Done(answer)) => Ok(answer),
+        _ => {
+            let mut executor = executor(options)?;
+            run_strategy(planner, executor.as_mut(), &config, &mut journal, &mut keeper)
+        }
+    };
+    keeper.bar.finish_and_clear();
+    let records = keeper.store.records()?;
+    let lines = match &answer {
+        Ok(answer) => found(answer),
+        Err(error) => vec![format!("No answer: {error}")],
+    };
+    if let Some(path) = &options.report {
+        let head = Head { name: name.clone(), context: context.clone(), found: lines.clone() };
+        std::fs::write(path, report::html(&head, &records)?)
+            .with_context(|| format!("--report {}", path.display()))?;
+    }
+    let points = points(&journal);
+    // Without any, what is to be told is why there is no answer.
+    if let Some(path) = options.output.as_ref().filter(|_| !points.is_empty()) {
+        let table = ProfileTable::grid(points.clone()).or_else(|_| ProfileTable::sparse(points))?;
+        let text = serde_json::to_string_pretty(&table)?;
+        std::fs::write(path, text).with_context(|| format!("--output {}", path.display()))?;
+    }
+    let answer = answer?;
+    let trials = journal.trials().len();
+    if options.json {
+        let measured_now = trials - before;
+        let (name, context) = (name.as_str(), context.as_str());
+        let utilisation = records.iter().filter_map(Seen::of).collect();
+        return print_json(&Summary { name, context, trials, measured_now, answer, utilisation });
+    }
+    for record in &records {
+        println!("{}", line(record));
+    }
+    println!("{trials} trials, {before} of them from before");
+    for line in lines {
+        println!("{line}");
+    }
+    Ok(())
+}
+
+fn points(journal: &Journal) -> Vec<ProfilePoint> {
+    let of = |outcome: &Outcome| match outcome {
+        Outcome::Measured(found) => Some(found.point),
+        _ => None,
+    };
+    journal.trials().iter().filter_map(|trial| of(&trial.outcome)).collect()
+}
+
+fn line(record: &Record) -> String {
+    let at = record.trial.setting;
+    match (&record.trial.outcome, record.measured) {
+        (Outcome::Measured(found), Some(measured)) => {
+            let (low, high) = (measured.throughput.low, measured.throughput.high);
+            let point = &found.point;
+            let seen = measured.utilisation.unwrap_or_default();
+            let percent = |what: &str, value: Option<f64>| {
+                value.map_or_else(String::new, |value| format!(", {what} {value:.1}%"))
+            };
+            format!(
+                "{at}: {} ({low:.2} to {high:.2}), p50 {}, p95 {}, p99 {}{}{}{}",
+                point.throughput,
+                point.p50,
+                point.p95,
+                measured.p99,
+                percent("GPU busy", seen.busy_percent),
+                percent("SMs", seen.sm_percent),
+                percent("occupancy", seen.occupancy_percent),
+            )
+        }
+        (Outcome::Failed { reason }, _) => format!("{at}: failed: {reason}"),
+        _ => format!("{at}: measured"),
+    }
+}
+
+/// What a stored profile must be of, for its trials to be of use.
+fn context(options: &Options) -> String {
+    let what = match &options.table {
+        Some(table) => {
+            format!("the GPU of {} (noise {}%, seed {})", table.display(), options.noise, options.seed)
+        }
+        None => {
+            let words: Vec<_> = options.command.iter().map(|word| word.to_string_lossy()).collect();
+            words.join(" ")
+        }
+    };
+    let device = match options.sim.as_deref() {
+        None => String::new(),
+        Some("") => " on a simulated device".to_owned(),
+        Some(profile) => format!(" on a simulated {profile}"),
+    };
+    format!("{what}{device}, load {}{}", options.load, if options.steps { ", steps" } else { "" })
+}
+
+fn trial_config(options: &Options) -> anyhow::Result<TrialConfig> {
+    let mut config = TrialConfig::default();
+    config.load =
+        parse_load(&options.load, options.seed).with_context(|| format!("--load {}", options.load))?;
+    (config.max_time, config.max_warmup) = (options.time, options.warmup);
+    config.answer_timeout = options.answer_timeout;
+    config.steady_tolerance =
+        BasisPoints::from_percent(options.steady).context("--steady: need at most 100")?;
+    config.check()?;
+    Ok(config)
+}
+
+fn parse_load(text: &str, seed: u64) -> anyhow::Result<Load> {
+    let (kind, value) =
+        text.split_once(':').context("need closed:N, even:RATE, poisson:RATE or trace:FILE")?;
+    let load = match kind {
+        "closed" => Load::Closed { in_flight: value.parse()? },
+        "even" => Load::Even { rate: value.parse()? },
+        "poisson" => Load::Poisson { rate: value.parse()?, seed },
+        "trace" => {
+            let text = std::fs::read_to_string(value)?;
+            let time = |(number, line): (usize, &str)| {
+                let seconds: f64 = line.trim().parse().with_context(|| format!("line {}", number + 1))?;
+                let time = std::time::Duration::try_from_secs_f64(seconds);
+                Ok(Duration::from(time.with_context(|| format!("line {}", number + 1))?))
+            };
+            let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+            Load::Trace { times: lines.map(time).collect::<anyhow::Result<_>>()? }
+        }
+        _ => anyhow::bail!("need closed, even, poisson or trace before the colon"),
+    };
+    load.check()?;
+    Ok(load)
+}
+
+fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
+    if let Some(path) = &options.table {
+        let context = || format!("--table {}", path.display());
+        let text = std::fs::read_to_string(path).with_context(context)?;
+        let table: ProfileTable = serde_json::from_str(&text).with_context(context)?;
+        let noise = BasisPoints::from_percent(options.noise).context("--noise: need at most 100")?;
+        eprintln!("gshare: a simulated GPU, in virtual time");
+        return Ok(Box::new(simulated_gpu(table, Duration::from_millis(500), noise, options.seed)));
+    }
+    let hook = HOOK.find_or_build()?;
+    match &options.sim {
+        None => drop(cuda::Driver::load().context(
+            "no CUDA driver on this machine. To profile on a simulated device, add --sim: gshare profile --sim -- …",
+        )?),
+        Some(_) => eprintln!("gshare: simulated device"),
+    }
+    let socket = options.place.named().unwrap_or_else(|| private::socket(options.sim.is_some()));
+    let held = private::ensure(&socket)?;
+    // A partition that nobody enforces would be measured as if it were the whole.
+    let partitioned = options.sim.is_some() || gshared::mps::Mps::find().is_some_and(|mps| mps.is_running());
+    let (sim, command, place) = (options.sim.clone(), options.command.clone(), options.place.clone());
+    let mut number = 0;
+    // The directory of the simulated driver must outlive the program that uses it: until the next one starts.
+    let mut kept: Option<SimulatorDir> = None;
+    let make = move |at: Setting| {
+        let _until_the_last_trial = &held;
+        number += 1;
+        if at.sm != SmShare::WHOLE && !partitioned {
+            return Err(format!("{} of the SMs needs MPS, and it does not run (gshare doctor)", at.sm));
+        }
+        let quota = QuotaRange::new(at.quota, at.quota).map_err(|error| error.to_string())?;
+        let options = under_hook::Options {
+            sim: sim.clone(),
+            quota: Some(quota),
+            sm: Some(at.sm),
+            mem: None,
+            // Not the last trial's: its process may still be on its way out.
+            name: Some(format!("profile-{}-{number}", std::process::id())),
+            slo_sensitive: None,
+            best_effort: false,
+            on_daemon_loss: OnDaemonLoss::Open,
+            place: place.clone(),
+            command: command.clone(),
+        };
+        let prepared = under_hook::prepare(&options, &hook, &socket).map_err(|error| format!("{error:#}"))?;
+        let Prepared { command, simulator } = prepared;
+        drop(core::mem::replace(&mut kept, simulator));
+        Ok(command)
+    };
+    let protocol = if options.steps { Protocol::Steps } else { Protocol::Requests };
+    let process = Process::new(protocol, make);
+    Ok(match nvml(options)? {
+        Some(nvml) => Box::new(process.with_meter(nvml)),
+        None => Box::new(process),
+    })
+}
+
+/// NVML of the device that the program sees first; the simulated driver is an NVML as well. None for a MIG slice: what NVML
+/// says of its GPU is the work of all of them.
+fn nvml(options: &Options) -> anyhow::Result<Option<NvmlMeter>> {
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    let first = visible.split(',').next().map(str::trim).filter(|first| !first.is_empty()).unwrap_or("0");
+    if first.starts_with("MIG-") {
+        return Ok(None);
+    }
+    let library = match &options.sim {
+        Some(_) => SIMULATOR.find_or_build()?,
+        None => PathBuf::from("libnvidia-ml.so.1"),
+    };
+    Ok(Some(NvmlMeter::new(&library, first)))
+}
+
+/// Keeps trials in the store and shows which one runs.
+struct Keeper {
+    store: Store,
+    bar: ProgressBar,
+}
+
+fn bar(total: Option<usize>) -> ProgressBar {
+    let bar = total.map_or_else(ProgressBar::no_length, |total| ProgressBar::new(total as u64));
+    let template = match total {
+        Some(_) => "{bar:30} {pos}/{len} {msg}",
+        None => "{spinner} trial {pos}: {msg}",
+    };
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(std::time::Duration::from_millis(200));
+    bar
+}
+
+impl Sink for Keeper {
+    fn began(&mut self, setting: Setting) {
+        self.bar.set_message(setting.to_string());
+    }
+
+    fn keep(&mut self, record: &Record) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        self.store.keep(record)?;
+        self.bar.inc(1);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_read_as_they_are_described_and_bad_ones_are_refused() {
+        assert_eq!(parse_load("closed:4", 1).unwrap(), Load::Closed { in_flight: 4 });
+        assert_eq!(parse_load("poisson:2.5", 7).unwrap(), Load::Poisson { rate: 2.5, seed: 7 });
+        for bad in
+            ["", "closed", "closed:0", "even:-1", "even:NaN", "poisson:x", "trace:/no/such/file", "idle:3"]
+        {
+            assert!(parse_load(bad, 1).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! `gshare run`: starts a program with the hook, under a share.
+//!
+//! What it does is set the environment of the program, and no more:
+//!
+//! | variable | value |
+//! |---|---|
+//! | `LD_PRELOAD` | the hook, before whatever was there |
+//! | `GSHARE_SOCKET` | the daemon's socket |
+//! | `GSHARE_RUN` | one number for all processes of this run: they share its name and its share |
+//! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_CLASS`, `GSHARE_ON_DAEMON_LOSS` | the options |
+//! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before whatever was there |
+//! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, where MPS runs or the device is simulated |
+//! | `CUDA_MPS_PIPE_DIRECTORY` | where MPS runs: its pipes, which the service has in a directory of its own |
+
+use super::{Where, cuda, private};
+use anyhow::Context as _;
+use gshare_core::scale::ServiceClass;
+use gshare_core::wire::OnDaemonLoss;
+use gshare_core::{Bytes, QuotaRange, SmShare};
+use gshare_runner::libraries::{HOOK, SimulatorDir, prepend};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::origin::WithOrigin;
+use signal_hook::low_level::siginfo::Cause;
+use std::ffi::OsString;
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode};
+
+/// Run a program under a share of the GPU.
+///
+/// Its exit code is passed on, and signals are forwarded to it. Where no daemon listens, a private one is started for
+/// this user; it ends half a minute after its last client. The share that the daemon's configuration has for the name
+/// goes before the options here.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Run on a simulated device: a profile such as v100, a100 or h200, or a profile file.
+    #[arg(long, value_name = "PROFILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub(crate) sim: Option<String>,
+    /// Share of GPU time: `request:limit` such as 0.3:0.8, or one share for both [default: whatever is free].
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) quota: Option<QuotaRange>,
+    /// SM partition, in per cent of the SMs [default: 100].
+    #[arg(long, value_name = "PERCENT", value_parser = parse_sm)]
+    pub(crate) sm: Option<SmShare>,
+    /// GPU memory, such as 1GiB [default: no limit].
+    #[arg(long, value_name = "BYTES", value_parser = parse_memory)]
+    pub(crate) mem: Option<Bytes>,
+    /// Name of the instance, unique on the node [default: program and pid].
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// It has a latency to keep: others give way when its launching cycles get longer by more than so many per cent
+    /// [60 where none is said].
+    #[arg(long, value_name = "PERCENT", num_args = 0..=1, require_equals = true, default_missing_value = "60",
+        conflicts_with = "best_effort", value_parser = parse_tolerance)]
+    pub(crate) slo_sensitive: Option<ServiceClass>,
+    /// It takes what those with a latency leave, and at least a little of it.
+    #[arg(long)]
+    pub(crate) best_effort: bool,
+    /// What launches do when the daemon is gone: keep the last share, or fail.
+    #[arg(long, value_name = "POLICY", default_value = "open", value_parser = parse_loss)]
+    pub(crate) on_daemon_loss: OnDaemonLoss,
+    #[command(flatten)]
+    pub(crate) place: Where,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+fn parse_tolerance(text: &str) -> Result<ServiceClass, String> {
+    let percent = text.strip_suffix('%').unwrap_or(text).parse().ok();
+    percent.and_then(ServiceClass::slo_sensitive).ok_or_else(|| "need 1 to 100 (per cent)".into())
+}
+
+fn parse_sm(text: &str) -> Result<SmShare, String> {
+    let sm: SmShare = text.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())?;
+    if sm.is_zero() { Err(gshare_core::SpecError::ZeroSm.to_string()) } else { Ok(sm) }
+}
+
+fn parse_memory(text: &str) -> Result<Bytes, String> {
+    match text.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())? {
+        Bytes::ZERO => Err(gshare_core::SpecError::ZeroMemory.to_string()),
+        bytes => Ok(bytes),
+    }
+}
+
+fn parse_loss(text: &str) -> Result<OnDaemonLoss, String> {
+    match text {
+        "open" => Ok(OnDaemonLoss::Open),
+        "closed" => Ok(OnDaemonLoss::Closed),
+        _ => Err("need `open` or `closed`".into()),
+    }
+}
+
+pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
+    let hook = HOOK.find_or_build()?;
+    if options.sim.is_none() {
+        cuda::Driver::load().context(
+            "no CUDA driver on this machine. To run on a simulated device, add --sim: gshare run --sim -- …",
+        )?;
+    }
+    if options.sim.is_some() {
+        eprintln!("gshare: simulated device");
+    }
+    // Kept until the program has ended.
+    let (socket, _held) = socket(&options.place, options.sim.is_some())?;
+    let prepared = prepare(options, &hook, &socket)?;
+    let program = options.command[0].to_string_lossy().into_owned();
+    let Prepared { mut command, simulator } = prepared;
+    // Before the child is there: a signal that comes between must not be lost.
+    let forwarded = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+    // What is ignored (`nohup`, a job in the background) stays so in the program: a handler would not be inherited.
+    let ignored = ignored();
+    let forwarded = forwarded.into_iter().filter(|signal| ignored & 1 << (signal - 1) == 0);
+    let signals = SignalsInfo::<WithOrigin>::new(forwarded)?;
+    let child = command.spawn().with_context(|| program)?;
+    let status = wait(child, signals)?;
+    drop(simulator);
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
+}
+
+/// The signals that this process ignores, the first in the lowest bit.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// The socket that was named, the node's, or a private one; a daemon listens there as long as the second lives.
+pub(super) fn socket(place: &Where, simulated: bool) -> anyhow::Result<(PathBuf, private::Held)> {
+    let node = PathBuf::from(gshared::config::DEFAULT_SOCKET);
+    let socket = match place.named() {
+        Some(socket) => socket,
+        // A simulated device is nothing for the node's daemon.
+        None if !simulated && private::listens(&node) => node,
+        None => private::socket(simulated),
+    };
+    let held = private::ensure(&socket)?;
+    if held.started {
+        eprintln!("gshare: started a private daemon at {}", socket.display());
+    }
+    Ok((socket, held))
+}
+
+/// A program about to be started.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) command: Command,
+    /// Must outlive the program.
+    pub(crate) simulator: Option<SimulatorDir>,
+}
+
+/// Sets up the environment of a program under the hook.
+pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::Result<Prepared> {
+    let mut command = Command::new(&options.command[0]);
+    command.args(&options.command[1..]);
+    if let Some(name) = &options.name
+        && let Ok(snapshot) = super::snapshot(socket)
+        && let Some(owner) = snapshot.clients.iter().find(|client| client.name == *name)
+    {
+        anyhow::bail!(
+            "--name: `{name}` is in use by process {} ({}); choose another",
+            owner.pid,
+            owner.program
+        );
+    }
+    command.env("LD_PRELOAD", gshare_runner::preload(hook)?).env("GSHARE_SOCKET", socket);
+    // Seeded by the system: nothing else is asked of it than to differ from other runs'.
+    let run = std::hash::RandomState::new().build_hasher().finish().max(1);
+    command.env("GSHARE_RUN", run.to_string());
+    let program = Path::new(&options.command[0]).file_name().unwrap_or_default().to_string_lossy();
+    let name = options.name.clone().unwrap_or_else(|| format!("{program}-{}", std::process::id()));
+    command.env("GSHARE_NAME", name);
+    let mut set = |key: &str, value: Option<String>| {
+        match value {
+            Some(value) => command.env(key, value),
+            None => command.env_remove(key),
+        };
+    };
+    set("GSHARE_QUOTA", options.quota.map(|quota| quota.to_string()));
+    set("GSHARE_SM", options.sm.map(|sm| sm.to_string()));
+    set("GSHARE_MEM", options.mem.map(|bytes| bytes.get().to_string()));
+    let best_effort = options.best_effort.then_some(ServiceClass::BestEffort);
+    set("GSHARE_CLASS", options.slo_sensitive.or(best_effort).map(|class| class.to_string()));
+    let policy = match options.on_daemon_loss {
+        OnDaemonLoss::Open => "open",
+        OnDaemonLoss::Closed => "closed",
+    };
+    set("GSHARE_ON_DAEMON_LOSS", Some(policy.into()));
+    let simulator = match &options.sim {
+        None => None,
+        Some(profile) => {
+            if !profile.is_empty() {
+                command.env("GSHARE_SIM_PROFILE", profile);
+            }
+            let dir = SimulatorDir::new()?;
+            command.env("LD_LIBRARY_PATH", prepend("LD_LIBRARY_PATH", dir.path()));
+            Some(dir)
+        }
+    };
+    let mps = gshared::mps::Mps::find().filter(|mps| simulator.is_none() && mps.is_running());
+    if let Some(mps) = &mps {
+        command.env("CUDA_MPS_PIPE_DIRECTORY", mps.pipe_dir());
+    }
+    if let (true, Some(sm)) = (simulator.is_some() || mps.is_some(), options.sm) {
+        command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", sm.to_string().trim_end_matches('%'));
+    }
+    Ok(Prepared { command, simulator })
+}
+
+/// Waits for the program, passing on what other processes signal. What the terminal sends reaches it anyway, as it is
+/// in the same process group.
+fn wait(mut child: Child, mut signals: SignalsInfo<WithOrigin>) -> anyhow::Result<std::process::ExitStatus> {
+    let pid = Pid::from_child(&child);
+    let handle = signals.handle();
+    let forwarder = std::thread::spawn(move || {
+        for origin in signals.forever() {
+            if matches!(origin.cause, Cause::Kernel) {
+                continue;
+            }
+            // The child is reaped only after this thread has ended, so the pid is still its own.
+            if let Some(signal) = Signal::from_named_raw(origin.signal) {
+                let _ = kill_process(pid, signal);
+            }
+        }
+    });
+    let waited = rustix::process::waitid(
+        rustix::process::WaitId::Pid(pid),
+        rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT,
+    );
+    handle.close();
+    let _ = forwarder.join();
+    waited?;
+    Ok(child.wait()?)
+}

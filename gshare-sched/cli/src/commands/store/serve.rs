@@ -1,0 +1,249 @@
+//! `gshare store serve`: the store in the foreground, from flags, a file, or both.
+
+use super::DEFAULT_SOCKET;
+use crate::commands::serve::Text;
+use anyhow::Context as _;
+use gshare_core::store::StoreLimits;
+use gshare_core::{Bytes, Duration};
+use gshare_modelstore::backend::ModelBackend;
+use gshare_modelstore::backend::cuda::{IpcBackend, PinnedBackend, VmmBackend};
+use gshare_modelstore::server::{Server, ServerConfig};
+use gshare_runner::libraries::{SimulatorDir, prepend};
+use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use serde::Deserialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// A --config file is TOML with any of these, which flags override:
+///
+///     socket = "/run/gshare/store.sock"
+///     host = "4GiB"
+///     gpu = "8GiB"
+///     device = 0
+///     sharing = "vmm"
+///     models = "/srv/models"
+///     mode = "666"
+///     # What each user may have in memory and load, and what the user of uid 1000 may.
+///     [limits]
+///     bytes = "2GiB"
+///     models = 20
+///     load_interval = "1s"
+///     load_burst = 5
+///     [users.1000]
+///     bytes = "8GiB"
+#[derive(Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub(super) struct Serve {
+    /// Settings from a file.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Host memory for models [default: 4GiB].
+    #[arg(long, value_name = "BYTES")]
+    host: Option<Bytes>,
+    /// Memory of a GPU for models [default: none]. Host memory is page-locked then, as far as the limit of locked memory allows.
+    #[arg(long, value_name = "BYTES")]
+    gpu: Option<Bytes>,
+    /// Which GPU [default: 0].
+    #[arg(long, value_name = "N")]
+    device: Option<u32>,
+    /// How memory of the GPU is shared [default: vmm].
+    #[arg(long, value_enum)]
+    sharing: Option<Sharing>,
+    /// Simulate the GPU: a profile such as v100, a100 or h200, or a profile file.
+    #[arg(long, value_name = "PROFILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    sim: Option<String>,
+    /// Directory whose *.safetensors files are models for everybody, loaded when they are asked for.
+    #[arg(long, value_name = "DIR")]
+    models: Option<PathBuf>,
+    /// What each user other than those of --user-limit may have in memory.
+    #[arg(long, value_name = "BYTES")]
+    limit: Option<Bytes>,
+    /// What one user may have in memory.
+    #[arg(long, value_name = "UID=BYTES", value_parser = user_limit)]
+    user_limit: Vec<(u32, Bytes)>,
+    /// Permissions of the socket, octal [default: 666].
+    #[arg(long, value_name = "MODE", value_parser = octal)]
+    mode: Option<u32>,
+    /// End when the process of this number does, which is the parent.
+    #[arg(long, value_name = "PID", hide = true)]
+    dies_with: Option<i32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Sharing {
+    /// By virtual memory management. The store has no context on the GPU, so it takes no more than the models; a process
+    /// that lives as long as one load fills it. Clients map it for reading.
+    Vmm,
+    /// By legacy IPC handles, as in FaST-GShare: the store has a context, clients can write, and the memory goes when the
+    /// store does.
+    Ipc,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct File {
+    socket: Option<PathBuf>,
+    host: Option<Text<Bytes>>,
+    gpu: Option<Text<Bytes>>,
+    device: Option<u32>,
+    sharing: Option<Sharing>,
+    models: Option<PathBuf>,
+    mode: Option<String>,
+    limits: Limits,
+    users: BTreeMap<String, Limits>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Limits {
+    bytes: Option<Text<Bytes>>,
+    models: Option<u32>,
+    load_interval: Option<Text<Duration>>,
+    load_burst: Option<u32>,
+}
+
+impl Limits {
+    fn check(self) -> anyhow::Result<StoreLimits> {
+        let mut limits = StoreLimits::default();
+        limits.bytes = self.bytes.map_or(limits.bytes, |Text(bytes)| bytes);
+        limits.models = self.models.unwrap_or(limits.models);
+        limits.load_interval = self.load_interval.map_or(limits.load_interval, |Text(time)| time);
+        limits.load_burst = self.load_burst.unwrap_or(limits.load_burst);
+        anyhow::ensure!(limits.load_burst > 0, "`load_burst` is 0: need at least 1");
+        Ok(limits)
+    }
+}
+
+fn octal(text: &str) -> Result<u32, String> {
+    u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|mode| *mode <= 0o777)
+        .ok_or_else(|| format!("`{text}` is not a mode such as 660"))
+}
+
+fn uid(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("`{text}` is not a uid"))
+}
+
+fn user_limit(text: &str) -> Result<(u32, Bytes), String> {
+    let (user, bytes) = text.split_once('=').ok_or("need UID=BYTES, such as 1000=2GiB")?;
+    Ok((uid(user)?, bytes.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())?))
+}
+
+impl Serve {
+    pub(super) fn run(&self, socket: Option<&Path>) -> anyhow::Result<()> {
+        let file = match &self.config {
+            None => File::default(),
+            Some(path) => {
+                let context = || format!("--config {}", path.display());
+                let text = std::fs::read_to_string(path).with_context(context)?;
+                toml::from_str(&text).with_context(context)?
+            }
+        };
+        let gpu = self.gpu.or(file.gpu.map(|Text(bytes)| bytes));
+        let sharing = self.sharing.or(file.sharing);
+        let device = self.device.or(file.device);
+        if gpu.is_none() {
+            for (name, given) in
+                [("sim", self.sim.is_some()), ("device", device.is_some()), ("sharing", sharing.is_some())]
+            {
+                anyhow::ensure!(!given, "`{name}` is about memory of a GPU, and `gpu` says no bytes of it");
+            }
+        }
+        if let Some(profile) = &self.sim {
+            return simulated(profile);
+        }
+        let socket = socket.map(Path::to_owned).or(file.socket).unwrap_or_else(|| DEFAULT_SOCKET.into());
+        let mut config = ServerConfig::at(socket);
+        config.store.host = self.host.or(file.host.map(|Text(bytes)| bytes)).unwrap_or(config.store.host);
+        config.models = self.models.clone().or(file.models);
+        let mode = file.mode.map(|text| octal(&text)).transpose().map_err(anyhow::Error::msg)?;
+        config.socket_mode = self.mode.or(mode).unwrap_or(config.socket_mode);
+        config.default_limits = file.limits.check()?;
+        if let Some(bytes) = self.limit {
+            config.default_limits.bytes = bytes;
+        }
+        for (user, limits) in file.users {
+            let limits = limits.check().with_context(|| format!("user {user}"))?;
+            config.limits.insert(uid(&user).map_err(anyhow::Error::msg)?, limits);
+        }
+        for &(user, bytes) in &self.user_limit {
+            config.limits.entry(user).or_default().bytes = bytes;
+        }
+        if let Some(directory) = config.socket.parent() {
+            std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
+        }
+        self.serve(config, gpu, device.unwrap_or(0), sharing.unwrap_or(Sharing::Vmm))
+    }
+
+    fn serve(
+        &self,
+        mut config: ServerConfig,
+        gpu: Option<Bytes>,
+        device: u32,
+        sharing: Sharing,
+    ) -> anyhow::Result<()> {
+        // Before the store is there: a signal that comes between must not be lost.
+        let mut signals = Signals::new([SIGTERM, SIGINT])?;
+        if let Some(parent) = self.dies_with {
+            set_parent_process_death_signal(Some(Signal::TERM))?;
+            let alive = getppid().is_some_and(|pid| pid.as_raw_nonzero().get() == parent);
+            anyhow::ensure!(alive, "the process that started this one is gone");
+        }
+        let socket = config.socket.clone();
+        let server = match gpu {
+            None => Server::new(config)?,
+            Some(bytes) => {
+                config.store.gpu = bytes;
+                let none = "no memory of a GPU; to serve from a simulated one, add --sim";
+                let (host, gpu): (_, Box<dyn ModelBackend>) = match sharing {
+                    Sharing::Vmm => {
+                        let loader = vec![std::env::current_exe()?.into(), "store".into(), "loader".into()];
+                        let gpu = VmmBackend::new(device, loader).context(none)?;
+                        (PinnedBackend::locked(), Box::new(gpu))
+                    }
+                    Sharing::Ipc => {
+                        let gpu = IpcBackend::new(device).context(none)?;
+                        (PinnedBackend::registered(device).context(none)?, Box::new(gpu))
+                    }
+                };
+                Server::with_backends(config, Box::new(host), Some(gpu))?
+            }
+        };
+        let running = server.spawn()?;
+        eprintln!("the store listens at {}", socket.display());
+        signals.forever().next();
+        running.stop();
+        Ok(())
+    }
+}
+
+/// Runs the same command where it finds the simulated driver.
+fn simulated(profile: &str) -> anyhow::Result<()> {
+    eprintln!("gshare: simulated device");
+    let dir = SimulatorDir::new()?;
+    let mut command = std::process::Command::new(std::env::current_exe()?);
+    command.args(std::env::args_os().skip(1).filter(|word| !word.to_string_lossy().starts_with("--sim")));
+    command.args(["--dies-with", &std::process::id().to_string()]);
+    command.env("LD_LIBRARY_PATH", prepend("LD_LIBRARY_PATH", dir.path()));
+    if !profile.is_empty() {
+        command.env("GSHARE_SIM_PROFILE", profile);
+    }
+    // Before the child is there: a signal that comes between must not be lost.
+    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    let mut child = command.spawn()?;
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    std::thread::spawn(move || {
+        for signal in signals.forever() {
+            let signal = if signal == SIGINT { Signal::INT } else { Signal::TERM };
+            let _ = pid.map(|pid| kill_process(pid, signal));
+        }
+    });
+    let status = child.wait()?;
+    drop(dir);
+    anyhow::ensure!(status.success(), "the store on the simulated device: {status}");
+    Ok(())
+}

@@ -1,0 +1,241 @@
+//! The `gshare` command as a user or a script meets it.
+
+#[path = "../../daemon/tests/common/mod.rs"]
+mod common;
+
+use common::{Local, attached, spec};
+use gshare_core::wire::ToDaemon;
+use gshared::config::JournalConfig;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+fn gshare() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gshare"));
+    command.env_remove("GSHARE_SOCKET");
+    command
+}
+
+fn json(output: &Output) -> serde_json::Value {
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).expect("exactly one JSON object")
+}
+
+fn errors(output: &Output) -> String {
+    assert!(!output.status.success());
+    assert!(output.stdout.is_empty(), "{output:?}");
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// A journal with two clients and some tokens, orders recorded; gives its directory.
+fn journal(daemon: Local) -> tempfile::TempDir {
+    let mut clients: Vec<_> = (1..3)
+        .map(|n| attached(&daemon.socket(), n, &format!("client-{n}"), spec("0.2:0.9", 60, None)))
+        .collect();
+    for n in 0..10 {
+        let (client, id) = &mut clients[n % 2];
+        client.send(&ToDaemon::TokenRequest { client: *id });
+        let (lease, _) = client.granted();
+        let used = gshare_core::Duration::from_micros(10);
+        client.send(&ToDaemon::TokenReturn { client: *id, lease, used, again: 0 });
+    }
+    let Local { running, dir } = daemon;
+    running.unwrap().stop().unwrap();
+    dir
+}
+
+fn recording() -> Local {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = gshared::Config::at(dir.path().join("gshare.sock"));
+    let mut journal = JournalConfig::new(dir.path().join("journal"));
+    journal.actions = true;
+    config.journal = Some(journal);
+    Local { running: Some(gshared::Daemon::new(config).unwrap().spawn().unwrap()), dir }
+}
+
+#[test]
+fn status_prints_one_json_object_with_fractions() {
+    let daemon = Local::start();
+    let (_client, _) = attached(&daemon.socket(), 1, "alice", spec("0.3:0.8", 24, Some(64)));
+    let output = gshare().args(["status", "--json", "--socket"]).arg(daemon.socket()).output().unwrap();
+    let status = json(&output);
+    let alice = &status["clients"][0];
+    assert_eq!(
+        (&alice["name"], &alice["quota_request"], &alice["sm"]),
+        (&"alice".into(), &0.3.into(), &0.24.into())
+    );
+    assert_eq!(alice["memory_limit_bytes"], 64 << 20);
+    let table = gshare().args(["status", "--socket"]).arg(daemon.socket()).output().unwrap();
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("alice") && table.contains("80.0%") && table.contains("64 MiB"), "{table}");
+    let top = gshare()
+        .args(["top", "--count", "2", "--interval", "50ms", "--socket"])
+        .arg(daemon.socket())
+        .output();
+    assert_eq!(String::from_utf8(top.unwrap().stdout).unwrap().matches("alice").count(), 2);
+}
+
+#[test]
+fn without_a_daemon_status_says_how_to_start_one() {
+    let output =
+        gshare().args(["status", "--json", "--socket", "/nonexistent/gshare.sock"]).output().unwrap();
+    let text = errors(&output);
+    assert!(text.contains("/nonexistent/gshare-admin.sock") && text.contains("gshare daemon"), "{text}");
+}
+
+#[test]
+fn a_journal_replays_to_the_orders_it_recorded() {
+    let dir = journal(recording());
+    let output = gshare().args(["replay", "--json"]).arg(dir.path().join("journal")).output().unwrap();
+    let run = &json(&output)["runs"][0];
+    assert_eq!(
+        (&run["from_start"], &run["differences"], &run["doubled_leases"]),
+        (&true.into(), &0.into(), &0.into())
+    );
+    assert_eq!((&run["grants"], &run["clients"][0]["name"]), (&10.into(), &"client-1".into()));
+    assert!(run["compared"].as_u64().unwrap() > 20);
+    assert_eq!(run["most_sm_held"], 6_000);
+}
+
+#[test]
+fn a_journal_that_was_changed_is_found_out() {
+    let dir = journal(recording());
+    let file = gshared::journal::segments(&dir.path().join("journal")).unwrap().remove(0);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let at = text.find("\"budget_ns\":").unwrap();
+    let changed = text[..at].to_owned() + "\"budget_ns\":1" + &text[at + "\"budget_ns\":".len()..];
+    std::fs::write(&file, changed).unwrap();
+    let output = gshare().arg("replay").arg(&file).output().unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8(output.stdout).unwrap().contains("1 differ"));
+}
+
+#[test]
+fn a_journal_is_input_for_the_engine_as_it_is() {
+    let dir = journal(recording());
+    let file = gshared::journal::segments(&dir.path().join("journal")).unwrap().remove(0);
+    let journal = std::fs::File::open(&file).unwrap();
+    let output = gshare().args(["engine", "token"]).stdin(journal).output().unwrap();
+    let recorded: Vec<serde_json::Value> = std::fs::read_to_string(&file)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .filter_map(|line| line.get("actions").cloned())
+        .collect();
+    let answered: Vec<serde_json::Value> = String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .map(|line| line.get("actions").cloned().unwrap_or_else(|| panic!("{line}")))
+        .collect();
+    assert_eq!(answered, recorded);
+}
+
+#[test]
+fn the_engine_answers_each_line_before_the_next_is_written() {
+    use std::io::BufRead as _;
+    let mut child =
+        gshare().args(["engine", "token"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+    for (line, expected) in
+        [("{\"now_ns\":1,\"event\":{\"event\":\"deadline_reached\"}}", "actions"), ("x", "error")]
+    {
+        writeln!(input, "{line}").unwrap();
+        let mut answer = String::new();
+        output.read_line(&mut answer).unwrap();
+        assert!(answer.contains(expected), "{answer}");
+    }
+    drop(input);
+    assert!(child.wait().unwrap().success());
+    let schema = json(&gshare().args(["engine", "token", "--schema"]).output().unwrap());
+    assert!(schema["input"]["required"].as_array().unwrap().contains(&"event".into()));
+}
+
+#[test]
+fn a_command_whose_output_nobody_reads_ends_quietly() {
+    let event = b"{\"now_ns\":1,\"event\":{\"event\":\"deadline_reached\"}}\n";
+    for arguments in [&["engine", "partition", "--schema"][..], &["engine", "token"], &["status", "--help"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = gshare();
+        command.args(arguments).stdin(Stdio::piped()).stdout(writer).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // It may have ended before it reads that.
+        let _ = child.stdin.take().unwrap().write_all(event);
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{arguments:?}: {output:?}");
+    }
+}
+
+#[test]
+fn a_host_in_another_language_drives_an_engine_over_pipes() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let output = Command::new("python3")
+        .arg(root.join("examples/filter_host.py"))
+        .arg(env!("CARGO_BIN_EXE_gshare"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let shown = std::fs::read_to_string(root.join("examples/README.md")).unwrap();
+    assert!(printed.contains("carol") && shown.contains(&printed), "{printed}");
+}
+
+#[test]
+fn doctor_says_what_is_there_and_what_to_do() {
+    let daemon = Local::start();
+    let output = gshare().args(["doctor", "--json", "--socket"]).arg(daemon.socket()).output().unwrap();
+    let report = json(&output);
+    let checks = report["checks"].as_array().unwrap();
+    let find = |name: &str| checks.iter().find(|check| check["check"] == name).unwrap();
+    assert_eq!(find("daemon")["status"], "good");
+    assert_eq!(find("kernel")["status"], "good");
+    if report["device"] == "none" {
+        assert!(find("driver")["advice"].as_str().unwrap().contains("--sim"));
+    }
+}
+
+#[test]
+fn options_that_cannot_be_are_refused_with_their_bounds() {
+    let refused = |arguments: &[&str]| {
+        let output = gshare().arg("run").args(arguments).args(["--", "true"]).output().unwrap();
+        errors(&output)
+    };
+    assert!(refused(&["--quota", "0.8:0.3"]).contains("need request <= limit"));
+    assert!(refused(&["--sm", "0"]).contains("SM partition is 0"));
+    assert!(refused(&["--sm", "101"]).contains("at most 100"));
+    assert!(refused(&["--mem", "0"]).contains("GPU memory is 0"));
+    assert!(refused(&["--on-daemon-loss", "maybe"]).contains("need `open` or `closed`"));
+}
+
+#[test]
+fn a_missing_driver_is_an_error_that_proposes_the_simulation() {
+    let doctor = json(&gshare().args(["doctor", "--json"]).output().unwrap());
+    if doctor["device"] != "none" {
+        eprintln!("skipped: there is a driver");
+        return;
+    }
+    // Any library may stand for the hook: the driver is looked for first.
+    let output = gshare()
+        .args(["run", "--", "true"])
+        .env("GSHARE_HOOK_LIBRARY", Path::new(env!("CARGO_BIN_EXE_gshare")))
+        .output()
+        .unwrap();
+    let text = errors(&output);
+    assert!(text.contains("no CUDA driver") && text.contains("gshare run --sim"), "{text}");
+}
+
+#[test]
+fn a_private_daemon_ends_when_nobody_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("gshare.sock");
+    let mut daemon = gshare()
+        .args(["daemon", "--no-config", "--idle-exit", "200ms", "--socket"])
+        .arg(&socket)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    assert!(common::within(|| daemon.try_wait().unwrap()).success());
+    assert!(!socket.exists());
+}

@@ -1,0 +1,125 @@
+//! `gshare daemon` and `gshared`: the node daemon in the foreground.
+
+pub mod log;
+
+use crate::config::{JournalConfig, MpsMode};
+use crate::mps::Mps;
+use crate::{Config, Daemon, Handle};
+use anyhow::Context as _;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::path::{Path, PathBuf};
+
+const DEFAULT_CONFIG: &str = "/etc/gshare/gshared.toml";
+
+/// Run the node daemon in the foreground. SIGHUP re-reads the configuration, SIGTERM and SIGINT stop it.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Configuration file [default: /etc/gshare/gshared.toml, if it is there].
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Read no configuration file.
+    #[arg(long, conflicts_with = "config")]
+    no_config: bool,
+    /// End when no process has been connected for so long.
+    #[arg(long, value_name = "TIME")]
+    idle_exit: Option<gshare_core::Duration>,
+    /// Socket for hooked processes, instead of the configuration's.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Directory of the journal, instead of the configuration's.
+    #[arg(long, value_name = "DIR")]
+    journal: Option<PathBuf>,
+    /// Read the configuration, say whether it is good, and exit.
+    #[arg(long)]
+    check: bool,
+}
+
+impl Options {
+    fn file(&self) -> Option<&Path> {
+        let default = Path::new(DEFAULT_CONFIG);
+        let wanted = !self.no_config && default.exists();
+        self.config.as_deref().or_else(|| wanted.then_some(default))
+    }
+
+    fn load(&self) -> anyhow::Result<Config> {
+        let mut config = match self.file() {
+            Some(file) => Config::load(file).with_context(|| file.display().to_string())?,
+            None => Config::default(),
+        };
+        if let Some(socket) = &self.socket {
+            config.admin_socket = crate::config::admin_socket_of(socket);
+            config.socket.clone_from(socket);
+        }
+        config.idle_exit = self.idle_exit;
+        if let Some(dir) = &self.journal {
+            config.journal = Some(JournalConfig::new(dir));
+        }
+        Ok(config)
+    }
+}
+
+/// Runs the daemon until a signal or its configuration ends it.
+///
+/// # Errors
+/// When the configuration is refused, MPS is demanded and does not start, or the daemon cannot start or stops with an error.
+pub fn run(options: Options) -> anyhow::Result<()> {
+    let config = options.load()?;
+    if options.check {
+        eprintln!("the configuration is good");
+        return Ok(());
+    }
+    let mps = start_mps(config.mps)?;
+    // Before the daemon is there: a signal that comes between must not be lost.
+    let signals = Signals::new([SIGHUP, SIGTERM, SIGINT])?;
+    let daemon = Daemon::new(config)?;
+    let handle = daemon.handle();
+    std::thread::Builder::new()
+        .name("gshared-signals".into())
+        .stack_size(256 << 10)
+        .spawn(move || watch_signals(signals, &options, &handle))?;
+    let served = daemon.run();
+    if let Some(mps) = mps
+        && let Err(error) = mps.stop()
+    {
+        tracing::warn!(%error, "MPS was not stopped");
+    }
+    Ok(served?)
+}
+
+fn watch_signals(mut signals: Signals, options: &Options, handle: &Handle) {
+    for signal in signals.forever() {
+        if signal != SIGHUP {
+            return handle.stop();
+        }
+        let loaded = options.load().inspect_err(|_| handle.reload_failed());
+        let result = loaded.and_then(|config| handle.reload(config).map_err(Into::into));
+        match result {
+            Ok(()) => tracing::info!("configuration re-read"),
+            Err(error) => {
+                tracing::error!("the old configuration stays in force: {error:#}");
+            }
+        }
+    }
+}
+
+/// Starts MPS as configured; gives it back if it is to be stopped with the daemon.
+fn start_mps(mode: MpsMode) -> anyhow::Result<Option<Mps>> {
+    let started = match (mode, Mps::find()) {
+        (MpsMode::Off, _) => return Ok(None),
+        (MpsMode::On, None) => anyhow::bail!("mps = \"on\": nvidia-cuda-mps-control is not on PATH"),
+        (_, None) => {
+            tracing::info!("no MPS here: kernels of several processes take turns");
+            return Ok(None);
+        }
+        (_, Some(mps)) => mps.start().map(|started| started.then_some(mps)),
+    };
+    match (mode, started) {
+        (MpsMode::On, Err(error)) => Err(error).context("mps = \"on\""),
+        (_, Err(error)) => {
+            tracing::warn!(%error, "MPS does not start");
+            Ok(None)
+        }
+        (_, Ok(mps)) => Ok(mps),
+    }
+}

@@ -1,0 +1,27 @@
+//! Starts, feeds and stops the processes of a node.
+//!
+//! A scheduler decides which model is where and which request goes to it; a partitioner cuts a function into stages. This
+//! crate turns these decisions into processes, under the hook where a share of a GPU is to be kept, and answers what a
+//! process that dies leaves open. It needs no daemon: a host may run one in its own process, elsewhere, or none.
+//!
+//! | module | for |
+//! |---|---|
+//! | [`manager`] | model processes of a node: loaded, fed and evicted as a request scheduler orders (GPU-enabled FaaS) |
+//! | [`pipeline`] | functions that run as pipelines, a process per stage (FluidFaaS) |
+//! | [`channel`] | large messages from one stage of a pipeline to the next, in shared memory |
+//! | [`libraries`] | where the hook and the simulated driver are |
+#![cfg_attr(test, allow(clippy::cast_possible_truncation))]
+
+#[cfg(not(loom))]
+pub mod channel;
+pub mod libraries;
+pub mod manager;
+#[cfg(not(loom))]
+pub mod pipeline;
+
+mod preload;
+#[cfg(loom)]
+#[path = "channel/ring.rs"]
+mod ring;
+
+pub use preload::{PreloadError, preload};
