@@ -19,6 +19,7 @@ pub(crate) use gshare_cuda_abi::Flavor;
 pub(crate) use gshare_cuda_abi::types::*;
 
 mod array;
+mod calls;
 mod context;
 pub(crate) mod core;
 pub(crate) mod device;

@@ -31,6 +31,7 @@
 //! | `GSHARE_SIM_GPUS` | number of GPUs | the profile's |
 //! | `GSHARE_SIM_MIG` | MIG devices that the one GPU is cut into, such as `3g.40gb,2g.20gb` (`a100`, `h100`) | none |
 //! | `GSHARE_SIM_DRIVER_VERSION` | such as `12.8` or `13000` | `12.8` |
+//! | `GSHARE_SIM_CALL_NS` | how long a call that launches a kernel takes in its caller, in ns; other calls in proportion | the profile's |
 //! | `GSHARE_SIM_VERBOSE` | a line on stderr at `cuInit` | off |
 //! | `CUDA_VISIBLE_DEVICES`, `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | as with the real driver | |
 //!

@@ -48,6 +48,9 @@ pub struct Profile {
     pub context_bytes: u64,
     /// Cost of kernels nothing else is known about.
     pub cost: Cost,
+    /// Time that calls take in their caller.
+    #[serde(default)]
+    pub calls: Calls,
     /// Costs by name.
     #[serde(default)]
     pub kernel: Vec<KernelCost>,
@@ -83,6 +86,48 @@ pub struct Cost {
     pub fixed_ns: u64,
     /// Per wave of blocks.
     pub ns_per_wave: u64,
+}
+
+/// Time on a CPU that a call of the driver takes, in ns. Work starts at the end of the call that queues it, at the earliest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Calls {
+    /// Launching a kernel.
+    pub launch_ns: u32,
+    /// Launching a graph.
+    pub graph_ns: u32,
+    /// The same, more for each of its nodes.
+    pub graph_node_ns: u32,
+    /// Recording an event, waiting for one, and other small operations of a stream's.
+    pub event_ns: u32,
+    /// Starting a copy or fill.
+    pub copy_ns: u32,
+}
+
+impl Default for Calls {
+    /// A driver of CUDA 12.6 on a recent server; for the sources see `profiles/a100.toml`.
+    fn default() -> Self {
+        Self { launch_ns: 3_000, graph_ns: 2_500, graph_node_ns: 1, event_ns: 500, copy_ns: 3_000 }
+    }
+}
+
+impl Calls {
+    /// The same driver on a slower or faster host, where launching a kernel takes `launch_ns`.
+    #[must_use]
+    pub fn scaled_to(self, launch_ns: u32) -> Self {
+        let of = if self.launch_ns == 0 { Self::default() } else { self };
+        let scaled = |ns: u32| {
+            let ns = u64::from(ns) * u64::from(launch_ns) / u64::from(of.launch_ns);
+            u32::try_from(ns).unwrap_or(u32::MAX)
+        };
+        Self {
+            launch_ns,
+            graph_ns: scaled(of.graph_ns),
+            graph_node_ns: scaled(of.graph_node_ns),
+            event_ns: scaled(of.event_ns),
+            copy_ns: scaled(of.copy_ns),
+        }
+    }
 }
 
 /// Duration of kernels by name.
@@ -348,6 +393,17 @@ mod tests {
         assert!(cut(r#"["4g.40gb", "4g.40gb"]"#).unwrap_err().contains("slices of 112 SMs are cut off 108"));
         let text = cut(r#"["7g.80gb", "1g.10gb"]"#).unwrap_err();
         assert!(text.contains("SMs are cut off 108"), "{text}");
+    }
+
+    #[test]
+    fn calls_keep_their_proportions() {
+        let calls = a100().calls;
+        assert_eq!(calls, Calls::default());
+        let slower = calls.scaled_to(6_000);
+        assert_eq!((slower.launch_ns, slower.graph_ns, slower.event_ns), (6_000, 5_000, 1_000));
+        let none = Calls { launch_ns: 0, graph_ns: 0, graph_node_ns: 0, event_ns: 0, copy_ns: 0 };
+        assert_eq!(calls.scaled_to(0), none);
+        assert_eq!(none.scaled_to(3_000), calls);
     }
 
     #[test]

@@ -792,3 +792,39 @@ fn names_without_a_function_say_not_supported() {
         assert_eq!(cu!(cuTexRefCreate(&raw mut reference)), CUresult::CUDA_ERROR_NOT_SUPPORTED);
     });
 }
+
+/// A program that launches short kernels keeps the device waiting: between two events lies the time of the calls.
+#[test]
+fn calls_take_their_time_before_their_work_starts() {
+    isolated(
+        "calls_take_their_time_before_their_work_starts",
+        &[("GSHARE_SIM_PROFILE", "a100"), ("GSHARE_SIM_CALL_NS", "100000")],
+        || {
+            start();
+            let mut stream = null_mut();
+            ok!(cuStreamCreate(&raw mut stream, 1));
+            let (mut before, mut after) = (null_mut(), null_mut());
+            ok!(cuEventCreate(&raw mut before, 0));
+            ok!(cuEventCreate(&raw mut after, 0));
+            for (name, busy) in [("zero", 0), ("spin_1us", 1_000)] {
+                let f = kernel(name);
+                let busy_before = mine().gpus[0].busy_ns;
+                ok!(cuEventRecord(before, stream));
+                assert!(launch(f, stream).is_ok());
+                ok!(cuEventRecord(after, stream));
+                ok!(cuStreamSynchronize(stream));
+                let mut ms = 0f32;
+                ok!(cuEventElapsedTime(&raw mut ms, before, after));
+                assert!(ms >= 0.1, "{name}: {ms} ms between the events");
+                assert_eq!(mine().gpus[0].busy_ns - busy_before, busy, "{name}");
+            }
+        },
+    );
+}
+
+#[test]
+fn a_wrong_time_of_calls_is_refused() {
+    isolated("a_wrong_time_of_calls_is_refused", &[("GSHARE_SIM_CALL_NS", "2us")], || {
+        assert_eq!(cu!(cuInit(0)), CUresult::CUDA_ERROR_SYSTEM_NOT_READY);
+    });
+}

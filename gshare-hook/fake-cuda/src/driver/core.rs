@@ -155,6 +155,10 @@ fn open_device() -> Result<Driver, CUresult> {
         say(&e);
         CUresult::CUDA_ERROR_SYSTEM_NOT_READY
     })?;
+    calls::set(device.profile().calls).map_err(|e| {
+        say(&e);
+        CUresult::CUDA_ERROR_SYSTEM_NOT_READY
+    })?;
     let visible = device::visible(&device);
     if std::env::var_os("GSHARE_SIM_VERBOSE").is_some() {
         say(&format_args!(

@@ -1437,6 +1437,8 @@ pub(super) unsafe fn cuGraphLaunch(
     let exec = Object::<Exec>::get(hGraph)?;
     let stream = stream(flavor, hStream)?;
     legacy_not_implied(stream)?;
+    let enabled = lock(&exec.steps).iter().filter(|s| s.enabled).count();
+    calls::graph(enabled);
     let steps = lock(&exec.steps);
     if stream.capturing.load(Acquire) {
         // It becomes a graph within the graph, its nodes in a row.

@@ -644,6 +644,7 @@ fn set(flavor: Flavor, handle: sys::CUstream, synchronous: bool, fill: Fill) -> 
     }
     legacy_not_implied(stream)?;
     fill.check()?;
+    calls::copy();
     submit(stream, Node::Set(fill))
 }
 

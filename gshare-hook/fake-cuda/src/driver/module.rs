@@ -148,9 +148,10 @@ pub(crate) unsafe fn first_argument(
     None
 }
 
-/// A kernel that costs nothing on a stream with nothing pending: counted and done.
+/// The time of a launch call passes. Then a kernel that costs nothing on a stream with nothing pending is counted, and done.
 #[inline]
 unsafe fn launch_free(flavor: Flavor, f: sys::CUfunction, ok: bool, hStream: sys::CUstream) -> bool {
+    calls::launch();
     match Object::<Function>::get(f) {
         Ok(function) if function.free && ok => count_if_idle(flavor, hStream),
         _ => false,
@@ -269,6 +270,7 @@ pub(super) unsafe fn cuLaunchCooperativeKernel(
 ) -> Answer {
     let grid = [gridDimX, gridDimY, gridDimZ];
     let block = [blockDimX, blockDimY, blockDimZ];
+    calls::launch();
     launch(flavor, f, grid, block, sharedMemBytes, hStream, kernelParams, std::ptr::null_mut(), true)
 }
 
@@ -280,6 +282,7 @@ pub(super) unsafe fn cuLaunchCooperativeKernelMultiDevice(
     if launchParamsList.is_null() || numDevices == 0 {
         return Err(INVALID_VALUE);
     }
+    calls::launch();
     for i in 0..numDevices as usize {
         let p = &*launchParamsList.add(i);
         if p.hStream as usize <= 2 {
@@ -318,6 +321,7 @@ unsafe fn launch_old(f: sys::CUfunction, width: c_int, height: c_int, hStream: s
         return Err(INVALID_VALUE);
     }
     let none = std::ptr::null_mut();
+    calls::launch();
     launch(Flavor::Legacy, f, [width as u32, height as u32, 1], block, 0, hStream, none, none, false)
 }
 

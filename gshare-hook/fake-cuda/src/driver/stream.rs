@@ -377,6 +377,7 @@ pub(super) unsafe fn cuEventRecordWithFlags(
         return Err(INVALID_VALUE);
     }
     legacy_not_implied(stream)?;
+    calls::event();
     if stream.capturing.load(Acquire) {
         if flags == 1 {
             // An external record is a node of the graph.
@@ -463,6 +464,7 @@ pub(super) unsafe fn cuStreamWaitEvent(
         return Err(INVALID_VALUE);
     }
     legacy_not_implied(stream)?;
+    calls::event();
     if Flags == 1 && stream.capturing.load(Acquire) {
         return graph::add_captured(stream, Node::Wait(event));
     }
@@ -507,6 +509,7 @@ pub(super) unsafe fn cuLaunchHostFunc(
         return Err(INVALID_VALUE);
     }
     legacy_not_implied(stream)?;
+    calls::event();
     submit(stream, Node::Host { function: fn_, data: userData as usize })
 }
 
@@ -603,6 +606,7 @@ fn mem_op(flavor: Flavor, handle: sys::CUstream, op: MemOp, alignment: u64) -> A
         return Err(INVALID_VALUE);
     }
     legacy_not_implied(stream)?;
+    calls::event();
     submit(stream, Node::MemOps(vec![op]))
 }
 

@@ -109,6 +109,7 @@ impl Transfer {
         if self.bytes() == 0 {
             return Ok(());
         }
+        calls::copy();
         let driver = driver()?;
         let position = push(stream, self.work()?)?;
         driver.device.wait(driver.process, stream.slot, position);
@@ -121,6 +122,7 @@ impl Transfer {
         let stream = unsafe { stream(flavor, handle)? };
         legacy_not_implied(stream)?;
         self.check()?;
+        calls::copy();
         submit(stream, Node::Copy(self))
     }
 }
