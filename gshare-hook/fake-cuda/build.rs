@@ -19,6 +19,50 @@ gshare_cuda_abi::cuda_symbols!(rows);
 /// Exported without the panic guard: their functions have none on the path that must cost next to nothing.
 const UNGUARDED: [&str; 1] = ["cuLaunchKernel"];
 
+/// How a trace shows an argument: a `trace::Value`.
+fn shown(arg: &str, ty: &str) -> String {
+    let ty = ty.replace(" :: ", "::").replace("sys::", "").replace("* ", "*");
+    match ty.as_str() {
+        "c_uint" | "c_uchar" | "c_ushort" | "u32" | "u64" | "usize" | "c_ulonglong" => {
+            format!("Value::Unsigned({arg} as u64)")
+        }
+        "c_int" | "CUdevice" => format!("Value::Signed(i64::from({arg}))"),
+        "f32" => format!("Value::Float({arg})"),
+        "CUresult" => format!("Value::Unsigned(u64::from({arg}.0))"),
+        "CUdeviceptr" => format!("Value::Address({arg} as usize)"),
+        "*const c_char" => format!("Value::Text({arg})"),
+        "*mut c_uint" => format!("Value::OutUnsigned({arg})"),
+        "*mut c_int" | "*mut CUdevice" => format!("Value::OutSigned({arg})"),
+        "*mut usize" | "*mut u64" | "*mut c_ulonglong" => format!("Value::OutSize({arg}.cast())"),
+        "*mut CUdeviceptr" => format!("Value::OutAddress({arg}.cast())"),
+        handle if handle.strip_prefix("*mut ").is_some_and(|it| HANDLES.contains(&it)) => {
+            format!("Value::OutAddress({arg}.cast())")
+        }
+        pointer if pointer.starts_with('*') || HANDLES.contains(&pointer) => {
+            format!("Value::Address({arg} as usize)")
+        }
+        _ => "Value::Other".to_owned(),
+    }
+}
+
+/// Handles that are addresses.
+const HANDLES: [&str; 14] = [
+    "CUarray",
+    "CUcontext",
+    "CUevent",
+    "CUfunction",
+    "CUgraph",
+    "CUgraphExec",
+    "CUgraphNode",
+    "CUgreenCtx",
+    "CUkernel",
+    "CUlibrary",
+    "CUmemoryPool",
+    "CUmodule",
+    "CUstream",
+    "CUuserObject",
+];
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=src/driver");
@@ -86,10 +130,14 @@ fn main() {
             let call = format!("imp::{stem}({})", values.join(", "));
             if UNGUARDED.contains(&stem) { call } else { format!("guard(|| {call})") }
         };
-        let params = if values.is_empty() && !body.starts_with("guard") {
-            args.iter().map(|(arg, ty)| format!("_{arg}: {ty}")).collect::<Vec<_>>().join(", ")
+        let params = params.join(", ");
+        let shown: Vec<_> = args.iter().map(|(arg, ty)| format!("(\"{arg}\", {})", shown(arg, ty))).collect();
+        let trace = format!("crate::trace::call(\"{name}\", returned.0, &[{}])", shown.join(", "));
+        let body = if UNGUARDED.contains(&stem) {
+            // Two copies: after a call, its arguments would have to be kept.
+            format!("if crate::trace::calls() {{ let returned = {body}; {trace}; return returned; }} {body}")
         } else {
-            params.join(", ")
+            format!("let returned = {body}; if crate::trace::calls() {{ {trace}; }} returned")
         };
         writeln!(
             out,
@@ -104,5 +152,7 @@ fn main() {
         .expect("writes to a string");
     writeln!(out, "/// Driver functions that do more than answer \"not supported\".\npub const IMPLEMENTED: &[&str] = &{:?};", used.iter().collect::<Vec<_>>()).expect("writes to a string");
     let path = Path::new(&env::var_os("OUT_DIR").expect("cargo sets it")).join("exports.rs");
+    // A new file: build folders may be hard links to another checkout's.
+    let _ = fs::remove_file(&path);
     fs::write(path, out).expect("OUT_DIR is writable");
 }

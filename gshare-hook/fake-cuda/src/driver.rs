@@ -67,10 +67,19 @@ fn guard(f: impl FnOnce() -> Answer) -> CUresult {
     }
 }
 
-#[allow(missing_docs, non_snake_case, unused_imports, unreachable_pub)]
+#[allow(
+    missing_docs,
+    non_snake_case,
+    unused_imports,
+    unused_variables,
+    unreachable_pub,
+    clippy::unnecessary_cast
+)]
 mod exports {
     use super::*;
+    use crate::trace::Value;
     include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 }
 pub use exports::IMPLEMENTED;
 pub(crate) use exports::POINTERS;
+pub(crate) use symbols::error_name;

@@ -33,9 +33,26 @@
 //! | `GSHARE_SIM_DRIVER_VERSION` | such as `12.8` or `13000` | `12.8` |
 //! | `GSHARE_SIM_CALL_NS` | how long a call that launches a kernel takes in its caller, in ns; other calls in proportion | the profile's |
 //! | `GSHARE_SIM_VERBOSE` | a line on stderr at `cuInit` | off |
+//! | `GSHARE_TRACE` | of `calls`, `lookups`, `tables`, with commas: what the program asks, a line per event | off |
+//! | `GSHARE_TRACE_FILE` | where to append these lines; `%p` is the process id | stderr |
 //! | `CUDA_VISIBLE_DEVICES`, `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | as with the real driver | |
 //!
 //! A kernel named `spin_1000us` lasts 1000 us, one named `zero` costs nothing; see [`profile`] for the rest.
+//!
+//! # Trace
+//!
+//! A program that does not run here says rarely what it missed. With `GSHARE_TRACE` it leaves a record of what it asked:
+//!
+//! ```text
+//! $ GSHARE_TRACE=calls,lookups,tables GSHARE_TRACE_FILE=/tmp/asked.%p python train.py
+//! $ grep -hE 'UNKNOWN|NOT SIMULATED|NEWER' /tmp/asked.* | cut -d' ' -f3- | sort | uniq -c   # what was not found
+//! $ grep -h ' call ' /tmp/asked.* | grep -v ' = 0' | cut -d' ' -f3- | tail                  # what failed last
+//! ```
+//!
+//! `calls` are all driver and NVML calls with arguments and results (a value that the call has written stands behind an
+//! arrow), `lookups` what `cuGetProcAddress` gave for which name and version, `tables` the private tables that were asked
+//! for. A name that a program looks up by `dlsym` is found by the loader: `LD_DEBUG=symbols` shows those. An unknown word
+//! is reported on stderr and left out. While it is off, a call pays one load.
 //!
 //! # Differences from a real driver
 //!
@@ -57,6 +74,7 @@ pub mod install;
 pub mod nvml;
 pub mod profile;
 pub mod sim;
+mod trace;
 mod truth;
 
 pub use install::install_into;

@@ -152,7 +152,11 @@ macro_rules! nvml {
     (@one $name:ident ($($arg:ident: $type:ty),*) $body:block) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> Return {
-            guard(|| $body)
+            let result = guard(|| $body);
+            if crate::trace::calls() {
+                crate::trace::nvml_call(stringify!($name), result);
+            }
+            result
         }
     };
 }

@@ -6,6 +6,7 @@ use gshare_cuda_abi::{Resolution, resolve};
 
 use super::core::*;
 use super::*;
+use crate::trace::{self, Found};
 
 pub(super) unsafe fn cuInit(Flags: c_uint) -> Answer {
     if Flags != 0 {
@@ -21,8 +22,11 @@ pub(super) unsafe fn cuDriverGetVersion(driverVersion: *mut c_int) -> Answer {
 /// A table of private functions would be given out here. There is none: libcudart gets this far and gives up.
 pub(super) unsafe fn cuGetExportTable(
     ppExportTable: *mut *const c_void,
-    _pExportTableId: *const sys::CUuuid,
+    pExportTableId: *const sys::CUuuid,
 ) -> Answer {
+    if !pExportTableId.is_null() {
+        trace::table((*pExportTableId).bytes.map(c_char::cast_unsigned), None);
+    }
     put_opt(ppExportTable, std::ptr::null());
     Err(NOT_FOUND)
 }
@@ -49,18 +53,34 @@ pub(super) unsafe fn cuGetProcAddress_v2(
     let Ok(asked) = u32::try_from(cudaVersion) else { return Err(INVALID_VALUE) };
     let name = CStr::from_ptr(symbol).to_str().map_err(|_| INVALID_VALUE)?;
     let release = asked.min(driver_version());
-    let (pointer, status) = match resolve(name, release, flags) {
-        Resolution::Found(symbol) => (POINTERS[symbol.index].0.cast_mut().cast(), 0),
-        Resolution::UnknownName => (std::ptr::null_mut(), 1),
+    let (pointer, status, found) = match resolve(name, release, flags) {
+        Resolution::Found(symbol) => {
+            let found = Found::Variant(symbol.name, is_implemented(symbol.name));
+            (POINTERS[symbol.index].0.cast_mut().cast(), 0, found)
+        }
+        Resolution::UnknownName => (std::ptr::null_mut(), 1, Found::UnknownName),
         // A name that this driver is too old for is unknown to it.
         Resolution::TooNew => match resolve(name, driver_version(), flags) {
-            Resolution::Found(_) => (std::ptr::null_mut(), 2),
-            _ => (std::ptr::null_mut(), 1),
+            Resolution::Found(_) => (std::ptr::null_mut(), 2, Found::TooNew),
+            _ => (std::ptr::null_mut(), 1, Found::TooNewForDriver),
         },
     };
+    trace::lookup(name, asked, flags, found);
     put(pfn, pointer)?;
     put_opt(symbolStatus, status);
     Ok(())
+}
+
+/// Whether an exported name has a function here.
+fn is_implemented(exported: &str) -> bool {
+    let stem = exported.strip_suffix("_ptsz").or_else(|| exported.strip_suffix("_ptds")).unwrap_or(exported);
+    IMPLEMENTED.binary_search(&stem).is_ok()
+}
+
+/// The name of a result, or nothing for an unknown one.
+pub(crate) fn error_name(result: u32) -> &'static str {
+    let row = ERRORS.iter().find(|row| row.0 == result);
+    row.and_then(|row| row.1.to_str().ok()).unwrap_or_default()
 }
 
 pub(super) unsafe fn cuGetErrorName(error: CUresult, pStr: *mut *const c_char) -> Answer {
