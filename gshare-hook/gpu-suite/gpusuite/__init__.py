@@ -1,0 +1,1 @@
+"""Rows, runs and judgements of the GPU suite; `suite.py` is the command."""

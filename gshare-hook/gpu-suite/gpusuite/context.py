@@ -1,0 +1,111 @@
+"""A row, what it may use, and how it is carried out."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+from .environments import Environment, Environments
+from .errors import Failed, OutOfTime, RowEnd
+from .node import Machine
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    `check` gives the figure, a text, or raises how else the row ended. `needs` maps packages to beginnings of versions. `forms`
+    are the forms of the suite that contain the row. `framework` is the package whose version the matrix prints.
+    """
+
+    name: str
+    kind: str
+    check: Callable[["Context"], str]
+    needs: dict[str, str] = dataclasses.field(default_factory=dict)
+    forms: frozenset[str] = frozenset({"full"})
+    framework: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How much each form of the suite measures: windows of one process, their seconds, and pairs of whole runs.
+
+    Windows of capped programs are longer: their speed wanders by the daemon's window of 100 ms.
+    """
+
+    windows: int
+    seconds: float
+    capped_seconds: float
+    pairs: int
+    demo_seconds: int
+
+
+EFFORTS = {
+    "full": Effort(windows=12, seconds=1.0, capped_seconds=1.0, pairs=12, demo_seconds=10),
+    "short": Effort(windows=6, seconds=0.4, capped_seconds=0.8, pairs=6, demo_seconds=3),
+    "ci": Effort(windows=6, seconds=0.4, capped_seconds=0.8, pairs=6, demo_seconds=2),
+}
+
+
+class Context:
+    """What all rows of a run share: the machine, the environments, the deadline and the results of earlier rows."""
+
+    def __init__(self, machine: Machine, environments: Environments, form: str, rows: list[Row], minutes: float | None):
+        self.machine, self.environments, self.form, self.rows = machine, environments, form, rows
+        self.effort = EFFORTS[form]
+        self.end = None if minutes is None else time.monotonic() + minutes * 60
+        # What batches of cases have given, by batch; see `rows.outcomes`.
+        self.batches = {}
+        # Figures of a row beside its text, for the JSON.
+        self.figures = {}
+
+    def environment(self, needs) -> Environment:
+        return self.environments.meeting(needs)
+
+    def left(self, most):
+        """Seconds that a step may take: `most`, or what is left of the whole run; `OutOfTime` where nothing is."""
+        if self.end is None:
+            return most
+        left = self.end - time.monotonic()
+        if left < 1:
+            raise OutOfTime("the time of the whole run was spent before")
+        return min(most, left)
+
+    def note(self, **figures):
+        """Adds figures of the current row to the JSON."""
+        self.figures.update(figures)
+
+    def carry_out(self, row: Row) -> dict:
+        """Runs one row; gives its line of the table."""
+        start, self.figures, environment = time.monotonic(), {}, None
+        try:
+            if row.needs:
+                environment = self.environment(row.needs)
+            self.left(1)
+            result, text = "ok", row.check(self)
+        except RowEnd as end:
+            result, text = end.result, str(end)
+            if result == "FAILED" and self.end is not None and time.monotonic() > self.end:
+                # A step that was cut short by the end of the run shows nothing about the row.
+                result, text = OutOfTime.result, f"cut short: {text}"
+        except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError):
+            # A fault of the suite or an answer of another shape: the row shows nothing, and the next one goes on.
+            traceback.print_exc()
+            result, text = Failed.result, traceback.format_exc(limit=-1).strip().splitlines()[-1]
+        line = {
+            "row": row.name, "kind": row.kind, "result": result, "figure": text, "simulated": self.machine.simulated,
+            "seconds": round(time.monotonic() - start, 1), "figures": self.figures,
+        }
+        if environment is not None:
+            line["environment"] = environment.name
+            line["packages"] = {name: environment.packages[name] for name in row.needs}
+            line["framework"] = row.framework or next(iter(row.needs))
+        return line
+
+
+def host():
+    """The host, for the head of the table."""
+    return {"cpus": len(os.sched_getaffinity(0)), "python": sys.version.split()[0], "load": round(os.getloadavg()[0], 1)}

@@ -1,0 +1,155 @@
+"""The machine that programs run on, and a daemon with a device for the length of a row."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+
+from .errors import Failed, NotHere
+from .programs import Program
+
+SUITE = pathlib.Path(__file__).resolve().parent.parent
+WORKLOADS = SUITE / "workloads"
+PROFILES = next((SUITE.parent / "fake-cuda").glob("**/profiles"), SUITE)
+LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulator:
+    """The simulated device that `--sim` asks for: a built-in profile and the CUDA version of its driver."""
+
+    profile: str = "a100"
+    driver: str = "13.2"
+
+    def profile_text(self, kernel_us):
+        """The profile with one length for every kernel whose name does not say another, in us."""
+        text = (PROFILES / f"{self.profile}.toml").read_text()
+        return f'{text}\n[[kernel]]\nname = "*"\nduration_ns = {kernel_us * 1000}\n'
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Where gshare is, whether `--sim` was given (`None`: the driver of this machine), and what the driver says."""
+
+    bin: pathlib.Path
+    simulator: Simulator | None
+    device: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def simulated(self):
+        """Whether the driver is the simulated one, whichever way it was reached."""
+        return bool(self.device.get("simulated"))
+
+    def node(self, **options):
+        return Node(self, **options)
+
+
+class Node:
+    """A daemon of its own and, where simulated, a fresh device, for the length of a `with` block.
+
+    `gpus` is how many the programs need; `kernel_us` sets the length of kernels on a simulated device; `driver` overrides the
+    version of a simulated driver.
+    """
+
+    def __init__(self, machine, gpus=1, kernel_us=None, driver=None):
+        self.machine, self.gpus, self.kernel_us, self.driver = machine, gpus, kernel_us, driver
+        self.programs = []
+        self.daemon = None
+
+    def __enter__(self):
+        count = self.machine.device.get("count", self.gpus)
+        if self.machine.simulator is None and count < self.gpus:
+            raise NotHere(f"needs {self.gpus} GPUs, there are {count}")
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="gpu-suite-"))
+        try:
+            self.base = self._environment()
+            self._start_daemon()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for program in self.programs:
+            program.kill()
+        if self.daemon is not None:
+            self.daemon.terminate()
+            try:
+                self.daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                self.daemon.kill()
+                self.daemon.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _environment(self):
+        """The environment of every program, without the variables of gshare that the caller may have set."""
+        simulator = self.machine.simulator
+        keep = () if simulator else ("GSHARE_SIM_",)
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GSHARE_") or k.startswith(keep)}
+        if simulator:
+            links = self.folder / "driver"
+            links.mkdir()
+            for name in LIBRARIES:
+                (links / name).symlink_to(self.machine.bin / "libfake_cuda.so")
+            profile = simulator.profile
+            if self.kernel_us is not None:
+                profile = str(self.folder / "profile.toml")
+                pathlib.Path(profile).write_text(simulator.profile_text(self.kernel_us))
+            env |= {
+                "GSHARE_SIM_DEVICE": str(self.folder / "device"),
+                "GSHARE_SIM_PROFILE": profile,
+                "GSHARE_SIM_GPUS": str(self.gpus),
+                "GSHARE_SIM_DRIVER_VERSION": self.driver or simulator.driver,
+            }
+        return env
+
+    def _start_daemon(self):
+        self.socket = self.folder / "gshare.sock"
+        with open(self.folder / "daemon.log", "wb") as log:
+            self.daemon = subprocess.Popen(
+                [str(self.machine.bin / "gshare"), "daemon", "--no-config", "--socket", str(self.socket)],
+                env=self.base, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )
+        end = time.monotonic() + 10
+        while not self.socket.exists():
+            if self.daemon.poll() is not None or time.monotonic() > end:
+                raise Failed(f"the daemon does not start: {(self.folder / 'daemon.log').read_text()[-300:]}")
+            time.sleep(0.01)
+
+    def start(self, argv, hooked=None, env=None, name=None):
+        """Starts a program bare (`hooked` is None) or under `gshare run` with these options."""
+        environment = {**self.base, **(env or {})}
+        argv = [str(word) for word in argv]
+        name = name or f"{pathlib.Path(argv[1] if len(argv) > 1 else argv[0]).stem} {'bare' if hooked is None else 'hooked'}"
+        if hooked is not None:
+            sim = ["--sim"] if self.machine.simulator else []
+            argv = [str(self.machine.bin / "gshare"), "run", "--socket", str(self.socket), *sim, *hooked, "--", *argv]
+        elif self.machine.simulator:
+            before = environment.get("LD_LIBRARY_PATH")
+            driver = str(self.folder / "driver")
+            environment["LD_LIBRARY_PATH"] = f"{driver}:{before}" if before else driver
+        program = Program(argv, environment, name)
+        self.programs.append(program)
+        return program
+
+    def workload(self, python, script, *options, **how):
+        """Starts a script of `workloads/` with an interpreter."""
+        return self.start([python, WORKLOADS / f"{script}.py", *options], **how)
+
+    def status(self):
+        """`gshare status --json` of this node's daemon."""
+        done = subprocess.run(
+            [str(self.machine.bin / "gshare"), "status", "--json", "--socket", str(self.socket)],
+            env=self.base, capture_output=True, text=True, timeout=30,
+        )
+        if done.returncode != 0:
+            raise Failed(f"gshare status: {done.stderr.strip()[-300:]}")
+        return json.loads(done.stdout)
+
+    def clients(self, name):
+        """The clients of the instances of that name."""
+        return [client for client in self.status()["clients"] if client["name"] == name]

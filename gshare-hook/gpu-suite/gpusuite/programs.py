@@ -1,0 +1,110 @@
+"""Programs under test: started in a session of their own, read line by line, and ended with all that they started."""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+
+from .errors import Failed
+
+# Lines of a workload that are for the suite; frameworks print what they like between them.
+MARK = "suite: "
+
+
+class Program:
+    """A running program. Leaving its `with` block kills its whole process group."""
+
+    def __init__(self, argv, env, name):
+        self.name = name
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115, closed with the program
+        self.answers = queue.Queue()
+        # The last line of standard output that was not for the suite.
+        self.last_line = ""
+        self.child = subprocess.Popen(
+            argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
+            text=True, start_new_session=True,
+        )
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+    def _read(self):
+        for line in self.child.stdout:
+            if line.startswith(MARK):
+                self.answers.put(json.loads(line[len(MARK):]))
+            else:
+                self.last_line = line.strip()
+        self.answers.put(None)
+
+    def say(self, line):
+        """Writes a line to the program's standard input."""
+        try:
+            self.child.stdin.write(line + "\n")
+            self.child.stdin.flush()
+        except BrokenPipeError:
+            raise Failed(self.describe("ended early")) from None
+
+    def hear(self, timeout):
+        """The next answer of the program; `Failed` where it ends without one or takes longer than `timeout` seconds."""
+        try:
+            answer = self.answers.get(timeout=timeout)
+        except queue.Empty:
+            raise Failed(self.describe(f"gave no answer within {timeout:.0f} s")) from None
+        if answer is None:
+            self.answers.put(None)
+            raise Failed(self.describe("ended early"))
+        return answer
+
+    def finish(self, timeout):
+        """Closes the input and waits for the end; gives the exit code and the answers that were left."""
+        end = time.monotonic() + timeout
+        with contextlib.suppress(BrokenPipeError):
+            self.child.stdin.close()
+        answers = []
+        while True:
+            try:
+                answer = self.answers.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                self.kill()
+                return None, answers
+            if answer is None:
+                break
+            answers.append(answer)
+        try:
+            return self.child.wait(max(0.1, end - time.monotonic())), answers
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return None, answers
+
+    def describe(self, what):
+        """The error text of a program that did not do what it should: exit code and the end of its standard error."""
+        try:
+            code = self.child.wait(2)
+        except subprocess.TimeoutExpired:
+            code = "none yet"
+        return f"{self.name} {what} (exit code {code}): {self.error_text()}"
+
+    def error_text(self, most=400):
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        return " | ".join(line.strip() for line in lines if not line.startswith("gshare: "))[-most:]
+
+    def kill(self):
+        if self.child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.child.pid, signal.SIGKILL)
+            self.child.wait()
+        # Children that outlived their parent are of the same group.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.child.pid, signal.SIGKILL)
+        self.reader.join(timeout=5)

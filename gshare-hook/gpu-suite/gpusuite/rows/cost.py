@@ -1,0 +1,95 @@
+"""What the hook costs: throughput of whole programs, and the time until the first kernel, in pairs of alternating order."""
+
+import dataclasses
+import time
+
+from .. import stats
+from ..context import Context, Row
+from ..errors import Failed
+from .metering import START_SECONDS, measure, speeds
+from .outcomes import METERED
+
+LOSS = 0.01
+START = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """Throughput that a metered program loses, alone on the device.
+
+    One bare and one hooked process are warm and work in turns, bare first in every other pair, so that a change of the host or
+    of the clock hits both alike.
+    """
+
+    kind: str
+    needs: tuple[tuple[str, str], ...]
+
+    def __call__(self, context: Context) -> str:
+        python = context.environment(dict(self.needs)).python
+        with context.machine.node() as node:
+            bare = node.workload(python, "busy", self.kind)
+            steps = bare.hear(context.left(START_SECONDS))["steps"]
+            hooked = node.workload(python, "busy", self.kind, steps, hooked=METERED)
+            hooked.hear(context.left(START_SECONDS))
+            times = {"bare": [], "hooked": []}
+            for pair in range(max(stats.FEWEST, context.effort.windows)):
+                order = [("bare", bare), ("hooked", hooked)]
+                for way, program in order if pair % 2 == 0 else reversed(order):
+                    window = measure(context, program, 1, context.effort.seconds, 0.2)
+                    times[way].append(1 / speeds(window)[0])
+        return judge(context, "throughput lost", times, LOSS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Time of a whole process: imports, the first kernel, and its end."""
+
+    script: str
+    needs: tuple[tuple[str, str], ...]
+
+    def __call__(self, context: Context) -> str:
+        python = context.environment(dict(self.needs)).python
+        times = {"bare": [], "hooked": []}
+        with context.machine.node() as node:
+            # The first run of each fills the caches of files and is not counted.
+            for pair in range(-1, max(stats.FEWEST, context.effort.pairs)):
+                ways = ["bare", "hooked"] if pair % 2 == 0 else ["hooked", "bare"]
+                for way in ways:
+                    start = time.monotonic()
+                    run = node.workload(python, "first_kernel", self.script, hooked=METERED if way == "hooked" else None)
+                    code, _ = run.finish(context.left(START_SECONDS))
+                    if code != 0:
+                        raise Failed(run.describe("failed"))
+                    if pair >= 0:
+                        times[way].append(time.monotonic() - start)
+        return judge(context, "time added to a start", times, START, longer=True)
+
+
+def judge(context, name, times, bar, longer=False):
+    """The text of a loss within its bar; what else it may be, `stats.check_at_most` says."""
+    if longer:
+        losses = [b / a - 1 for a, b in zip(times["bare"], times["hooked"], strict=True)]
+    else:
+        losses = stats.pair_losses(times["bare"], times["hooked"])
+    loss, alone = stats.estimate(losses), stats.estimate(times["bare"])
+    context.note(loss=loss.json(), bare=alone.json())
+    stats.check_at_most(name, loss, bar)
+    return f"{name}: {loss.text(100, 2, '+')} %"
+
+
+MEASURED = frozenset({"full", "short"})
+FULL = frozenset({"full"})
+TORCH = {"torch": "", "numpy": ""}
+LOSSES = {
+    "numba": ("numba", {"numba-cuda": "", "numba": "", "nvidia-nvvm": "", "numpy": ""}),
+    "torch matmul": ("torch_matmul", TORCH),
+    "torch graph": ("torch_graph", TORCH),
+    "triton": ("triton", {"torch": "", "triton": ""}),
+    "cupy": ("cupy", {"cupy-cuda12x": "", "nvidia-cuda-nvrtc-cu12": ""}),
+    "jax": ("jax", {"jax": "", "jax-cuda12-plugin": ""}),
+}
+ROWS = [
+    Row("start: torch", "cost", Start("torch", tuple(TORCH.items())), TORCH, MEASURED),
+    Row("start: driver API", "cost", Start("driver", ()), {}, FULL),
+    *(Row(f"loss: {name}", "cost", Loss(kind, tuple(needs.items())), needs, FULL) for name, (kind, needs) in LOSSES.items()),
+]

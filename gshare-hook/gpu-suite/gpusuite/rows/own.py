@@ -1,0 +1,120 @@
+"""Rows of gshare's own programs, which need no framework."""
+
+import json
+import os
+import pathlib
+import subprocess
+
+from .. import stats
+from ..context import Context, Row
+from ..errors import Failed, Missed, NotHere
+from ..node import SUITE
+
+POINTS = 0.02
+
+
+def device(context: Context):
+    """What the driver says; `suite.py` has asked it already."""
+    seen = context.machine.device
+    kind = "simulated" if seen["simulated"] else "GPU"
+    return f"{kind}: {seen['count']} x {seen['name']}, driver {seen['driver']}, {seen['total_bytes']} bytes"
+
+
+def demo(context, *options):
+    """The phases of `gshare demo`, which must call the device by its right name."""
+    sim = [f"--sim={context.machine.simulator.profile}"] if context.machine.simulator else []
+    argv = [str(context.machine.bin / "gshare"), "demo", "--json", "--seconds", str(context.effort.demo_seconds), *sim, *options]
+    env = {name: value for name, value in os.environ.items() if name != "GSHARE_SOCKET"}
+    # In a checkout the demo builds both libraries anew unless they are named.
+    for name, file in (("GSHARE_HOOK_LIBRARY", "libgshare_hook.so"), ("GSHARE_SIM_LIBRARY", "libfake_cuda.so")):
+        if (context.machine.bin / file).exists():
+            env[name] = str(context.machine.bin / file)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=context.left(300))
+    if done.returncode != 0:
+        raise Failed(f"gshare demo: {done.stderr.strip()[-300:]}")
+    report = json.loads(done.stdout)
+    expected = "simulated" if context.machine.simulated else "real"
+    if report["device"] != expected:
+        raise Failed(f"gshare demo calls the device {report['device']}; it is {expected}")
+    return report["phases"]
+
+
+def shares(context: Context):
+    clients = demo(context)[0]["clients"]
+    text = ", ".join(f"{client['limit']:.2f} -> {client['measured']:.3f}" for client in clients)
+    return _points(clients, text)
+
+
+def caps(context: Context):
+    clients = [client for phase in demo(context, "--caps") for client in phase["clients"]]
+    return _points(clients, f"{len(clients)} caps")
+
+
+def _points(clients, text):
+    off = max(abs(client["measured"] - client["limit"]) for client in clients)
+    text = f"{text}: off by at most {off * 100:.2f} points"
+    if off > POINTS:
+        raise Missed(text)
+    return text
+
+
+def launch_cost(context: Context):
+    """Time of a launch that costs the device nothing, by a C program; pairs of runs in alternating order."""
+    with context.machine.node() as node:
+        program = os.environ.get("GSHARE_LAUNCH_COST") or str(node.folder / "launch_cost")
+        if not pathlib.Path(program).exists():
+            try:
+                build = ["gcc", "-O2", "-o", program, str(SUITE / "launch_cost.c"), "-ldl"]
+                subprocess.run(build, check=True, capture_output=True, timeout=60)
+            except (OSError, subprocess.CalledProcessError):
+                raise NotHere("no gcc, and GSHARE_LAUNCH_COST names no program") from None
+
+        def ns(hooked):
+            with node.start([program], hooked=hooked) as run:
+                code, answers = run.finish(context.left(60))
+                if code != 0 or not answers:
+                    raise Failed(run.describe("measured nothing"))
+                return answers[-1]["ns"]
+
+        added = []
+        for pair in range(max(stats.FEWEST, context.effort.pairs)):
+            order = [None, ["--quota", "0.9:1"]]
+            seen = {str(hooked): ns(hooked) for hooked in (order if pair % 2 == 0 else reversed(order))}
+            added.append((seen["None"], seen[str(order[1])]))
+    bare, more = stats.estimate([a for a, _ in added]), stats.estimate([b - a for a, b in added])
+    context.note(bare_ns=bare.json(), added_ns=more.json())
+    return f"bare {bare.text()} ns, hooked {more.text(sign='+')} ns a launch"
+
+
+def cudarc(context: Context):
+    """A `cudarc` program capped at 40 % and 256 MiB is metered and is refused memory at the limit."""
+    program = context.machine.bin / "cuda_client"
+    if not program.exists():
+        raise NotHere("not built: cargo build -p gshare-examples --bin cuda_client")
+    with context.machine.node() as node:
+        run = node.start([program, str(context.effort.demo_seconds)], hooked=["--quota", "0.4", "--mem", "256MiB"])
+        with run:
+            code, _ = run.finish(context.left(60))
+            if code != 0:
+                raise Failed(run.describe("failed"))
+    seen = json.loads(run.last_line)
+    if seen["total_bytes"] != 256 << 20:
+        raise Failed(f"total memory reads {seen['total_bytes']}")
+    if not seen["out_of_memory"] or not 240 << 20 < seen["allocated_bytes"] <= 256 << 20:
+        raise Failed(f"out of memory after {seen['allocated_bytes']} bytes of {256 << 20}")
+    share = seen["launches_per_s"] / 1000
+    text = f"0.40 -> {share:.3f}; out of memory after {seen['allocated_bytes'] >> 20} MiB of 256"
+    if abs(share - 0.4) > POINTS:
+        raise Missed(text)
+    return text
+
+
+ALWAYS = frozenset({"full", "short", "ci"})
+MEASURED = frozenset({"full", "short"})
+ROWS = [
+    Row("device", "own", device, forms=ALWAYS),
+    Row("shares 20/30/50", "share", shares, forms=MEASURED),
+    Row("caps 10..90", "share", caps),
+    Row("launch cost", "cost", launch_cost, forms=MEASURED),
+    Row("cudarc", "share", cudarc),
+]

@@ -1,0 +1,63 @@
+"""The table and the matrix that a run prints, both made from its JSON."""
+
+WORDS = {"ok": "ok", "FAILED": "**fails**", "MISSED": "**missed**", "noisy": "not decided", "no time": "not run"}
+# Results that make a run fail, and those that leave it undecided.
+BAD = ("FAILED", "MISSED")
+UNDECIDED = ("noisy", "no time")
+
+
+def on(report):
+    """What the rows ran on, in words that never let a simulated device pass for a GPU."""
+    device = report["device"]
+    kind = "SIMULATED device, not a GPU" if device["simulated"] else "GPU"
+    return f"{kind}: {device['name']}, driver {device['driver']}"
+
+
+def line(row):
+    mark = "sim " if row["simulated"] else ""
+    return f"{mark}{row['row']:28} {row['result']:13} {row['seconds']:6.1f} s  {row['figure']}"
+
+
+def text(report):
+    rows = report["rows"]
+    counts = {result: sum(row["result"] == result for row in rows) for result in dict.fromkeys(row["result"] for row in rows)}
+    summary = ", ".join(f"{count} {result}" for result, count in counts.items())
+    return "\n".join([*map(line, rows), f"{on(report)}; {summary}; {report['seconds']:.0f} s"])
+
+
+def matrix(report):
+    """A page part in Markdown: frameworks by version, then every row."""
+    device, host = report["device"], report["host"]
+    lines = [
+        f"Form `{report['form']}` of the suite, {report['date']}, gshare {report['gshare']}, on a {on(report)}; "
+        f"{host['cpus']} CPUs, {report['seconds']:.0f} s.",
+        "",
+        "| framework | version | Python | same outcome bare and hooked | fails or not decided |",
+        "|---|---|---|---|---|",
+    ]
+    pythons = {environment["name"]: environment["python"] for environment in report["environments"]}
+    seen = {}
+    for row in report["rows"]:
+        if row["kind"] == "outcome" and "environment" in row:
+            key = (row["framework"], row["packages"].get(row["framework"], ""), pythons[row["environment"]])
+            seen.setdefault(key, []).append(row)
+    for (framework, version, python), rows in seen.items():
+        good = [row["row"] for row in rows if row["result"] == "ok"]
+        bad = [f"{row['row']} ({WORDS.get(row['result'], row['result'])})" for row in rows if row["result"] != "ok"]
+        lines.append(f"| {framework} | {version} | {python} | {', '.join(good) or '-'} | {', '.join(bad) or '-'} |")
+    lines += ["", "| row | result | figure |", "|---|---|---|"]
+    for row in report["rows"]:
+        figure = row["figure"].replace("|", "\\|")
+        lines.append(f"| {row['row']} | {WORDS.get(row['result'], row['result'])} | {figure} |")
+    if device["simulated"]:
+        words = "Kernels of a simulated device compute nothing: no row of this table compares values, and no figure is a GPU's."
+        lines += ["", words]
+    return "\n".join(lines) + "\n"
+
+
+def exit_code(report):
+    """0: all rows that could run are ok; 1: one failed or missed its bar; 3: one is undecided or was not run for want of time."""
+    results = {row["result"] for row in report["rows"]}
+    if results.intersection(BAD):
+        return 1
+    return 3 if results.intersection(UNDECIDED) else 0
