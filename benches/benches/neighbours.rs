@@ -28,10 +28,11 @@ const KERNELS: &str = "20";
 const RATE: f64 = 12.0;
 const SHARINGS: [&str; 4] = ["exclusive", "fixed", "quotas", "co_scaled"];
 
-/// The command line and the libraries it needs, in one folder.
+/// The command, the programs it runs and the libraries it needs, in one folder.
 fn build() -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "-p", "gshare-cli", "-p", "gshare-hook", "-p", "gshare-fake-cuda"]);
+    cargo.args(["--features", "gshare-cli/fixtures"]);
     cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
     if !cfg!(debug_assertions) {
         cargo.arg("--release");
@@ -55,7 +56,7 @@ impl Drop for Program {
 fn start(gshare: &Path, dir: &Path, name: &str, options: &[&str], program: &[&str]) -> Program {
     let mut command = Command::new(gshare);
     command.args(["run", "--sim", "--name", name, "--socket"]).arg(dir.join("sock")).args(options);
-    command.arg("--").arg(gshare).args(program);
+    command.arg("--").arg(gshare.with_file_name("gshare-fixture")).args(program);
     command.env("GSHARE_SIM_DEVICE", dir.join("device"));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     Program(command.spawn().expect("starts"))

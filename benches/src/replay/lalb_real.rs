@@ -245,7 +245,7 @@ struct Stage<'a> {
     args: &'a Args,
     scenario: &'a Scenario,
     config: ManagerConfig,
-    gshare: PathBuf,
+    fixture: PathBuf,
     _daemon: Option<gshared::Running>,
     _dir: tempfile::TempDir,
 }
@@ -285,7 +285,7 @@ impl<'a> Stage<'a> {
             daemon = Some(Daemon::new(Config::at(&socket))?.spawn()?);
             config.hook = Some(Hook { preload: built.join("libgshare_hook.so"), socket });
         }
-        Ok(Self { args, scenario, config, gshare: built.join("gshare"), _daemon: daemon, _dir: dir })
+        Ok(Self { args, scenario, config, fixture: built.join("gshare-fixture"), _daemon: daemon, _dir: dir })
     }
 
     fn program(&self, model: u32, profile: ModelProfile) -> Program {
@@ -294,7 +294,7 @@ impl<'a> Stage<'a> {
         let of = &table[at.min(table.len() - 1)];
         let memory = Bytes((of.memory_mib << 20) / self.args.size_scale);
         let infer = of.infer_ms * 1_000_000 / self.args.time_scale;
-        let mut program = Program::new(&self.gshare, memory, profile);
+        let mut program = Program::new(&self.fixture, memory, profile);
         let arguments = ["model", "--memory", &memory.get().to_string(), "--infer", &format!("{infer}ns")];
         program.arguments = arguments.map(Into::into).into();
         program
@@ -473,7 +473,7 @@ fn duration(seconds: f64) -> Duration {
     )
 }
 
-/// The directory of the `gshare` command, the hook and the simulated driver: this program's own, where cargo puts them.
+/// The directory of the model process, the hook and the simulated driver: this program's own, where cargo puts them.
 pub(super) fn build(built: bool, packages: &[&str]) -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     let dir = program.parent().context("no directory")?;
@@ -490,6 +490,7 @@ pub(super) fn build(built: bool, packages: &[&str]) -> Result<PathBuf> {
         // Not quiet: it may take minutes, or wait for another cargo, and says so on stderr.
         .arg("build")
         .args(packages.iter().flat_map(|package| ["--package", package]))
+        .args(["--features", "gshare-cli/fixtures"].iter().filter(|_| packages.contains(&"gshare-cli")))
         .args(["--profile", profile, "--target-dir"])
         .arg(dir.parent().context("no target directory")?)
         .current_dir(root)

@@ -1,9 +1,7 @@
 //! The `gshare` command.
 
-mod commands;
-
 use clap::Parser as _;
 
 fn main() -> std::process::ExitCode {
-    commands::execute(commands::Gshare::parse())
+    gshare_cli::execute(gshare_cli::Gshare::parse())
 }

@@ -14,6 +14,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 const GSHARE: &str = env!("CARGO_BIN_EXE_gshare");
+const FIXTURE: &str = env!("CARGO_BIN_EXE_gshare-fixture");
 /// What a loaded machine does to the times is not what is tested.
 const QUICK: [&str; 6] = ["--time", "2s", "--steady", "100", "--warmup", "60s"];
 
@@ -38,7 +39,7 @@ fn a_function_is_measured_cut_and_run() {
     let (example, dag) = (file("example"), file("dag.json"));
     let asked =
         ["build-dag", "--sim", "--slices", "1g.10gb,2g.20gb", "--json", "--output", &dag, "--example"];
-    let built = gshare(&[&asked[..], &[&example], &QUICK, &["--", GSHARE, "stage", "--graph"]].concat());
+    let built = gshare(&[&asked[..], &[&example], &QUICK, &["--", FIXTURE, "stage", "--graph"]].concat());
     let said = String::from_utf8_lossy(&built.stderr).into_owned();
     assert!(built.status.success() && said.contains("simulated slices of A100-80"), "{said}");
     let built: serde_json::Value = serde_json::from_slice(&built.stdout).unwrap();
@@ -91,7 +92,7 @@ fn runs_as(path: &Path, stages: &[&[&str]], dir: &Path) {
         .unwrap();
     let set = |name: &str, path: &Path| format!("{name}={}", path.display());
     let place = [set("LD_LIBRARY_PATH", &links), set("GSHARE_SIM_DEVICE", &dir.join("device"))];
-    let words = ["env", &place[0], &place[1], "GSHARE_SIM_PROFILE=a100", GSHARE, "stage", "--graph"];
+    let words = ["env", &place[0], &place[1], "GSHARE_SIM_PROFILE=a100", FIXTURE, "stage", "--graph"];
     let stage = |components: &&[&str]| StageSpec {
         components: components.iter().map(|&name| name.to_owned()).collect(),
         slice: "0".to_owned(),

@@ -76,8 +76,11 @@ fn a_program_under_run_is_a_client_with_the_share_it_was_given() {
     let daemon = Local::start();
     let options = ["--name", "alice", "--quota", "0.25:0.5", "--sm", "40", "--mem", "256MiB"];
     let mut command = hooked::run(daemon.dir.path(), &daemon.socket(), &options);
-    let mut child =
-        command.arg(env!("CARGO_BIN_EXE_gshare")).args(["spin", "--memory", "16MiB"]).spawn().unwrap();
+    let mut child = command
+        .arg(env!("CARGO_BIN_EXE_gshare-fixture"))
+        .args(["spin", "--memory", "16MiB"])
+        .spawn()
+        .unwrap();
     let client = within(|| {
         let client = daemon.snapshot().clients.into_iter().next()?;
         (client.total_used_ns.as_nanos() > 0).then_some(client)

@@ -47,7 +47,7 @@ fn under(daemon: &Local) -> ManagerConfig {
 fn program(arguments: &[&str]) -> Program {
     let time = Duration::from_millis(2);
     let profile = ModelProfile { load_disk: Duration::from_millis(50), load_host: time, infer: time };
-    let mut program = Program::new(env!("CARGO_BIN_EXE_gshare"), MIB(100), profile);
+    let mut program = Program::new(env!("CARGO_BIN_EXE_gshare-fixture"), MIB(100), profile);
     // With a limit, the daemon keeps the books on it.
     program.memory_limit = Some(MIB(100));
     let fixed = ["model", "--memory", "64MiB", "--infer", "2ms", "--kernel", "1ms"];
@@ -286,11 +286,11 @@ fn gshare_serve_answers_lines_with_lines() {
     let daemon = Local::start();
     hooked::libraries();
     let file = daemon.dir.path().join("serve.toml");
-    let gshare = env!("CARGO_BIN_EXE_gshare");
+    let (gshare, fixture) = (env!("CARGO_BIN_EXE_gshare"), env!("CARGO_BIN_EXE_gshare-fixture"));
     let model = |name: &str, arguments: &str| {
         format!(
             "[[model]]\nname = '{name}'\nmemory = '80MiB'\nload = '50ms'\ninfer = '2ms'\n\
-             command = ['{gshare}', 'model', '--memory', '64MiB', '--infer', '2ms'{arguments}]\n"
+             command = ['{fixture}', 'model', '--memory', '64MiB', '--infer', '2ms'{arguments}]\n"
         )
     };
     let gpus = "[[gpu]]\nvisible = '0'\nmemory = '200MiB'\n[[gpu]]\nvisible = '1'\nmemory = '200MiB'\n";

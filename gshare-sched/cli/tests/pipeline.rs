@@ -24,7 +24,7 @@ fn alone() -> MutexGuard<'static, ()> {
 
 /// Four stages of the test program on a simulated device of the test's own.
 fn assignment(dir: &Path, device: bool) -> PathBuf {
-    let mut command = vec![env!("CARGO_BIN_EXE_gshare").to_owned(), "stage".to_owned()];
+    let mut command = vec![env!("CARGO_BIN_EXE_gshare-fixture").to_owned(), "stage".to_owned()];
     if device {
         let links = dir.join("driver");
         std::fs::create_dir(&links).unwrap();
@@ -179,7 +179,7 @@ fn no_stage_outlives_its_host() {
     for round in 0..3 {
         let assignment =
             if round == 0 { assignment(dir.path(), false) } else { dir.path().join("assignment.json") };
-        let mut host = Command::new(env!("CARGO_BIN_EXE_gshare"))
+        let mut host = Command::new(env!("CARGO_BIN_EXE_gshare-fixture"))
             .arg("pipeline-host")
             .arg(assignment)
             .stdin(Stdio::piped())

@@ -114,7 +114,7 @@ fn how_busy_the_gpu_was_is_asked_of_nvml_and_warps_are_not_made_up() {
         .args(["profile", "--json", "--sim=tiny", "--time", "6s", "--steady", "100", "--socket"])
         .arg(folder.path().join("sock"))
         .args(grid)
-        .args(["--", env!("CARGO_BIN_EXE_gshare"), "spin", "--memory", "64MiB", "--answer", "4"])
+        .args(["--", env!("CARGO_BIN_EXE_gshare-fixture"), "spin", "--memory", "64MiB", "--answer", "4"])
         .current_dir(folder.path())
         // A device of its own.
         .env("GSHARE_SIM_DEVICE", folder.path().join("device"))

@@ -79,14 +79,14 @@ const SMS: c_int = 16;
 
 /// A kernel in the primary context of device 0, which is current in the thread that loaded it.
 #[derive(Debug)]
-pub(crate) struct Kernel {
+pub struct Kernel {
     driver: Driver,
     function: Handle,
 }
 
 impl Kernel {
     /// Loads the driver, and the kernel `name` of `ptx`.
-    pub(crate) fn load(ptx: &CStr, name: &CStr) -> anyhow::Result<Self> {
+    pub fn load(ptx: &CStr, name: &CStr) -> anyhow::Result<Self> {
         let driver = Driver::load()?;
         driver.init()?;
         let mut device = 0;
@@ -109,14 +109,14 @@ impl Kernel {
     }
 
     /// SMs of the device.
-    pub(crate) fn sms(&self) -> anyhow::Result<c_uint> {
+    pub fn sms(&self) -> anyhow::Result<c_uint> {
         let (driver, mut sms) = (&self.driver, 0);
         call!(driver, b"cuDeviceGetAttribute\0", (*mut c_int, c_int, c_int), &raw mut sms, SMS, 0);
         Ok(c_uint::try_from(sms)?)
     }
 
     /// Device memory; its address, 0 for none.
-    pub(crate) fn allocate(&self, bytes: usize) -> anyhow::Result<u64> {
+    pub fn allocate(&self, bytes: usize) -> anyhow::Result<u64> {
         let (driver, mut address) = (&self.driver, 0u64);
         if bytes > 0 {
             call!(driver, b"cuMemAlloc_v2\0", (*mut u64, usize), &raw mut address, bytes);
@@ -125,7 +125,7 @@ impl Kernel {
     }
 
     /// Frees device memory, if there is any at `address`.
-    pub(crate) fn free(&self, address: u64) -> anyhow::Result<()> {
+    pub fn free(&self, address: u64) -> anyhow::Result<()> {
         let driver = &self.driver;
         if address != 0 {
             call!(driver, b"cuMemFree_v2\0", (u64), address);
@@ -134,26 +134,21 @@ impl Kernel {
     }
 
     /// Copies to device memory.
-    pub(crate) fn upload(&self, to: u64, bytes: &[u8]) -> anyhow::Result<()> {
+    pub fn upload(&self, to: u64, bytes: &[u8]) -> anyhow::Result<()> {
         let (driver, from) = (&self.driver, bytes.as_ptr().cast());
         call!(driver, b"cuMemcpyHtoD_v2\0", (u64, *const c_void, usize), to, from, bytes.len());
         Ok(())
     }
 
     /// Copies from device memory.
-    pub(crate) fn download(&self, from: u64, bytes: &mut [u8]) -> anyhow::Result<()> {
+    pub fn download(&self, from: u64, bytes: &mut [u8]) -> anyhow::Result<()> {
         let (driver, to) = (&self.driver, bytes.as_mut_ptr().cast());
         call!(driver, b"cuMemcpyDtoH_v2\0", (*mut c_void, u64, usize), to, from, bytes.len());
         Ok(())
     }
 
     /// Launches `blocks` of `threads` in the default stream. A kernel with a parameter takes `argument`.
-    pub(crate) fn launch(
-        &self,
-        blocks: c_uint,
-        threads: c_uint,
-        argument: Option<u64>,
-    ) -> anyhow::Result<()> {
+    pub fn launch(&self, blocks: c_uint, threads: c_uint, argument: Option<u64>) -> anyhow::Result<()> {
         let driver = &self.driver;
         let mut value = argument.unwrap_or_default();
         let mut arguments = [(&raw mut value).cast::<c_void>()];
@@ -190,7 +185,7 @@ impl Kernel {
     }
 
     /// Waits for all that was launched.
-    pub(crate) fn synchronize(&self) -> anyhow::Result<()> {
+    pub fn synchronize(&self) -> anyhow::Result<()> {
         let driver = &self.driver;
         call!(driver, b"cuCtxSynchronize\0", (),);
         Ok(())

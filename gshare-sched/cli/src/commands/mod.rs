@@ -8,11 +8,10 @@ mod out;
 
 mod build_dag;
 mod bypass;
-mod cuda;
+pub(crate) mod cuda;
 mod demo;
 mod doctor;
 mod engine;
-mod model;
 mod pack;
 mod partition;
 mod private;
@@ -20,8 +19,7 @@ mod profile;
 mod replay;
 mod run;
 mod serve;
-mod spin;
-mod stage;
+pub(crate) mod spin;
 mod status;
 mod store;
 mod top;
@@ -34,7 +32,7 @@ use std::process::ExitCode;
 /// Share GPUs among processes: quotas of GPU time, SM partitions and memory limits, enforced per process.
 #[derive(Debug, clap::Parser)]
 #[command(name = "gshare", version)]
-pub(crate) struct Gshare {
+pub struct Gshare {
     #[command(subcommand)]
     command: Command,
 }
@@ -54,18 +52,14 @@ enum Command {
     BuildDag(build_dag::Options),
     Doctor(doctor::Options),
     Serve(serve::Options),
-    #[command(name = model::NAME)]
-    Model(model::Options),
     Store(store::Options),
+    /// The program of `gshare demo`.
     #[command(name = spin::NAME, hide = true)]
-    Spin(spin::Options),
-    #[command(name = stage::NAME, hide = true)]
-    Stage(stage::Options),
-    #[command(name = stage::HOST_NAME, hide = true)]
-    PipelineHost(stage::HostOptions),
+    Spin,
 }
 
-pub(crate) fn execute(gshare: Gshare) -> ExitCode {
+/// Runs a command to its end, with errors and logs on standard error.
+pub fn execute(gshare: Gshare) -> ExitCode {
     log::start(if matches!(gshare.command, Command::Daemon(_)) { "info" } else { "warn" });
     match gshare.command {
         Command::Demo(options) => log::exit(demo::run(&options)),
@@ -81,11 +75,8 @@ pub(crate) fn execute(gshare: Gshare) -> ExitCode {
         Command::Partition(options) => log::exit(partition::run(&options)),
         Command::Doctor(options) => log::exit(doctor::run(&options)),
         Command::Serve(options) => log::exit(serve::run(&options)),
-        Command::Model(options) => log::exit(model::run(&options)),
         Command::Store(options) => log::exit(store::run(&options)),
-        Command::Spin(options) => log::exit(spin::run(&options)),
-        Command::Stage(options) => log::exit(stage::run(&options)),
-        Command::PipelineHost(options) => log::exit(stage::host(&options)),
+        Command::Spin => log::exit(spin::run()),
     }
 }
 

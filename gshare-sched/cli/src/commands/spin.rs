@@ -1,22 +1,10 @@
-//! The demo's program: an ordinary client of the driver API that launches kernels for ever and never synchronises; or, as
-//! an inference program does, for each line that it reads.
+//! The demo's program: an ordinary client of the driver API that launches kernels for ever and never synchronises.
 //!
-//! It knows nothing of gshare; it loads `libcuda.so.1` as any program does.
+//! The program knows nothing of gshare; it loads `libcuda.so.1` as any program does. The command carries it because the hook
+//! meters processes that are started under it, and the demo has no other program that is certain to be there.
 
 use super::cuda::Kernel;
 use std::ffi::CStr;
-
-/// Launch kernels of one millisecond for ever: the demo's program.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Options {
-    /// Memory to allocate before.
-    #[arg(long, value_name = "BYTES", default_value = "0")]
-    memory: gshare_core::Bytes,
-    /// Serve instead: write a line, then answer each line read with one, after so many kernels, or as many as the line says,
-    /// and a wait for them.
-    #[arg(long, value_name = "KERNELS")]
-    answer: Option<u32>,
-}
 
 /// Name of the hidden subcommand.
 pub(crate) const NAME: &str = "spin";
@@ -41,29 +29,44 @@ again:
 }
 ";
 
-pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    // The demo may be killed; its programs must not go on.
-    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-    let kernel = Kernel::load(PTX, c"spin_1000us")?;
-    kernel.allocate(usize::try_from(options.memory.get())?)?;
-    // One block per SM.
-    let grid = kernel.sms()?;
-    let launch = || kernel.launch(grid, 1024, None);
-    let Some(kernels) = options.answer else {
-        loop {
-            launch()?;
-        }
-    };
-    launch()?;
-    kernel.synchronize()?;
-    println!("ready");
-    for line in std::io::stdin().lines() {
-        let kernels = line?.trim().parse().unwrap_or(kernels);
-        for _ in 0..kernels {
-            launch()?;
-        }
-        kernel.synchronize()?;
-        println!("done");
+/// Kernels of one millisecond that fill device 0.
+#[derive(Debug)]
+pub struct Spin {
+    kernel: Kernel,
+    /// One block per SM.
+    grid: u32,
+}
+
+impl Spin {
+    /// Loads the driver and the kernel, and asks the kernel to end this process with its parent: what started it may be
+    /// killed, and its programs must not go on.
+    ///
+    /// # Errors
+    /// When there is no driver or no device.
+    pub fn load() -> anyhow::Result<Self> {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+        let kernel = Kernel::load(PTX, c"spin_1000us")?;
+        let grid = kernel.sms()?;
+        Ok(Self { kernel, grid })
     }
-    Ok(())
+
+    /// Launches one kernel.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn launch(&self) -> anyhow::Result<()> {
+        self.kernel.launch(self.grid, 1024, None)
+    }
+
+    /// The kernel, for what else its context is to do.
+    pub const fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+}
+
+pub(crate) fn run() -> anyhow::Result<()> {
+    let spin = Spin::load()?;
+    loop {
+        spin.launch()?;
+    }
 }

@@ -89,7 +89,7 @@ impl Spinners {
             path.push(":");
             path.push(rest);
         }
-        let mut command = Command::new(env!("CARGO_BIN_EXE_gshare"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gshare-fixture"));
         command
             .arg("spin")
             .args(arguments)
