@@ -17,14 +17,15 @@ use crate::content::{self, PIECE};
 use crate::manifest::Layout;
 use crate::safetensors::{Header, HeaderError, header_length};
 use memmap2::{Advice, MmapMut, MmapOptions};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::ReadWriteFlags;
 use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Why a file is not loaded.
 #[derive(Debug, thiserror::Error)]
@@ -205,9 +206,9 @@ struct Turn {
 impl Turn {
     /// `None` for who need not wait.
     fn take(&self) -> Option<MutexGuard<'_, ()>> {
-        self.writing.try_lock().ok().or_else(|| {
-            let _waiting = self.waiting.try_lock().ok()?;
-            self.writing.lock().ok()
+        self.writing.try_lock().or_else(|| {
+            let _waiting = self.waiting.try_lock()?;
+            Some(self.writing.lock())
         })
     }
 }
@@ -365,7 +366,8 @@ pub(crate) fn pieces(
             Ok(buffer) => buffer,
             Err(error) => {
                 next.store(work.len(), Ordering::Relaxed);
-                return drop(found.lock().map(|mut found| *found = Err(error)));
+                *found.lock() = Err(error);
+                return;
             }
         };
         let mut mine = Vec::new();
@@ -385,7 +387,7 @@ pub(crate) fn pieces(
             mine.push((place, offset, content::piece(offset, &buffer[begin..begin + length], whole)));
             progress(done.fetch_add(bytes, Ordering::Relaxed) + bytes);
         };
-        let mut found = found.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut found = found.lock();
         match (result, found.as_mut()) {
             (Ok(()), Ok(all)) => all.extend(mine),
             (Err(error), Ok(_)) => *found = Err(error),
@@ -398,7 +400,7 @@ pub(crate) fn pieces(
         }
         run();
     });
-    let mut found = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)?;
+    let mut found = found.into_inner()?;
     found.sort_unstable_by_key(|&(place, offset, _)| (place, offset));
     let mut hashes = Vec::with_capacity(layout.places.len());
     for group in found.chunk_by(|a, b| a.0 == b.0) {

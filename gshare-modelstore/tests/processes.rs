@@ -13,12 +13,12 @@ use gshare_modelstore::client::{Client, GetOptions};
 use gshare_modelstore::frame::Code;
 use gshare_modelstore::safetensors::{Dtype, Header};
 use gshare_modelstore::server::{Server, ServerConfig};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fd::AsRawFd as _;
 use std::io::{Read as _, Write as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const HOST: MemoryTier = MemoryTier::Host;
@@ -104,7 +104,7 @@ fn roles() {
 /// One test at a time: they count the descriptors of this process.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    ALONE.lock()
 }
 
 fn descriptors() -> usize {

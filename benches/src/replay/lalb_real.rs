@@ -25,11 +25,12 @@ use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
 use gshare_sim::Rng;
 use gshare_sim::request::{Arrival, Fate, Faults, GpuSpec as SimGpu, ModelSpec, Workload, simulate};
 use gshared::{Clock as _, Config, Daemon, MonotonicClock};
+use parking_lot::Mutex;
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use super::lalb::{Scenario, arrivals, mean, round, zipf};
 use super::{Report, row};
@@ -197,7 +198,7 @@ impl Engine for Recorded {
         event: RequestEvent,
         actions: &mut Vec<RequestAction>,
     ) -> Result<(), RequestError> {
-        let mut costs = self.costs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut costs = self.costs.lock();
         match event {
             RequestEvent::Arrived { request, model, .. } => drop(costs.models.insert(request, model)),
             RequestEvent::Loaded { model, took, .. } => costs.loads[model.index()].push(took.as_secs_f64()),
@@ -430,7 +431,7 @@ impl<'a> Stage<'a> {
         ensure!(latencies.len() == load.len(), "{} of {} requests ended", latencies.len(), load.len());
         latencies.sort_by(f64::total_cmp);
         let stats = handle.snapshot()?.stats;
-        let observed = costs.lock().unwrap_or_else(PoisonError::into_inner).means(profiled);
+        let observed = costs.lock().means(profiled);
         let requests = stats.hits + stats.misses;
         Ok((Found { latencies, misses: stats.misses, requests, makespan }, observed))
     }

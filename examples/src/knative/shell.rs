@@ -26,10 +26,11 @@ use kube::runtime::controller::{self, Action, ReconcileRequest, applier, trigger
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt as _};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Passes that are made at once, and pods and activators that are asked at once.
@@ -136,7 +137,7 @@ impl Shell {
     }
 
     fn deciders(&self) -> MutexGuard<'_, BTreeMap<Key, Decider>> {
-        self.deciders.lock().unwrap_or_else(PoisonError::into_inner)
+        self.deciders.lock()
     }
 
     /// Waits until all that a pass reads was listed once.

@@ -1,8 +1,8 @@
 //! What replicas print: the last lines of each function, and those to come.
 
 use super::api::{LogLine, NAMESPACE, rfc3339};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
 use tokio::sync::broadcast;
@@ -34,7 +34,7 @@ impl Logs {
         let (name, instance) = (name.to_owned(), instance.to_owned());
         let line =
             LogLine { name: name.clone(), namespace: NAMESPACE, instance, timestamp: rfc3339(now), text };
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         let tail = all.entry(name).or_insert_with(Tail::new);
         tail.lines.push_back((now, line.clone()));
         if tail.lines.len() > KEPT {
@@ -46,14 +46,14 @@ impl Logs {
 
     /// What there is, the oldest first, and what comes.
     pub fn read(&self, name: &str) -> (Vec<Stamped>, broadcast::Receiver<Stamped>) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         let tail = all.entry(name.to_owned()).or_insert_with(Tail::new);
         (tail.lines.iter().cloned().collect(), tail.live.subscribe())
     }
 
     /// Forgets a function's lines; who follows them sees the end.
     pub fn forget(&self, name: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        self.0.lock().remove(name);
     }
 
     /// Reads the lines of a pipe to its end.

@@ -9,11 +9,12 @@ use gshare_core::request::RequestId;
 use gshare_core::scale::InstanceId;
 use gshare_core::{Bytes, Duration, Timestamp};
 use gshare_runner::manager::{Hook, HookedProcess};
+use parking_lot::{Mutex, MutexGuard};
 use std::ffi::OsString;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 use tokio::io::unix::AsyncFd;
 use tokio::net::TcpStream;
@@ -99,7 +100,7 @@ impl Node {
 
     /// The engines. Never held over an await.
     pub fn core(&self) -> MutexGuard<'_, Core> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+        self.core.lock()
     }
 
     /// Time since the start.

@@ -7,13 +7,14 @@
 use super::{ArenaMemory, ModelBackend};
 use crate::frame::Handle;
 use crate::map::FillMap;
+use parking_lot::{Mutex, RwLock};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 
 /// Arenas in memory files; needs no GPU.
 #[derive(Debug, Clone, Copy, Default)]
@@ -63,15 +64,15 @@ impl ArenaMemory for HostArena {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let turn = self.turn.try_lock();
-        if turn.is_ok() || bytes.len() < LARGE || !offset.is_multiple_of(8) {
+        if turn.is_some() || bytes.len() < LARGE || !offset.is_multiple_of(8) {
             return self.file.write_all_at(bytes, offset);
         }
         let map = |map: &Option<FillMap>| map.as_ref().map(|map| map.write(offset, bytes));
-        let written = map(&self.map.read().unwrap_or_else(PoisonError::into_inner));
+        let written = map(&self.map.read());
         if let Some(written) = written {
             return written;
         }
-        let mut first = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let mut first = self.map.write();
         if self.readers.get().is_some() {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
@@ -109,7 +110,7 @@ impl ArenaMemory for HostArena {
             return Ok(());
         }
         // A map for writing keeps the seal away.
-        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.map.write();
         *map = None;
         let readers = seal(&self.file)?;
         let _ = self.readers.set(Arc::new(readers));

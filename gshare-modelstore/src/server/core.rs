@@ -13,12 +13,13 @@ use gshare_core::store::{
     StoreAction, StoreError, StoreEvent, TicketId,
 };
 use gshare_core::{ArenaId, Bytes, ClientId, Duration, Engine as _, ModelId, Timestamp};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fd::OwnedFd;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// A model that the engine knows by number.
@@ -531,7 +532,7 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, Core> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+        self.core.lock()
     }
 
     /// Works on the core, then does what follows from it without the lock.
@@ -674,7 +675,7 @@ impl Shared {
     /// Calls the engine at its deadlines, until the store stops.
     pub(super) fn run_timer(self: &Arc<Self>) {
         while !self.stopping() {
-            let core = self.lock();
+            let mut core = self.lock();
             let wait = core.engine.next_deadline().map(|at| at.saturating_since(core.now()));
             if wait == Some(Duration::ZERO) {
                 drop(core);
@@ -683,9 +684,9 @@ impl Shared {
                 });
                 continue;
             }
-            // Woken when a deadline moves; the rest is in case that somebody forgot to.
+            // The wait ends when a deadline moves. The bound covers a path that moved one and notified nobody.
             let nanos = wait.map_or(1_000_000_000, |wait| wait.as_nanos().min(1_000_000_000));
-            drop(self.deadline.wait_timeout(core, std::time::Duration::from_nanos(nanos)));
+            self.deadline.wait_for(&mut core, std::time::Duration::from_nanos(nanos));
         }
     }
 

@@ -6,11 +6,11 @@ mod common;
 mod hooked;
 
 use gshare_runner::pipeline::{Assignment, FfsError, FfsFunction, StageSpec};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
@@ -19,7 +19,7 @@ const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    ALONE.lock()
 }
 
 /// Four stages of the test program on a simulated device of the test's own.

@@ -4,10 +4,11 @@ use crate::config::{Config, ConfigError};
 use crate::metrics::Metrics;
 use crate::server::DaemonError;
 use crate::snapshot::Snapshot;
+use parking_lot::RwLock;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::JoinHandle;
 
 /// What a host asks of the daemon's loop.
@@ -55,12 +56,12 @@ impl Access {
 
     pub(crate) fn set(&self, config: &Config) {
         let users = Users { any: config.allow_any_user, listed: config.allow_uids.clone() };
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = users;
+        *self.0.write() = users;
     }
 
     /// Root and the daemon's own user always.
     pub(crate) fn allows(&self, uid: u32) -> bool {
-        let users = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let users = self.0.read();
         users.any || uid == 0 || uid == rustix::process::geteuid().as_raw() || users.listed.contains(&uid)
     }
 }

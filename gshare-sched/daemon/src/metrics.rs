@@ -5,6 +5,7 @@
 
 use crate::snapshot::Snapshot;
 use gshare_core::wire::{RefusalCode, WireError};
+use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -14,7 +15,6 @@ use prometheus_client::registry::{Registry, Unit};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, PoisonError};
 
 /// Why the daemon ended a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -264,7 +264,7 @@ impl Metrics {
 
     /// Everything in Prometheus' text form, with the clients and devices of the snapshot.
     pub fn encode(&self, snapshot: &Snapshot) -> String {
-        let families = self.per_client.lock().unwrap_or_else(PoisonError::into_inner);
+        let families = self.per_client.lock();
         families.fill(snapshot);
         self.journal_lost.set(i64::try_from(snapshot.journal_lost).unwrap_or(i64::MAX));
         let mut text = String::new();

@@ -4,6 +4,7 @@ use super::{
     Assignment, ENV_ASSIGNMENT, ENV_HOST, ENV_INPUT, ENV_OUTPUT, ENV_STAGE, FAILED, Failure, FfsError,
 };
 use crate::channel::{Channel, ChannelError, ChannelOptions, Receiver, Sender};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::BTreeMap;
@@ -11,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -68,15 +69,11 @@ struct Shared {
     stop: AtomicBool,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Shared {
     /// Fails what is open, and whatever comes.
     fn end(&self, why: &FfsError) {
-        lock(&self.over).get_or_insert_with(|| why.clone());
-        for (_, ticket) in std::mem::take(&mut *lock(&self.tickets)) {
+        self.over.lock().get_or_insert_with(|| why.clone());
+        for (_, ticket) in std::mem::take(&mut *self.tickets.lock()) {
             drop(ticket.try_send(Err(why.clone())));
         }
     }
@@ -130,19 +127,19 @@ impl FfsFunction {
     /// [`FfsError::Busy`] after `timeout`, [`FfsError::Channel`] for a request larger than a slot, or why the function is
     /// over. The request was not accepted then.
     pub fn submit(&self, request: &[u8], timeout: Option<Duration>) -> Result<Ticket, FfsError> {
-        let mut input = lock(&self.shared.input);
-        if let Some(why) = &*lock(&self.shared.over) {
+        let mut input = self.shared.input.lock();
+        if let Some(why) = &*self.shared.over.lock() {
             return Err(why.clone());
         }
         let number = input.next;
         let (answer, receiver) = mpsc::sync_channel(1);
-        lock(&self.shared.tickets).insert(number, answer);
+        self.shared.tickets.lock().insert(number, answer);
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let sent = loop {
             // In short waits, to notice the end of the function.
             let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
             let sent = input.sender.send(number, request, Some(left.min(Duration::from_millis(50))));
-            let over = lock(&self.shared.over).clone();
+            let over = self.shared.over.lock().clone();
             match (sent, over) {
                 (Err(ChannelError::TimedOut), Some(why)) => break Err(why),
                 (Err(ChannelError::TimedOut), None) if !left.is_zero() => {}
@@ -157,7 +154,7 @@ impl FfsFunction {
                 Ok(Ticket { number, answer: receiver })
             }
             Err(error) => {
-                lock(&self.shared.tickets).remove(&number);
+                self.shared.tickets.lock().remove(&number);
                 Err(error)
             }
         }
@@ -165,18 +162,18 @@ impl FfsFunction {
 
     /// The stages' processes.
     pub fn stages(&self) -> Vec<StageStatus> {
-        lock(&self.shared.status).clone()
+        self.shared.status.lock().clone()
     }
 
     /// Requests that were accepted and not answered.
     pub fn open(&self) -> usize {
-        lock(&self.shared.tickets).len()
+        self.shared.tickets.lock().len()
     }
 
     /// Lets the stages finish what was accepted, for a few seconds, and ends them.
     pub fn stop(mut self) {
         let begun = Instant::now();
-        while self.open() > 0 && begun.elapsed() < GRACE && lock(&self.shared.over).is_none() {
+        while self.open() > 0 && begun.elapsed() < GRACE && self.shared.over.lock().is_none() {
             std::thread::sleep(Duration::from_millis(2));
         }
         self.end();
@@ -191,7 +188,7 @@ impl FfsFunction {
             self.shared.end(&FfsError::Stopped);
         }
         self.shared.stop.store(true, Ordering::SeqCst);
-        lock(&self.shared.input).sender.close();
+        self.shared.input.lock().sender.close();
         for thread in self.threads.drain(..) {
             drop(thread.join());
         }
@@ -220,7 +217,7 @@ fn collect(shared: &Shared, mut last: Receiver) {
                 let failed = tag & FAILED != 0;
                 let answer =
                     if failed { Err(Failure::decode(message.bytes())) } else { Ok(message.bytes().to_vec()) };
-                if let Some(ticket) = lock(&shared.tickets).remove(&(tag & !FAILED)) {
+                if let Some(ticket) = shared.tickets.lock().remove(&(tag & !FAILED)) {
                     // Whoever asked may have gone.
                     drop(ticket.try_send(answer));
                 }
@@ -270,7 +267,7 @@ impl Supervisor {
         for stage in 0..self.processes.len() {
             self.start(stage);
         }
-        while !self.shared.stop.load(Ordering::SeqCst) && lock(&self.shared.over).is_none() {
+        while !self.shared.stop.load(Ordering::SeqCst) && self.shared.over.lock().is_none() {
             for stage in self.dead(Duration::from_millis(50)) {
                 self.died(stage);
             }
@@ -319,7 +316,7 @@ impl Supervisor {
         };
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(pidfd) => {
-                lock(&self.shared.status)[stage].pid = Some(child.id());
+                self.shared.status.lock()[stage].pid = Some(child.id());
                 self.processes[stage] = Some(Process { child, pidfd, begun: Instant::now(), passed });
             }
             Err(errno) => {
@@ -335,7 +332,7 @@ impl Supervisor {
         let Some(mut process) = self.processes[stage].take() else { return };
         let how = process.child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
         {
-            let mut status = lock(&self.shared.status);
+            let mut status = self.shared.status.lock();
             status[stage].pid = None;
             status[stage].restarts += 1;
         }
@@ -400,7 +397,7 @@ impl Supervisor {
     /// Waits for stages that end by themselves, and ends the others.
     fn finish(mut self) {
         let begun = Instant::now();
-        let over = lock(&self.shared.over).is_some();
+        let over = self.shared.over.lock().is_some();
         while !over && begun.elapsed() < GRACE && self.processes.iter().any(Option::is_some) {
             for stage in self.dead(Duration::from_millis(20)) {
                 self.died(stage);
@@ -410,7 +407,7 @@ impl Supervisor {
             drop(process.child.kill());
             drop(process.child.wait());
         }
-        for status in lock(&self.shared.status).iter_mut() {
+        for status in self.shared.status.lock().iter_mut() {
             status.pid = None;
         }
     }
