@@ -85,7 +85,7 @@ fn a_program_under_run_is_a_client_with_the_share_it_was_given() {
         let client = daemon.snapshot().clients.into_iter().next()?;
         (client.total_used_ns.as_nanos() > 0).then_some(client)
     });
-    assert_eq!((client.name.as_str(), client.program.as_str()), ("alice", "gshare"));
+    assert_eq!((client.name.as_str(), client.program.as_str()), ("alice", "gshare-fixture"));
     assert_eq!((client.quota_request, client.quota_limit, client.sm), (0.25, 0.5, 0.4));
     assert_eq!(client.memory_limit_bytes, Some(Bytes::from_mib(256)));
     assert!(client.memory_bytes >= Bytes::from_mib(16), "{}", client.memory_bytes);
