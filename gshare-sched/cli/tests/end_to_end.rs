@@ -274,3 +274,41 @@ fn a_killed_daemon_is_survived_and_accounts_agree_after_its_return() {
     replay(dir.path());
     assert_eq!(spinners.said(), "");
 }
+
+/// By the device's own account, beside a process of another instance that may take half as much: with one account for the
+/// instance the worker gets twice that, whether a sibling only holds a context or works as well.
+#[test]
+fn a_sibling_that_only_holds_a_context_costs_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Process::start(dir.path(), &recorded(dir.path()));
+    let spinners = hooked::Spinners::new(dir.path(), &daemon.socket());
+    let half = [("GSHARE_QUOTA", "0.5")];
+    let rival = spinners.start("rival", 1, &[("GSHARE_QUOTA", "0.25")], &[]);
+    let worker = spinners.start("twins", 2, &half, &[]);
+    let sibling = spinners.serve("twins", 2, &half);
+    [&rival, &worker, &sibling].iter().for_each(|program| program.works(&daemon));
+    // Of the first second of GPU time that the rival has from now on: per cent that each of the others had of it.
+    let beside_rival = |others: &[&hooked::Spinner]| -> Vec<u64> {
+        let before = spinners.truth();
+        let now = within(|| {
+            let now = spinners.truth();
+            (now.gpu_time(&rival) - before.gpu_time(&rival) > 1_000_000_000).then_some(now)
+        });
+        let had = |program: &hooked::Spinner| now.gpu_time(program) - before.gpu_time(program);
+        others.iter().map(|program| had(program) * 100 / had(&rival)).collect()
+    };
+    let idle = beside_rival(&[&worker, &sibling]);
+    assert!(idle[0] >= 160 && idle[1] == 0, "{idle:?} of 200 and 0");
+    let limits: Vec<_> = daemon.snapshot().clients.iter().map(|client| client.quota_limit).collect();
+    assert_eq!(limits, [0.25, 0.5, 0.5], "each may take what the instance may");
+    drop(sibling);
+    let twin = spinners.start("twins", 2, &half, &[]);
+    twin.works(&daemon);
+    let busy = beside_rival(&[&worker, &twin]);
+    assert!(
+        busy[0] + busy[1] >= 160 && busy.iter().all(|part| (70..=130).contains(part)),
+        "{busy:?} of 100 each"
+    );
+    eprintln!("of a rival's 100 %: worker and idle sibling {idle:?}, two workers {busy:?}");
+    assert_eq!(spinners.said(), "");
+}

@@ -60,7 +60,7 @@ fn each_state_of_the_co_scaler_is_shown_by_top_and_by_status() {
     trainer.works(&daemon);
     shown(&socket, &[("trainer", "best_effort", "none")]);
 
-    let mut owner = spinners.serve("owner", 2);
+    let mut owner = spinners.serve("owner", 2, &[]);
     owner.works(&daemon);
     let both = |state| [("owner", "slo_sensitive", state), ("trainer", "best_effort", state)];
     // It launched one kernel and waits for its first line.

@@ -65,6 +65,7 @@ mod scaling;
 mod server;
 mod slots;
 mod snapshot;
+mod turns;
 
 pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use config::{Config, ConfigError, DeviceUuid, TokenPolicy};

@@ -7,16 +7,19 @@
 //! # Terms
 //! - **session**: one connection that has said Hello; one process.
 //! - **instance**: the sessions of one run under one name; they share one spec.
-//! - **client**: one session on one GPU; what the engine schedules.
+//! - **client**: one session on one GPU; what a hook knows itself by.
+//! - **tenant**: one instance on one GPU, with one or several clients, its members; what the engine schedules.
 //!
 //! # Rules
 //! 1. A name belongs to one run while any of its processes lives. Another run with that name is refused.
 //! 2. The spec is the configuration's for that name; else what the first process of the run asked for, if the
 //!    configuration lets unlisted clients in.
-//! 3. `n` clients of one instance on one GPU get `1/n` of its request and limit each; what the division leaves goes
-//!    to the first ones, one basis point each, so that the sum is exact. SMs are not divided: the area (time x SMs)
-//!    is that of the instance either way. Example: limit 50 %, three clients: 16.67, 16.67, 16.66 %.
-//! 4. Shrinking comes before growing: at no instant do the clients of an instance have more than its limit.
+//! 3. A tenant has one account in the engine, with the whole share of its instance; its members hold its token in turns
+//!    ([`Turns`]). So a member that does not launch takes nothing from the others, and at no instant have they more
+//!    than the limit together. The co-scaler and the debts of a name know tenants too.
+//! 4. For the time when this daemon is away each of `n` members is given `1/n` of request and limit; what the division
+//!    leaves goes to the first ones, one basis point each, so that the sum is exact. Shrinking parts are sent before
+//!    growing ones. Example: limit 50 %, three clients: 16.67, 16.67, 16.66 %.
 //! 5. A message that does not fit the state of its connection ends the connection, and that one only. What can cross
 //!    on the wire (a return after a revoke) is counted and otherwise ignored.
 //! 6. What a client had beyond its limit when it left is paid back before the next of its name gets a token ([`Debts`]).
@@ -24,11 +27,12 @@
 //!    may have others. Attaches are answered in their order, so the refusal is of the first that is not answered yet.
 //!
 //! # Invariants
-//! Each client has a session and a place among its instance's; limits of an instance's clients add up to its limit;
-//! the ledger agrees with the clients.
+//! Each client has a session and a place among its tenant's; parts of a tenant's members add up to its limit, and GPU
+//! time charged to them to what the engine charged the tenant; the ledger agrees with the clients.
 //!
 //! # Cost
-//! A token message costs one table look-up and the engine. Joining and leaving cost O(clients of the instance).
+//! A token message costs two table look-ups and the engine, and O(members of the tenant). Joining and leaving cost
+//! O(members).
 
 use crate::config::{Config, ConfigError, DeviceUuid};
 use crate::debts::{Debts, scaled};
@@ -39,12 +43,13 @@ use crate::peer::Peer;
 use crate::scaling::{Resize, Scaling};
 use crate::slots::Slots;
 use crate::snapshot::{ClientSnapshot, DeviceSnapshot};
+use crate::turns::Turns;
 use gshare_core::scale::{ScaleState, ServiceClass};
 use gshare_core::token::{ThrottleReason, TokenScheduler};
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, Duration, GpuId, Quota, QuotaRange, ResourceSpec, Share, Timestamp, TokenAction,
-    TokenError, TokenEvent,
+    Bytes, ClientId, Duration, GpuId, LeaseId, Quota, QuotaRange, ResourceSpec, Share, Timestamp,
+    TokenAction, TokenError, TokenEvent,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -84,28 +89,40 @@ struct Instance {
     asked: ResourceSpec,
     spec: ResourceSpec,
     sessions: u32,
-    members: BTreeMap<GpuId, Vec<ClientId>>,
+    tenants: BTreeMap<GpuId, TenantId>,
 }
 
+/// Name of a tenant: a client of the engine. A newtype, since hooks know clients by ids of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct TenantId(ClientId);
+
+/// One instance on one GPU.
 #[derive(Debug)]
-struct Client {
-    conn: ConnId,
+struct Tenant {
     gpu: GpuId,
     instance: u32,
-    quota: QuotaRange,
-    account: ClientAccount,
-    launches: u64,
-    waited: Duration,
-    /// GPU time used at two earlier times, a second or more apart, to tell the share of late.
-    samples: [(Timestamp, Duration); 2],
+    turns: Turns,
+    /// What its first member said of itself.
+    class: Option<ServiceClass>,
     /// Since when it has its limit and might have had tokens, and GPU time used before.
     since: (Timestamp, Duration),
     /// The largest limit that it had in the window before the first.
     largest: (Timestamp, Quota),
     /// When the debts of its name are paid back: no token before.
     resumes: Timestamp,
-    /// Since when it waits for that.
-    waits: Option<Timestamp>,
+}
+
+#[derive(Debug)]
+struct Client {
+    conn: ConnId,
+    tenant: TenantId,
+    /// What it keeps to while this daemon is away: its part of the instance's share.
+    part: QuotaRange,
+    account: ClientAccount,
+    launches: u64,
+    waited: Duration,
+    /// GPU time used at two earlier times, a second or more apart: the share in between is the one measured last.
+    samples: [(Timestamp, Duration); 2],
 }
 
 #[derive(Debug)]
@@ -129,14 +146,15 @@ pub(crate) struct Node {
     names: BTreeMap<String, u32>,
     next_instance: u32,
     clients: Slots<Client>,
+    tenants: Slots<Tenant>,
     devices: Vec<Option<Device>>,
     ledger: Ledger,
     scaling: Scaling,
     debts: Debts,
-    /// The most overuse that is kept of one client.
+    /// The most overuse that is kept of one tenant.
     max_debt: Duration,
-    /// Clients that wait until the debts of their name are paid back.
-    waiting: BTreeSet<(Timestamp, ClientId)>,
+    /// Tenants that wait until the debts of their name are paid back.
+    waiting: BTreeSet<(Timestamp, TenantId)>,
     resizes: Vec<Resize>,
     actions: Vec<TokenAction>,
     now: Timestamp,
@@ -169,6 +187,7 @@ impl Node {
             names: BTreeMap::new(),
             next_instance: 0,
             clients: Slots::default(),
+            tenants: Slots::default(),
             devices: Vec::new(),
             ledger: Ledger::default(),
             scaling,
@@ -195,7 +214,8 @@ impl Node {
     /// Whether any device has several clients.
     pub(crate) fn is_shared(&self) -> bool {
         let mut seen = BTreeSet::new();
-        self.clients.iter().any(|(_, _, client)| !seen.insert(client.gpu))
+        let gpu = |client: &Client| self.tenant(client.tenant).map(|tenant| tenant.gpu);
+        self.clients.iter().any(|(_, _, client)| !seen.insert(gpu(client)))
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
@@ -220,12 +240,7 @@ impl Node {
             }
             ToDaemon::TokenReturn { client, lease, used, again } => {
                 if self.owns(conn, client, out) {
-                    let again = again != 0;
-                    let returned = TokenEvent::TokenReturned { client, lease, used, again };
-                    if !self.token(now, returned, out) && again {
-                        // It crossed a revoke on the wire; the wish stands.
-                        self.ask(now, client, out);
-                    }
+                    self.returned(now, client, lease, used, again != 0, out);
                     self.sample(now, client);
                 }
             }
@@ -234,7 +249,10 @@ impl Node {
                     if let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) {
                         (entry.launches, entry.waited) = (launches, waited);
                     }
-                    self.token(now, TokenEvent::UsageReported { client, lease, used }, out);
+                    if let Some(TenantId(tenant)) = self.tenant_of_lease(client, lease) {
+                        let event = TokenEvent::UsageReported { client: tenant, lease, used };
+                        self.token(now, event, out);
+                    }
                     self.sample(now, client);
                 }
             }
@@ -293,8 +311,10 @@ impl Node {
                 }
             },
             ToDaemon::Iteration { client, first_launch, last_launch, launches } => {
-                if self.owns(conn, client, out) {
-                    self.scaling.iteration(now, client, first_launch, last_launch, launches);
+                if self.owns(conn, client, out)
+                    && let Some(entry) = self.clients.get(client.slot(), client.generation())
+                {
+                    self.scaling.iteration(now, entry.tenant.0, first_launch, last_launch, launches);
                 }
             }
             // A kind that this version of the daemon has no use for.
@@ -324,30 +344,71 @@ impl Node {
         if self.engine.next_deadline().is_some_and(|due| due <= now) {
             self.token(now, TokenEvent::DeadlineReached, out);
         }
-        while let Some(&(_, client)) = self.waiting.first().filter(|(resumes, _)| *resumes <= now) {
+        while let Some(&(_, tenant)) = self.waiting.first().filter(|(resumes, _)| *resumes <= now) {
             self.waiting.pop_first();
-            if let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) {
-                entry.waits = None;
-            }
-            self.token(now, TokenEvent::TokenRequested { client }, out);
+            self.token(now, TokenEvent::TokenRequested { client: tenant.0 }, out);
         }
         self.scale(now, out);
     }
 
-    /// A client wants a token: the engine hears of it, once the debts of its name are paid back.
+    fn tenant(&self, TenantId(id): TenantId) -> Option<&Tenant> {
+        self.tenants.get(id.slot(), id.generation())
+    }
+
+    fn tenant_mut(&mut self, TenantId(id): TenantId) -> Option<&mut Tenant> {
+        self.tenants.get_mut(id.slot(), id.generation())
+    }
+
+    /// A client wants a token. The engine is asked for its tenant, once the debts of the name are paid back.
     fn ask(&mut self, now: Timestamp, client: ClientId, out: &mut Vec<Effect>) {
-        let entry = self.clients.get_mut(client.slot(), client.generation());
-        let Some(entry) = entry.filter(|entry| now < entry.resumes) else {
-            self.token(now, TokenEvent::TokenRequested { client }, out);
+        let Some(&Client { conn, tenant: id, .. }) = self.clients.get(client.slot(), client.generation())
+        else {
             return;
         };
-        if entry.waits.is_none() {
-            entry.waits = Some(now);
-            self.waiting.insert((entry.resumes, client));
-            self.metrics.throttles.inc();
-            let (until, reason) = (entry.resumes, ThrottleReason::LimitReached);
-            out.push(Effect::Send(entry.conn, ToClient::Throttle { client, until, reason }));
+        let Some(tenant) = self.tenant_mut(id) else { return };
+        let waited = tenant.turns.of(client).1.is_some();
+        let (asks, resumes) = (tenant.turns.ask(now, client), tenant.resumes);
+        if now < resumes {
+            self.waiting.insert((resumes, id));
+            if !waited {
+                self.metrics.throttles.inc();
+                let (until, reason) = (resumes, ThrottleReason::LimitReached);
+                out.push(Effect::Send(conn, ToClient::Throttle { client, until, reason }));
+            }
+        } else if asks {
+            self.token(now, TokenEvent::TokenRequested { client: id.0 }, out);
         }
+    }
+
+    /// A client returns a lease of its tenant's, which may go to another member next.
+    fn returned(
+        &mut self,
+        now: Timestamp,
+        client: ClientId,
+        lease: LeaseId,
+        used: Duration,
+        again: bool,
+        out: &mut Vec<Effect>,
+    ) {
+        let taken = self.tenant_of_lease(client, lease).is_some_and(|id| {
+            let turns = self.tenant_mut(id).map(|tenant| &mut tenant.turns);
+            let wants = turns.is_some_and(|turns| turns.wants_again(now, client, lease, again));
+            self.token(now, TokenEvent::TokenReturned { client: id.0, lease, used, again: wants }, out)
+        });
+        if again && !taken {
+            // The return has crossed a revoke on the wire; the wish stands.
+            self.ask(now, client, out);
+        }
+    }
+
+    /// The tenant of a client that may settle this lease. Late messages and another member's lease are counted as stale.
+    fn tenant_of_lease(&self, client: ClientId, lease: LeaseId) -> Option<TenantId> {
+        let id = self.clients.get(client.slot(), client.generation())?.tenant;
+        let owns = self.tenant(id)?.turns.owns(client, lease);
+        if !owns {
+            self.metrics.refused_event(token_error_label(&TokenError::StaleLease { client, lease }));
+        }
+        owns.then_some(id)
     }
 
     /// A period of the co-scaler may have ended: puts its shares in force. Hooks are not told: a share of theirs is what
@@ -357,8 +418,8 @@ impl Node {
         let used = |client| self.engine.client(client).map(|status| status.total_used);
         self.scaling.period(now, used, &mut resizes);
         for Resize { client, quota } in resizes.drain(..) {
-            let Some(entry) = self.clients.get(client.slot(), client.generation()) else { continue };
-            let Some(instance) = self.instances.get(&entry.instance) else { continue };
+            let Some(tenant) = self.tenant(TenantId(client)) else { continue };
+            let Some(instance) = self.instances.get(&tenant.instance) else { continue };
             let share = Share { quota, sm: instance.spec.sm() };
             self.token(now, TokenEvent::ShareChanged { client, share }, out);
         }
@@ -380,7 +441,8 @@ impl Node {
             .collect();
         for (id, spec) in &specs {
             let Some(instance) = self.instances.get(id) else { continue };
-            for (gpu, members) in &instance.members {
+            for (gpu, tenant) in &instance.tenants {
+                let members = self.tenant(*tenant).map_or(1, |tenant| tenant.turns.members().len());
                 let value = |key: &str, message: String| ConfigError::Value {
                     line: 0,
                     key: format!("client `{}`: {key}", instance.name),
@@ -390,8 +452,8 @@ impl Node {
                 if memory > Bytes::ZERO {
                     spec.check_fits(memory).map_err(|error| value("memory", error.to_string()))?;
                 }
-                if part(spec.quota(), members.len(), members.len() - 1).is_none() {
-                    let message = format!("less than 0.01% for each of its {} processes", members.len());
+                if part(spec.quota(), members, members - 1).is_none() {
+                    let message = format!("less than 0.01% for each of its {members} processes");
                     return Err(value("quota", message));
                 }
             }
@@ -404,11 +466,14 @@ impl Node {
             let Some(instance) = self.instances.get_mut(&id) else { continue };
             let changed = instance.spec != spec;
             instance.spec = spec;
-            let gpus: Vec<GpuId> = instance.members.keys().copied().collect();
-            for gpu in gpus {
+            let quota = spec.quota();
+            let share = Share { quota, sm: spec.sm() };
+            for (gpu, tenant) in instance.tenants.clone() {
                 self.ledger.set_tenant((gpu, id), spec.memory());
                 if changed {
-                    self.divide(now, id, gpu, true, None, out);
+                    self.token(now, TokenEvent::ShareChanged { client: tenant.0, share }, out);
+                    self.scaling.quota_changed(now, tenant.0, quota);
+                    self.divide(tenant, true, None, out);
                 }
             }
         }
@@ -431,13 +496,17 @@ impl Node {
         });
         let clients = self.clients.iter().filter_map(|(slot, generation, client)| {
             let id = ClientId::new(slot, generation);
-            let status = self.engine.client(id)?;
+            let TenantId(tenant_id) = client.tenant;
+            let tenant = self.tenant(client.tenant)?;
+            let status = self.engine.client(tenant_id)?;
             let session = self.sessions.get(&client.conn)?;
-            let instance = self.instances.get(&client.instance)?;
-            let scale = self.scaling.client(id);
+            let instance = self.instances.get(&tenant.instance)?;
+            let scale = self.scaling.client(tenant_id);
+            let (total, waits) = tenant.turns.of(id);
             let (since, used) = client.samples[0];
             let elapsed = now.saturating_since(since).as_nanos();
-            let late = status.total_used.as_nanos().saturating_sub(used.as_nanos());
+            let late = total.as_nanos().saturating_sub(used.as_nanos());
+            let quota = instance.spec.quota();
             #[expect(clippy::cast_precision_loss, reason = "a report")]
             let measured = if elapsed == 0 { 0.0 } else { late as f64 / elapsed as f64 };
             Some(ClientSnapshot {
@@ -446,15 +515,15 @@ impl Node {
                 pid: session.peer.pid,
                 uid: session.peer.uid,
                 program: session.program.clone(),
-                gpu: client.gpu,
-                quota_request: client.quota.request().as_fraction(),
-                quota_limit: client.quota.limit().as_fraction(),
+                gpu: tenant.gpu,
+                quota_request: quota.request().as_fraction(),
+                quota_limit: quota.limit().as_fraction(),
                 sm: instance.spec.sm().as_fraction(),
                 measured,
-                total_used_ns: status.total_used,
+                total_used_ns: total,
                 window_used_ns: status.window_used,
-                holds_token: status.holds.is_some(),
-                waiting_ns: status.waiting_since.or(client.waits).map(|since| now.saturating_since(since)),
+                holds_token: tenant.turns.holds(id),
+                waiting_ns: waits.map(|since| now.saturating_since(since)),
                 waited_ns: client.waited,
                 launches: client.launches,
                 memory_bytes: client.account.held(),
@@ -462,7 +531,7 @@ impl Node {
                 on_daemon_loss: session.on_loss,
                 class: scale.map(|scale| scale.class),
                 scale_state: scale.and_then(|scale| match scale.state {
-                    ScaleState::None => self.scaling.gpu(client.gpu),
+                    ScaleState::None => self.scaling.gpu(tenant.gpu),
                     own => Some(own),
                 }),
                 scaled_limit: scale.map(|_| status.share.quota.limit().as_fraction()),
@@ -508,76 +577,124 @@ impl Node {
         }
         self.journal.actions(now, &self.actions);
         if let Some((client, old)) = changes {
-            self.limit_changed(now, client, old);
+            self.limit_changed(now, TenantId(client), old);
         }
-        for action in &self.actions {
-            let (client, frame) = match *action {
-                TokenAction::Grant { client, lease, budget, expires } => {
-                    self.metrics.grants.inc();
-                    (client, ToClient::Grant { client, lease, budget, expires })
-                }
-                TokenAction::Revoke { client, lease, reason } => {
-                    self.metrics.revokes.inc();
-                    (client, ToClient::Revoke { client, lease, reason })
-                }
-                TokenAction::Throttle { client, until, reason } => {
-                    self.metrics.throttles.inc();
-                    (client, ToClient::Throttle { client, until, reason })
-                }
-                _ => continue,
-            };
-            if let Some(entry) = self.clients.get(client.slot(), client.generation()) {
-                out.push(Effect::Send(entry.conn, frame));
-            }
-        }
+        self.orders(now, event, out);
         true
     }
 
-    /// From now on a client is measured by another limit than `old`, and pays back at its rate.
-    fn limit_changed(&mut self, now: Timestamp, id: ClientId, old: Quota) {
-        let Some(status) = self.engine.client(id) else { return };
-        let Some(client) = self.clients.get_mut(id.slot(), id.generation()) else { return };
-        let limit = status.share.quota.limit();
-        let before = if now < client.largest.0 { client.largest.1 } else { old };
-        client.largest = (now.saturating_add(self.engine.window()), before.max(old).max(limit));
-        client.since = (now, status.total_used);
-        if now < client.resumes {
-            let waits = self.waiting.remove(&(client.resumes, id));
-            client.resumes = now.saturating_add(scaled(client.resumes.saturating_since(now), old, limit));
-            client.since.0 = client.resumes;
-            if waits {
-                self.waiting.insert((client.resumes, id));
+    /// Turns what the engine has done into frames for members. In the engine's own order: what expired, the event, grants.
+    fn orders(&mut self, now: Timestamp, event: TokenEvent, out: &mut Vec<Effect>) {
+        let mut actions = core::mem::take(&mut self.actions);
+        for action in &actions {
+            let &TokenAction::Revoke { client: tenant, lease, reason } = action else { continue };
+            self.metrics.revokes.inc();
+            let turns = self.tenant_mut(TenantId(tenant)).map(|tenant| &mut tenant.turns);
+            if let Some(client) = turns.and_then(|turns| turns.revoked(lease)) {
+                self.send(client, ToClient::Revoke { client, lease, reason }, out);
+            }
+        }
+        if let TokenEvent::TokenReturned { client, lease, used, .. }
+        | TokenEvent::UsageReported { client, lease, used } = event
+            && let Some(tenant) = self.tenant_mut(TenantId(client))
+        {
+            tenant.turns.charged(lease, used);
+            if matches!(event, TokenEvent::TokenReturned { .. }) {
+                tenant.turns.returned(lease);
+            }
+        }
+        let mut more = Vec::new();
+        for action in actions.drain(..) {
+            match action {
+                TokenAction::Grant { client: tenant, lease, budget, expires } => {
+                    self.metrics.grants.inc();
+                    let turns = self.tenant_mut(TenantId(tenant)).map(|tenant| &mut tenant.turns);
+                    match turns.and_then(|turns| turns.granted(lease, budget)) {
+                        Some(client) => {
+                            self.send(client, ToClient::Grant { client, lease, budget, expires }, out);
+                        }
+                        None => {
+                            let (used, again) = (Duration::ZERO, false);
+                            more.push(TokenEvent::TokenReturned { client: tenant, lease, used, again });
+                        }
+                    }
+                }
+                TokenAction::Throttle { client: tenant, until, reason } => {
+                    self.metrics.throttles.inc();
+                    let turns = self.tenant(TenantId(tenant)).map(|tenant| &tenant.turns);
+                    let waiting: Vec<_> = turns.into_iter().flat_map(Turns::in_line).collect();
+                    for client in waiting {
+                        self.send(client, ToClient::Throttle { client, until, reason }, out);
+                    }
+                }
+                TokenAction::Revoke { client: tenant, .. } => {
+                    more.push(TokenEvent::TokenRequested { client: tenant });
+                }
+                _ => {}
+            }
+        }
+        self.actions = actions;
+        for event in more {
+            // Members that wait have not asked the engine while another one held the lease.
+            let asks = |client| self.tenant(TenantId(client)).is_some_and(|tenant| tenant.turns.must_ask());
+            if !matches!(event, TokenEvent::TokenRequested { client } if !asks(client)) {
+                self.token(now, event, out);
             }
         }
     }
 
-    /// What a client that is about to leave had beyond its limit, and the limit: what the engine carries; or, since it
+    fn send(&self, client: ClientId, frame: ToClient, out: &mut Vec<Effect>) {
+        if let Some(entry) = self.clients.get(client.slot(), client.generation()) {
+            out.push(Effect::Send(entry.conn, frame));
+        }
+    }
+
+    /// From now on a tenant is measured by another limit than `old`, and pays back at its rate.
+    fn limit_changed(&mut self, now: Timestamp, id: TenantId, old: Quota) {
+        let window = self.engine.window();
+        let Some(status) = self.engine.client(id.0) else { return };
+        let Some(tenant) = self.tenant_mut(id) else { return };
+        let limit = status.share.quota.limit();
+        let before = if now < tenant.largest.0 { tenant.largest.1 } else { old };
+        tenant.largest = (now.saturating_add(window), before.max(old).max(limit));
+        tenant.since = (now, status.total_used);
+        let resumed = tenant.resumes;
+        if now < resumed {
+            let resumes = now.saturating_add(scaled(resumed.saturating_since(now), old, limit));
+            (tenant.resumes, tenant.since.0) = (resumes, resumes);
+            if self.waiting.remove(&(resumed, id)) {
+                self.waiting.insert((resumes, id));
+            }
+        }
+    }
+
+    /// What a tenant that is about to leave had beyond its limit, and the limit: what the engine carries; or, since it
     /// leaves nothing behind for windows to come, what it had faster than at the limit's rate.
-    fn overuse(&mut self, now: Timestamp, id: ClientId, out: &mut Vec<Effect>) -> Option<(Duration, Quota)> {
-        let client = self.clients.get(id.slot(), id.generation())?;
-        let (since, before) = client.since;
-        let status = self.engine.client(id)?;
+    fn overuse(&mut self, now: Timestamp, id: TenantId, out: &mut Vec<Effect>) -> Option<(Duration, Quota)> {
+        let &Tenant { since: (since, before), largest, .. } = self.tenant(id)?;
+        let status = self.engine.client(id.0)?;
         let limit = status.share.quota.limit();
         if limit.is_zero() || limit == Quota::WHOLE {
             return None;
         }
-        let most = if now < client.largest.0 { client.largest.1 } else { limit }.of(self.engine.window());
+        let most = if now < largest.0 { largest.1 } else { limit }.of(self.engine.window());
         if status.window_used > most {
             // The windows that have passed meanwhile paid back some.
             self.token(now, TokenEvent::DeadlineReached, out);
         }
-        let status = self.engine.client(id)?;
+        let status = self.engine.client(id.0)?;
         let fair = before.saturating_add(limit.of(now.saturating_since(since)));
         let owed = status.window_used.saturating_sub(most).max(status.total_used.saturating_sub(fair));
         (!owed.is_zero()).then_some((owed, limit))
     }
 
     fn sample(&mut self, now: Timestamp, id: ClientId) {
-        let Some(client) = self.clients.get_mut(id.slot(), id.generation()) else { return };
-        if now.saturating_since(client.samples[1].0) >= Duration::from_millis(1000)
-            && let Some(status) = self.engine.client(id)
+        let Some(client) = self.clients.get(id.slot(), id.generation()) else { return };
+        let Some((used, _)) = self.tenant(client.tenant).map(|tenant| tenant.turns.of(id)) else { return };
+        if let Some(client) = self.clients.get_mut(id.slot(), id.generation())
+            && now.saturating_since(client.samples[1].0) >= Duration::from_millis(1000)
         {
-            client.samples = [client.samples[1], (now, status.total_used)];
+            client.samples = [client.samples[1], (now, used)];
         }
     }
 
@@ -626,7 +743,7 @@ impl Node {
                     asked: hello.spec,
                     spec: listed.copied().unwrap_or(hello.spec),
                     sessions: 0,
-                    members: BTreeMap::new(),
+                    tenants: BTreeMap::new(),
                 };
                 self.instances.insert(id, instance);
                 self.names.insert(hello.name, id);
@@ -656,42 +773,45 @@ impl Node {
         self.instances.get(&instance).and_then(|instance| self.config.class(&instance.name))
     }
 
-    /// Has a client take part in scaling as its class says, or not at all.
-    fn classify(&mut self, now: Timestamp, client: ClientId, class: Option<ServiceClass>) {
-        let (Some(class), Some(entry)) = (class, self.clients.get(client.slot(), client.generation())) else {
-            return;
-        };
-        if let Err(error) = self.scaling.join(now, client, entry.gpu, entry.quota, class) {
-            let name = self.instances.get(&entry.instance).map_or("", |instance| instance.name.as_str());
+    /// Has a tenant take part in scaling as its class says, or not at all.
+    fn classify(&mut self, now: Timestamp, id: TenantId) {
+        let Some(tenant) = self.tenant(id) else { return };
+        let Some(instance) = self.instances.get(&tenant.instance) else { return };
+        let Some(class) = self.config.class(&instance.name).or(tenant.class) else { return };
+        if let Err(error) = self.scaling.join(now, id.0, tenant.gpu, instance.spec.quota(), class) {
+            let (client, name) = (id.0, instance.name.as_str());
             tracing::warn!(%client, name, %class, %error, "takes no part in scaling: its share is fixed");
         }
     }
 
-    /// Puts the classes of the configuration in force, where they are others than in `old`: first all those that take part
-    /// no more, or as something else, give up what they had.
+    /// Puts the classes of the configuration in force, where they are others than in `old`. All tenants that take part no
+    /// more, or as something else, first give up what they had.
     fn reclassify(&mut self, now: Timestamp, old: &Config, out: &mut Vec<Effect>) {
-        let mut changed = Vec::new();
         for (conn, session) in &self.sessions {
             let listed = self.listed_class(session.instance);
-            let class = listed.or(session.class);
             let name = self.instances.get(&session.instance).map_or("", |instance| instance.name.as_str());
             if let Some(class) = listed
                 && old.class(name) != listed
             {
                 out.push(Effect::Send(*conn, ToClient::Class { class }));
             }
-            let is = |client: &&ClientId| self.scaling.client(**client).map(|scale| scale.class) != class;
-            changed.extend(session.clients.iter().filter(is).map(|client| (*client, class)));
         }
-        for (client, _) in &changed {
-            self.scaling.leave(now, *client);
-            let Some(entry) = self.clients.get(client.slot(), client.generation()) else { continue };
-            let Some(instance) = self.instances.get(&entry.instance) else { continue };
-            let share = Share { quota: entry.quota, sm: instance.spec.sm() };
-            self.token(now, TokenEvent::ShareChanged { client: *client, share }, out);
+        let mut changed = Vec::new();
+        for (slot, generation, tenant) in self.tenants.iter() {
+            let id = ClientId::new(slot, generation);
+            let class = self.listed_class(tenant.instance).or(tenant.class);
+            if self.scaling.client(id).map(|scale| scale.class) != class {
+                changed.push((TenantId(id), tenant.instance));
+            }
         }
-        for (client, class) in changed {
-            self.classify(now, client, class);
+        for (id, instance) in &changed {
+            self.scaling.leave(now, id.0);
+            let Some(spec) = self.instances.get(instance).map(|instance| instance.spec) else { continue };
+            let share = Share { quota: spec.quota(), sm: spec.sm() };
+            self.token(now, TokenEvent::ShareChanged { client: id.0, share }, out);
+        }
+        for (id, _) in changed {
+            self.classify(now, id);
         }
     }
 
@@ -710,15 +830,12 @@ impl Node {
         let Some(session) = self.sessions.get(&conn) else {
             return refuse(RefusalCode::Protocol, "Attach before Hello".into());
         };
-        let (instance_id, pid) = (session.instance, session.peer.pid);
-        let class = self.listed_class(instance_id).or(session.class);
+        let (instance_id, pid, class) = (session.instance, session.peer.pid, session.class);
         let clients = session.clients.clone();
         let Some(gpu) = self.find_device(uuid) else {
             return refuse(RefusalCode::UnknownDevice, format!("this daemon does not manage {uuid}"));
         };
-        let of_gpu = |id: &ClientId| {
-            self.clients.get(id.slot(), id.generation()).is_some_and(|client| client.gpu == gpu)
-        };
+        let of_gpu = |id: &ClientId| self.gpu_of(*id) == Some(gpu);
         if self.device(gpu).is_some() && clients.iter().any(of_gpu) {
             return refuse(RefusalCode::Protocol, format!("{uuid} is attached already"));
         }
@@ -733,8 +850,10 @@ impl Node {
         {
             return refuse(RefusalCode::BadSpec, error.to_string());
         }
-        let members = instance.members.get(&gpu).map_or(0, Vec::len) + 1;
-        let Some(quota) = part(spec.quota(), members, members - 1) else {
+        let tenant = instance.tenants.get(&gpu).copied();
+        let present = tenant.and_then(|id| self.tenant(id)).map_or(0, |tenant| tenant.turns.members().len());
+        let members = present + 1;
+        let Some(part) = part(spec.quota(), members, members - 1) else {
             let text = format!("{} divided by {members} processes is less than 0.01%", spec.quota());
             return refuse(RefusalCode::BadSpec, text);
         };
@@ -743,47 +862,40 @@ impl Node {
             return refuse(RefusalCode::Full, text);
         };
         let client = ClientId::new(slot, generation);
-        // Others make room first, so that the instance never has more than its limit.
-        self.divide(now, instance_id, gpu, false, Some(members), out);
-        let share = Share { quota, sm: spec.sm() };
-        if !self.token(now, TokenEvent::ClientJoined { client, gpu, share }, out) {
-            self.divide(now, instance_id, gpu, false, None, out);
-            return refuse(RefusalCode::Full, "the token engine takes no more clients or devices".into());
-        }
+        let tenant = match tenant {
+            Some(tenant) => tenant,
+            None => self.open_tenant(now, instance_id, gpu, uuid, class, out)?,
+        };
+        // Others make room first, so that parts never add up to more than the limit.
+        self.divide(tenant, false, Some(members), out);
         self.add_device(gpu, uuid, memory);
         self.ledger.set_tenant((gpu, instance_id), spec.memory());
         let account = self.ledger.open((gpu, instance_id), allocated);
         let samples = [(now, Duration::ZERO); 2];
-        let resumes = now.saturating_add(self.debts.wait(now, &(name, uuid), quota.limit()));
         self.clients.insert(Client {
             conn,
-            gpu,
-            instance: instance_id,
-            quota,
+            tenant,
+            part,
             account,
             launches: 0,
             waited: Duration::ZERO,
             samples,
-            since: (resumes, Duration::ZERO),
-            largest: (now, quota.limit()),
-            resumes,
-            waits: None,
         });
         if let Some(session) = self.sessions.get_mut(&conn) {
             session.clients.push(client);
         }
-        self.classify(now, client, class);
-        if let Some(instance) = self.instances.get_mut(&instance_id) {
-            instance.members.entry(gpu).or_default().push(client);
-            self.journal.note(now, &Note { client, name: instance.name.clone(), pid });
+        if let Some(tenant) = self.tenant_mut(tenant) {
+            tenant.turns.join(client);
         }
+        // Names in the journal are those of the engine's clients.
+        self.journal.note(now, &Note { client: tenant.0, name, pid });
         out.push(Effect::Send(
             conn,
             ToClient::Attached {
                 ordinal,
                 client,
                 gpu,
-                spec: spec.with_quota(quota),
+                spec: spec.with_quota(part),
                 window: self.engine.window(),
                 in_flight: self.config.in_flight,
             },
@@ -791,42 +903,103 @@ impl Node {
         Ok(())
     }
 
+    /// An instance's first process on a GPU is there: the engine gets a client.
+    fn open_tenant(
+        &mut self,
+        now: Timestamp,
+        instance: u32,
+        gpu: GpuId,
+        uuid: DeviceUuid,
+        class: Option<ServiceClass>,
+        out: &mut Vec<Effect>,
+    ) -> Result<TenantId, Refusal> {
+        let full = |text: String| Refusal { code: RefusalCode::Full, text };
+        let Some((slot, generation)) = self.tenants.next(self.config.max_clients) else {
+            let text = format!("{} instances are served already (max_clients)", self.config.max_clients);
+            return Err(full(text));
+        };
+        let Some(entry) = self.instances.get(&instance) else {
+            return Err(full("no such instance".into()));
+        };
+        let (spec, name) = (entry.spec, entry.name.clone());
+        let (id, share) = (ClientId::new(slot, generation), Share { quota: spec.quota(), sm: spec.sm() });
+        if !self.token(now, TokenEvent::ClientJoined { client: id, gpu, share }, out) {
+            return Err(full("the token engine takes no more clients or devices".into()));
+        }
+        let limit = spec.quota().limit();
+        let resumes = now.saturating_add(self.debts.wait(now, &(name, uuid), limit));
+        self.tenants.insert(Tenant {
+            gpu,
+            instance,
+            turns: Turns::default(),
+            class,
+            since: (resumes, Duration::ZERO),
+            largest: (now, limit),
+            resumes,
+        });
+        if let Some(entry) = self.instances.get_mut(&instance) {
+            entry.tenants.insert(gpu, TenantId(id));
+        }
+        self.classify(now, TenantId(id));
+        Ok(TenantId(id))
+    }
+
     fn leave(&mut self, now: Timestamp, id: ClientId, out: &mut Vec<Effect>) {
-        let overuse = self.overuse(now, id, out);
+        let Some(tenant_id) = self.clients.get(id.slot(), id.generation()).map(|client| client.tenant) else {
+            return;
+        };
+        let members = self.tenant(tenant_id).map_or(0, |tenant| tenant.turns.members().len());
+        let overuse = if members == 1 { self.overuse(now, tenant_id, out) } else { None };
         let Some(client) = self.clients.remove(id.slot(), id.generation()) else { return };
-        self.waiting.remove(&(client.resumes, id));
+        self.ledger.close(client.account);
+        let Some(tenant) = self.tenant_mut(tenant_id) else { return };
+        let (gpu, lease) = (tenant.gpu, tenant.turns.leave(id));
+        if members == 1 {
+            self.close_tenant(now, tenant_id, overuse, out);
+        } else {
+            if let Some((lease, used)) = lease {
+                let again = tenant.turns.must_ask();
+                self.token(now, TokenEvent::TokenReturned { client: tenant_id.0, lease, used, again }, out);
+            }
+            self.divide(tenant_id, false, None, out);
+        }
+        if let Some(Some(device)) = self.devices.get_mut(gpu.index()) {
+            device.clients -= 1;
+            if device.clients == 0 && !device.listed {
+                // Learned from a client, so forgotten with the last: invented UUIDs cannot fill the table.
+                self.devices[gpu.index()] = None;
+            }
+        }
+    }
+
+    /// A tenant's last process is gone. What it overused stays with its name.
+    fn close_tenant(
+        &mut self,
+        now: Timestamp,
+        id: TenantId,
+        overuse: Option<(Duration, Quota)>,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(tenant) = self.tenants.remove(id.0.slot(), id.0.generation()) else { return };
+        self.waiting.remove(&(tenant.resumes, id));
         if let Some((owed, limit)) = overuse
             && let (Some(instance), Some(device)) =
-                (self.instances.get(&client.instance), self.device(client.gpu))
+                (self.instances.get(&tenant.instance), self.device(tenant.gpu))
         {
             let most = (self.max_debt, self.config.max_clients as usize);
             self.debts.add(now, (instance.name.clone(), device.uuid), owed, limit, most);
         }
-        self.token(now, TokenEvent::ClientLeft { client: id }, out);
-        self.scaling.leave(now, id);
-        self.ledger.close(client.account);
-        let mut alone = true;
-        if let Some(instance) = self.instances.get_mut(&client.instance)
-            && let Some(members) = instance.members.get_mut(&client.gpu)
-        {
-            members.retain(|other| *other != id);
-            alone = members.is_empty();
-            if alone {
-                instance.members.remove(&client.gpu);
-            }
+        self.token(now, TokenEvent::ClientLeft { client: id.0 }, out);
+        self.scaling.leave(now, id.0);
+        self.ledger.forget((tenant.gpu, tenant.instance));
+        if let Some(instance) = self.instances.get_mut(&tenant.instance) {
+            instance.tenants.remove(&tenant.gpu);
         }
-        if alone {
-            self.ledger.forget((client.gpu, client.instance));
-        } else {
-            self.divide(now, client.instance, client.gpu, false, None, out);
-        }
-        if let Some(Some(device)) = self.devices.get_mut(client.gpu.index()) {
-            device.clients -= 1;
-            if device.clients == 0 && !device.listed {
-                // Learned from a client, so forgotten with the last: invented UUIDs cannot fill the table.
-                self.devices[client.gpu.index()] = None;
-            }
-        }
+    }
+
+    fn gpu_of(&self, client: ClientId) -> Option<GpuId> {
+        let client = self.clients.get(client.slot(), client.generation())?;
+        self.tenant(client.tenant).map(|tenant| tenant.gpu)
     }
 
     fn reserve(&mut self, conn: ConnId, client: ClientId, bytes: Bytes, wish: Bytes, out: &mut Vec<Effect>) {
@@ -841,35 +1014,23 @@ impl Node {
         out.push(Effect::Send(conn, answer));
     }
 
-    /// Gives each member of an instance on a GPU its part (as one of `of`, or of as many as there are), those who
-    /// lose first. With `tell_all` also those whose share of time stays hear of the spec.
-    fn divide(
-        &mut self,
-        now: Timestamp,
-        instance: u32,
-        gpu: GpuId,
-        tell_all: bool,
-        of: Option<usize>,
-        out: &mut Vec<Effect>,
-    ) {
-        let Some(entry) = self.instances.get(&instance) else { return };
-        let spec = entry.spec;
-        let members = entry.members.get(&gpu).cloned().unwrap_or_default();
+    /// Tells each member of a tenant its part (as one of `of`, or of as many as there are), those first that lose. With
+    /// `tell_all` also those whose part stays hear of the spec.
+    fn divide(&mut self, id: TenantId, tell_all: bool, of: Option<usize>, out: &mut Vec<Effect>) {
+        let Some(tenant) = self.tenant(id) else { return };
+        let Some(spec) = self.instances.get(&tenant.instance).map(|entry| entry.spec) else { return };
+        let members: Vec<ClientId> = tenant.turns.members().collect();
         let n = of.unwrap_or(members.len());
         for growing in [false, true] {
             for (index, id) in members.iter().enumerate() {
                 let Some(quota) = part(spec.quota(), n, index) else { continue };
                 let Some(client) = self.clients.get_mut(id.slot(), id.generation()) else { continue };
-                if (quota.limit() > client.quota.limit()) != growing || (quota == client.quota && !tell_all) {
+                if (quota.limit() > client.part.limit()) != growing || (quota == client.part && !tell_all) {
                     continue;
                 }
-                client.quota = quota;
-                let conn = client.conn;
-                let share = Share { quota, sm: spec.sm() };
-                self.token(now, TokenEvent::ShareChanged { client: *id, share }, out);
-                self.scaling.quota_changed(now, *id, quota);
+                client.part = quota;
                 let spec = spec.with_quota(quota);
-                out.push(Effect::Send(conn, ToClient::ShareChanged { client: *id, spec }));
+                out.push(Effect::Send(client.conn, ToClient::ShareChanged { client: *id, spec }));
             }
         }
     }
@@ -919,15 +1080,21 @@ impl Node {
         for (slot, generation, client) in self.clients.iter() {
             let id = ClientId::new(slot, generation);
             assert!(self.sessions[&client.conn].clients.contains(&id), "a client has a session");
-            assert!(self.instances[&client.instance].members[&client.gpu].contains(&id), "and an instance");
+            let tenant = self.tenant(client.tenant).expect("and a tenant");
+            assert!(tenant.turns.members().any(|member| member == id), "whose member it is");
         }
-        for (id, instance) in &self.instances {
-            for (gpu, members) in &instance.members {
-                let entries = members.iter().filter_map(|id| self.clients.get(id.slot(), id.generation()));
-                let limits: u32 = entries.clone().map(|client| u32::from(client.quota.limit().get())).sum();
-                assert_eq!(limits, u32::from(instance.spec.quota().limit().get()), "parts add up");
-                let held: Bytes = entries.map(|client| client.account.held()).sum();
-                assert_eq!(held, self.ledger.tenant_held((*gpu, *id)), "so do accounts");
+        for (slot, generation, tenant) in self.tenants.iter() {
+            let (id, instance) = (ClientId::new(slot, generation), &self.instances[&tenant.instance]);
+            assert_eq!(instance.tenants[&tenant.gpu].0, id, "a tenant has an instance");
+            let entries =
+                || tenant.turns.members().filter_map(|id| self.clients.get(id.slot(), id.generation()));
+            let limits: u32 = entries().map(|client| u32::from(client.part.limit().get())).sum();
+            assert_eq!(limits, u32::from(instance.spec.quota().limit().get()), "parts add up");
+            let held: Bytes = entries().map(|client| client.account.held()).sum();
+            assert_eq!(held, self.ledger.tenant_held((tenant.gpu, tenant.instance)), "so do accounts");
+            let status = self.engine.client(id).expect("the engine knows every tenant");
+            if tenant.turns.must_ask() && !self.waiting.contains(&(tenant.resumes, TenantId(id))) {
+                assert!(status.waiting_since.is_some(), "who waits has asked");
             }
         }
     }
@@ -982,19 +1149,4 @@ fn token_error_label(error: &TokenError) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_of_a_quota_add_up_to_it() {
-        let quota: QuotaRange = "0.2:0.5".parse().unwrap();
-        for n in 1..=40 {
-            let parts: Vec<_> = (0..n).map(|index| part(quota, n, index).unwrap()).collect();
-            assert_eq!(parts.iter().map(|part| u32::from(part.limit().get())).sum::<u32>(), 5_000);
-            assert_eq!(parts.iter().map(|part| u32::from(part.request().get())).sum::<u32>(), 2_000);
-        }
-        let tiny: QuotaRange = "0.0002".parse().unwrap();
-        assert!(part(tiny, 2, 1).is_some());
-        assert!(part(tiny, 3, 2).is_none(), "not a basis point for each");
-    }
-}
+mod tests;

@@ -67,9 +67,9 @@ pub struct ClientSnapshot {
     pub program: String,
     /// Its GPU.
     pub gpu: GpuId,
-    /// Guaranteed share of time.
+    /// Guaranteed share of time of its instance, whose processes take turns.
     pub quota_request: f64,
-    /// Most share of time.
+    /// Most share of time of its instance.
     pub quota_limit: f64,
     /// Share of the SMs.
     pub sm: f64,
@@ -77,7 +77,7 @@ pub struct ClientSnapshot {
     pub measured: f64,
     /// GPU time since it attached, in ns.
     pub total_used_ns: Duration,
-    /// GPU time in this window, in ns.
+    /// GPU time of its instance in this window, in ns.
     pub window_used_ns: Duration,
     /// Whether it holds a token.
     pub holds_token: bool,
@@ -99,7 +99,7 @@ pub struct ClientSnapshot {
     /// State of the co-scaler: its own if it is SLO-sensitive, else its GPU's.
     #[serde(default)]
     pub scale_state: Option<ScaleState>,
-    /// The most share of time that the co-scaler leaves it now.
+    /// The most share of time that the co-scaler leaves its instance now.
     #[serde(default)]
     pub scaled_limit: Option<f64>,
 }

@@ -66,7 +66,7 @@ fn a_name_belongs_to_one_run_while_it_lives() {
 }
 
 #[test]
-fn processes_of_one_run_share_its_limit_and_never_pass_it() {
+fn processes_of_one_run_share_its_limit_and_are_told_parts_for_the_time_without_a_daemon() {
     let daemon = Local::start();
     let limits = |daemon: &Local| -> Vec<u32> {
         let clients = daemon.snapshot().clients;
@@ -75,12 +75,11 @@ fn processes_of_one_run_share_its_limit_and_never_pass_it() {
     };
     let (mut first, _) = attached(&daemon.socket(), 1, "alice", spec("0.2:0.5", 100, None));
     let (second, _) = attached(&daemon.socket(), 1, "alice", spec("0.9:0.9", 100, None));
-    assert_eq!(limits(&daemon), [2_500, 2_500], "what the second one asks for is not looked at");
+    assert_eq!(limits(&daemon), [5_000, 5_000], "what the second one asks for is not looked at");
     let (_third, _) = attached(&daemon.socket(), 1, "alice", spec("0.2:0.5", 100, None));
-    assert_eq!(limits(&daemon), [1_667, 1_667, 1_666]);
+    assert_eq!(limits(&daemon), [5_000; 3]);
     drop(second);
     within(|| (daemon.snapshot().clients.len() == 2).then_some(()));
-    assert_eq!(limits(&daemon), [2_500, 2_500]);
     let told: Vec<u16> = std::iter::repeat_with(|| {
         first.until(|message| match message {
             ToClient::ShareChanged { spec, .. } => Some(spec.quota().limit().get()),

@@ -78,8 +78,8 @@ impl Spinners {
     }
 
     /// One that computes when it is told to, by lines on its standard input.
-    pub fn serve(&self, name: &str, run: u64) -> Spinner {
-        let mut command = self.command(name, run, &[], &["--answer", "1"]);
+    pub fn serve(&self, name: &str, run: u64, environment: &[(&str, &str)]) -> Spinner {
+        let mut command = self.command(name, run, environment, &["--answer", "1"]);
         Spinner(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
     }
 

@@ -1,0 +1,436 @@
+//! The node in virtual time, with processes that keep to the rules of the wire.
+
+use super::*;
+use crate::config::TokenPolicy;
+use gshare_core::SmShare;
+use proptest::prelude::*;
+
+#[test]
+fn parts_of_a_quota_add_up_to_it() {
+    let quota: QuotaRange = "0.2:0.5".parse().unwrap();
+    for n in 1..=40 {
+        let parts: Vec<_> = (0..n).map(|index| part(quota, n, index).unwrap()).collect();
+        assert_eq!(parts.iter().map(|part| u32::from(part.limit().get())).sum::<u32>(), 5_000);
+        assert_eq!(parts.iter().map(|part| u32::from(part.request().get())).sum::<u32>(), 2_000);
+    }
+    let tiny: QuotaRange = "0.0002".parse().unwrap();
+    assert!(part(tiny, 2, 1).is_some());
+    assert!(part(tiny, 3, 2).is_none(), "not a basis point for each");
+}
+
+const WINDOW: Duration = Duration::from_millis(100);
+
+fn us(us: u64) -> Duration {
+    Duration::from_micros(us)
+}
+
+fn spec(quota: &str) -> ResourceSpec {
+    ResourceSpec::new(quota.parse().unwrap(), SmShare::WHOLE, None).unwrap()
+}
+
+/// A lease as its process knows it.
+#[derive(Debug, Clone, Copy)]
+struct Lease {
+    id: LeaseId,
+    budget: Duration,
+    used: Duration,
+    expires: Timestamp,
+    revoked: bool,
+}
+
+/// A process with one device. While it is busy it launches kernels of one length, one after the other.
+#[derive(Debug)]
+struct Process {
+    conn: ConnId,
+    instance: usize,
+    client: ClientId,
+    kernel: Duration,
+    busy: bool,
+    asked: bool,
+    lease: Option<Lease>,
+    /// When the kernel that runs now ends.
+    ends: Option<Timestamp>,
+    /// GPU time really used, and how often a lease was received.
+    ran: Duration,
+    leases: u64,
+    /// The part that it was told last.
+    part: QuotaRange,
+}
+
+/// A node, its processes, and an account of its own: each kernel with its instance and its end.
+struct Bench {
+    node: Node,
+    now: Timestamp,
+    processes: Vec<Option<Process>>,
+    ran: Vec<(Timestamp, usize, Duration)>,
+    specs: Vec<ResourceSpec>,
+}
+
+impl Bench {
+    fn new(policy: TokenPolicy, quotas: &[&str]) -> Self {
+        let config = Config::at("/nowhere/gshare.sock");
+        let engine = policy.build(config.tokens.engine(config.max_clients)).unwrap();
+        let scaling = Scaling::new(config.max_clients).unwrap();
+        let node = Node::new(config, engine, Journal::off(), Arc::default(), 1, scaling);
+        let specs = quotas.iter().map(|quota| spec(quota)).collect();
+        Self { node, now: Timestamp::from_millis(1_000), processes: Vec::new(), ran: Vec::new(), specs }
+    }
+
+    fn say(&mut self, index: usize, message: ToDaemon) {
+        let Some(process) = &self.processes[index] else { return };
+        let (conn, peer) = (process.conn, Peer { pid: 7, uid: 0 });
+        let mut out = Vec::new();
+        self.node.received(self.now, conn, peer, message, &mut out);
+        self.hear(out);
+    }
+
+    fn hear(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            let Effect::Send(conn, message) = effect else { panic!("{effect:?}") };
+            let Some(Some(process)) = self.processes.get_mut(conn.slot as usize) else { continue };
+            match message {
+                ToClient::Attached { client, spec, .. } => {
+                    (process.client, process.part) = (client, spec.quota());
+                }
+                ToClient::ShareChanged { client, spec } => {
+                    assert_eq!(client, process.client);
+                    process.part = spec.quota();
+                }
+                ToClient::Grant { client, lease, budget, expires } => {
+                    assert_eq!(client, process.client, "members know themselves by their own names");
+                    process.asked = false;
+                    let used = process.lease.filter(|held| held.id == lease).map(|held| held.used);
+                    process.leases += u64::from(used.is_none());
+                    let used = used.unwrap_or_default();
+                    process.lease = Some(Lease { id: lease, budget, used, expires, revoked: false });
+                    if process.ends.is_none() {
+                        process.ends = Some(self.now.saturating_add(process.kernel));
+                    }
+                }
+                ToClient::Revoke { client, lease, .. } => {
+                    assert_eq!(client, process.client);
+                    process.asked = false;
+                    if let Some(held) = process.lease.as_mut().filter(|held| held.id == lease) {
+                        held.revoked = true;
+                    }
+                }
+                ToClient::Refused { text, .. } => panic!("{text}"),
+                _ => {}
+            }
+        }
+    }
+
+    fn start(&mut self, instance: usize, kernel: Duration, busy: bool) -> usize {
+        let index = self.processes.len();
+        let conn = ConnId { slot: u32::try_from(index).unwrap(), generation: 0 };
+        self.processes.push(Some(Process {
+            conn,
+            instance,
+            client: ClientId::new(u32::MAX, 0),
+            kernel,
+            busy: false,
+            asked: false,
+            lease: None,
+            ends: None,
+            ran: Duration::ZERO,
+            leases: 0,
+            part: QuotaRange::BEST_EFFORT,
+        }));
+        self.say(
+            index,
+            ToDaemon::Hello {
+                pid_start: 0,
+                run: 1 + instance as u64,
+                name: format!("instance{instance}"),
+                program: "test".into(),
+                spec: self.specs[instance],
+                on_loss: OnDaemonLoss::Open,
+            },
+        );
+        let (device, device_memory) = ([1; 16], Bytes::from_gib(16));
+        self.say(index, ToDaemon::Attach { ordinal: 0, device, device_memory, allocated: Bytes::ZERO });
+        self.set_busy(index, busy);
+        index
+    }
+
+    fn set_busy(&mut self, index: usize, busy: bool) {
+        let Some(process) = &mut self.processes[index] else { return };
+        process.busy = busy;
+        if busy && process.lease.is_none() && !process.asked {
+            process.asked = true;
+            let client = process.client;
+            self.say(index, ToDaemon::TokenRequest { client });
+        }
+    }
+
+    fn kill(&mut self, index: usize) {
+        if let Some(process) = self.processes[index].take() {
+            let mut out = Vec::new();
+            self.node.closed(self.now, process.conn, &mut out);
+            self.hear(out);
+        }
+    }
+
+    /// A kernel of this process ends now.
+    fn completed(&mut self, index: usize) {
+        let now = self.now;
+        let Some(process) = &mut self.processes[index] else { return };
+        let (client, kernel, busy) = (process.client, process.kernel, process.busy);
+        process.ends = None;
+        process.ran = process.ran.saturating_add(kernel);
+        self.ran.push((now, process.instance, kernel));
+        let Some(lease) = &mut process.lease else { return };
+        lease.used = lease.used.saturating_add(kernel);
+        let Lease { id, budget, used, expires, revoked } = *lease;
+        if revoked || !busy || used >= budget || now >= expires {
+            (process.lease, process.asked) = (None, busy);
+            return self.say(index, ToDaemon::TokenReturn { client, lease: id, used, again: busy.into() });
+        }
+        process.ends = Some(now.saturating_add(kernel));
+        if !process.asked && budget.saturating_sub(used) <= us(2_000) {
+            process.asked = true;
+            self.say(index, ToDaemon::Usage { client, lease: id, used, launches: 0, waited: Duration::ZERO });
+            self.say(index, ToDaemon::TokenRequest { client });
+        }
+    }
+
+    fn run_until(&mut self, end: Timestamp) {
+        loop {
+            let ends = |(index, process): (usize, &Option<Process>)| Some((process.as_ref()?.ends?, index));
+            let next = self.processes.iter().enumerate().filter_map(ends).min();
+            let due = self.node.next_deadline();
+            match (next, due) {
+                (Some((at, index)), due) if at <= end && due.is_none_or(|due| at <= due) => {
+                    self.now = at;
+                    self.completed(index);
+                }
+                (_, Some(due)) if due <= end => {
+                    self.now = self.now.max(due);
+                    let mut out = Vec::new();
+                    self.node.deadline(self.now, &mut out);
+                    self.node.invariants();
+                    self.hear(out);
+                }
+                _ => break,
+            }
+        }
+        self.now = end;
+    }
+
+    fn run_for(&mut self, ms: u64) {
+        self.run_until(self.now.saturating_add(Duration::from_millis(ms)));
+    }
+
+    fn ran(&self, index: usize) -> Duration {
+        self.processes[index].as_ref().unwrap().ran
+    }
+
+    /// The most by which an instance passed its limit over any stretch of time, beyond what a limit by windows leaves
+    /// open: two windows that are cut, and a kernel for each that nothing could stop.
+    fn excess(&self, instance: usize, longest: Duration) -> Duration {
+        let limit = self.specs[instance].quota().limit();
+        let own: Vec<_> = self.ran.iter().filter(|(_, of, _)| *of == instance).collect();
+        let allowed = limit.of(WINDOW).saturating_add(longest).saturating_mul(2);
+        let mut worst = Duration::ZERO;
+        for (first, (began, ..)) in own.iter().enumerate() {
+            let mut sum = Duration::ZERO;
+            for (ended, _, kernel) in &own[first..] {
+                sum = sum.saturating_add(*kernel);
+                let fair = limit.of(ended.saturating_since(*began)).saturating_add(allowed);
+                worst = worst.max(sum.saturating_sub(fair));
+            }
+        }
+        worst
+    }
+
+    /// What status shows of each process adds up to what the engine charged their instance.
+    fn charges_agree(&self) {
+        for (slot, generation, tenant) in self.node.tenants.iter() {
+            let status = self.node.engine.client(ClientId::new(slot, generation)).unwrap();
+            let members: Duration = tenant
+                .turns
+                .members()
+                .map(|id| tenant.turns.of(id).0)
+                .fold(Duration::ZERO, |sum, used| sum.saturating_add(used));
+            assert!(members <= status.total_used, "those that have left were charged too");
+            if tenant.turns.members().len() == self.processes.iter().flatten().count() {
+                assert_eq!(members, status.total_used);
+            }
+        }
+    }
+}
+
+#[test]
+fn siblings_that_only_hold_a_context_cost_nothing() {
+    for quota in ["0.4", "0.2:0.8", "0.5:1"] {
+        let ran = |siblings: usize| {
+            let mut bench = Bench::new(TokenPolicy::MultiToken, &[quota, "0.3:1"]);
+            let worker = bench.start(0, us(500), true);
+            bench.start(1, us(700), true);
+            for _ in 0..siblings {
+                bench.start(0, us(500), false);
+            }
+            bench.run_for(10_000);
+            bench.ran(worker)
+        };
+        let alone = ran(0);
+        assert!(alone >= us(1_900_000), "{alone} with {quota}");
+        assert_eq!((ran(1), ran(3)), (alone, alone), "{quota}");
+    }
+}
+
+#[test]
+fn busy_siblings_share_the_limit_of_their_instance_evenly() {
+    for (policy, kernels) in [TokenPolicy::MultiToken, TokenPolicy::SlotTable]
+        .into_iter()
+        .flat_map(|policy| [[500, 500, 500], [100, 1_000, 4_000]].map(|kernels| (policy, kernels)))
+    {
+        let mut bench = Bench::new(policy, &["0.6"]);
+        let processes = kernels.map(|kernel| bench.start(0, us(kernel), true));
+        bench.run_for(10_000);
+        let ran = processes.map(|index| bench.ran(index).as_nanos() / 1_000_000);
+        assert!(ran.iter().all(|ms| (1_960..=2_040).contains(ms)), "{ran:?} ms of 2000 each");
+        assert!(bench.excess(0, us(4_000)).is_zero());
+        bench.charges_agree();
+        bench.specs = vec![spec("0.4")];
+        assert!(bench.excess(0, us(4_000)) > Duration::ZERO, "the account sees what passes a limit");
+    }
+}
+
+/// A token, slack and grace, as the module of the turns says; twice with an extension that was on its way.
+#[test]
+fn a_sibling_that_wakes_up_gets_the_next_token() {
+    for offset in 0..60 {
+        let mut bench = Bench::new(TokenPolicy::MultiToken, &["0.5:1"]);
+        bench.start(0, us(400), true);
+        let sleeper = bench.start(0, us(400), false);
+        bench.run_for(1_000);
+        bench.run_until(bench.now.saturating_add(us(offset * 1_700)));
+        bench.set_busy(sleeper, true);
+        bench.run_for(2 * (10 + 2 + 5));
+        assert!(bench.ran(sleeper) > Duration::ZERO, "offset {offset}");
+        let before = bench.ran(sleeper);
+        bench.run_for(2_000);
+        let ran = bench.ran(sleeper).saturating_sub(before).as_nanos() / 1_000_000;
+        assert!((960..=1_040).contains(&ran), "{ran} ms of 1000: idle time was not saved up");
+    }
+}
+
+#[test]
+fn a_holder_that_dies_leaves_its_token_to_a_sibling_at_once() {
+    let mut bench = Bench::new(TokenPolicy::MultiToken, &["0.5"]);
+    let victim = bench.start(0, us(500), true);
+    let heir = bench.start(0, us(500), true);
+    bench.run_for(3);
+    assert!(bench.processes[victim].as_ref().unwrap().lease.is_some());
+    bench.kill(victim);
+    assert!(bench.processes[heir].as_ref().unwrap().lease.is_some());
+    assert_eq!(bench.processes[heir].as_ref().unwrap().part, "0.5".parse().unwrap());
+}
+
+/// One of a tenant's processes cannot settle what another one used.
+#[test]
+fn a_lease_belongs_to_one_process() {
+    let mut bench = Bench::new(TokenPolicy::MultiToken, &["0.5"]);
+    let holder = bench.start(0, us(500), true);
+    let other = bench.start(0, us(500), false);
+    let lease = bench.processes[holder].as_ref().unwrap().lease.unwrap().id;
+    let client = bench.processes[other].as_ref().unwrap().client;
+    bench.say(other, ToDaemon::TokenReturn { client, lease, used: us(9), again: 0 });
+    bench.say(other, ToDaemon::Usage { client, lease, used: us(9), launches: 0, waited: Duration::ZERO });
+    let holder = bench.processes[holder].as_ref().unwrap().client;
+    let shown = bench.node.snapshot(bench.now).1;
+    assert!(shown.iter().any(|shown| shown.client == holder && shown.holds_token));
+    assert!(shown.iter().all(|shown| shown.total_used_ns.is_zero()));
+}
+
+/// The co-scaler works on the instance: its limit is that of all processes together.
+#[test]
+fn a_scaled_limit_holds_for_all_processes_of_the_instance() {
+    let mut bench = Bench::new(TokenPolicy::MultiToken, &["0.1:1", "0.6:1"]);
+    bench.specs = vec![spec("0.1:1"), spec("0.6:1")];
+    let class = |bench: &mut Bench, index: usize, class| {
+        let tenant = bench.node.clients.iter().nth(index).unwrap().2.tenant;
+        bench.node.tenant_mut(tenant).unwrap().class = Some(class);
+        bench.node.classify(bench.now, tenant);
+    };
+    bench.start(0, us(500), true);
+    class(&mut bench, 0, ServiceClass::BestEffort);
+    let twin = bench.start(0, us(500), true);
+    let owner = bench.start(1, us(500), false);
+    class(&mut bench, 2, ServiceClass::SLO_SENSITIVE);
+    bench.run_for(1_000);
+    let before = (bench.ran(0), bench.ran(twin));
+    bench.run_for(4_000);
+    let ran = [bench.ran(0).saturating_sub(before.0), bench.ran(twin).saturating_sub(before.1)];
+    let ran = ran.map(|ran| ran.as_nanos() / 1_000_000);
+    assert!(ran.iter().all(|ms| (760..=840).contains(ms)), "{ran:?}: half of 40 % of 4 s each");
+    let shown = bench.node.snapshot(bench.now).1;
+    assert_eq!(shown.iter().filter(|client| client.scaled_limit == Some(0.4)).count(), 2, "{shown:?}");
+    assert!(bench.ran(owner).is_zero());
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Start { instance: usize, kernel_us: u64, busy: bool },
+    Busy { process: usize, busy: bool },
+    Kill { process: usize },
+    Run { us: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => (0usize..2, 50u64..30_000, any::<bool>())
+            .prop_map(|(instance, kernel_us, busy)| Step::Start { instance, kernel_us, busy }),
+        6 => (0usize..12, any::<bool>()).prop_map(|(process, busy)| Step::Busy { process, busy }),
+        1 => (0usize..12).prop_map(|process| Step::Kill { process }),
+        9 => (100u64..300_000).prop_map(|us| Step::Run { us }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Whatever processes come, go, work and rest: the bench adds up what really ran.
+    #[test]
+    fn an_instance_never_exceeds_its_limit(
+        steps in prop::collection::vec(step(), 1..60),
+        limits in prop::array::uniform2(5u16..=50),
+    ) {
+        let quotas = limits.map(|limit| format!("0.05:{}", f64::from(limit) / 100.0));
+        let mut bench = Bench::new(TokenPolicy::MultiToken, &quotas.each_ref().map(String::as_str));
+        let mut killed = false;
+        for step in steps {
+            match step {
+                Step::Start { instance, kernel_us, busy } if bench.processes.len() < 12 => {
+                    bench.start(instance, us(kernel_us), busy);
+                }
+                Step::Busy { process, busy } if process < bench.processes.len() => bench.set_busy(process, busy),
+                Step::Kill { process } if process < bench.processes.len() => {
+                    killed = true;
+                    bench.kill(process);
+                }
+                Step::Run { us: time } => bench.run_until(bench.now.saturating_add(us(time))),
+                _ => {}
+            }
+            let mut parts = [0u32; 2];
+            for process in bench.processes.iter().flatten() {
+                parts[process.instance] += u32::from(process.part.limit().get());
+            }
+            for (part, limit) in parts.into_iter().zip(limits) {
+                prop_assert!(part == 0 || part == u32::from(limit) * 100, "parts of {limit} %: {part}");
+            }
+        }
+        for instance in 0..2 {
+            // Two cut windows; beyond them each process may have one kernel under way, and a killed one did not say
+            // what it used.
+            let processes = bench.processes.len() as u64;
+            let excess = bench.excess(instance, us(30_000));
+            let unsaid = if killed { us(12_000).saturating_mul(processes) } else { Duration::ZERO };
+            prop_assert!(excess <= unsaid, "instance {instance} of {limits:?}: {excess} too much");
+        }
+        if !killed {
+            bench.charges_agree();
+        }
+    }
+}
