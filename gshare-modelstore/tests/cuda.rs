@@ -44,7 +44,8 @@ fn start(name: &str, dir: &Path) -> Child {
 
 /// Memory that processes have on the simulated GPU: of this process, and of all.
 fn used(dir: &Path, pid: u32) -> (u64, u64) {
-    let truth = fake_cuda::sim::SimDevice::open(&dir.join("device"), None, None).unwrap().truth();
+    let truth =
+        fake_cuda::sim::SimDevice::open(&dir.join("device"), &fake_cuda::Spec::default()).unwrap().truth();
     let of = |process: &fake_cuda::sim::ProcessTruth| process.gpus[0].memory_bytes.values().sum::<u64>();
     let live = || truth.processes.iter().filter(|process| process.live);
     (live().filter(|process| process.pid == pid).map(of).sum(), live().map(of).sum())

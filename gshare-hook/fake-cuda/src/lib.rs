@@ -9,7 +9,7 @@
 //! # Terms
 //!
 //! *Device file*: what the processes share, [`sim::default_path`]. *Profile*: what GPUs it has and what kernels cost,
-//! [`profile`]. *Ground truth*: what happened on it, per process, [`sim::Truth`].
+//! [`Spec`] and its crate. *Ground truth*: what happened on it, per process, [`sim::Truth`].
 //!
 //! # Layers
 //!
@@ -27,17 +27,17 @@
 //! | variable | meaning | default |
 //! |---|---|---|
 //! | `GSHARE_SIM_DEVICE` | path of the device file | in `XDG_RUNTIME_DIR`, or `/tmp` by uid |
-//! | `GSHARE_SIM_PROFILE` | `v100`, `a100`, `h100`, `h200`, `t4`, `tiny` or a path | the file's own; `v100` for a new file |
-//! | `GSHARE_SIM_GPUS` | number of GPUs | the profile's |
-//! | `GSHARE_SIM_MIG` | MIG devices that the one GPU is cut into, such as `3g.40gb,2g.20gb` (`a100`, `h100`) | none |
-//! | `GSHARE_SIM_DRIVER_VERSION` | such as `12.8` or `13000` | `12.8` |
+//! | `GSHARE_SIM_PROFILE` | `v100`, `a100`, `h100`, `h200`, `t4`, `tiny` or a path | the file's own; `a100` for a new file |
+//! | `GSHARE_SIM_GPUS` | number of GPUs, 1 to 16 | the profile's |
+//! | `GSHARE_SIM_MIG` | MIG devices that the one GPU is cut into, such as `3g.40gb+2g.20gb` (`a100`, `h100`) | none |
+//! | `GSHARE_SIM_DRIVER_VERSION` | CUDA release of the driver, 11.0 to 13.4, such as `12.8` or `12080` | `13.2` |
 //! | `GSHARE_SIM_CALL_NS` | how long a call that launches a kernel takes in its caller, in ns; other calls in proportion | the profile's |
 //! | `GSHARE_SIM_VERBOSE` | a line on stderr at `cuInit` | off |
 //! | `GSHARE_TRACE` | of `calls`, `lookups`, `tables`, with commas: what the program asks, a line per event | off |
 //! | `GSHARE_TRACE_FILE` | where to append these lines; `%p` is the process id | stderr |
 //! | `CUDA_VISIBLE_DEVICES`, `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | as with the real driver | |
 //!
-//! A kernel named `spin_1000us` lasts 1000 us, one named `zero` costs nothing; see [`profile`] for the rest.
+//! A kernel named `spin_1000us` lasts 1000 us, one named `zero` costs nothing; see `Profile` in `gshare-fake-cuda-spec` for the rest.
 //!
 //! # Trace
 //!
@@ -72,9 +72,9 @@
 pub mod driver;
 pub mod install;
 pub mod nvml;
-pub mod profile;
 pub mod sim;
 mod trace;
 mod truth;
 
+pub use gshare_fake_cuda_spec::Spec;
 pub use install::install_into;

@@ -1,5 +1,9 @@
-//! The part of NVML that monitors and frameworks ask for, over the same device file. It needs no `cuInit`, attaches no process
-//! and, as the real one, does not look at `CUDA_VISIBLE_DEVICES`.
+//! NVML over the same device file, as far as monitors and frameworks ask for it. It needs no `cuInit`, attaches no process and,
+//! as the real one, does not look at `CUDA_VISIBLE_DEVICES`.
+//!
+//! Here: handles, identity, memory, processes, MIG. [`board`]: what the profile's board says of itself and what a sensor would
+//! say. [`links`]: PCI Express, peers, affinity. [`gpm`]: utilisation over time. [`unsupported`]: every other name of NVML,
+//! with the answer that a card without the function gives. Names, structures and codes are those of NVIDIA's `nvml.h`.
 #![allow(unsafe_code, unsafe_op_in_unsafe_fn)] // C entry points: their contract is NVML's
 #![allow(clippy::missing_safety_doc, missing_docs, unreachable_pub, non_snake_case)] // idem
 
@@ -8,7 +12,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
-use crate::driver::core::{driver, driver_version};
+use crate::driver::core::{driver, driver_version, release};
 use crate::driver::device::{gpu_uuid, pci_text, uuid_text};
 use crate::sim::device::{device_name, device_uuid};
 use crate::sim::{SimDevice, Truth};
@@ -23,6 +27,7 @@ const NOT_SUPPORTED: Return = 3;
 const NOT_FOUND: Return = 6;
 const INSUFFICIENT_SIZE: Return = 7;
 const DRIVER_NOT_LOADED: Return = 9;
+const VERSION_MISMATCH: Return = 25;
 const UNKNOWN: Return = 999;
 
 static USERS: AtomicU32 = AtomicU32::new(0);
@@ -161,6 +166,11 @@ macro_rules! nvml {
     };
 }
 
+mod board;
+mod gpm;
+mod links;
+mod unsupported;
+
 fn initialise() -> Result<(), Return> {
     open().ok_or(DRIVER_NOT_LOADED)?;
     USERS.fetch_add(1, AcqRel);
@@ -201,6 +211,38 @@ pub struct Process2 {
     compute_instance: c_uint,
 }
 
+/// `nvmlProcessDetail_v1_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ProcessDetail {
+    pid: c_uint,
+    used: u64,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+    protected: u64,
+}
+
+/// `nvmlProcessDetailList_v1_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ProcessDetails {
+    version: c_uint,
+    mode: c_uint,
+    count: c_uint,
+    entries: *mut ProcessDetail,
+}
+
+/// `nvmlDeviceAttributes_t`: SMs; copy engines, decoders, encoders, JPEG and optical flow engines; slices of the GPU instance
+/// and of the compute instance; memory.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Attributes {
+    sms: c_uint,
+    engines: [c_uint; 5],
+    slices: [c_uint; 2],
+    memory_mib: u64,
+}
+
 #[repr(C)]
 #[derive(Debug)]
 pub struct ProcessSample {
@@ -222,51 +264,6 @@ pub struct Pci {
     id: c_uint,
     subsystem: c_uint,
     text: [u8; 32],
-}
-
-/// Time with a kernel running, and SM time, of a GPU up to an instant.
-#[derive(Debug, Clone, Copy)]
-pub struct Sample {
-    time_ns: u64,
-    busy_ns: u64,
-    sm_ns: u64,
-    sms: u64,
-}
-
-#[repr(C)]
-#[derive(Debug)]
-pub struct MetricInfo {
-    short_name: *const c_char,
-    long_name: *const c_char,
-    unit: *const c_char,
-}
-
-#[repr(C)]
-#[derive(Debug)]
-pub struct Metric {
-    id: c_uint,
-    result: Return,
-    value: f64,
-    info: MetricInfo,
-}
-
-/// The head of `nvmlGpmMetricsGet_t`; as many metrics as it says follow.
-#[repr(C)]
-#[derive(Debug)]
-pub struct Metrics {
-    version: c_uint,
-    count: c_uint,
-    first: *mut Sample,
-    second: *mut Sample,
-    metrics: [Metric; 0],
-}
-
-/// `nvmlSample_t` with a value of type unsigned int.
-#[repr(C)]
-#[derive(Debug)]
-pub struct UtilisationSample {
-    time_us: c_ulonglong,
-    value: u64,
 }
 
 fn text_array<const N: usize>(text: &str) -> [u8; N] {
@@ -311,11 +308,11 @@ nvml! {
     }
     fn nvmlSystemGetDriverVersion (version: *mut c_char, length: c_uint) {
         device()?;
-        put_text(version, length, &format!("{}.00 (simulated)", 535 + (driver_version() / 10).saturating_sub(1220) / 2))
+        put_text(version, length, release().driver())
     }
     fn nvmlSystemGetNVMLVersion (version: *mut c_char, length: c_uint) {
         device()?;
-        put_text(version, length, &format!("{}.535.00", driver_version() / 1000))
+        put_text(version, length, &format!("{}.{}", driver_version() / 1000, release().driver()))
     }
     fn nvmlSystemGetCudaDriverVersion | nvmlSystemGetCudaDriverVersion_v2 (version: *mut c_int) {
         put(version, driver_version() as c_int)
@@ -358,15 +355,15 @@ nvml! {
         put_text(uuid, length, &part(handle)?.uuid())
     }
     fn nvmlDeviceGetPciInfo | nvmlDeviceGetPciInfo_v2 | nvmlDeviceGetPciInfo_v3 (handle: Handle, pci: *mut Pci) {
-        let (_, number) = gpu(handle)?;
+        let (device, number) = gpu(handle)?;
         let text = pci_text(number);
         put(pci, Pci {
             legacy: text_array(&text),
             domain: 0,
             bus: number + 1,
             device: 0,
-            id: 0,
-            subsystem: 0,
+            id: device.profile().board.pci_id,
+            subsystem: device.profile().board.pci_id,
             text: text_array(&format!("0000{text}")),
         })
     }
@@ -436,77 +433,37 @@ nvml! {
         }
         put_list(samples, count, list)
     }
-    fn nvmlDeviceGetSamples (handle: Handle, kind: c_uint, since_us: c_ulonglong, value_type: *mut c_uint, count: *mut c_uint, list: *mut UtilisationSample) {
-        // NVML_GPU_UTILIZATION_SAMPLES, NVML_VALUE_TYPE_UNSIGNED_INT; times since 1970, unlike the device's own.
-        const UTILISATION: c_uint = 1;
-        let (device, number) = gpu(handle)?;
-        if kind != UTILISATION || device.is_cut() {
-            return Err(NOT_SUPPORTED);
-        }
-        put(value_type, 1)?;
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_err(|_| UNKNOWN)?;
-        let time_us = now.as_micros() as u64;
-        let value = u64::from(device.truth().gpus[number as usize].utilisation_percent);
-        let samples = if time_us > since_us { vec![UtilisationSample { time_us, value }] } else { Vec::new() };
+    fn nvmlSystemGetProcessName (pid: c_uint, name: *mut c_char, length: c_uint) {
+        device()?;
+        let text = std::fs::read(format!("/proc/{pid}/comm")).map_err(|_| NOT_FOUND)?;
+        put_text(name, length, String::from_utf8_lossy(text.trim_ascii_end()).as_ref())
+    }
+    fn nvmlDeviceGetRunningProcessDetailList (handle: Handle, list: *mut ProcessDetails) {
+        const VERSION: c_uint = size_of::<ProcessDetails>() as c_uint | 1 << 24;
+        const COMPUTE: c_uint = 0;
+        let part = part(handle)?;
         if list.is_null() {
-            return put(count, samples.len() as c_uint);
-        }
-        put_list(samples, count, list)
-    }
-    fn nvmlGpmQueryDeviceSupport (handle: Handle, support: *mut [c_uint; 2]) {
-        gpu(handle)?;
-        if support.is_null() {
             return Err(INVALID_ARGUMENT);
         }
-        put(support, [(*support)[0], 1])
-    }
-    fn nvmlGpmSampleAlloc (sample: *mut *mut Sample) {
-        device()?;
-        put(sample, Box::into_raw(Box::new(Sample { time_ns: 0, busy_ns: 0, sm_ns: 0, sms: 0 })))
-    }
-    fn nvmlGpmSampleFree (sample: *mut Sample) {
-        if !sample.is_null() {
-            drop(Box::from_raw(sample));
+        if (*list).version != VERSION {
+            return Err(VERSION_MISMATCH);
         }
-        Ok(())
+        let users = if (*list).mode == COMPUTE { part.users() } else { Vec::new() };
+        let entry = |(pid, used, slice)| {
+            let compute_instance = if slice == c_uint::MAX { slice } else { 0 };
+            ProcessDetail { pid, used, gpu_instance: slice, compute_instance, protected: 0 }
+        };
+        put_list(users.into_iter().map(entry).collect(), &raw mut (*list).count, (*list).entries)
     }
-    fn nvmlGpmSampleGet (handle: Handle, sample: *mut Sample) {
-        let (device, number) = gpu(handle)?;
-        if device.is_cut() {
-            return Err(NOT_SUPPORTED);
-        }
-        let truth = device.truth();
-        let gpu = &truth.gpus[number as usize];
-        let sm_ns = truth.processes.iter().map(|process| process.gpus[number as usize].sm_ns).sum();
-        put(sample, Sample { time_ns: truth.time_ns, busy_ns: gpu.busy_ns, sm_ns, sms: u64::from(gpu.sms) })
+    fn nvmlDeviceGetAttributes_v2 (handle: Handle, attributes: *mut Attributes) {
+        let part = part(handle)?;
+        let slice = &part.device.devices()[part.slice.ok_or(NOT_SUPPORTED)? as usize];
+        let memory_mib = slice.memory_bytes >> 20;
+        // The name says how many slices of the GPU the instance has: 3g.40gb.
+        let slices = slice.device_name.rsplit(' ').next().and_then(|name| name.split('g').next()?.parse().ok());
+        let slices: c_uint = slices.unwrap_or(1);
+        put(attributes, Attributes { sms: slice.sms, engines: [slices, 0, 0, 0, 0], slices: [slices; 2], memory_mib })
     }
-    fn nvmlGpmMetricsGet (metrics: *mut Metrics) {
-        const GRAPHICS_UTIL: c_uint = 1;
-        const SM_UTIL: c_uint = 2;
-        device()?;
-        if metrics.is_null() || (*metrics).version != 1 || (*metrics).first.is_null() || (*metrics).second.is_null() {
-            return Err(INVALID_ARGUMENT);
-        }
-        let (first, second) = (*(*metrics).first, *(*metrics).second);
-        let elapsed = second.time_ns.saturating_sub(first.time_ns);
-        let percent = |part: u64, whole: u64| if whole == 0 { 0.0 } else { (part as f64 / whole as f64 * 100.0).min(100.0) };
-        let list = (&raw mut (*metrics).metrics).cast::<Metric>();
-        for place in 0..(*metrics).count as usize {
-            let metric = list.add(place);
-            // There are no warps here, and no memory traffic that anybody counts.
-            let (value, name, result) = match (*metric).id {
-                GRAPHICS_UTIL => (percent(second.busy_ns.saturating_sub(first.busy_ns), elapsed), c"Graphics Util", SUCCESS),
-                SM_UTIL => (percent(second.sm_ns.saturating_sub(first.sm_ns), elapsed * second.sms), c"SM Util", SUCCESS),
-                _ => (0.0, c"", NOT_SUPPORTED),
-            };
-            let text = name.as_ptr();
-            let info = MetricInfo { short_name: text, long_name: text, unit: c"%".as_ptr() };
-            metric.write(Metric { id: (*metric).id, result, value, info });
-        }
-        Ok(())
-    }
-    fn nvmlDeviceGetComputeMode (handle: Handle, mode: *mut c_uint) { gpu(handle)?; put(mode, 0) }
-    fn nvmlDeviceGetPersistenceMode (handle: Handle, mode: *mut c_uint) { gpu(handle)?; put(mode, 1) }
     fn nvmlDeviceGetMigMode (handle: Handle, current: *mut c_uint, pending: *mut c_uint) {
         let (device, _) = gpu(handle)?;
         if device.profile().mig.is_empty() {
@@ -555,6 +512,7 @@ pub extern "C" fn nvmlErrorString(result: Return) -> *const c_char {
         INSUFFICIENT_SIZE => c"An input argument is not large enough",
         DRIVER_NOT_LOADED => c"NVIDIA driver is not loaded",
         10 => c"Timeout",
+        VERSION_MISMATCH => c"Argument version mismatch",
         _ => c"Unknown Error",
     };
     text.as_ptr()

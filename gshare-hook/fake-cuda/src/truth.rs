@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use crate::sim::{self, SimDevice, Watched};
+use gshare_fake_cuda_spec::Spec;
 
 /// Devices stay open: a reader asks again and again.
 static OPEN: Mutex<BTreeMap<PathBuf, SimDevice>> = Mutex::new(BTreeMap::new());
@@ -15,7 +16,7 @@ static OPEN: Mutex<BTreeMap<PathBuf, SimDevice>> = Mutex::new(BTreeMap::new());
 fn device<R>(path: &Path, f: impl FnOnce(&SimDevice) -> R) -> Option<R> {
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     if !open.contains_key(path) {
-        let device = SimDevice::open(path, None, None).ok()?;
+        let device = SimDevice::open(path, &Spec::default()).ok()?;
         open.insert(path.to_owned(), device);
     }
     open.get(path).map(f)

@@ -70,7 +70,8 @@ fn contending_processes_take_turns() {
             output(child);
         }
         // Who looks often is told the same, wherever he thinks that they are, and nothing of a process that never was.
-        let device = fake_cuda::sim::SimDevice::open(&dir.join("device"), None, None).unwrap();
+        let device =
+            fake_cuda::sim::SimDevice::open(&dir.join("device"), &fake_cuda::Spec::default()).unwrap();
         let of = |pid| fake_cuda::sim::Watched { pid, slot: 200, busy_ns: 1 };
         let mut watched = [of(pids[1]), of(pids[0]), of(u32::MAX)];
         device.watch(0, &mut watched);

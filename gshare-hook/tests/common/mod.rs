@@ -158,7 +158,7 @@ impl Run {
         let mut child = command.spawn().expect("the program starts");
         child.stdin.take().expect("piped").write_all(input.as_bytes()).expect("the program reads");
         let Output { status, stdout, stderr } = child.wait_with_output().expect("the program ends");
-        let truth = SimDevice::open(&self.device(), None, None)
+        let truth = SimDevice::open(&self.device(), &fake_cuda::Spec::default())
             .map_or_else(|_| Vec::new(), |device| device.truth().processes);
         self.command.env_clear();
         Done {

@@ -10,7 +10,7 @@ fn main() -> ExitCode {
         eprintln!("sim-stat: no device file at {}", path.display());
         return ExitCode::FAILURE;
     }
-    let text = fake_cuda::sim::SimDevice::open(&path, None, None)
+    let text = fake_cuda::sim::SimDevice::open(&path, &fake_cuda::Spec::default())
         .map_err(|e| e.to_string())
         .and_then(|device| serde_json::to_string_pretty(&device.truth()).map_err(|e| e.to_string()));
     match text {

@@ -11,8 +11,8 @@
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::profile::Calls;
 use crate::sim::device::now_ns;
+use gshare_fake_cuda_spec::Calls;
 
 /// The longest time of a launch call that can be asked for, in ns.
 const MOST_NS: u32 = 1_000_000_000;

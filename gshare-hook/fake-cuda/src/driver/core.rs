@@ -9,9 +9,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::graph::{Capture, Node};
 use super::*;
-use crate::profile::Profile;
 use crate::sim::device::now_ns;
 use crate::sim::{SimDevice, SimError, Work};
+use gshare_fake_cuda_spec::{CudaRelease, Profile, Spec};
 
 pub(crate) const SUCCESS: CUresult = CUresult::CUDA_SUCCESS;
 pub(crate) const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
@@ -131,22 +131,15 @@ pub(crate) fn driver() -> Result<&'static Driver, CUresult> {
     Err(CUresult::CUDA_ERROR_NOT_INITIALIZED)
 }
 
+/// The release of the driver. One that the environment names wrongly counts as the default until `cuInit` refuses it.
+pub(crate) fn release() -> CudaRelease {
+    static RELEASE: OnceLock<CudaRelease> = OnceLock::new();
+    *RELEASE.get_or_init(|| Spec::of_environment().ok().and_then(|spec| spec.driver).unwrap_or_default())
+}
+
+/// As `cuDriverGetVersion` says it.
 pub(crate) fn driver_version() -> u32 {
-    static VERSION: AtomicU32 = AtomicU32::new(0);
-    let known = VERSION.load(Relaxed);
-    if known != 0 {
-        return known;
-    }
-    let text = std::env::var("GSHARE_SIM_DRIVER_VERSION").unwrap_or_default();
-    let version = match text.trim().split_once('.') {
-        Some((major, minor)) => {
-            major.parse::<u32>().ok().zip(minor.parse::<u32>().ok()).map(|(a, b)| a * 1000 + b * 10)
-        }
-        None => text.trim().parse().ok(),
-    };
-    let version = version.filter(|v| (11_000..=99_990).contains(v)).unwrap_or(12_080);
-    VERSION.store(version, Relaxed);
-    version
+    release().number()
 }
 
 fn open_device() -> Result<Driver, CUresult> {

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::core::*;
 use super::graph::{Node, legacy_not_implied};
 use super::*;
-use crate::profile::{Duration, Named, Profile};
 use crate::sim::Work;
+use gshare_fake_cuda_spec::{Duration, Named, Profile};
 
 /// Code: what is known about an image.
 #[derive(Debug)]

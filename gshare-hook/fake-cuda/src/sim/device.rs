@@ -30,7 +30,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::engine::{Engine, SimError};
 use super::layout::{Locked, Open};
-use crate::profile::{Profile, ProfileError, load_text};
+use gshare_fake_cuda_spec::{DEFAULT_PROFILE, Profile, ProfileError, Spec, SpecError, load_text};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"gsh-sim\x01");
 const PROFILE_BYTES: usize = 16 << 10;
@@ -59,7 +59,10 @@ struct Image {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The profile cannot be used.
+    /// What is asked for is no device that can be simulated.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// The profile in the file cannot be used.
     #[error(transparent)]
     Profile(#[from] ProfileError),
     /// The file cannot be opened, sized or mapped.
@@ -153,43 +156,17 @@ fn own_image() -> u64 {
 const SPIN: u64 = 60_000;
 
 impl SimDevice {
-    /// Opens the device file that the environment names, with the profile, number and slices of GPUs that it asks for.
+    /// Opens the device file that the environment names, with the profile, number and MIG devices that it asks for.
     pub fn of_environment() -> Result<Self, DeviceError> {
-        let text = |key| std::env::var(key).ok().filter(|value| !value.is_empty());
-        let gpus = text("GSHARE_SIM_GPUS").and_then(|n| n.parse().ok());
-        let (profile, mig) = (text("GSHARE_SIM_PROFILE"), text("GSHARE_SIM_MIG"));
-        let slices: Vec<&str> = mig.iter().flat_map(|list| list.split(',')).map(str::trim).collect();
-        Self::open_cut(&default_path(), profile.as_deref(), gpus, &slices)
+        Self::open(&default_path(), &Spec::of_environment()?)
     }
 
-    /// Opens the device file, creating it if need be. `profile` is a name or path; `None` takes the file's own, or V100 for
-    /// a new one. A file of another boot, layout or profile is replaced unless a process uses it.
-    pub fn open(path: &Path, profile: Option<&str>, gpus: Option<u32>) -> Result<Self, DeviceError> {
-        Self::open_cut(path, profile, gpus, &[])
-    }
-
-    /// As [`open`](Self::open), with the one GPU cut into these MIG slices; none: as the profile says.
-    pub fn open_cut(
-        path: &Path,
-        profile: Option<&str>,
-        gpus: Option<u32>,
-        slices: &[&str],
-    ) -> Result<Self, DeviceError> {
+    /// Opens the device file, creating it if need be. What `spec` does not say is the file's own; a new one has the default
+    /// profile. A file of another boot, layout or profile is replaced unless a process uses it.
+    pub fn open(path: &Path, spec: &Spec) -> Result<Self, DeviceError> {
         let io = |e| DeviceError::Io(path.to_owned(), e);
-        if !slices.is_empty() && gpus.is_some_and(|n| n > 1) {
-            let bound = "1 where it is cut into slices";
-            return Err(ProfileError::Range(path.display().to_string(), "gpus", bound).into());
-        }
-        let wanted = match profile {
-            None if slices.is_empty() => None,
-            spec => {
-                let spec = spec.unwrap_or("v100");
-                let text = load_text(spec)?;
-                // A key of the file must stand before its tables.
-                let cut = if slices.is_empty() { String::new() } else { format!("cut = {slices:?}\n") };
-                Some((cut + &text, spec))
-            }
-        };
+        let resolved = spec.resolve()?;
+        let wanted = spec.profile_text()?;
         for _ in 0..100 {
             let file = open_once(path).map_err(io)?;
             // Until the file is the one to use, or is gone: whoever removes it holds its lock, so nobody removes another.
@@ -200,22 +177,18 @@ impl SimDevice {
                 continue;
             }
             if meta.len() == 0 {
-                let (text, origin) = match &wanted {
-                    Some((text, spec)) => (text.clone(), *spec),
-                    None => (load_text("v100")?, "v100"),
+                let text = match &wanted {
+                    Some(text) => text.clone(),
+                    None => load_text(DEFAULT_PROFILE)?,
                 };
-                let mut parsed = Profile::parse(&text, origin)?;
                 if text.len() > PROFILE_BYTES {
                     return Err(DeviceError::ProfileTooLong(text.len()));
-                }
-                if let Some(n) = gpus {
-                    parsed.gpus = n.clamp(1, 16);
                 }
                 file.set_len(size_of::<Image>() as u64).map_err(io)?;
                 let image = map(file).map_err(io)?;
                 // SAFETY: the mapping is fresh, zeroed and ours while we hold the file lock.
-                unsafe { initialise(image, &text, &parsed) };
-                return Ok(Self::new(image, file, path, parsed));
+                unsafe { initialise(image, &text, &resolved) };
+                return Ok(Self::new(image, file, path, resolved));
             }
             let usable = meta.len() == size_of::<Image>() as u64;
             if usable {
@@ -226,8 +199,8 @@ impl SimDevice {
                     let len = (header.profile_len as usize).min(PROFILE_BYTES);
                     let text = String::from_utf8_lossy(&header.profile[..len]).into_owned();
                     let count = header.gpus;
-                    let fits = wanted.as_ref().is_none_or(|(t, _)| *t == text)
-                        && gpus.is_none_or(|n| n.clamp(1, 16) == count);
+                    let fits = wanted.as_ref().is_none_or(|wanted| *wanted == text)
+                        && spec.devices.is_none_or(|devices| devices == count);
                     let mut parsed = Profile::parse(&text, "of the device file")?;
                     parsed.gpus = count;
                     let device = Self::new(image, file, path, parsed);

@@ -121,7 +121,7 @@ pub fn launch(f: sys::CUfunction, stream: sys::CUstream) -> CUresult {
 
 /// The ground truth of this test's device.
 pub fn truth() -> fake_cuda::sim::Truth {
-    fake_cuda::sim::SimDevice::open(&dir().join("device"), None, None).unwrap().truth()
+    fake_cuda::sim::SimDevice::open(&dir().join("device"), &fake_cuda::Spec::default()).unwrap().truth()
 }
 
 /// This process's part of it on GPU 0.

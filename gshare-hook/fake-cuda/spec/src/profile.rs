@@ -54,6 +54,9 @@ pub struct Profile {
     /// Costs by name.
     #[serde(default)]
     pub kernel: Vec<KernelCost>,
+    /// What the board says of itself to a monitor.
+    #[serde(default)]
+    pub board: Board,
     /// What a GPU can be cut into.
     #[serde(default)]
     pub mig: Vec<MigSlice>,
@@ -64,6 +67,56 @@ pub struct Profile {
 
 fn one() -> u32 {
     1
+}
+
+/// The board around the GPU, as NVML describes it. Figures of a data sheet or typical values; nothing is computed from them
+/// but what NVML says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Board {
+    /// PCI device and vendor, such as 0x20b210de.
+    pub pci_id: u32,
+    /// PCI Express generation, 1 to 6.
+    pub pcie_generation: u32,
+    /// PCI Express lanes.
+    pub pcie_width: u32,
+    /// Memory behind the PCI aperture BAR1, in bytes.
+    pub bar1_bytes: u64,
+    /// Power drawn when nothing runs, in mW.
+    pub power_idle_mw: u32,
+    /// Lowest power limit that may be set, in mW.
+    pub power_min_mw: u32,
+    /// Power limit, in mW: what a GPU that is never idle draws.
+    pub power_limit_mw: u32,
+    /// Temperature when nothing runs, in degrees Celsius.
+    pub idle_celsius: u32,
+    /// Temperature of a GPU that is never idle.
+    pub busy_celsius: u32,
+    /// Highest temperature of normal operation.
+    pub max_celsius: u32,
+    /// Temperature at which clocks are lowered.
+    pub slowdown_celsius: u32,
+    /// Temperature at which the GPU is switched off.
+    pub shutdown_celsius: u32,
+}
+
+impl Default for Board {
+    fn default() -> Self {
+        Self {
+            pci_id: 0x0000_10de,
+            pcie_generation: 4,
+            pcie_width: 16,
+            bar1_bytes: 256 << 20,
+            power_idle_mw: 50_000,
+            power_min_mw: 100_000,
+            power_limit_mw: 300_000,
+            idle_celsius: 30,
+            busy_celsius: 65,
+            max_celsius: 85,
+            slowdown_celsius: 90,
+            shutdown_celsius: 95,
+        }
+    }
 }
 
 /// A MIG device: an instance of the GPU, with one compute instance that fills it.
@@ -149,9 +202,7 @@ pub struct KernelCost {
 #[non_exhaustive]
 pub enum ProfileError {
     /// Neither a built-in name nor a readable file.
-    #[error(
-        "profile {0:?}: no built-in profile of this name (v100, a100, h100, h200, t4, tiny) and not readable: {1}"
-    )]
+    #[error("profile {0:?}: no built-in profile of this name ({known}) and not readable: {1}", known = built_in().join(", "))]
     Unknown(String, std::io::Error),
     /// The file is not a profile.
     #[error("profile {0:?}: {1}")]
@@ -175,6 +226,11 @@ const BUILT_IN: [(&str, &str); 6] = [
     ("t4", include_str!("../profiles/t4.toml")),
     ("tiny", include_str!("../profiles/tiny.toml")),
 ];
+
+/// Names of the built-in profiles.
+pub fn built_in() -> Vec<&'static str> {
+    BUILT_IN.iter().map(|(name, _)| *name).collect()
+}
 
 /// The text of a profile by name (`a100`, …; case does not matter) or path.
 pub fn load_text(spec: &str) -> Result<String, ProfileError> {
@@ -220,6 +276,12 @@ impl Profile {
             p if p.device_bandwidth == 0 => range("device_bandwidth", "positive"),
             p if p.threads_per_sm == 0 => range("threads_per_sm", "positive"),
             p if p.blocks_per_sm == 0 => range("blocks_per_sm", "positive"),
+            p if !(1..=6).contains(&p.board.pcie_generation) => range("pcie_generation", "1 to 6"),
+            p if !(1..=32).contains(&p.board.pcie_width) => range("pcie_width", "1 to 32"),
+            p if p.board.power_idle_mw > p.board.power_limit_mw => {
+                range("power_idle_mw", "at most power_limit_mw")
+            }
+            p if p.board.idle_celsius > p.board.busy_celsius => range("idle_celsius", "at most busy_celsius"),
             p if p.cut.len() > 7 => range("cut", "at most 7 slices"),
             p if !p.cut.is_empty() && p.gpus > 1 => range("gpus", "1 where it is cut into slices"),
             p if p.mig.iter().any(|s| s.sms == 0 || s.memory_bytes == 0) => range("mig", "of SMs and memory"),

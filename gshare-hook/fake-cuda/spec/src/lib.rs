@@ -1,0 +1,20 @@
+//! Which GPUs and which driver are simulated.
+//!
+//! # Terms
+//! *Profile*: what a GPU is and what kernels cost on it, a name or a file ([`Profile`]). *Release*: the CUDA release that the
+//! driver has ([`CudaRelease`]). *Specification*: both, with the number of devices or the MIG devices ([`Spec`]).
+//!
+//! # Use
+//! The command line reads a specification from the text after `--sim=`, the simulated driver reads the same from environment
+//! variables. Nothing here opens a device: a specification can be refused before a program starts.
+#![forbid(unsafe_code)]
+
+mod driver;
+mod profile;
+mod text;
+
+pub use driver::{CudaRelease, CudaReleaseError};
+pub use profile::{
+    Board, Calls, Cost, Duration, KernelCost, MigSlice, Named, Profile, ProfileError, built_in, load_text,
+};
+pub use text::{DEFAULT_PROFILE, MAX_DEVICES, Spec, SpecError};

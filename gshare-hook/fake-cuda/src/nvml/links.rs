@@ -1,0 +1,171 @@
+//! PCI Express, peers, affinity, and confidential computing, which is off.
+//!
+//! Each GPU hangs on a bridge of its own below one root; GPUs reach each other over PCI Express. There is no NVLink and no fabric.
+
+use super::*;
+
+/// `nvmlPciInfoExt_v1_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct PciExt {
+    version: c_uint,
+    domain: c_uint,
+    bus: c_uint,
+    device: c_uint,
+    id: c_uint,
+    subsystem: c_uint,
+    base_class: c_uint,
+    sub_class: c_uint,
+    text: [u8; 32],
+}
+
+/// `nvmlSystemConfComputeSettings_v1_t`, and with one field less `nvmlConfComputeSystemState_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ConfidentialComputing {
+    version: c_uint,
+    state: [c_uint; 4],
+}
+
+const HOST_BRIDGE: c_uint = 30;
+
+/// The CPUs of this machine as a set of bits, `words` of them.
+fn cpus(words: c_uint) -> Vec<u64> {
+    // SAFETY: sysconf has no preconditions.
+    let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
+    first_bits(usize::try_from(count).unwrap_or(1), words)
+}
+
+fn first_bits(count: usize, words: c_uint) -> Vec<u64> {
+    (0..words as usize)
+        .map(|word| match count.saturating_sub(word * 64) {
+            0 => 0,
+            n @ 1..64 => (1 << n) - 1,
+            _ => u64::MAX,
+        })
+        .collect()
+}
+
+unsafe fn put_set(set: Vec<u64>, to: *mut u64) -> Result<(), Return> {
+    if to.is_null() || set.is_empty() {
+        return Err(INVALID_ARGUMENT);
+    }
+    for (word, bits) in set.into_iter().enumerate() {
+        to.add(word).write_unaligned(bits);
+    }
+    Ok(())
+}
+
+nvml! {
+    fn nvmlDeviceGetCurrPcieLinkGeneration | nvmlDeviceGetMaxPcieLinkGeneration | nvmlDeviceGetGpuMaxPcieLinkGeneration
+        | nvmlDeviceGetPcieLinkMaxSpeed (handle: Handle, generation: *mut c_uint) {
+        // nvmlDeviceGetPcieLinkMaxSpeed numbers the speeds by generation.
+        put(generation, gpu(handle)?.0.profile().board.pcie_generation)
+    }
+    fn nvmlDeviceGetCurrPcieLinkWidth | nvmlDeviceGetMaxPcieLinkWidth (handle: Handle, lanes: *mut c_uint) {
+        put(lanes, gpu(handle)?.0.profile().board.pcie_width)
+    }
+    fn nvmlDeviceGetPcieSpeed (handle: Handle, mbps: *mut c_uint) {
+        let speed = match gpu(handle)?.0.profile().board.pcie_generation {
+            1 => 2_500,
+            2 => 5_000,
+            generation => 1_000 << generation,
+        };
+        put(mbps, speed)
+    }
+    fn nvmlDeviceGetPcieReplayCounter (handle: Handle, count: *mut c_uint) { gpu(handle)?; put(count, 0) }
+    fn nvmlDeviceGetBusType (handle: Handle, kind: *mut c_uint) { gpu(handle)?; put(kind, 2) }
+    fn nvmlDeviceGetPciInfoExt (handle: Handle, pci: *mut PciExt) {
+        const VERSION: c_uint = size_of::<PciExt>() as c_uint | 1 << 24;
+        let (device, number) = gpu(handle)?;
+        if pci.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        if (*pci).version != VERSION {
+            return Err(VERSION_MISMATCH);
+        }
+        let id = device.profile().board.pci_id;
+        put(pci, PciExt {
+            version: VERSION,
+            domain: 0,
+            bus: number + 1,
+            device: 0,
+            id,
+            subsystem: id,
+            // A 3D controller.
+            base_class: 3,
+            sub_class: 2,
+            text: text_array(&format!("0000{}", pci_text(number))),
+        })
+    }
+
+    fn nvmlDeviceGetP2PStatus (from: Handle, to: Handle, capability: c_uint, status: *mut c_uint) {
+        const OK: c_uint = 0;
+        const UNSUPPORTED: c_uint = 5;
+        gpu(from)?;
+        gpu(to)?;
+        // As cuDeviceGetP2PAttribute says: reads and writes over PCI Express; no NVLink, no atomics.
+        put(status, match capability {
+            0 | 1 | 4 => OK,
+            2 | 3 => UNSUPPORTED,
+            _ => return Err(INVALID_ARGUMENT),
+        })
+    }
+    fn nvmlDeviceGetTopologyCommonAncestor (one: Handle, other: Handle, level: *mut c_uint) {
+        put(level, if gpu(one)?.1 == gpu(other)?.1 { 0 } else { HOST_BRIDGE })
+    }
+    fn nvmlDeviceGetTopologyNearestGpus (handle: Handle, level: c_uint, count: *mut c_uint, list: *mut Handle) {
+        let (device, number) = gpu(handle)?;
+        let others = (0..device.profile().gpus).filter(|other| *other != number && level == HOST_BRIDGE);
+        let others: Vec<Handle> = others.map(|other| (other as usize + 1) as Handle).collect();
+        if list.is_null() {
+            return put(count, others.len() as c_uint);
+        }
+        put_list(others, count, list)
+    }
+    fn nvmlDeviceOnSameBoard (one: Handle, other: Handle, same: *mut c_int) {
+        put(same, c_int::from(gpu(one)?.1 == gpu(other)?.1))
+    }
+
+    fn nvmlDeviceGetCpuAffinity (handle: Handle, words: c_uint, set: *mut u64) {
+        gpu(handle)?;
+        put_set(cpus(words), set)
+    }
+    fn nvmlDeviceGetCpuAffinityWithinScope (handle: Handle, words: c_uint, set: *mut u64, _scope: c_uint) {
+        gpu(handle)?;
+        put_set(cpus(words), set)
+    }
+    fn nvmlDeviceGetMemoryAffinity (handle: Handle, words: c_uint, set: *mut u64, _scope: c_uint) {
+        gpu(handle)?;
+        put_set(first_bits(1, words), set)
+    }
+
+    fn nvmlSystemGetConfComputeState (state: *mut [c_uint; 3]) {
+        device()?;
+        put(state, [0; 3])
+    }
+    fn nvmlSystemGetConfComputeSettings (settings: *mut ConfidentialComputing) {
+        const VERSION: c_uint = size_of::<ConfidentialComputing>() as c_uint | 1 << 24;
+        device()?;
+        if settings.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        if (*settings).version != VERSION {
+            return Err(VERSION_MISMATCH);
+        }
+        put(settings, ConfidentialComputing { version: VERSION, state: [0; 4] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::first_bits;
+
+    #[test]
+    fn sets_of_bits_fill_word_by_word() {
+        assert_eq!(first_bits(2, 2), [3, 0]);
+        assert_eq!(first_bits(64, 2), [u64::MAX, 0]);
+        assert_eq!(first_bits(70, 2), [u64::MAX, 63]);
+        assert_eq!(first_bits(200, 1), [u64::MAX]);
+    }
+}
