@@ -25,6 +25,8 @@ from gpusuite import context, environments, node, rows, table
 from gpusuite.errors import ArgumentError, NotHere, RowEnd
 
 SHORT_MINUTES = 8.0
+# The groups whose packages are small, and have all that the rows of the form `ci` need.
+CI_GROUPS = ("driver", "cuda12")
 
 
 def parser():
@@ -36,11 +38,13 @@ def parser():
     add("--driver", metavar="VERSION", help=f"CUDA version of the simulated driver [{node.Simulator.driver}]")
     form = made.add_mutually_exclusive_group()
     form.add_argument("--short", action="store_true", help=f"within {SHORT_MINUTES:g} minutes")
-    form.add_argument("--ci", action="store_true", help="rows whose packages are small, and no measured one")
+    form.add_argument("--ci", action="store_true", help="rows whose packages are small, none of them measured; implies --strict")
     add("--minutes", type=float, help="end after so many minutes; rows that were not reached are `no time`")
     add("--venv", action="append", default=[], metavar="NAME=PATH", help="a virtual environment or an interpreter")
     add("--make-venvs", metavar="DIR", help="make virtual environments of the pinned versions in DIR before the rows")
-    add("--groups", nargs="+", metavar="GROUP", help=f"those to make: {', '.join(environments.groups())}")
+    groups = f"those to make, of {', '.join(environments.groups())} [all; with --ci: {', '.join(CI_GROUPS)}]"
+    add("--groups", nargs="+", metavar="GROUP", help=groups)
+    add("--strict", action="store_true", help="a row whose packages, hardware or build are not here fails the run")
     add("--only", nargs="+", metavar="ROW", help="rows to run, by name or by its beginning")
     add("--list", action="store_true", help="print the rows and what they need")
     add("--json", metavar="FILE", help="write the report as JSON; `-` for standard output instead of the table")
@@ -88,7 +92,8 @@ def machine_of(arguments):
     """Where programs run; asks the driver what it is, in a process of its own."""
     for name in ("gshare", "libgshare_hook.so", *(["libfake_cuda.so"] if arguments.sim else [])):
         if not (arguments.bin / name).exists():
-            raise ArgumentError("--bin", f"no {arguments.bin / name}: cargo build -p gshare-cli -p gshare-hook -p gshare-fake-cuda")
+            build = "cargo build -p gshare-cli -p gshare-hook -p gshare-fake-cuda"
+            raise ArgumentError("--bin", f"no {arguments.bin / name}: {build}")
     if arguments.driver and not arguments.sim:
         raise ArgumentError("--driver", "only a simulated driver can be of another version; add --sim")
     simulator = None
@@ -110,7 +115,7 @@ def run(arguments, chosen):
     """Carries the rows out; gives the report."""
     given, problems = list(arguments.venv), []
     if arguments.make_venvs:
-        for group in arguments.groups or environments.groups():
+        for group in arguments.groups or (CI_GROUPS if arguments.ci else environments.groups()):
             try:
                 given += environments.make(arguments.make_venvs, [group])
             except RowEnd as error:
@@ -171,7 +176,7 @@ def show(arguments, report):
         if arguments.json:
             pathlib.Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
         print(table.text(report))
-    return table.exit_code(report)
+    return table.exit_code(report, strict=arguments.strict or arguments.ci)
 
 
 if __name__ == "__main__":

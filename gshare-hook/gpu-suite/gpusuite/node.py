@@ -75,7 +75,7 @@ class Node:
 
     def __exit__(self, *_):
         for program in self.programs:
-            program.kill()
+            program.close()
         if self.daemon is not None:
             self.daemon.terminate()
             try:

@@ -21,7 +21,7 @@ class Program:
 
     def __init__(self, argv, env, name):
         self.name = name
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115, closed with the program
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115, closed by `close`
         self.answers = queue.Queue()
         # The last line of standard output that was not for the suite.
         self.last_line = ""
@@ -36,7 +36,7 @@ class Program:
         return self
 
     def __exit__(self, *_):
-        self.kill()
+        self.close()
 
     def _read(self):
         for line in self.child.stdout:
@@ -98,6 +98,13 @@ class Program:
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
         return " | ".join(line.strip() for line in lines if not line.startswith("gshare: "))[-most:]
+
+    def close(self):
+        """Ends the program and lets its streams go; nothing can be asked of it afterwards."""
+        self.kill()
+        for stream in (self.child.stdin, self.child.stdout, self.errors):
+            with contextlib.suppress(OSError):
+                stream.close()
 
     def kill(self):
         if self.child.poll() is None:

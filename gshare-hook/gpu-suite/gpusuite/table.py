@@ -4,6 +4,7 @@ WORDS = {"ok": "ok", "FAILED": "**fails**", "MISSED": "**missed**", "noisy": "no
 # Results that make a run fail, and those that leave it undecided.
 BAD = ("FAILED", "MISSED")
 UNDECIDED = ("noisy", "no time")
+ABSENT = ("not installed", "not here")
 
 
 def on(report):
@@ -55,9 +56,12 @@ def matrix(report):
     return "\n".join(lines) + "\n"
 
 
-def exit_code(report):
-    """0: all rows that could run are ok; 1: one failed or missed its bar; 3: one is undecided or was not run for want of time."""
+def exit_code(report, strict=False):
+    """0: all rows that could run are ok; 1: one failed or missed its bar; 3: one is undecided or was not run for want of time.
+
+    `strict`: a row that could not run for want of packages, hardware or a build is a failure too.
+    """
     results = {row["result"] for row in report["rows"]}
-    if results.intersection(BAD):
+    if results.intersection(BAD) or strict and results.intersection(ABSENT):
         return 1
     return 3 if results.intersection(UNDECIDED) else 0

@@ -88,7 +88,9 @@ def cupy():
 
 def jax():
     import jax
+    import jax_gpu
 
+    jax_gpu.gpu()
     matrix = jax.numpy.ones((2048, 2048))
     step = jax.jit(lambda x: x @ matrix)
 

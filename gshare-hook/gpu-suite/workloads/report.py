@@ -11,6 +11,8 @@ import traceback
 MARK = "suite: "
 NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 CASES = {}
+# What the device had done when the count of the current case began.
+COUNTED = {"from": None}
 
 
 def case(function):
@@ -56,21 +58,24 @@ def device_work():
     return work
 
 
+def count_from_here():
+    """What the device did for this case so far is not compared: an autotuner repeats its trials by how long they take."""
+    COUNTED["from"] = device_work()
+
+
 def run(name):
-    before, start = device_work(), time.monotonic()
+    COUNTED["from"], start = device_work(), time.monotonic()
     try:
         facts = CASES[name]()
     except Exception as error:
         traceback.print_exc()
         answer({"case": name, "error": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
         return
-    seconds, after = time.monotonic() - start, device_work()
+    seconds, before, after = time.monotonic() - start, COUNTED["from"], device_work()
     values = facts.pop("values", None)
     work = None
     if after is not None:
-        work = {key: after[key] - (before or after)[key] for key in ("kernels", "copies", "copied_bytes")}
-        if before is None:
-            work = {key: after[key] for key in work}
+        work = {key: after[key] - (before[key] if before else 0) for key in ("kernels", "copies", "copied_bytes")}
     answer({
         "case": name,
         "facts": facts,

@@ -80,7 +80,7 @@ def judge(context, name, times, bar, longer=False):
 MEASURED = frozenset({"full", "short"})
 FULL = frozenset({"full"})
 TORCH = {"torch": "", "numpy": ""}
-LOSSES = {
+KINDS = {
     "numba": ("numba", {"numba-cuda": "", "numba": "", "nvidia-nvvm": "", "numpy": ""}),
     "torch matmul": ("torch_matmul", TORCH),
     "torch graph": ("torch_graph", TORCH),
@@ -88,8 +88,10 @@ LOSSES = {
     "cupy": ("cupy", {"cupy-cuda12x": "", "nvidia-cuda-nvrtc-cu12": ""}),
     "jax": ("jax", {"jax": "", "jax-cuda12-plugin": ""}),
 }
-ROWS = [
+STARTS = [
     Row("start: torch", "cost", Start("torch", tuple(TORCH.items())), TORCH, MEASURED),
     Row("start: driver API", "cost", Start("driver", ()), {}, FULL),
-    *(Row(f"loss: {name}", "cost", Loss(kind, tuple(needs.items())), needs, FULL) for name, (kind, needs) in LOSSES.items()),
+]
+LOSSES = [
+    Row(f"loss: {name}", "cost", Loss(kind, tuple(needs.items())), needs, FULL) for name, (kind, needs) in KINDS.items()
 ]

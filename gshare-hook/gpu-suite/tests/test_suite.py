@@ -1,0 +1,155 @@
+"""Comparison of outcomes, choice of environments, arguments and tables, without a driver."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import types
+import unittest
+
+from gpusuite import table
+from gpusuite.environments import Environment, Environments, make
+from gpusuite.errors import ArgumentError, Failed, NotInstalled
+from gpusuite.programs import Program
+from gpusuite.rows import all_rows, outcomes
+
+SUITE = pathlib.Path(__file__).resolve().parent.parent
+
+
+def answer(**more):
+    work = {"kernels": 3, "copies": 1, "copied_bytes": 8}
+    return {"case": "x", "facts": {"copied": True}, "values": "aa", "work": work, "seconds": 0.1, **more}
+
+
+class Outcomes(unittest.TestCase):
+    def compare(self, bare, hooked, simulated=True, counted=True):
+        machine = types.SimpleNamespace(simulated=simulated)
+        return outcomes.compare(types.SimpleNamespace(machine=machine, note=lambda **_: None), bare, hooked, counted)
+
+    def test_equal_successes_pass_and_say_that_values_were_not_compared(self):
+        self.assertIn("values not compared", self.compare(answer(), answer(values="bb")))
+
+    def test_two_equal_failures_show_nothing(self):
+        failure = {"case": "x", "error": "error 500"}
+        with self.assertRaisesRegex(Failed, "bare: error 500; hooked: error 500"):
+            self.compare(failure, failure)
+
+    def test_facts_that_differ_fail(self):
+        with self.assertRaisesRegex(Failed, "copied differs"):
+            self.compare(answer(), answer(facts={"copied": False}))
+
+    def test_a_copy_that_is_wrong_both_times_fails(self):
+        wrong = answer(facts={"copied": False})
+        with self.assertRaisesRegex(Failed, "did not come back"):
+            self.compare(wrong, wrong)
+
+    def test_work_that_the_device_counted_is_compared(self):
+        other = answer(work={"kernels": 4, "copies": 1, "copied_bytes": 8})
+        with self.assertRaisesRegex(Failed, "device counted"):
+            self.compare(answer(), other)
+        self.assertIn("not compared", self.compare(answer(), other, counted=False))
+
+    def test_values_are_compared_on_a_gpu(self):
+        real = answer(work=None)
+        self.assertIn("values equal", self.compare(real, real, simulated=False))
+        with self.assertRaisesRegex(Failed, "values differ"):
+            self.compare(real, answer(work=None, values="bb"), simulated=False)
+
+
+class Choice(unittest.TestCase):
+    def setUp(self):
+        one = Environment("one", pathlib.Path("python"), "3.11", {"cuda-bindings": "12.9.1"})
+        two = Environment("two", pathlib.Path("python"), "3.11", {"cuda-bindings": "13.5.0", "torch": "2.15.0"})
+        self.environments = Environments([one, two])
+
+    def test_the_first_environment_with_all_packages_is_taken(self):
+        self.assertEqual(self.environments.meeting({"cuda-bindings": "13"}).name, "two")
+        self.assertEqual(self.environments.meeting({"cuda-bindings": ""}).name, "one")
+        self.assertEqual(self.environments.meeting({}).name, "one")
+
+    def test_a_version_is_a_beginning_by_parts(self):
+        with self.assertRaisesRegex(NotInstalled, "cuda-bindings 1"):
+            self.environments.meeting({"cuda-bindings": "1"})
+
+    def test_wrong_arguments_name_the_option(self):
+        for arguments in (["torch"], ["torch=/nowhere"], [f"a={sys.executable}", f"a={sys.executable}"]):
+            with self.assertRaises(ArgumentError) as caught:
+                Environments.given(arguments)
+            self.assertEqual(caught.exception.field, "--venv")
+        with self.assertRaisesRegex(ArgumentError, "--groups"):
+            make(tempfile.gettempdir(), ["nothing"])
+
+
+class Rows(unittest.TestCase):
+    def test_names_are_unique_and_every_form_has_rows(self):
+        names = [row.name for row in all_rows()]
+        self.assertEqual(len(names), len(set(names)))
+        self.assertEqual({form for row in all_rows() for form in row.forms}, {"full", "short", "ci"})
+
+    def test_ci_measures_nothing(self):
+        kinds = {row.kind for row in all_rows() if "ci" in row.forms}
+        self.assertTrue(kinds.isdisjoint({"share", "cost"}), kinds)
+
+
+class Programs(unittest.TestCase):
+    def start(self, code):
+        return Program([sys.executable, "-c", code], None, "program")
+
+    def test_marked_lines_are_answers_and_others_are_not(self):
+        with self.start("print('noise'); print('suite: {\"a\": 1}')") as program:
+            self.assertEqual(program.finish(20), (0, [{"a": 1}]))
+            self.assertEqual(program.last_line, "noise")
+
+    def test_an_early_end_says_the_code_and_the_error(self):
+        with self.start("raise SystemExit('the reason')") as program, self.assertRaisesRegex(Failed, "exit code 1.*the reason"):
+            program.hear(20)
+
+    def test_a_program_that_takes_too_long_is_ended(self):
+        with self.start("import time; time.sleep(600)") as program:
+            self.assertEqual(program.finish(0.2), (None, []))
+            self.assertIsNotNone(program.child.poll())
+
+
+class Tables(unittest.TestCase):
+    def report(self, simulated, *results):
+        rows = [
+            {"row": f"r{i}", "kind": "own", "result": result, "figure": "f|g", "seconds": 1.0, "simulated": simulated}
+            for i, result in enumerate(results)
+        ]
+        device = {"name": "A100", "driver": "13.2", "simulated": simulated}
+        return {
+            "rows": rows, "device": device, "seconds": 2.0, "form": "ci", "date": "d", "gshare": "0", "host": {"cpus": 2},
+            "environments": [],
+        }
+
+    def test_a_simulated_device_is_named_in_every_line(self):
+        text = table.text(self.report(True, "ok"))
+        self.assertTrue(all(line.startswith(("sim ", "SIMULATED")) for line in text.splitlines()), text)
+        self.assertNotIn("SIMULATED", table.text(self.report(False, "ok")))
+        self.assertIn("no figure is a GPU's", table.matrix(self.report(True, "ok")))
+
+    def test_exit_codes(self):
+        for results, strict, code in [
+            (["ok", "not installed"], False, 0), (["ok", "not installed"], True, 1), (["ok", "noisy"], False, 3),
+            (["MISSED", "noisy"], False, 1), (["FAILED"], False, 1), (["no time"], False, 3),
+        ]:
+            self.assertEqual(table.exit_code(self.report(True, *results), strict), code, results)
+
+
+class Command(unittest.TestCase):
+    def run_suite(self, *arguments):
+        return subprocess.run([sys.executable, SUITE / "suite.py", *arguments], capture_output=True, text=True)
+
+    def test_wrong_arguments_end_with_2_and_name_the_option(self):
+        for arguments, word in [
+            (["--only", "nothing"], "--only"), (["--bin", "/nowhere"], "--bin"), (["--from", "/nowhere"], "--from"),
+            (["--venv", "x"], "--venv"),
+        ]:
+            done = self.run_suite(*arguments)
+            self.assertEqual(done.returncode, 2, done)
+            self.assertIn(word, done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
