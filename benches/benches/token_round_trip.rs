@@ -62,6 +62,7 @@ impl Client {
         let (pid_start, spec, on_loss) = (0, ResourceSpec::UNLIMITED, OnDaemonLoss::Open);
         self.send(&ToDaemon::Hello {
             pid_start,
+            pid: 0,
             run: n + 1,
             name: format!("c{n}"),
             program: "b".into(),
@@ -73,6 +74,7 @@ impl Client {
             device: [7; 16],
             device_memory: Bytes(1 << 30),
             allocated: Bytes(0),
+            part: None,
         });
         loop {
             if let ToClient::Attached { client, .. } = self.receive() {

@@ -31,6 +31,11 @@
 //!  Usage, TokenReturn, Iteration     ──▶                             the last after a Class
 //!  MemoryReserve{client, bytes}      ──▶
 //!                                    ◀──  MemoryGrant or MemoryDeny
+//!                                    ◀──  MemoryPart{client, bytes}   after Attached, and when it changes
+//!                                    ◀──  MemoryAsk{client, round}    before a denial, or for the view of a sibling
+//!  MemoryUsed{client, round, used}   ──▶                             after a MemoryRelease, if slack was called back
+//!  MemoryQuery{client}               ──▶
+//!                                    ◀──  MemoryMember{client, pid, used} for each sibling, then MemoryView{client}
 //! ```
 //! Attaches are answered in their order. After a reconnect the hook says Hello and Attach again and re-states the memory it has allocated in `Attach`.
 //!
@@ -48,7 +53,7 @@ use crate::token::{LeaseId, RevokeReason, ThrottleReason};
 use crate::units::{BasisPoints, Bytes, Duration, Quota, SmShare, Timestamp};
 
 /// Version of the format; the first byte of every frame.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Length of the header in bytes.
 pub const HEADER: usize = 8;
 /// The longest frame in bytes, header included.
@@ -405,6 +410,8 @@ messages! {
     1 Hello {
         /// Start time of the process in clock ticks since boot (`/proc/self/stat`, field 22), against reused pids.
         pid_start: u64,
+        /// Its number of itself, in its own PID namespace: what its siblings list it as.
+        pid: u32,
         /// One number for all processes of one `gshare run`; its processes share one name and one share.
         run: u64,
         /// Name of the instance.
@@ -426,6 +433,8 @@ messages! {
         device_memory: Bytes,
         /// Memory already allocated there: 0 at first, the account to be re-stated after a reconnect.
         allocated: Bytes,
+        /// The most that it may hold without a daemon, as the last daemon said; `None` where none did.
+        part: Option<Bytes>,
     }
     /// The client wants to launch, or to go on launching.
     3 TokenRequest {
@@ -494,6 +503,20 @@ messages! {
         last_launch: Timestamp,
         /// Kernels launched in it: iterations are compared with those of about as many.
         launches: u32,
+    }
+    /// Answers `MemoryAsk`. Slack that was called back has been released before.
+    11 MemoryUsed {
+        /// Who.
+        client: ClientId,
+        /// The number of the question.
+        round: u32,
+        /// Bytes in use by the program.
+        used: Bytes,
+    }
+    /// Asks what the other processes of the instance use on this GPU.
+    12 MemoryQuery {
+        /// Who.
+        client: ClientId,
     }
 }
 
@@ -584,6 +607,37 @@ messages! {
         /// Tolerance in basis points; 0 is best effort.
         class: ServiceClass,
     }
+    /// The most that the process may hold while no daemon is there. Parts of an instance's processes add up to its limit
+    /// at most; a part that shrinks is sent before another process is given the difference.
+    11 MemoryPart {
+        /// Who.
+        client: ClientId,
+        /// What it holds included, used or not.
+        bytes: Bytes,
+    }
+    /// Asks how much memory the program uses, to be answered by `MemoryUsed`.
+    12 MemoryAsk {
+        /// Who.
+        client: ClientId,
+        /// Number of the question, to be echoed.
+        round: u32,
+        /// Not 0: what was granted and is not used must be released before the answer.
+        recall: u8,
+    }
+    /// Another process of the instance on this GPU. One for each comes before a `MemoryView`.
+    13 MemoryMember {
+        /// Who asked.
+        client: ClientId,
+        /// The other process, by its own number of itself.
+        pid: u32,
+        /// Bytes that it uses.
+        used: Bytes,
+    }
+    /// Answers `MemoryQuery`: all members have been sent.
+    14 MemoryView {
+        /// Who asked.
+        client: ClientId,
+    }
 }
 
 /// The sequence numbers of one direction of a connection.
@@ -629,6 +683,7 @@ mod tests {
         vec![
             ToDaemon::Hello {
                 pid_start: 7,
+                pid: 8,
                 run: 9,
                 name: "alice".into(),
                 program: "python3".into(),
@@ -640,6 +695,7 @@ mod tests {
                 device: *b"0123456789abcdef",
                 device_memory: Bytes(5),
                 allocated: Bytes(4),
+                part: Some(Bytes(6)),
             },
             ToDaemon::TokenRequest { client },
             ToDaemon::TokenReturn { client, lease: LeaseId(3), used: Duration::from_nanos(4), again: 1 },
@@ -660,6 +716,8 @@ mod tests {
                 last_launch: Timestamp::from_nanos(4),
                 launches: 5,
             },
+            ToDaemon::MemoryUsed { client, round: 3, used: Bytes(4) },
+            ToDaemon::MemoryQuery { client },
         ]
     }
 
@@ -693,6 +751,10 @@ mod tests {
             ToClient::MemoryGrant { client, bytes: Bytes(1) },
             ToClient::MemoryDeny { client, free: Bytes(1) },
             ToClient::Class { class: sensitive() },
+            ToClient::MemoryPart { client, bytes: Bytes(3) },
+            ToClient::MemoryAsk { client, round: 3, recall: 1 },
+            ToClient::MemoryMember { client, pid: 3, used: Bytes(4) },
+            ToClient::MemoryView { client },
         ]
     }
 
@@ -700,22 +762,28 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// The bytes of version 1. A change here is a new version, never an edit of this list.
+    /// The bytes of version 2. A change here is a new version, never an edit of this list.
     #[test]
-    fn golden_bytes_of_version_1() {
+    fn golden_bytes_of_version_2() {
         let spec = "b80b401f60090000004000000000";
         let golden_to_daemon = [
-            format!("010135000000000007000000000000000900000000000000{}{}{spec}01", "05616c696365", "07707974686f6e33"),
-            "0102 2c00 01000000 01000000 30313233343536373839616263646566 0500000000000000 0400000000000000".into(),
-            "0103 1000 02000000 0200000001000000".into(),
-            "0104 2100 03000000 0200000001000000 0300000000000000 0400000000000000 01".into(),
-            "0105 3000 04000000 0200000001000000 0300000000000000 0400000000000000 0500000000000000 0600000000000000"
+            format!(
+                "0201 3900 00000000 0700000000000000 08000000 0900000000000000 {}{}{spec}01",
+                "05616c696365", "07707974686f6e33"
+            ),
+            "0202 3500 01000000 01000000 30313233343536373839616263646566 0500000000000000 0400000000000000 01 0600000000000000"
                 .into(),
-            "0106 2000 05000000 0200000001000000 0100000000000000 0200000000000000".into(),
-            "0107 1800 06000000 0200000001000000 0100000000000000".into(),
-            "0108 1000 07000000 0200000001000000".into(),
-            "0109 0a00 08000000 7017".into(),
-            "010a 2400 09000000 0200000001000000 0300000000000000 0400000000000000 05000000".into(),
+            "0203 1000 02000000 0200000001000000".into(),
+            "0204 2100 03000000 0200000001000000 0300000000000000 0400000000000000 01".into(),
+            "0205 3000 04000000 0200000001000000 0300000000000000 0400000000000000 0500000000000000 0600000000000000"
+                .into(),
+            "0206 2000 05000000 0200000001000000 0100000000000000 0200000000000000".into(),
+            "0207 1800 06000000 0200000001000000 0100000000000000".into(),
+            "0208 1000 07000000 0200000001000000".into(),
+            "0209 0a00 08000000 7017".into(),
+            "020a 2400 09000000 0200000001000000 0300000000000000 0400000000000000 05000000".into(),
+            "020b 1c00 0a000000 0200000001000000 03000000 0400000000000000".into(),
+            "020c 1000 0b000000 0200000001000000".into(),
         ];
         for (n, (message, golden)) in to_daemon().iter().zip(golden_to_daemon).enumerate() {
             let mut bytes = Vec::new();
@@ -723,16 +791,20 @@ mod tests {
             assert_eq!(hex(&bytes), golden.replace(' ', ""), "{message:?}");
         }
         let golden_to_client = [
-            "0101 1000 00000000 0100000000000000",
-            "0102 0c00 01000000 00 026e6f",
-            "0103 3600 02000000 01000000 0200000001000000 01000000 0000102710 27ffffffffffffffff 0100000000000000 0200000000000000",
-            "0104 2800 03000000 0200000001000000 0300000000000000 0400000000000000 0500000000000000",
-            "0105 1900 04000000 0200000001000000 0300000000000000 00",
-            "0106 1900 05000000 0200000001000000 0500000000000000 00",
-            "0107 1e00 06000000 0200000001000000 b80b401f60090000004000000000",
-            "0108 1800 07000000 0200000001000000 0100000000000000",
-            "0109 1800 08000000 0200000001000000 0100000000000000",
-            "010a 0a00 09000000 7017",
+            "0201 1000 00000000 0100000000000000",
+            "0202 0c00 01000000 00 026e6f",
+            "0203 3600 02000000 01000000 0200000001000000 01000000 0000102710 27ffffffffffffffff 0100000000000000 0200000000000000",
+            "0204 2800 03000000 0200000001000000 0300000000000000 0400000000000000 0500000000000000",
+            "0205 1900 04000000 0200000001000000 0300000000000000 00",
+            "0206 1900 05000000 0200000001000000 0500000000000000 00",
+            "0207 1e00 06000000 0200000001000000 b80b401f60090000004000000000",
+            "0208 1800 07000000 0200000001000000 0100000000000000",
+            "0209 1800 08000000 0200000001000000 0100000000000000",
+            "020a 0a00 09000000 7017",
+            "020b 1800 0a000000 0200000001000000 0300000000000000",
+            "020c 1500 0b000000 0200000001000000 03000000 01",
+            "020d 1c00 0c000000 0200000001000000 03000000 0400000000000000",
+            "020e 1000 0d000000 0200000001000000",
         ];
         for (n, (message, golden)) in to_client().iter().zip(golden_to_client).enumerate() {
             let mut bytes = Vec::new();
@@ -793,7 +865,7 @@ mod tests {
         #[test]
         fn no_bytes_panic_and_what_decodes_encodes_to_the_same_bytes(
             mut bytes in prop::collection::vec(any::<u8>(), 0..80),
-            kind in 0u8..12,
+            kind in 0u8..16,
         ) {
             if bytes.len() >= HEADER {
                 let length = u16::try_from(bytes.len()).unwrap().to_le_bytes();

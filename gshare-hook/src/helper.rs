@@ -207,6 +207,14 @@ enum Source {
     Local(LocalShare, u64),
 }
 
+/// A reservation of so many bytes, some of which were missing when the daemon was asked.
+#[derive(Debug)]
+struct Shortage {
+    bytes: u64,
+    missing: u64,
+    answer: Answer,
+}
+
 /// One device's account.
 #[derive(Debug)]
 struct Account {
@@ -235,7 +243,11 @@ struct Account {
     owed: Option<(Settlement, u64)>,
     /// The last lease of this daemon's that was closed.
     closed: Option<LeaseId>,
-    memory: VecDeque<(u64, Answer)>,
+    /// Reservations that wait for the daemon.
+    memory: VecDeque<Shortage>,
+    /// Looks at the instance's other processes that wait for the daemon, and what it has said so far.
+    views: VecDeque<Answer>,
+    members: Vec<(u32, u64)>,
     /// What was asked between Attach and its answer.
     later: Vec<Request>,
     /// The memory that the daemon knows to be in use, while there is no limit.
@@ -293,30 +305,8 @@ impl Helper {
                         self.devices.push(account);
                     }
                 }
-                Request::Memory(device, needed, wish, answer) => {
-                    let Some(account) = self.devices.iter_mut().find(|a| core::ptr::eq(a.device, device))
-                    else {
-                        continue;
-                    };
-                    if account.is_unanswered() && matches!(self.link, Link::Up(_)) {
-                        account.later.push(Request::Memory(device, needed, wish, answer));
-                        continue;
-                    }
-                    let sent = match (&mut self.link, &account.source) {
-                        (Link::Up(connection), &Source::Daemon(client))
-                            if account.spec.memory().is_some() =>
-                        {
-                            account.memory.push_back((needed, answer));
-                            let (bytes, wish) = (Bytes(needed), Bytes(wish));
-                            connection.send(&ToDaemon::MemoryReserve { client, bytes, wish })
-                        }
-                        _ => {
-                            answer.give(account.grant_locally(needed));
-                            Ok(())
-                        }
-                    };
-                    self.lose_on_error(sent);
-                }
+                Request::Memory(device, bytes, answer) => self.reserve(device, bytes, answer),
+                Request::View(device, answer) => self.view(device, answer),
                 Request::Release(device, bytes) => {
                     let Some(account) = self.devices.iter_mut().find(|a| core::ptr::eq(a.device, device))
                     else {
@@ -329,6 +319,41 @@ impl Helper {
                     }
                 }
             }
+        }
+    }
+
+    /// Takes memory for a thread that waits for it, asking the daemon for what is missing.
+    fn reserve(&mut self, device: &'static Device, bytes: u64, answer: Answer) {
+        let Some(account) = self.devices.iter_mut().find(|a| core::ptr::eq(a.device, device)) else { return };
+        if account.is_unanswered() && matches!(self.link, Link::Up(_)) {
+            return account.later.push(Request::Memory(device, bytes, answer));
+        }
+        let Err(missing) = device.memory.reserve(bytes) else {
+            return reserved(self.runtime, device, bytes, &answer);
+        };
+        match (&mut self.link, &account.source) {
+            (Link::Up(connection), &Source::Daemon(client)) if account.spec.memory().is_some() => {
+                account.memory.push_back(Shortage { bytes, missing, answer });
+                let wish = Bytes(missing.saturating_add(device.memory.chunk()));
+                let sent = connection.send(&ToDaemon::MemoryReserve { client, bytes: Bytes(missing), wish });
+                self.lose_on_error(sent);
+            }
+            _ => account.reserve_locally(self.runtime, bytes, &answer),
+        }
+    }
+
+    /// Asks the daemon what the instance's other processes use.
+    fn view(&mut self, device: &'static Device, answer: Answer) {
+        let account = self.devices.iter_mut().find(|a| core::ptr::eq(a.device, device));
+        if let Some(account) = account
+            && let Source::Daemon(client) = account.source
+            && let Link::Up(connection) = &mut self.link
+        {
+            account.views.push_back(answer);
+            let sent = connection.send(&ToDaemon::MemoryQuery { client });
+            self.lose_on_error(sent);
+        } else {
+            answer.give(false);
         }
     }
 
@@ -354,6 +379,14 @@ impl Helper {
             Link::Greeting(.., outage) => outage,
             Link::Down { .. } => return,
         };
+        if let Link::Up(connection) = &mut self.link {
+            for message in connection.end() {
+                // A part that shrank before the end has been given to another process.
+                if let ToClient::MemoryPart { client, bytes } = message {
+                    self.set_part(client, bytes);
+                }
+            }
+        }
         (self.class, self.probe) = (None, None);
         let mut later = Vec::new();
         for account in &mut self.devices {
@@ -361,8 +394,12 @@ impl Helper {
                 outage.delay = RECONNECT.1;
             }
             later.append(&mut account.later);
-            for (needed, answer) in core::mem::take(&mut account.memory) {
-                answer.give(account.grant_locally(needed));
+            for Shortage { bytes, answer, .. } in core::mem::take(&mut account.memory) {
+                account.reserve_locally(self.runtime, bytes, &answer);
+            }
+            account.members.clear();
+            for answer in account.views.drain(..) {
+                answer.give(false);
             }
             if matches!(account.source, Source::Daemon(_)) {
                 account.source = Source::None;
@@ -465,6 +502,7 @@ impl Helper {
                     account.window = window;
                     account.bound = if in_flight.is_zero() { IN_FLIGHT } else { in_flight };
                     let surplus = account.adopt(spec);
+                    account.device.memory.served();
                     account.opened();
                     let later = core::mem::take(&mut account.later);
                     self.serve(later);
@@ -510,17 +548,52 @@ impl Helper {
             }
             ToClient::MemoryGrant { client, bytes } => {
                 if let Some(account) = self.account_of(client) {
-                    account.device.memory.grant(bytes);
-                    if let Some((_, answer)) = account.memory.pop_front() {
-                        answer.give(true);
+                    let device = account.device;
+                    device.memory.grant(bytes);
+                    if let Some(Shortage { bytes, answer, .. }) = account.memory.pop_front() {
+                        self.reserve(device, bytes, answer);
                     }
                 }
             }
             ToClient::MemoryDeny { client, .. } => {
+                let runtime = self.runtime;
                 if let Some(account) = self.account_of(client)
-                    && let Some((_, answer)) = account.memory.pop_front()
+                    && let Some(Shortage { bytes, missing, answer }) = account.memory.pop_front()
                 {
-                    answer.give(false);
+                    let device = account.device;
+                    // Another thread may have freed some meanwhile.
+                    match device.memory.reserve(bytes) {
+                        Ok(()) => reserved(runtime, device, bytes, &answer),
+                        Err(less) if less < missing => self.reserve(device, bytes, answer),
+                        Err(_) => {
+                            answer.give(false);
+                        }
+                    }
+                }
+            }
+            ToClient::MemoryPart { client, bytes } => self.set_part(client, bytes),
+            ToClient::MemoryAsk { client, round, recall } => {
+                if let Some(account) = self.account_of(client) {
+                    let memory = &account.device.memory;
+                    let surplus = if recall == 0 { Bytes::ZERO } else { memory.recall() };
+                    let used = Bytes(memory.used());
+                    if surplus > Bytes::ZERO {
+                        self.say(&ToDaemon::MemoryRelease { client, bytes: surplus });
+                    }
+                    self.say(&ToDaemon::MemoryUsed { client, round, used });
+                }
+            }
+            ToClient::MemoryMember { client, pid, used } => {
+                if let Some(account) = self.account_of(client) {
+                    account.members.push((pid, used.0));
+                }
+            }
+            ToClient::MemoryView { client } => {
+                if let Some(account) = self.account_of(client) {
+                    account.device.memory.set_siblings(core::mem::take(&mut account.members));
+                    if let Some(answer) = account.views.pop_front() {
+                        answer.give(true);
+                    }
                 }
             }
             // A throttled request stays in the daemon's line: it is granted without asking again.
@@ -569,6 +642,12 @@ impl Helper {
                 Ok(probe) => self.probe = Some((probe, now + WELCOME)),
                 Err(_) => self.lose(now),
             }
+        }
+    }
+
+    fn set_part(&mut self, client: ClientId, part: Bytes) {
+        if let Some(account) = self.account_of(client) {
+            account.device.memory.set_part(part);
         }
     }
 
@@ -676,6 +755,13 @@ impl Helper {
     }
 }
 
+/// Hands memory that was reserved to the thread that waits for it; gives the memory back if the thread does not wait any more.
+fn reserved(runtime: &Runtime, device: &'static Device, bytes: u64, answer: &Answer) {
+    if !answer.give(true) {
+        runtime.release(device.ordinal, bytes);
+    }
+}
+
 /// Whether a refusal answers the attachment of a device.
 fn is_of_a_device(code: RefusalCode) -> bool {
     is_final(code) || code == RefusalCode::Full
@@ -703,6 +789,7 @@ fn hello(runtime: &Runtime) -> ToDaemon {
     let config = &runtime.config;
     ToDaemon::Hello {
         pid_start,
+        pid,
         // Start times differ in their low bits, namespaces and process numbers are below 2^32 and 2^22.
         run: config.run.unwrap_or(pid_start ^ space << 32 ^ u64::from(pid).rotate_right(22)),
         name: config.name.clone().unwrap_or_else(|| format!("{program}-{pid}{place}")),
@@ -735,6 +822,8 @@ impl Account {
             owed: None,
             closed: None,
             memory: VecDeque::new(),
+            views: VecDeque::new(),
+            members: Vec::new(),
             later: Vec::new(),
             stated: 0,
             refused: None,
@@ -761,6 +850,7 @@ impl Account {
             device: self.uuid,
             device_memory: Bytes(self.device.memory.total()),
             allocated: Bytes(self.stated),
+            part: self.device.memory.part(),
         }
     }
 
@@ -801,13 +891,19 @@ impl Account {
         }
     }
 
-    /// Memory by the process's own reckoning, while nobody else can be asked.
-    fn grant_locally(&self, needed: u64) -> bool {
-        let granted = needed <= self.device.memory.within_limit();
-        if granted {
-            self.device.memory.grant(Bytes(needed));
+    /// Takes memory for a thread within the process's own part, while no daemon can be asked.
+    fn reserve_locally(&self, runtime: &Runtime, bytes: u64, answer: &Answer) {
+        let memory = &self.device.memory;
+        if let Err(missing) = memory.reserve(bytes) {
+            if missing <= memory.within_part() {
+                memory.grant(Bytes(missing));
+            }
+            if memory.reserve(bytes).is_err() {
+                answer.give(false);
+                return;
+            }
         }
-        granted
+        reserved(runtime, self.device, bytes, answer);
     }
 
     /// Takes in what has completed.

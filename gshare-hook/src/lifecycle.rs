@@ -31,6 +31,8 @@ const DEVICES: usize = 64;
 const ATTACH_WAIT: StdDuration = StdDuration::from_secs(2);
 /// How long an allocation waits for the daemon's answer.
 const ANSWER_WAIT: StdDuration = StdDuration::from_secs(5);
+/// How long a look at memory waits for what the instance's other processes use: longer than the daemon waits for them.
+const VIEW_WAIT: StdDuration = StdDuration::from_millis(500);
 /// Stack of the helper thread; what is not touched costs nothing.
 const STACK: usize = 1 << 20;
 /// A helper thread that has not looped while another thread of the process was awake for this long is gone, in ns.
@@ -45,36 +47,65 @@ const LOOK_NS: u64 = 20_000_000;
 pub(crate) enum Request {
     /// Attach this device.
     Attach(&'static Device, [u8; 16], Answer),
-    /// More memory: needed, welcome.
-    Memory(&'static Device, u64, u64, Answer),
+    /// Memory that is to be reserved, all or nothing.
+    Memory(&'static Device, u64, Answer),
+    /// What the instance's other processes use.
+    View(&'static Device, Answer),
     /// Memory to give back.
     Release(&'static Device, u64),
 }
 
+/// What has become of a question.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Outcome {
+    #[default]
+    Pending,
+    Given(bool),
+    /// The thread that asked waits no longer.
+    Abandoned,
+}
+
 /// Where an answer arrives: `true` for yes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Answer(Arc<(Mutex<Option<bool>>, Condvar)>);
+pub(crate) struct Answer(Arc<(Mutex<Outcome>, Condvar)>);
 
 impl Answer {
-    pub(crate) fn give(&self, answer: bool) {
-        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+    /// `false`: too late, nobody waits.
+    pub(crate) fn give(&self, answer: bool) -> bool {
+        let mut outcome = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = *outcome == Outcome::Pending;
+        if waits {
+            *outcome = Outcome::Given(answer);
+        }
+        drop(outcome);
         self.0.1.notify_all();
+        waits
     }
 
-    /// Waits so long while the process is awake: in steps, of which one that was stopped for a while loses one.
+    /// Waits while the process is awake: in steps, of which a process that was stopped for a while loses one.
     fn wait(&self, at_most: StdDuration) -> Option<bool> {
-        (0..at_most.as_nanos() / u128::from(LOOK_NS)).find_map(|_| self.step())
+        let answer = (0..at_most.as_nanos() / u128::from(LOOK_NS)).find_map(|_| self.step());
+        answer.or_else(|| {
+            let mut outcome = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+            match *outcome {
+                Outcome::Given(answer) => Some(answer),
+                _ => {
+                    *outcome = Outcome::Abandoned;
+                    None
+                }
+            }
+        })
     }
 
     fn step(&self) -> Option<bool> {
         let at_most = StdDuration::from_nanos(LOOK_NS);
-        let answer = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (answer, _) = self
+        let outcome = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (outcome, _) = self
             .0
             .1
-            .wait_timeout_while(answer, at_most, |answer| answer.is_none())
+            .wait_timeout_while(outcome, at_most, |outcome| *outcome == Outcome::Pending)
             .unwrap_or_else(PoisonError::into_inner);
-        *answer
+        if let Outcome::Given(answer) = *outcome { Some(answer) } else { None }
     }
 }
 
@@ -167,8 +198,8 @@ impl Runtime {
         }
     }
 
-    /// Used bytes and limit of the device with this UUID, as NVML writes it, where a limit applies.
-    pub(crate) fn limit_by_uuid(&self, text: &[u8]) -> Option<(u64, u64)> {
+    /// The device with this UUID, as NVML writes it, where a limit applies.
+    pub(crate) fn limited_by_uuid(&self, text: &[u8]) -> Option<&'static Device> {
         let mut bytes = [0u8; 16];
         let mut digits =
             text.iter().skip_while(|&&byte| byte != b'-').filter_map(|byte| (*byte as char).to_digit(16));
@@ -178,8 +209,7 @@ impl Runtime {
         let known = self.uuids.lock().unwrap_or_else(PoisonError::into_inner);
         let (ordinal, _) = *known.iter().find(|(_, uuid)| *uuid == bytes)?;
         drop(known);
-        let device = self.known_device(ordinal)?;
-        Some((device.memory.used(), device.memory.limit()?))
+        self.known_device(ordinal).filter(|device| device.memory.limit().is_some())
     }
 
     /// Gives the calling thread a record.
@@ -230,17 +260,31 @@ impl Runtime {
 
     /// Takes bytes from a device's account, asking the daemon if need be. `false`: out of memory.
     pub(crate) fn reserve(&self, device: &'static Device, bytes: u64) -> bool {
-        // A grant may be taken by another thread before this one comes back to it: then ask again.
-        for _ in 0..8 {
-            let Err(missing) = device.memory.reserve(bytes) else { return true };
-            let answer = Answer::default();
-            let wish = missing.saturating_add(device.memory.chunk());
-            self.ask(Request::Memory(device, missing, wish, answer.clone()));
-            if answer.wait(ANSWER_WAIT) != Some(true) {
-                return false;
-            }
+        if device.memory.reserve(bytes).is_ok() {
+            return true;
         }
-        false
+        // The helper thread takes them for this one as soon as they are granted: another thread cannot be faster.
+        let answer = Answer::default();
+        self.ask(Request::Memory(device, bytes, answer.clone()));
+        answer.wait(ANSWER_WAIT) == Some(true)
+    }
+
+    /// Free and total memory of a device as the program shall see them, from what the driver says. The daemon is asked
+    /// what the instance's other processes use, so that the figures are exact: a program looks rarely.
+    pub(crate) fn view(&self, device: &'static Device, free: u64, total: u64) -> (u64, u64) {
+        let shared = self.look_at_siblings(device);
+        let (free, total) = device.memory.view(free, total);
+        (if shared { free } else { free.min(device.memory.free_alone()) }, total)
+    }
+
+    /// Brings what is known of the instance's other processes up to date. `false`: there is no daemon.
+    pub(crate) fn look_at_siblings(&self, device: &'static Device) -> bool {
+        if device.memory.limit().is_none() || CONTROL.state() != State::Active as u32 {
+            return true;
+        }
+        let answer = Answer::default();
+        self.ask(Request::View(device, answer.clone()));
+        answer.wait(VIEW_WAIT) != Some(false)
     }
 
     /// Gives bytes back to a device's account.

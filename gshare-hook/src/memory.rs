@@ -8,7 +8,8 @@
 //! *Reserve, allocate, commit.* The bytes are taken from the [`Account`] before the driver is called; they are given back
 //! when it fails, corrected when the driver says what the object really takes (pitch, arrays), and written into the
 //! [`Book`] under the pointer or handle. The account serves small requests from what the daemon granted it earlier, and
-//! asks for more when that runs out.
+//! asks for more when that runs out. Other processes of the instance draw on the same limit, so what they use is asked for
+//! when the program looks; without a daemon the process keeps to its part of the limit, as the daemon said last.
 //!
 //! A physical handle (`cuMemCreate`) is counted once, however many references and mappings it has, until the last of
 //! them is gone. Memory that another process or API owns (IPC, external memory, imported handles) is charged to its
@@ -179,13 +180,23 @@ impl Book {
 pub(crate) struct Account {
     gate: MemoryGate,
     limit: AtomicU64,
+    /// The most that this process may hold without a daemon; `u64::MAX`: no daemon has said.
+    part: AtomicU64,
+    /// The instance's other processes on this device, by their own numbers, and the bytes that they use.
+    siblings: Mutex<Vec<(u32, u64)>>,
     total: u64,
 }
 
 impl Account {
     /// No limit yet, on a device with `total` bytes.
     pub(crate) fn new(total: u64) -> Self {
-        Self { gate: MemoryGate::new(Bytes(UNLIMITED)), limit: AtomicU64::new(u64::MAX), total }
+        Self {
+            gate: MemoryGate::new(Bytes(UNLIMITED)),
+            limit: AtomicU64::new(u64::MAX),
+            part: AtomicU64::new(u64::MAX),
+            siblings: Mutex::new(Vec::new()),
+            total,
+        }
     }
 
     /// Sets the limit; gives what was granted before and not used. From here on nothing is had without asking.
@@ -196,9 +207,49 @@ impl Account {
             None => {
                 self.gate.grant(Bytes(UNLIMITED));
                 self.limit.store(u64::MAX, Ordering::Release);
+                self.part.store(u64::MAX, Ordering::Release);
+                self.set_siblings(Vec::new());
             }
         }
         surplus
+    }
+
+    /// Gives up what was granted and is not in use, where there is a limit.
+    pub(crate) fn recall(&self) -> Bytes {
+        self.limit().map_or(Bytes::ZERO, |_| self.gate.surplus(Bytes::ZERO))
+    }
+
+    /// The daemon has said what the process may hold without it.
+    pub(crate) fn set_part(&self, part: Bytes) {
+        self.part.store(part.0, Ordering::Release);
+    }
+
+    /// What the process may hold without a daemon, as far as a daemon has said.
+    pub(crate) fn part(&self) -> Option<Bytes> {
+        Some(self.part.load(Ordering::Acquire)).filter(|&part| part != u64::MAX).map(Bytes)
+    }
+
+    /// A daemon serves the process. Before it has said which part is the process's, that is what the process holds.
+    pub(crate) fn served(&self) {
+        if self.limit().is_some() && self.part().is_none() {
+            self.set_part(Bytes(self.used() + self.gate.free().0));
+        }
+    }
+
+    /// What the instance's other processes use, each by its own number of itself.
+    pub(crate) fn set_siblings(&self, siblings: Vec<(u32, u64)>) {
+        *self.siblings.lock().unwrap_or_else(PoisonError::into_inner) = siblings;
+    }
+
+    /// What the instance's other processes used when they were last asked.
+    pub(crate) fn siblings(&self) -> Vec<(u32, u64)> {
+        self.siblings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Bytes in use by all processes of the instance, as far as known.
+    pub(crate) fn used_by_all(&self) -> u64 {
+        let siblings = self.siblings.lock().unwrap_or_else(PoisonError::into_inner);
+        siblings.iter().fold(self.used(), |sum, (_, used)| sum.saturating_add(*used))
     }
 
     /// Gives up what was granted under a limit and is not in use; gives what is in use.
@@ -250,10 +301,17 @@ impl Account {
         self.limit().map_or(0, |limit| (limit / 16).min(64 << 20))
     }
 
-    /// What is left of the limit when nobody but this process uses it.
-    pub(crate) fn within_limit(&self) -> u64 {
-        self.limit()
-            .map_or(UNLIMITED, |limit| limit.saturating_sub(self.used()).saturating_sub(self.gate.free().0))
+    /// What may still be granted to this process without a daemon: what is left of its part, or of the limit where no
+    /// daemon has said which part that is.
+    pub(crate) fn within_part(&self) -> u64 {
+        let held = self.used().saturating_add(self.gate.free().0);
+        let part = self.part().map_or(u64::MAX, |part| part.0);
+        self.limit().map_or(UNLIMITED, |limit| limit.min(part).saturating_sub(held))
+    }
+
+    /// What the process can still allocate without a daemon.
+    pub(crate) fn free_alone(&self) -> u64 {
+        self.within_part().saturating_add(self.gate.free().0)
     }
 
     /// Free and total memory as the program shall see them, from what the driver says.
@@ -261,7 +319,7 @@ impl Account {
         match self.limit() {
             Some(limit) => {
                 let total = total.min(limit);
-                (free.min(total.saturating_sub(self.used())), total)
+                (free.min(total.saturating_sub(self.used_by_all())), total)
             }
             None => (free, total),
         }

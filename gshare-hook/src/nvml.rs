@@ -1,8 +1,9 @@
 //! NVML's view of memory, so that `nvidia-smi` and frameworks see the same limit as `cuMemGetInfo`.
 //!
 //! Only devices that the process uses under a limit are altered, in `nvmlDeviceGetMemoryInfo` (version 1) and its `_v2`, and
-//! in `nvmlDeviceGetComputeRunningProcesses` with its `_v2` and `_v3`: the process sees itself alone there, with the memory
-//! that the others tell. The look-up by `dlsym` is how every client reaches NVML, so nothing is exported.
+//! in `nvmlDeviceGetComputeRunningProcesses` with its `_v2` and `_v3`: the process sees those of its instance there, itself
+//! first, each with the memory that it uses. The look-up by `dlsym` is how every client reaches NVML, so nothing is
+//! exported.
 #![allow(unsafe_code)] // NVML's functions and structures
 
 use core::ffi::{c_char, c_uint, c_void};
@@ -10,6 +11,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::control::CONTROL;
 use crate::driver;
+use crate::gate::Device;
 
 /// `nvmlMemory_t`: three counts of bytes.
 #[repr(C)]
@@ -76,8 +78,14 @@ pub(crate) fn wrapper(name: &[u8], found: *mut c_void) -> Option<*mut c_void> {
     Some(wrapper)
 }
 
-/// Used bytes and limit on this NVML device, where a limit applies.
+/// Bytes that the instance uses on this NVML device, and its limit, where a limit applies.
 fn limit_of(nvml_device: *mut c_void) -> Option<(u64, u64)> {
+    let device = limited(nvml_device)?;
+    Some((device.memory.used_by_all(), device.memory.limit()?))
+}
+
+/// This NVML device, where a limit applies, with what is known of the instance's processes brought up to date.
+fn limited(nvml_device: *mut c_void) -> Option<&'static Device> {
     let runtime = CONTROL.runtime()?;
     // SAFETY: valid C strings; RTLD_NOLOAD only finds what is there.
     let handle = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
@@ -97,7 +105,9 @@ fn limit_of(nvml_device: *mut c_void) -> Option<(u64, u64)> {
     if unsafe { get(nvml_device, text.as_mut_ptr().cast(), 96) } != 0 {
         return None;
     }
-    runtime.limit_by_uuid(&text)
+    let device = runtime.limited_by_uuid(&text)?;
+    runtime.look_at_siblings(device);
+    Some(device)
 }
 
 extern "C" fn memory_info_v1(device: *mut c_void, memory: *mut MemoryV1) -> c_uint {
@@ -137,29 +147,32 @@ extern "C" fn memory_info_v2(device: *mut c_void, memory: *mut MemoryV2) -> c_ui
     result
 }
 
-/// The calling process alone, as NVML lists processes; `entry` makes its entry from pid and bytes.
+/// The processes of the instance, as NVML lists processes; `entry` makes an entry from pid and bytes.
 fn processes<T>(
     version: usize,
     device: *mut c_void,
     count: *mut c_uint,
     list: *mut T,
-    entry: impl FnOnce(c_uint, u64) -> T,
+    entry: impl Fn(c_uint, u64) -> T,
 ) -> c_uint {
     let pointer = REAL_PROCESSES[version].load(Ordering::Acquire);
     // SAFETY: only `wrapper` gives the functions below out, and it stored NVML's own of the same version first.
     let real = unsafe { core::mem::transmute::<*mut c_void, Processes<T>>(pointer) };
-    let limited = if count.is_null() { None } else { limit_of(device) };
-    let Some((used, limit)) = limited else {
+    let Some(device) = (if count.is_null() { None } else { limited(device) }) else {
         // SAFETY: the caller's arguments.
         return unsafe { real(device, count, list) };
     };
-    // SAFETY: the caller's own count and, where it is not zero, room for as many entries.
-    unsafe {
-        let room = count.replace(1);
-        if room == 0 || list.is_null() {
-            return INSUFFICIENT_SIZE;
-        }
-        list.write_unaligned(entry(std::process::id(), used.min(limit)));
+    let mut all = vec![(std::process::id(), device.memory.used())];
+    all.extend(device.memory.siblings());
+    let needed = c_uint::try_from(all.len()).unwrap_or(c_uint::MAX);
+    // SAFETY: the caller's own count.
+    let room = unsafe { count.replace(needed) };
+    if room < needed || list.is_null() {
+        return INSUFFICIENT_SIZE;
+    }
+    for (index, (pid, used)) in all.into_iter().enumerate() {
+        // SAFETY: the caller has room for `room` entries, which is at least as many as these.
+        unsafe { list.add(index).write_unaligned(entry(pid, used)) };
     }
     0
 }

@@ -117,6 +117,15 @@ impl Connection {
         Ok(Some(message))
     }
 
+    /// Lets nothing more in, and gives what had come before.
+    pub(crate) fn end(&mut self) -> Vec<ToClient> {
+        if self.check().is_err() {
+            return Vec::new();
+        }
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Read);
+        core::iter::from_fn(|| self.receive().ok().flatten()).collect()
+    }
+
     fn check(&self) -> io::Result<()> {
         if self.socket.is_ours() { Ok(()) } else { Err(Errno::BADF.into()) }
     }

@@ -878,7 +878,7 @@ fn seen(free: u64, total: u64) -> Option<(u64, u64)> {
     for (key, _) in pools.into_iter().filter(|(key, _)| key.1 < GRAPHS) {
         settle_for_good(runtime, key, device.ordinal);
     }
-    Some(device.memory.view(free, total))
+    Some(runtime.view(device, free, total))
 }
 
 /// The memory limit of a device. Before it has a context, the environment's word is all there is.

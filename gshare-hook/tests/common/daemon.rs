@@ -114,6 +114,13 @@ impl Peer {
         let _ = rustix::net::send(&self.socket, &frame, SendFlags::NOSIGNAL);
     }
 
+    /// The whole of the limit, as for the only process of an instance.
+    fn say_part(&mut self, client: ClientId, spec: ResourceSpec) {
+        if let Some(bytes) = spec.memory() {
+            self.say(&ToClient::MemoryPart { client, bytes });
+        }
+    }
+
     fn grant(&mut self, client: ClientId, lease: LeaseId, token: Duration) {
         (self.holds, self.holds_since, self.waits) = (Some(lease), now_ns(), None);
         let expires = Timestamp::from_nanos(self.holds_since + token.as_nanos() + 10_000_000);
@@ -206,6 +213,7 @@ fn serve(
         for peer in peers.iter_mut().filter(|_| changed) {
             for client in peer.attached.clone() {
                 peer.say(&ToClient::ShareChanged { client, spec: manners.spec });
+                peer.say_part(client, manners.spec);
             }
         }
         let mut gone = Vec::new();
@@ -291,6 +299,7 @@ fn hear(peer: &mut Peer, message: ToDaemon, manners: &Manners, told: &mut Told) 
             peer.attached.push(client);
             let (window, in_flight) = (Duration::from_millis(100), Duration::from_millis(2));
             peer.say(&ToClient::Attached { ordinal, client, gpu: GpuId(0), spec, window, in_flight });
+            peer.say_part(client, spec);
         }
         ToDaemon::TokenRequest { client } => {
             told.empty_handed += u64::from(peer.holds.is_none());
@@ -322,6 +331,7 @@ fn hear(peer: &mut Peer, message: ToDaemon, manners: &Manners, told: &mut Told) 
                 peer.say(&ToClient::MemoryGrant { client, bytes: Bytes(granted) });
             }
         }
+        ToDaemon::MemoryQuery { client } => peer.say(&ToClient::MemoryView { client }),
         ToDaemon::MemoryRelease { bytes, .. } => told.memory -= bytes.0,
         _ => {}
     }

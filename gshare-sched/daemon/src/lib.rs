@@ -57,6 +57,7 @@ pub mod mps;
 
 mod handle;
 mod http;
+mod inquiry;
 mod memory;
 mod metrics;
 mod node;

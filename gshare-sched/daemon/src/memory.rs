@@ -15,6 +15,12 @@
 //! `free` is the smaller of what the tenant's and the device's limit leave. Example: limit 256 MiB, held 250 MiB,
 //! reserve(bytes 4 MiB, wish 16 MiB) gives 6 MiB; reserve(8 MiB) is denied with 6 MiB free.
 //!
+//! Without a daemon each process of an instance may hold its **part** of the limit and no more. Parts add up to the limit
+//! at most, so the limit holds whether the daemon is there or not. A part is what its process holds and an even share of
+//! what is free ([`parts`]). Parts are divided anew when a process comes or goes, and when a grant passes the part of
+//! its process; those that shrink are sent before the grant. Example: limit 1 GiB, A holds 700 MiB, B nothing: parts are
+//! 862 and 162 MiB.
+//!
 //! After a reconnect a client re-states what it holds. That is taken as it is, even past a limit: the memory is
 //! allocated and refusing to write it down would not free it. Nothing more is given until the account is below again.
 //!
@@ -135,6 +141,11 @@ impl Ledger {
         device.free().min(own.free()).min(Bytes(u64::MAX - device.held.0))
     }
 
+    /// What the tenant's own limit leaves, whatever the device does.
+    pub(crate) fn tenant_free(&self, tenant: Tenant) -> Bytes {
+        self.tenants.get(&tenant).copied().unwrap_or_default().free()
+    }
+
     /// What all clients of a GPU hold.
     pub(crate) fn device_held(&self, gpu: GpuId) -> Bytes {
         self.devices.get(&gpu).map_or(Bytes::ZERO, |account| account.held)
@@ -162,6 +173,14 @@ impl Ledger {
         tenant.held = tenant.held - bytes;
         account.held = account.held - bytes;
     }
+}
+
+/// The parts of processes that hold so much under a limit: what each holds, and an even share of what is free.
+pub(crate) fn parts(limit: Bytes, held: &[Bytes]) -> Vec<Bytes> {
+    let free = limit.saturating_sub(held.iter().copied().sum()).0;
+    let n = held.len().max(1) as u64;
+    let part = |(index, held): (u64, &Bytes)| Bytes(held.0 + free / n + u64::from(index < free % n));
+    (0..).zip(held).map(part).collect()
 }
 
 #[cfg(test)]
@@ -210,6 +229,18 @@ mod tests {
         let huge = ledger.open((GPU, 1), Bytes(u64::MAX));
         ledger.close(huge);
         assert_eq!(ledger.device_held(GPU), Bytes(100));
+    }
+
+    #[test]
+    fn parts_add_up_to_the_limit_or_to_what_is_held_beyond_it() {
+        let sum = |limit: u64, held: &[u64]| {
+            let held: Vec<_> = held.iter().copied().map(Bytes).collect();
+            let parts = parts(Bytes(limit), &held);
+            assert!(parts.iter().zip(&held).all(|(part, held)| part >= held));
+            parts.iter().map(|part| part.0).sum::<u64>()
+        };
+        assert_eq!((sum(100, &[70, 0, 7]), sum(100, &[0]), sum(100, &[100, 0])), (100, 100, 100));
+        assert_eq!(sum(100, &[90, 30]), 120, "re-stated");
     }
 
     #[derive(Debug, Clone, Copy)]

@@ -20,10 +20,16 @@
 //! 4. For the time when this daemon is away each of `n` members is given `1/n` of request and limit; what the division
 //!    leaves goes to the first ones, one basis point each, so that the sum is exact. Shrinking parts are sent before
 //!    growing ones. Example: limit 50 %, three clients: 16.67, 16.67, 16.66 %.
-//! 5. A message that does not fit the state of its connection ends the connection, and that one only. What can cross
+//! 5. A reservation of memory that does not fit is tried once more after the slack of others was called back: of the
+//!    instance's other processes if its limit is in the way, of all clients of the device if that is full. A view of the
+//!    instance's memory is told from what its processes say they use at that time. Both wait for the answers of
+//!    others, and so does the answer to the operator's question ([`Inquiries`]).
+//! 6. A process that was served by a daemon before says which part of the limit it keeps to. Until its siblings may be
+//!    expected back ([`SETTLE`]), each process of its tenant is given no more than its part.
+//! 7. A message that does not fit the state of its connection ends the connection, and that one only. What can cross
 //!    on the wire (a return after a revoke) is counted and otherwise ignored.
-//! 6. What a client had beyond its limit when it left is paid back before the next of its name gets a token ([`Debts`]).
-//! 7. A device that is not served, or on which the spec cannot be met, is refused, and the connection goes on: the process
+//! 8. What a tenant had beyond its limit when it left is paid back before the next of its name gets a token ([`Debts`]).
+//! 9. A device that is not served, or on which the spec cannot be met, is refused, and the connection goes on: the process
 //!    may have others. Attaches are answered in their order, so the refusal is of the first that is not answered yet.
 //!
 //! # Invariants
@@ -36,8 +42,9 @@
 
 use crate::config::{Config, ConfigError, DeviceUuid};
 use crate::debts::{Debts, scaled};
+use crate::inquiry::{Inquiries, Over, Purpose};
 use crate::journal::{Journal, Note};
-use crate::memory::{ClientAccount, Ledger};
+use crate::memory::{self, ClientAccount, Ledger};
 use crate::metrics::{DropReason, Metrics};
 use crate::peer::Peer;
 use crate::scaling::{Resize, Scaling};
@@ -61,6 +68,10 @@ pub(crate) struct ConnId {
     pub(crate) generation: u32,
 }
 
+/// How long processes of one run may take to come back one after the other: their longest delay between two attempts to
+/// connect is 0.4 s.
+const SETTLE: Duration = Duration::from_millis(1_000);
+
 /// What the server shall do, in order.
 #[derive(Debug)]
 pub(crate) enum Effect {
@@ -68,6 +79,8 @@ pub(crate) enum Effect {
     Send(ConnId, ToClient),
     /// Close the connection once what was sent before is on its way.
     Drop(ConnId, DropReason),
+    /// The round of questions with this number is over, which [`Node::ask_for_use`] began.
+    Stated(u32),
 }
 
 #[derive(Debug)]
@@ -75,6 +88,8 @@ struct Session {
     peer: Peer,
     instance: u32,
     program: String,
+    /// What the process calls itself in its own PID namespace.
+    own_pid: u32,
     on_loss: OnDaemonLoss,
     /// Said by its process; the configuration's goes before it. Without either its share is fixed.
     class: Option<ServiceClass>,
@@ -110,6 +125,8 @@ struct Tenant {
     largest: (Timestamp, Quota),
     /// When the debts of its name are paid back: no token before.
     resumes: Timestamp,
+    /// Until then siblings of its first members may come back from another daemon, and hold their parts of the memory.
+    settles: Option<Timestamp>,
 }
 
 #[derive(Debug)]
@@ -119,6 +136,10 @@ struct Client {
     /// What it keeps to while this daemon is away: its part of the instance's share.
     part: QuotaRange,
     account: ClientAccount,
+    /// The most memory it was told to hold without a daemon.
+    memory_part: Bytes,
+    /// Memory in use, as it last said.
+    used: Option<Bytes>,
     launches: u64,
     waited: Duration,
     /// GPU time used at two earlier times, a second or more apart: the share in between is the one measured last.
@@ -149,6 +170,7 @@ pub(crate) struct Node {
     tenants: Slots<Tenant>,
     devices: Vec<Option<Device>>,
     ledger: Ledger,
+    inquiries: Inquiries,
     scaling: Scaling,
     debts: Debts,
     /// The most overuse that is kept of one tenant.
@@ -190,6 +212,7 @@ impl Node {
             tenants: Slots::default(),
             devices: Vec::new(),
             ledger: Ledger::default(),
+            inquiries: Inquiries::default(),
             scaling,
             debts: Debts::default(),
             max_debt: config.tokens.engine(config.max_clients).max_debt,
@@ -220,7 +243,8 @@ impl Node {
 
     pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
         let resumes = self.waiting.first().map(|(resumes, _)| *resumes);
-        [self.engine.next_deadline(), self.scaling.next_deadline(), resumes].into_iter().flatten().min()
+        let (tokens, scaling) = (self.engine.next_deadline(), self.scaling.next_deadline());
+        [tokens, scaling, resumes, self.inquiries.next_deadline()].into_iter().flatten().min()
     }
 
     /// Takes a message of a peer.
@@ -258,7 +282,25 @@ impl Node {
             }
             ToDaemon::MemoryReserve { client, bytes, wish } => {
                 if self.owns(conn, client, out) {
-                    self.reserve(conn, client, bytes, wish, out);
+                    match self.inquiries.queue(client, bytes, wish) {
+                        None => self.reserve(now, client, bytes, wish, false, out),
+                        Some(true) => {}
+                        Some(false) => out.push(Effect::Drop(conn, DropReason::Protocol)),
+                    }
+                }
+            }
+            ToDaemon::MemoryUsed { client, round, used } => {
+                if self.owns(conn, client, out) {
+                    if let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) {
+                        entry.used = Some(used);
+                    }
+                    let over = self.inquiries.answered(round, client);
+                    self.rounds_over(now, over, out);
+                }
+            }
+            ToDaemon::MemoryQuery { client } => {
+                if self.owns(conn, client, out) {
+                    self.view(now, client, out);
                 }
             }
             ToDaemon::MemoryRelease { client, bytes } => {
@@ -272,7 +314,7 @@ impl Node {
                     }
                 }
             }
-            ToDaemon::Hello { run, name, program, spec, on_loss, pid_start } => {
+            ToDaemon::Hello { run, name, program, spec, on_loss, pid_start, pid } => {
                 let run = if run == 0 { u64::from(peer.pid.unsigned_abs()) << 32 ^ pid_start } else { run };
                 let name = match peer.pid {
                     _ if !name.is_empty() => name,
@@ -280,11 +322,11 @@ impl Node {
                     0 => format!("{program}-c{}.{}", conn.slot, conn.generation),
                     pid => format!("{program}-{pid}"),
                 };
-                self.hello(conn, peer, Hello { run, name, program, spec, on_loss }, out);
+                self.hello(conn, peer, Hello { run, name, program, spec, on_loss, own_pid: pid }, out);
             }
-            ToDaemon::Attach { ordinal, device, device_memory, allocated } => {
+            ToDaemon::Attach { ordinal, device, device_memory, allocated, part } => {
                 let uuid = DeviceUuid(device);
-                match self.attach(now, conn, ordinal, uuid, device_memory, allocated, out) {
+                match self.attach(now, conn, ordinal, uuid, device_memory, (allocated, part), out) {
                     Ok(()) => {}
                     // Of this device only: the process goes on with those that it may have.
                     Err(refusal)
@@ -349,6 +391,8 @@ impl Node {
             self.token(now, TokenEvent::TokenRequested { client: tenant.0 }, out);
         }
         self.scale(now, out);
+        let over = self.inquiries.due(now);
+        self.rounds_over(now, over, out);
     }
 
     fn tenant(&self, TenantId(id): TenantId) -> Option<&Tenant> {
@@ -474,6 +518,7 @@ impl Node {
                     self.token(now, TokenEvent::ShareChanged { client: tenant.0, share }, out);
                     self.scaling.quota_changed(now, tenant.0, quota);
                     self.divide(tenant, true, None, out);
+                    self.divide_memory(now, tenant, None, out);
                 }
             }
         }
@@ -526,7 +571,7 @@ impl Node {
                 waiting_ns: waits.map(|since| now.saturating_since(since)),
                 waited_ns: client.waited,
                 launches: client.launches,
-                memory_bytes: client.account.held(),
+                memory_bytes: self.memory_of(client),
                 memory_limit_bytes: instance.spec.memory(),
                 on_daemon_loss: session.on_loss,
                 class: scale.map(|scale| scale.class),
@@ -757,6 +802,7 @@ impl Node {
             peer,
             instance: id,
             program: hello.program,
+            own_pid: hello.own_pid,
             on_loss: hello.on_loss,
             class: None,
             clients: Vec::new(),
@@ -823,7 +869,7 @@ impl Node {
         ordinal: u32,
         uuid: DeviceUuid,
         memory: Bytes,
-        allocated: Bytes,
+        (allocated, kept): (Bytes, Option<Bytes>),
         out: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         let refuse = |code, text: String| Err(Refusal { code, text });
@@ -872,11 +918,14 @@ impl Node {
         self.ledger.set_tenant((gpu, instance_id), spec.memory());
         let account = self.ledger.open((gpu, instance_id), allocated);
         let samples = [(now, Duration::ZERO); 2];
+        let memory_part = kept.map_or(account.held(), |kept| kept.min(spec.memory().unwrap_or(kept)));
         self.clients.insert(Client {
             conn,
             tenant,
             part,
             account,
+            memory_part,
+            used: None,
             launches: 0,
             waited: Duration::ZERO,
             samples,
@@ -900,6 +949,10 @@ impl Node {
                 in_flight: self.config.in_flight,
             },
         ));
+        if kept.is_some() {
+            self.expect_siblings(now, tenant);
+        }
+        self.divide_memory(now, tenant, None, out);
         Ok(())
     }
 
@@ -936,6 +989,7 @@ impl Node {
             since: (resumes, Duration::ZERO),
             largest: (now, limit),
             resumes,
+            settles: None,
         });
         if let Some(entry) = self.instances.get_mut(&instance) {
             entry.tenants.insert(gpu, TenantId(id));
@@ -952,6 +1006,7 @@ impl Node {
         let overuse = if members == 1 { self.overuse(now, tenant_id, out) } else { None };
         let Some(client) = self.clients.remove(id.slot(), id.generation()) else { return };
         self.ledger.close(client.account);
+        let over = self.inquiries.left(id);
         let Some(tenant) = self.tenant_mut(tenant_id) else { return };
         let (gpu, lease) = (tenant.gpu, tenant.turns.leave(id));
         if members == 1 {
@@ -962,7 +1017,9 @@ impl Node {
                 self.token(now, TokenEvent::TokenReturned { client: tenant_id.0, lease, used, again }, out);
             }
             self.divide(tenant_id, false, None, out);
+            self.divide_memory(now, tenant_id, None, out);
         }
+        self.rounds_over(now, over, out);
         if let Some(Some(device)) = self.devices.get_mut(gpu.index()) {
             device.clients -= 1;
             if device.clients == 0 && !device.listed {
@@ -1002,16 +1059,194 @@ impl Node {
         self.tenant(client.tenant).map(|tenant| tenant.gpu)
     }
 
-    fn reserve(&mut self, conn: ConnId, client: ClientId, bytes: Bytes, wish: Bytes, out: &mut Vec<Effect>) {
-        let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) else { return };
-        let answer = match self.ledger.reserve(&mut entry.account, bytes, wish) {
-            Ok(bytes) => ToClient::MemoryGrant { client, bytes },
-            Err(denied) => {
-                self.metrics.memory_denied.inc();
-                ToClient::MemoryDeny { client, free: denied.free }
-            }
+    /// Grants a reservation, denies it, or begins to call slack back for it; `recalled`: that was done.
+    fn reserve(
+        &mut self,
+        now: Timestamp,
+        client: ClientId,
+        bytes: Bytes,
+        wish: Bytes,
+        recalled: bool,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(&Client { tenant, memory_part, .. }) = self.clients.get(client.slot(), client.generation())
+        else {
+            return;
         };
-        out.push(Effect::Send(conn, answer));
+        let settles = self.tenant(tenant).and_then(|tenant| tenant.settles).filter(|settles| now < *settles);
+        let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) else { return };
+        let most = settles.map_or(Bytes(u64::MAX), |_| memory_part.saturating_sub(entry.account.held()));
+        let given = if bytes > most {
+            Err(most)
+        } else {
+            self.ledger.reserve(&mut entry.account, bytes, wish.min(most)).map_err(|denied| denied.free)
+        };
+        let passes = entry.account.held() > memory_part;
+        match given {
+            Ok(bytes) if passes => self.divide_memory(now, tenant, Some((client, bytes)), out),
+            Ok(bytes) => self.send(client, ToClient::MemoryGrant { client, bytes }, out),
+            Err(_) if settles.is_some() => {
+                let purpose = Purpose::Reserve { client, bytes, wish, recalled };
+                self.inquiries.begin(now, purpose, [], settles);
+            }
+            Err(free) => {
+                let purpose = Purpose::Reserve { client, bytes, wish, recalled: true };
+                let holders = if recalled { Vec::new() } else { self.holders(client, tenant, bytes) };
+                if !self.inquire(now, purpose, holders, out) {
+                    self.metrics.memory_denied.inc();
+                    self.send(client, ToClient::MemoryDeny { client, free }, out);
+                }
+            }
+        }
+    }
+
+    /// Clients that may have slack which would let a reservation of `bytes` fit.
+    fn holders(&self, client: ClientId, tenant_id: TenantId, bytes: Bytes) -> Vec<ClientId> {
+        let Some(tenant) = self.tenant(tenant_id) else { return Vec::new() };
+        let own_limit = self.ledger.tenant_free((tenant.gpu, tenant.instance)) < bytes;
+        let may_help = |entry: &Client| {
+            self.memory_limit(entry.tenant).is_some()
+                && if own_limit { entry.tenant == tenant_id } else { self.is_on(entry, tenant.gpu) }
+        };
+        let ids = self.clients.iter().filter(|(_, _, entry)| may_help(entry));
+        ids.map(|(slot, generation, _)| ClientId::new(slot, generation)).filter(|id| *id != client).collect()
+    }
+
+    fn is_on(&self, client: &Client, gpu: GpuId) -> bool {
+        self.tenant(client.tenant).is_some_and(|tenant| tenant.gpu == gpu)
+    }
+
+    /// The most that all members of a tenant may hold.
+    fn memory_limit(&self, tenant: TenantId) -> Option<Bytes> {
+        self.instances.get(&self.tenant(tenant)?.instance)?.spec.memory()
+    }
+
+    /// Asks clients how much memory they use, those that hold any; `false` if there is none to be waited for.
+    fn inquire(
+        &mut self,
+        now: Timestamp,
+        purpose: Purpose,
+        clients: Vec<ClientId>,
+        out: &mut Vec<Effect>,
+    ) -> bool {
+        let recall = u8::from(matches!(purpose, Purpose::Reserve { .. }));
+        let holds = |id: &ClientId| {
+            let entry = self.clients.get(id.slot(), id.generation());
+            entry.is_some_and(|entry| entry.account.held() > Bytes::ZERO)
+        };
+        let holders = clients.into_iter().filter(holds);
+        let Some((round, asked)) = self.inquiries.begin(now, purpose, holders, None) else { return false };
+        for client in asked {
+            self.send(client, ToClient::MemoryAsk { client, round, recall }, out);
+        }
+        true
+    }
+
+    /// Does what waited for rounds of questions.
+    fn rounds_over(&mut self, now: Timestamp, over: impl IntoIterator<Item = Over>, out: &mut Vec<Effect>) {
+        for Over { round, purpose } in over {
+            match purpose {
+                Purpose::Status => out.push(Effect::Stated(round)),
+                Purpose::View { client } => self.send_view(client, out),
+                Purpose::Reserve { client, bytes, wish, recalled } => {
+                    self.reserve(now, client, bytes, wish, recalled, out);
+                    while !self.inquiries.waits(client)
+                        && let Some((bytes, wish)) = self.inquiries.next_queued(client)
+                    {
+                        self.reserve(now, client, bytes, wish, false, out);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Begins to ask all clients with a limit how much memory they use. The number of the round is an effect when it is
+    /// over; `None`: there is none to ask.
+    pub(crate) fn ask_for_use(&mut self, now: Timestamp, out: &mut Vec<Effect>) -> Option<u32> {
+        let limited = |(slot, generation, entry): (u32, u32, &Client)| {
+            self.memory_limit(entry.tenant).map(|_| ClientId::new(slot, generation))
+        };
+        let clients = self.clients.iter().filter_map(limited).collect();
+        let asked = self.inquire(now, Purpose::Status, clients, out);
+        asked.then(|| self.inquiries.last())
+    }
+
+    /// A client wants to know what its siblings use.
+    fn view(&mut self, now: Timestamp, client: ClientId, out: &mut Vec<Effect>) {
+        let siblings = self.siblings(client);
+        if !self.inquire(now, Purpose::View { client }, siblings, out) {
+            self.send_view(client, out);
+        }
+    }
+
+    fn siblings(&self, client: ClientId) -> Vec<ClientId> {
+        let own = self.clients.get(client.slot(), client.generation());
+        let tenant = own.and_then(|entry| self.tenant(entry.tenant));
+        let members = tenant.into_iter().flat_map(|tenant| tenant.turns.members());
+        members.filter(|member| *member != client).collect()
+    }
+
+    fn send_view(&self, client: ClientId, out: &mut Vec<Effect>) {
+        for sibling in self.siblings(client) {
+            let Some(entry) = self.clients.get(sibling.slot(), sibling.generation()) else { continue };
+            let Some(session) = self.sessions.get(&entry.conn) else { continue };
+            let frame = ToClient::MemoryMember { client, pid: session.own_pid, used: self.memory_of(entry) };
+            self.send(client, frame, out);
+        }
+        self.send(client, ToClient::MemoryView { client }, out);
+    }
+
+    /// Memory that a client uses, as far as it said; else all that it holds.
+    fn memory_of(&self, client: &Client) -> Bytes {
+        let held = client.account.held();
+        client.used.map_or(held, |used| used.min(held))
+    }
+
+    /// A process is back that was served before: its siblings may be under way, with what they hold.
+    fn expect_siblings(&mut self, now: Timestamp, id: TenantId) {
+        let Some(limit) = self.memory_limit(id) else { return };
+        let parts: Bytes = self.members(id).map(|client| client.memory_part).sum();
+        if let Some(tenant) = self.tenant_mut(id) {
+            // Nothing is left for any process that is not here.
+            let complete = parts >= limit;
+            let settles = tenant.settles.unwrap_or(now.saturating_add(SETTLE));
+            tenant.settles = Some(settles).filter(|_| !complete);
+        }
+    }
+
+    fn members(&self, id: TenantId) -> impl Iterator<Item = &Client> {
+        let members = self.tenant(id).into_iter().flat_map(|tenant| tenant.turns.members());
+        members.filter_map(|member| self.clients.get(member.slot(), member.generation()))
+    }
+
+    /// Tells each member of a tenant what it may hold without a daemon: those first whose part shrinks, then what was
+    /// granted, then the others.
+    fn divide_memory(
+        &mut self,
+        now: Timestamp,
+        id: TenantId,
+        granted: Option<(ClientId, Bytes)>,
+        out: &mut Vec<Effect>,
+    ) {
+        let settled =
+            self.tenant(id).is_some_and(|tenant| tenant.settles.is_none_or(|settles| settles <= now));
+        let limit = self.memory_limit(id).filter(|_| settled);
+        let members: Vec<ClientId> =
+            self.tenant(id).into_iter().flat_map(|tenant| tenant.turns.members()).collect();
+        let held: Vec<Bytes> = self.members(id).map(|client| client.account.held()).collect();
+        let parts = limit.map_or_else(Vec::new, |limit| memory::parts(limit, &held));
+        for growing in [false, true] {
+            if let Some((client, bytes)) = granted.filter(|_| growing) {
+                self.send(client, ToClient::MemoryGrant { client, bytes }, out);
+            }
+            for (&client, &bytes) in members.iter().zip(&parts) {
+                let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) else { continue };
+                if bytes != entry.memory_part && (bytes > entry.memory_part) == growing {
+                    entry.memory_part = bytes;
+                    self.send(client, ToClient::MemoryPart { client, bytes }, out);
+                }
+            }
+        }
     }
 
     /// Tells each member of a tenant its part (as one of `of`, or of as many as there are), those first that lose. With
@@ -1112,6 +1347,7 @@ struct Hello {
     program: String,
     spec: ResourceSpec,
     on_loss: OnDaemonLoss,
+    own_pid: u32,
 }
 
 struct Refusal {
@@ -1148,5 +1384,7 @@ fn token_error_label(error: &TokenError) -> &'static str {
     }
 }
 
+#[cfg(test)]
+mod memory_tests;
 #[cfg(test)]
 mod tests;

@@ -33,6 +33,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 
 /// Why a daemon cannot start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -202,6 +203,7 @@ impl DaemonBuilder {
             cpu_latency,
             hello_due: VecDeque::new(),
             effects: Vec::new(),
+            asking: Vec::new(),
             frame: Vec::with_capacity(MAX_FRAME),
             received: Box::new([0; MAX_FRAME + 1]),
         })
@@ -251,6 +253,8 @@ pub struct Daemon {
     /// Connections that have not said Hello, oldest first.
     hello_due: VecDeque<(Timestamp, ConnId)>,
     effects: Vec<Effect>,
+    /// Questions for a snapshot that wait for a round of the node's.
+    asking: Vec<(u32, SyncSender<Snapshot>)>,
     frame: Vec<u8>,
     /// One byte more than a frame, so that a longer one is seen as such.
     received: Box<[u8; MAX_FRAME + 1]>,
@@ -533,6 +537,15 @@ impl Daemon {
                         self.effects.push(Effect::Drop(id, DropReason::Slow));
                     }
                 }
+                Effect::Stated(round) => {
+                    let (over, rest) =
+                        core::mem::take(&mut self.asking).into_iter().partition(|ask| ask.0 == round);
+                    self.asking = rest;
+                    let over: Vec<(u32, SyncSender<Snapshot>)> = over;
+                    for (_, reply) in over {
+                        let _ = reply.send(self.snapshot(now));
+                    }
+                }
                 Effect::Drop(id, reason) => {
                     if self.conns.get(id.slot, id.generation).is_some() {
                         self.metrics.dropped(reason);
@@ -595,9 +608,15 @@ impl Daemon {
     fn command(&mut self, now: Timestamp, command: Command) -> bool {
         match command {
             Command::Stop => return false,
-            Command::Snapshot(reply) => {
-                let _ = reply.send(self.snapshot(now));
-            }
+            Command::Snapshot(reply) => match self.node.ask_for_use(now, &mut self.effects) {
+                Some(round) => {
+                    self.asking.push((round, reply));
+                    self.settle(now);
+                }
+                None => {
+                    let _ = reply.send(self.snapshot(now));
+                }
+            },
             Command::Reload(config, reply) => {
                 let result = self.node.reload(now, *config, &mut self.effects);
                 let label = if result.is_ok() { "done" } else { "refused" };

@@ -45,7 +45,7 @@ pub struct DeviceSnapshot {
     pub uuid: String,
     /// Its memory; 0 while unknown.
     pub memory_bytes: Bytes,
-    /// Memory that clients hold.
+    /// Memory granted to clients, used or not.
     pub held_bytes: Bytes,
     /// How many clients it has.
     pub clients: u32,
@@ -87,7 +87,7 @@ pub struct ClientSnapshot {
     pub waited_ns: Duration,
     /// Kernels launched.
     pub launches: u64,
-    /// Memory it holds.
+    /// Memory it uses; where it has not said so, what was granted to it.
     pub memory_bytes: Bytes,
     /// Most memory of its instance on this GPU.
     pub memory_limit_bytes: Option<Bytes>,

@@ -67,7 +67,13 @@ fn each_device_has_its_own_account() {
     let (mut client, first) = attached(&daemon.socket(), 1, "alice", spec("0.5", 100, Some(256)));
     let mut device = DEVICE;
     device[0] = b'T';
-    client.send(&ToDaemon::Attach { ordinal: 1, device, device_memory: mib(512), allocated: Bytes::ZERO });
+    client.send(&ToDaemon::Attach {
+        ordinal: 1,
+        device,
+        device_memory: mib(512),
+        allocated: Bytes::ZERO,
+        part: None,
+    });
     let second = client.until(|message| match message {
         ToClient::Attached { ordinal: 1, client, .. } => Some(*client),
         _ => None,

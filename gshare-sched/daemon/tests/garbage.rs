@@ -11,6 +11,7 @@ fn hello() -> Vec<u8> {
     let mut bytes = Vec::new();
     ToDaemon::Hello {
         pid_start: 0,
+        pid: 0,
         run: 7,
         name: "mallory".into(),
         program: "test".into(),

@@ -110,8 +110,13 @@ fn the_configuration_goes_before_what_a_process_asks_for() {
 #[test]
 fn what_cannot_be_met_is_refused_with_its_bound() {
     let daemon = Local::with(|config| config.max_clients = 1);
-    let attach =
-        ToDaemon::Attach { ordinal: 0, device: DEVICE, device_memory: DEVICE_MEMORY, allocated: Bytes::ZERO };
+    let attach = ToDaemon::Attach {
+        ordinal: 0,
+        device: DEVICE,
+        device_memory: DEVICE_MEMORY,
+        allocated: Bytes::ZERO,
+        part: None,
+    };
     let mut greedy = Client::connect(&daemon.socket());
     greedy.enter(1, "greedy", spec("0.1:0.2", 30, Some(2048)));
     greedy.send(&attach);
@@ -148,7 +153,13 @@ fn a_device_that_cannot_be_had_is_refused_and_the_others_stay() {
         (*b"another device!!", DEVICE_MEMORY, RefusalCode::UnknownDevice),
     ];
     for (device, device_memory, expected) in devices {
-        client.send(&ToDaemon::Attach { ordinal: 1, device, device_memory, allocated: Bytes::ZERO });
+        client.send(&ToDaemon::Attach {
+            ordinal: 1,
+            device,
+            device_memory,
+            allocated: Bytes::ZERO,
+            part: None,
+        });
         match client.receive() {
             Some(ToClient::Refused { code, .. }) if code == expected => {}
             other => panic!("{other:?}"),

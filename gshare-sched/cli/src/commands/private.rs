@@ -73,6 +73,7 @@ fn hold(path: &Path) -> Option<OwnedFd> {
     set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE)).ok()?;
     let hello = ToDaemon::Hello {
         pid_start: 0,
+        pid: 0,
         // Under a name of its own, which is that of the program and its pid.
         run: 0,
         name: String::new(),

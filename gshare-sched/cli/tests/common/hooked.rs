@@ -83,16 +83,27 @@ impl Spinners {
         Spinner(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
     }
 
+    /// Another program than the one that launches, with pipes for its standard input and output.
+    pub fn program(&self, program: &Path, name: &str, run: u64, environment: &[(&str, &str)]) -> Spinner {
+        let mut command = self.hooked(program, name, run, environment);
+        Spinner(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
+    }
+
     fn command(&self, name: &str, run: u64, environment: &[(&str, &str)], arguments: &[&str]) -> Command {
+        let mut command =
+            self.hooked(Path::new(env!("CARGO_BIN_EXE_gshare-fixture")), name, run, environment);
+        command.arg("spin").args(arguments);
+        command
+    }
+
+    fn hooked(&self, program: &Path, name: &str, run: u64, environment: &[(&str, &str)]) -> Command {
         let mut path = OsString::from(&self.links);
         if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH") {
             path.push(":");
             path.push(rest);
         }
-        let mut command = Command::new(env!("CARGO_BIN_EXE_gshare-fixture"));
+        let mut command = Command::new(program);
         command
-            .arg("spin")
-            .args(arguments)
             .env("LD_PRELOAD", libraries().join("libgshare_hook.so"))
             .env("LD_LIBRARY_PATH", path)
             .env("GSHARE_SIM_DEVICE", self.dir.join("device"))

@@ -140,6 +140,7 @@ impl Bench {
             index,
             ToDaemon::Hello {
                 pid_start: 0,
+                pid: 0,
                 run: 1 + instance as u64,
                 name: format!("instance{instance}"),
                 program: "test".into(),
@@ -148,7 +149,10 @@ impl Bench {
             },
         );
         let (device, device_memory) = ([1; 16], Bytes::from_gib(16));
-        self.say(index, ToDaemon::Attach { ordinal: 0, device, device_memory, allocated: Bytes::ZERO });
+        self.say(
+            index,
+            ToDaemon::Attach { ordinal: 0, device, device_memory, allocated: Bytes::ZERO, part: None },
+        );
         self.set_busy(index, busy);
         index
     }

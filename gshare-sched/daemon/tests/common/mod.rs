@@ -96,6 +96,7 @@ impl Client {
     pub fn hello(&mut self, run: u64, name: &str, spec: ResourceSpec) {
         self.send(&ToDaemon::Hello {
             pid_start: 0,
+            pid: 0,
             run,
             name: name.into(),
             program: "test".into(),
@@ -114,7 +115,13 @@ impl Client {
     }
 
     pub fn attach(&mut self, allocated: Bytes) -> (ClientId, ResourceSpec) {
-        self.send(&ToDaemon::Attach { ordinal: 0, device: DEVICE, device_memory: DEVICE_MEMORY, allocated });
+        self.send(&ToDaemon::Attach {
+            ordinal: 0,
+            device: DEVICE,
+            device_memory: DEVICE_MEMORY,
+            allocated,
+            part: None,
+        });
         self.until(|message| match message {
             ToClient::Attached { client, spec, .. } => Some((*client, *spec)),
             _ => None,

@@ -1,0 +1,231 @@
+//! Questions to clients about the memory they use: who was asked, who has answered, until when.
+//!
+//! # Problem
+//! A client is granted memory in chunks and allocates from them, so the daemon knows what each client may hold, not what
+//! it uses. The difference (**slack**) is exact only for the client itself. Two answers need it: a denial, since slack of
+//! idle clients could be called back first, and the view of an instance, which is told to the byte.
+//!
+//! # Algorithm
+//! A **round** asks some clients at once. The round is over when each of them has answered or is gone, or after
+//! [`PATIENCE`]. A client that has missed a round is not asked again before it answers: a stopped process delays one
+//! denial or view and not every one. A client's reservations are answered in their order, so those that come
+//! while one of them waits for a round are queued behind it.
+//!
+//! # Cost
+//! O(clients asked) per round, and one look at the rounds that are open per answer.
+
+use gshare_core::{Bytes, ClientId, Duration, Timestamp};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// How long a round waits for answers. A hook answers from a thread of its own, so only a process that is stopped, or a
+/// machine that is badly overloaded, takes longer.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// The most reservations of one client that wait for a round. A process has one under way per thread that allocates.
+const MAX_QUEUE: usize = 4_096;
+
+/// What is done when a round is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A reservation that did not fit is tried once more; `recalled`: the others were to release what they do not use.
+    Reserve { client: ClientId, bytes: Bytes, wish: Bytes, recalled: bool },
+    /// A client is told what its siblings use.
+    View { client: ClientId },
+    /// The operator is told what all clients use.
+    Status,
+}
+
+impl Purpose {
+    fn client(&self) -> Option<ClientId> {
+        match *self {
+            Self::Reserve { client, .. } | Self::View { client } => Some(client),
+            Self::Status => None,
+        }
+    }
+}
+
+/// A round that is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Over {
+    pub(crate) round: u32,
+    pub(crate) purpose: Purpose,
+}
+
+#[derive(Debug)]
+struct Round {
+    purpose: Purpose,
+    open: BTreeSet<ClientId>,
+    until: Timestamp,
+}
+
+/// The rounds that are open. See the [module](self).
+#[derive(Debug, Default)]
+pub(crate) struct Inquiries {
+    last: u32,
+    rounds: BTreeMap<u32, Round>,
+    /// Clients that have missed a round and not answered since.
+    silent: BTreeSet<ClientId>,
+    /// Reservations behind one that waits for a round.
+    queued: BTreeMap<ClientId, VecDeque<(Bytes, Bytes)>>,
+}
+
+impl Inquiries {
+    /// Begins a round that asks those of `clients` that answer; with `at_least_until`, it is not over before then. Gives
+    /// its number and who is to be asked; `None` if there is nothing to wait for.
+    pub(crate) fn begin(
+        &mut self,
+        now: Timestamp,
+        purpose: Purpose,
+        clients: impl IntoIterator<Item = ClientId>,
+        at_least_until: Option<Timestamp>,
+    ) -> Option<(u32, Vec<ClientId>)> {
+        let asked: BTreeSet<_> = clients.into_iter().filter(|client| !self.silent.contains(client)).collect();
+        if asked.is_empty() && at_least_until.is_none() {
+            return None;
+        }
+        self.last = self.last.wrapping_add(1);
+        let until = at_least_until.unwrap_or_else(|| now.saturating_add(PATIENCE));
+        let list = asked.iter().copied().collect();
+        self.rounds.insert(self.last, Round { purpose, open: asked, until });
+        if let Purpose::Reserve { client, .. } = purpose {
+            self.queued.entry(client).or_default();
+        }
+        Some((self.last, list))
+    }
+
+    /// Puts a reservation behind one of the same client that waits for a round. `None`: no such one waits; `Some(false)`:
+    /// too many do.
+    pub(crate) fn queue(&mut self, client: ClientId, bytes: Bytes, wish: Bytes) -> Option<bool> {
+        let queue = self.queued.get_mut(&client)?;
+        let fits = queue.len() < MAX_QUEUE;
+        if fits {
+            queue.push_back((bytes, wish));
+        }
+        Some(fits)
+    }
+
+    /// The next reservation behind one that was answered just now.
+    pub(crate) fn next_queued(&mut self, client: ClientId) -> Option<(Bytes, Bytes)> {
+        let next = self.queued.get_mut(&client)?.pop_front();
+        if next.is_none() {
+            self.queued.remove(&client);
+        }
+        next
+    }
+
+    /// A client has answered a round. Gives the round, if that was the last answer it waited for.
+    pub(crate) fn answered(&mut self, round: u32, client: ClientId) -> Option<Over> {
+        self.silent.remove(&client);
+        let entry = self.rounds.get_mut(&round)?;
+        let last = entry.open.remove(&client) && entry.open.is_empty();
+        let purpose = entry.purpose;
+        last.then(|| self.rounds.remove(&round)).map(|_| Over { round, purpose })
+    }
+
+    /// A client is gone. Gives the rounds that waited for it alone.
+    pub(crate) fn left(&mut self, client: ClientId) -> Vec<Over> {
+        self.silent.remove(&client);
+        self.queued.remove(&client);
+        self.rounds.retain(|_, round| round.purpose.client() != Some(client));
+        let waits: Vec<u32> = self
+            .rounds
+            .iter()
+            .filter_map(|(number, round)| round.open.contains(&client).then_some(*number))
+            .collect();
+        waits.into_iter().filter_map(|round| self.answered(round, client)).collect()
+    }
+
+    /// Gives the rounds whose time is over.
+    pub(crate) fn due(&mut self, now: Timestamp) -> Vec<Over> {
+        let due: Vec<u32> = self
+            .rounds
+            .iter()
+            .filter_map(|(number, round)| (round.until <= now).then_some(*number))
+            .collect();
+        let over = |round| {
+            let Round { purpose, open, .. } = self.rounds.remove(&round)?;
+            self.silent.extend(open);
+            Some(Over { round, purpose })
+        };
+        due.into_iter().filter_map(over).collect()
+    }
+
+    /// The number of the round that was begun last.
+    pub(crate) fn last(&self) -> u32 {
+        self.last
+    }
+
+    /// Whether a reservation of this client waits for a round.
+    pub(crate) fn waits(&self, client: ClientId) -> bool {
+        let reserves = |purpose| matches!(purpose, Purpose::Reserve { client: by, .. } if by == client);
+        self.rounds.values().any(|round| reserves(round.purpose))
+    }
+
+    /// When the next round is over at the latest.
+    pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
+        self.rounds.values().map(|round| round.until).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: ClientId = ClientId::new(0, 0);
+    const B: ClientId = ClientId::new(1, 0);
+    const C: ClientId = ClientId::new(2, 0);
+    const VIEW: Purpose = Purpose::View { client: A };
+
+    fn at(ms: u64) -> Timestamp {
+        Timestamp::from_millis(ms)
+    }
+
+    #[test]
+    fn a_round_is_over_with_the_last_answer_or_when_its_time_is() {
+        let mut inquiries = Inquiries::default();
+        assert_eq!(inquiries.begin(at(0), VIEW, [], None), None, "nobody to ask");
+        let (first, asked) = inquiries.begin(at(0), VIEW, [B, C], None).unwrap();
+        let (second, _) = inquiries.begin(at(1), Purpose::Status, [B, C], None).unwrap();
+        assert_eq!(asked, [B, C]);
+        assert_eq!(inquiries.answered(first, B), None);
+        assert_eq!(inquiries.answered(second, A), None, "was not asked");
+        assert_eq!(inquiries.answered(first, C), Some(Over { round: first, purpose: VIEW }));
+        assert_eq!(inquiries.answered(first, C), None, "once");
+        assert_eq!(inquiries.answered(second, C), None);
+        let due = inquiries.next_deadline().unwrap();
+        assert_eq!((due, inquiries.due(at(200))), (at(201), Vec::new()));
+        assert_eq!(inquiries.due(due), [Over { round: second, purpose: Purpose::Status }]);
+        assert_eq!(
+            inquiries.begin(at(300), VIEW, [B], None),
+            None,
+            "a silent client is not waited for again"
+        );
+        inquiries.answered(second, B);
+        assert!(inquiries.begin(at(300), VIEW, [B], None).is_some(), "until it answers");
+    }
+
+    #[test]
+    fn a_client_that_leaves_is_waited_for_no_longer_and_told_nothing() {
+        let mut inquiries = Inquiries::default();
+        let (round, _) = inquiries.begin(at(0), VIEW, [B, C], None).unwrap();
+        inquiries.begin(at(0), Purpose::View { client: C }, [B], None).unwrap();
+        assert_eq!(inquiries.left(C), []);
+        assert_eq!(inquiries.left(B), [Over { round, purpose: VIEW }]);
+        assert_eq!(inquiries.next_deadline(), None);
+    }
+
+    #[test]
+    fn reservations_of_a_client_keep_their_order() {
+        let mut inquiries = Inquiries::default();
+        assert_eq!(inquiries.queue(A, Bytes(1), Bytes(1)), None);
+        let purpose = Purpose::Reserve { client: A, bytes: Bytes(9), wish: Bytes(9), recalled: true };
+        inquiries.begin(at(0), purpose, [], Some(at(5))).unwrap();
+        for n in 0..MAX_QUEUE as u64 {
+            assert_eq!(inquiries.queue(A, Bytes(n), Bytes(n)), Some(true));
+        }
+        assert_eq!(inquiries.queue(A, Bytes(1), Bytes(1)), Some(false));
+        assert_eq!(inquiries.next_queued(A), Some((Bytes(0), Bytes(0))));
+        assert_eq!(inquiries.next_queued(A), Some((Bytes(1), Bytes(1))));
+        inquiries.left(A);
+        assert_eq!((inquiries.next_queued(A), inquiries.queue(A, Bytes(1), Bytes(1))), (None, None));
+    }
+}

@@ -1,0 +1,395 @@
+//! Memory of an instance, whose processes keep to the rules of the wire, with a daemon that may be killed at any frame.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::VecDeque;
+
+const LIMIT: u64 = 1_000;
+
+/// A process, as far as its memory goes.
+#[derive(Debug)]
+struct Holder {
+    conn: ConnId,
+    client: Option<ClientId>,
+    /// Granted and not given back, and what the program uses of it.
+    held: u64,
+    used: u64,
+    /// What it may hold without a daemon, as it was told.
+    part: Option<u64>,
+    /// What the program waits for, and how much of it was missing when the daemon was asked.
+    asks: VecDeque<(u64, u64)>,
+    /// Questions that are not answered while it is stopped.
+    stopped: bool,
+    questions: Vec<(u32, u8)>,
+    siblings: Vec<(u32, u64)>,
+    views: Vec<u64>,
+}
+
+struct Bench {
+    node: Node,
+    now: Timestamp,
+    holders: Vec<Option<Holder>>,
+    granted: u64,
+    denied: u64,
+}
+
+fn node() -> Node {
+    let config = Config::at("/nowhere/gshare.sock");
+    let engine = config.tokens.policy.build(config.tokens.engine(config.max_clients)).unwrap();
+    let scaling = Scaling::new(config.max_clients).unwrap();
+    Node::new(config, engine, Journal::off(), Arc::default(), 1, scaling)
+}
+
+impl Bench {
+    fn new() -> Self {
+        let (now, holders) = (Timestamp::from_millis(1_000), Vec::new());
+        Self { node: node(), now, holders, granted: 0, denied: 0 }
+    }
+
+    fn sum(&self, of: impl Fn(&Holder) -> u64) -> u64 {
+        self.holders.iter().flatten().map(of).sum()
+    }
+
+    /// If the daemon is killed now, each process may grow to its part.
+    fn check(&self) {
+        let most = self.sum(|holder| holder.held.max(holder.part.unwrap_or(holder.held)));
+        assert!(most <= LIMIT, "{most} of {LIMIT}: {:?}", self.holders);
+    }
+
+    fn say(&mut self, index: usize, message: ToDaemon) {
+        let Some(holder) = &self.holders[index] else { return };
+        let (conn, peer) = (holder.conn, Peer { pid: 7, uid: 0 });
+        let mut out = Vec::new();
+        self.node.received(self.now, conn, peer, message, &mut out);
+        self.hear(out);
+    }
+
+    fn hear(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            let Effect::Send(conn, message) = effect else { panic!("{effect:?}") };
+            self.hear_one(conn.slot as usize, message);
+            self.check();
+        }
+    }
+
+    fn hear_one(&mut self, index: usize, message: ToClient) {
+        let used = self.sum(|holder| holder.used);
+        let quiet = self.holders.iter().flatten().all(|holder| !holder.stopped);
+        let settled = self
+            .node
+            .tenants
+            .iter()
+            .all(|(.., tenant)| tenant.settles.is_none_or(|settles| settles <= self.now));
+        let Some(holder) = &mut self.holders[index] else { return };
+        match message {
+            ToClient::Attached { client, .. } => {
+                holder.client = Some(client);
+                holder.part = holder.part.or(Some(holder.held));
+            }
+            ToClient::MemoryPart { bytes, .. } => holder.part = Some(bytes.0),
+            ToClient::MemoryGrant { bytes, .. } => {
+                holder.held += bytes.0;
+                let (asked, _) = holder.asks.pop_front().expect("asked");
+                assert!(holder.held - holder.used >= asked);
+                holder.used += asked;
+                self.granted += 1;
+            }
+            ToClient::MemoryDeny { .. } => {
+                let (asked, missing) = holder.asks.pop_front().expect("asked");
+                // It may have freed some meanwhile.
+                if asked.saturating_sub(holder.held - holder.used) < missing {
+                    return self.allocate(index, asked);
+                }
+                self.denied += 1;
+                assert!(used + asked > LIMIT || !quiet || !settled, "spurious: {used} used, {asked} asked");
+            }
+            ToClient::MemoryAsk { round, recall, .. } => {
+                holder.questions.push((round, recall));
+                self.answer(index);
+            }
+            ToClient::MemoryMember { pid, used, .. } => holder.siblings.push((pid, used.0)),
+            ToClient::MemoryView { .. } => {
+                let others = core::mem::take(&mut holder.siblings).iter().map(|(_, used)| used).sum::<u64>();
+                holder.views.push(others + holder.used);
+            }
+            ToClient::Refused { text, .. } => panic!("{text}"),
+            _ => {}
+        }
+    }
+
+    fn answer(&mut self, index: usize) {
+        let Some(holder) = self.holders[index].as_mut().filter(|holder| !holder.stopped) else { return };
+        let Some(client) = holder.client else { return };
+        for (round, recall) in core::mem::take(&mut holder.questions) {
+            let Some(holder) = &mut self.holders[index] else { return };
+            let (used, slack) = (Bytes(holder.used), holder.held - holder.used);
+            if recall != 0 && slack > 0 {
+                holder.held = holder.used;
+                self.say(index, ToDaemon::MemoryRelease { client, bytes: Bytes(slack) });
+            }
+            self.say(index, ToDaemon::MemoryUsed { client, round, used });
+        }
+    }
+
+    fn start(&mut self) {
+        let index = self.holders.len();
+        let conn = ConnId { slot: u32::try_from(index).unwrap(), generation: 0 };
+        self.holders.push(Some(Holder {
+            conn,
+            client: None,
+            held: 0,
+            used: 0,
+            part: None,
+            asks: VecDeque::new(),
+            stopped: false,
+            questions: Vec::new(),
+            siblings: Vec::new(),
+            views: Vec::new(),
+        }));
+        self.attach(index);
+    }
+
+    fn attach(&mut self, index: usize) {
+        let Some(holder) = &mut self.holders[index] else { return };
+        holder.held = holder.used;
+        let (allocated, part) = (Bytes(holder.used), holder.part.map(Bytes));
+        let quota = "0.5".parse().unwrap();
+        let spec = ResourceSpec::new(quota, gshare_core::SmShare::WHOLE, Some(Bytes(LIMIT))).unwrap();
+        self.say(
+            index,
+            ToDaemon::Hello {
+                pid_start: 0,
+                pid: u32::try_from(index).unwrap(),
+                run: 1,
+                name: "instance".into(),
+                program: "test".into(),
+                spec,
+                on_loss: OnDaemonLoss::Open,
+            },
+        );
+        let (device, device_memory) = ([1; 16], Bytes::from_gib(16));
+        self.say(index, ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part });
+    }
+
+    fn allocate(&mut self, index: usize, bytes: u64) {
+        let Some(holder) = self.holders.get_mut(index).and_then(Option::as_mut) else { return };
+        let Some(client) = holder.client.filter(|_| !holder.stopped) else { return };
+        if holder.held - holder.used >= bytes && holder.asks.is_empty() {
+            holder.used += bytes;
+            return;
+        }
+        if !holder.asks.is_empty() {
+            return;
+        }
+        let missing = bytes - (holder.held - holder.used);
+        holder.asks.push_back((bytes, missing));
+        let (bytes, wish) = (Bytes(missing), Bytes(missing + LIMIT / 16));
+        self.say(index, ToDaemon::MemoryReserve { client, bytes, wish });
+    }
+
+    fn free(&mut self, index: usize, bytes: u64) {
+        let Some(holder) = self.holders.get_mut(index).and_then(Option::as_mut) else { return };
+        holder.used -= bytes.min(holder.used);
+        let keep = LIMIT / 16;
+        let slack = holder.held - holder.used;
+        if let Some(client) = holder.client.filter(|_| slack > 2 * keep && holder.asks.is_empty()) {
+            holder.held = holder.used + keep;
+            self.say(index, ToDaemon::MemoryRelease { client, bytes: Bytes(slack - keep) });
+        }
+    }
+
+    fn stop(&mut self, index: usize, stopped: bool) {
+        if let Some(holder) = self.holders.get_mut(index).and_then(Option::as_mut) {
+            holder.stopped = stopped;
+            self.answer(index);
+        }
+    }
+
+    fn kill(&mut self, index: usize) {
+        if let Some(holder) = self.holders.get_mut(index).and_then(Option::take) {
+            let mut out = Vec::new();
+            self.node.closed(self.now, holder.conn, &mut out);
+            self.hear(out);
+        }
+    }
+
+    fn pass(&mut self, ms: u64) {
+        let end = self.now.saturating_add(Duration::from_millis(ms));
+        while let Some(due) = self.node.next_deadline().filter(|due| *due <= end) {
+            self.now = self.now.max(due);
+            let mut out = Vec::new();
+            self.node.deadline(self.now, &mut out);
+            self.hear(out);
+        }
+        self.now = end;
+    }
+
+    /// The daemon is killed; processes grow to their parts, and come back to the next one in some order.
+    fn restart(&mut self, order: u64) {
+        self.node = node();
+        for holder in self.holders.iter_mut().flatten() {
+            (holder.client, holder.stopped) = (None, false);
+            holder.questions.clear();
+            // The program takes all that it is given, or half of that.
+            let most = holder.part.unwrap_or(holder.held);
+            holder.asks.clear();
+            holder.used = holder.used.max(if order.is_multiple_of(3) { most } else { most / 2 });
+            holder.held = holder.used;
+        }
+        self.check();
+        let n = self.holders.len() as u64;
+        for step in 0..n {
+            let index = usize::try_from((order + step) % n).unwrap();
+            self.attach(index);
+            // One that is early tries to take everything.
+            self.allocate(index, LIMIT / 2);
+            self.pass(order % 50);
+        }
+    }
+
+    fn view(&mut self, index: usize) -> u64 {
+        let client = self.holders[index].as_ref().unwrap().client.unwrap();
+        self.say(index, ToDaemon::MemoryQuery { client });
+        self.holders[index].as_mut().unwrap().views.pop().expect("an answer")
+    }
+}
+
+#[test]
+fn slack_of_an_idle_sibling_is_called_back_before_a_denial() {
+    let mut bench = Bench::new();
+    for _ in 0..4 {
+        bench.start();
+    }
+    for index in 0..4 {
+        bench.allocate(index, 100);
+    }
+    assert_eq!(bench.sum(|holder| holder.held), 4 * 162);
+    bench.allocate(0, 600);
+    assert_eq!((bench.denied, bench.sum(|holder| holder.used)), (0, LIMIT), "to the byte");
+    bench.allocate(1, 1);
+    assert_eq!(bench.denied, 1);
+}
+
+#[test]
+fn each_process_is_told_what_all_use_to_the_byte() {
+    let mut bench = Bench::new();
+    for index in 0..3 {
+        bench.start();
+        bench.allocate(index, 101 + index as u64);
+    }
+    assert_eq!([0, 1, 2].map(|index| bench.view(index)), [306; 3]);
+    bench.free(2, 3);
+    assert_eq!([0, 1, 2].map(|index| bench.view(index)), [303; 3]);
+    let mut out = Vec::new();
+    let round = bench.node.ask_for_use(bench.now, &mut out).unwrap();
+    let stated = out.len();
+    assert_eq!(stated, 3);
+    for effect in out {
+        let Effect::Send(conn, ToClient::MemoryAsk { client, .. }) = effect else { panic!("{effect:?}") };
+        let used = Bytes(bench.holders[conn.slot as usize].as_ref().unwrap().used);
+        let mut out = Vec::new();
+        let answer = ToDaemon::MemoryUsed { client, round, used };
+        bench.node.received(bench.now, conn, Peer { pid: 7, uid: 0 }, answer, &mut out);
+        assert!(out.iter().all(|effect| matches!(effect, Effect::Stated(over) if *over == round)));
+    }
+    let shown: Bytes = bench.node.snapshot(bench.now).1.iter().map(|client| client.memory_bytes).sum();
+    assert_eq!(shown, Bytes(303));
+}
+
+/// A stopped sibling delays the first answer, by a bounded time, and no later one.
+#[test]
+fn a_stopped_sibling_is_waited_for_once() {
+    let mut bench = Bench::new();
+    bench.start();
+    bench.start();
+    bench.allocate(0, 500);
+    bench.stop(0, true);
+    bench.allocate(1, 450);
+    assert_eq!((bench.granted, bench.denied), (1, 0), "562 are held of the 1000");
+    bench.pass(200);
+    assert_eq!((bench.granted, bench.denied), (1, 1));
+    bench.allocate(1, 450);
+    assert_eq!(bench.denied, 2, "at once");
+    bench.stop(0, false);
+    bench.allocate(1, 450);
+    assert_eq!(bench.granted, 2);
+}
+
+/// The daemon that comes knows the processes one after the other.
+#[test]
+fn a_process_that_is_back_first_waits_for_its_siblings() {
+    let mut bench = Bench::new();
+    bench.start();
+    bench.start();
+    bench.allocate(0, 300);
+    bench.allocate(1, 300);
+    bench.node = node();
+    bench.attach(0);
+    bench.allocate(0, 600);
+    assert_eq!((bench.granted, bench.denied), (2, 0), "it waits");
+    bench.pass(100);
+    bench.attach(1);
+    bench.pass(1_000);
+    assert_eq!((bench.granted, bench.denied), (2, 1));
+    assert_eq!(bench.sum(|holder| holder.used), 600);
+    bench.allocate(0, 400);
+    assert_eq!(bench.granted, 3);
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Start,
+    Allocate { index: usize, bytes: u64 },
+    Free { index: usize, bytes: u64 },
+    Stop { index: usize, stopped: bool },
+    View { index: usize },
+    Kill { index: usize },
+    Pass { ms: u64 },
+    Restart { order: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => Just(Step::Start),
+        12 => (0usize..6, 1u64..400).prop_map(|(index, bytes)| Step::Allocate { index, bytes }),
+        8 => (0usize..6, 1u64..400).prop_map(|(index, bytes)| Step::Free { index, bytes }),
+        1 => (0usize..6, any::<bool>()).prop_map(|(index, stopped)| Step::Stop { index, stopped }),
+        1 => (0usize..6).prop_map(|index| Step::View { index }),
+        1 => (0usize..6).prop_map(|index| Step::Kill { index }),
+        2 => (1u64..1_500).prop_map(|ms| Step::Pass { ms }),
+        1 => (0u64..1_000).prop_map(|order| Step::Restart { order }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// [`Bench::check`] looks after each frame: that is where a daemon may be killed.
+    #[test]
+    fn an_instance_never_holds_more_than_its_limit_whenever_the_daemon_is_killed(
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
+        let mut bench = Bench::new();
+        bench.start();
+        for step in steps {
+            match step {
+                Step::Start if bench.holders.len() < 6 => bench.start(),
+                Step::Allocate { index, bytes } => bench.allocate(index, bytes),
+                Step::Free { index, bytes } => bench.free(index, bytes),
+                Step::Stop { index, stopped } => bench.stop(index, stopped),
+                Step::View { index } => {
+                    let quiet = bench.holders.iter().flatten().all(|holder| !holder.stopped);
+                    if quiet && bench.holders.get(index).is_some_and(Option::is_some) {
+                        let (seen, used) = (bench.view(index), bench.sum(|holder| holder.used));
+                        prop_assert_eq!(seen, used);
+                    }
+                }
+                Step::Kill { index } => bench.kill(index),
+                Step::Pass { ms } => bench.pass(ms),
+                Step::Restart { order } => bench.restart(order),
+                Step::Start => {}
+            }
+            bench.check();
+        }
+    }
+}
