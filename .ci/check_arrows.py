@@ -21,6 +21,7 @@ ARROWS = {
     "gshare-fake-cuda-spec": set(),
     "gshare-fake-cuda": {"gshare-cuda-abi", "gshare-fake-cuda-spec"},
     "gshare-hook": {"gshare-core", "gshare-cuda-abi"},
+    "xtask": set(),
     "gshare-examples": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-sim"},
     "gshare-bench": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-sim"},
 }

@@ -2,7 +2,7 @@
 """Starts the OpenFaaS host on a simulated GPU, deploys a function and loads it: late and lost requests, replicas over time,
 and what the proxy adds to a call.
 
-    cargo build -p gshare-examples
+    cargo build -p gshare-examples -p gshare-hook -p gshare-fake-cuda
     python3 examples/openfaas_load.py target/debug [--no-slack] [RATE:SECONDS...]
 
 With --no-slack the limit of a replica's GPU time is what it requests, 40 %, and not 80 %.

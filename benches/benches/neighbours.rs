@@ -28,19 +28,21 @@ const KERNELS: &str = "20";
 const RATE: f64 = 12.0;
 const SHARINGS: [&str; 4] = ["exclusive", "fixed", "quotas", "co_scaled"];
 
-/// The command, the programs it runs and the libraries it needs, in one folder.
-fn build() -> PathBuf {
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "-p", "gshare-cli", "-p", "gshare-hook", "-p", "gshare-fake-cuda"]);
-    cargo.args(["--features", "gshare-cli/fixtures"]);
-    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
-    if !cfg!(debug_assertions) {
-        cargo.arg("--release");
-    }
-    assert!(cargo.status().expect("cargo runs").success());
+/// The command. Cargo builds the libraries that this benchmark depends on, but not the command and the programs it runs.
+fn command() -> PathBuf {
     let me = std::env::current_exe().expect("a path");
     // target/PROFILE/deps/neighbours-HASH
-    me.ancestors().nth(2).expect("a folder").join("gshare")
+    let gshare = me.ancestors().nth(2).expect("a folder").join("gshare");
+    let profile = if cfg!(debug_assertions) { "" } else { " --release" };
+    let fixture = gshare.with_file_name("gshare-fixture");
+    let command = format!("cargo build{profile} -p gshare-cli --features fixtures");
+    assert!(
+        gshare.exists() && fixture.exists(),
+        "{} or {} is missing: {command}",
+        gshare.display(),
+        fixture.display()
+    );
+    gshare
 }
 
 /// A program that ends with its handle.
@@ -129,7 +131,7 @@ fn main() {
     let seconds: f64 =
         value("--seconds").map_or(if quick { 0.5 } else { 30.0 }, |text| text.parse().expect("a number"));
     let cvs = value("--cv").map_or("1,6", String::as_str);
-    let gshare = build();
+    let gshare = command();
     for cv in cvs.split(',').map(|cv| cv.parse::<f64>().expect("a number")) {
         let mut arrivals = Arrivals::gamma(RATE, cv).expect("a load");
         let (mut rng, mut last, mut dues) = (Rng::new(1), Timestamp::ZERO, Vec::new());

@@ -4,7 +4,6 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -20,8 +19,6 @@ struct Provider {
 
 impl Provider {
     fn start(state: &Path, more: &[&str]) -> Self {
-        static BUILT: OnceLock<()> = OnceLock::new();
-        BUILT.get_or_init(|| gshare_runner::libraries::refresh().unwrap());
         let mut child = Command::new(env!("CARGO_BIN_EXE_openfaas"))
             .args(["--listen", "127.0.0.1:0", "--sim", "--state"])
             .arg(state)

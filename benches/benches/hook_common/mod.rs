@@ -354,22 +354,15 @@ pub fn launch_forever(setup: &Setup, kind: Kind, stream: *mut c_void, sync: bool
     }
 }
 
-/// Builds both libraries; gives the hook and a directory with the simulated driver.
+/// The hook and a directory with the simulated driver; cargo builds both beside the benchmark, which depends on them.
 pub fn build(place: &Path) -> (PathBuf, PathBuf) {
     let exe = std::env::current_exe().expect("a benchmark has a path");
-    let target = exe.ancestors().nth(2).expect("target/PROFILE/deps/bench");
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "-p", "gshare-hook", "-p", "gshare-fake-cuda"]);
-    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
-    if target.file_name().is_some_and(|name| name == "release") {
-        cargo.arg("--release");
-    }
-    assert!(cargo.status().expect("cargo runs").success());
+    let deps = exe.parent().expect("a benchmark lies in a folder");
     let driver = place.join("driver");
     std::fs::create_dir(&driver).expect("a temporary directory is writable");
-    std::os::unix::fs::symlink(target.join("libfake_cuda.so"), driver.join("libcuda.so.1"))
+    std::os::unix::fs::symlink(deps.join("libfake_cuda.so"), driver.join("libcuda.so.1"))
         .expect("a temporary directory is writable");
-    (target.join("libgshare_hook.so"), driver)
+    (deps.join("libgshare_hook.so"), driver)
 }
 
 /// Starts this benchmark again in another role, on the simulated device at `place`.

@@ -1,6 +1,6 @@
 //! An OpenFaaS provider for one node: see [`gshare_examples::openfaas`].
 //!
-//! `cargo run -p gshare-examples --bin openfaas -- --sim`
+//! `cargo build -p gshare-examples -p gshare-hook -p gshare-fake-cuda && target/debug/openfaas --sim`
 
 use clap::Parser as _;
 

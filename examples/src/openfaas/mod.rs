@@ -168,7 +168,7 @@ async fn run(options: &Options) -> anyhow::Result<()> {
                 socket
             }
         };
-        hook = Some(Hook { preload: HOOK.find_or_build()?, socket });
+        hook = Some(Hook { preload: HOOK.find()?, socket });
     }
     let mps = || gshared::mps::Mps::find().is_some_and(|mps| mps.is_running());
     let runner = Runner { hook, environment, partitioned: options.sim.is_some() || mps() };

@@ -19,19 +19,13 @@ pub struct Built {
     programs: PathBuf,
 }
 
-/// Builds both libraries: `cargo test` does not build a package that is a cdylib only.
+/// Both libraries, which cargo builds beside this test since it depends on them.
 pub fn built() -> &'static Built {
     static BUILT: OnceLock<Built> = OnceLock::new();
     BUILT.get_or_init(|| {
         let exe = std::env::current_exe().expect("a test has a path");
-        let target = exe.ancestors().nth(2).expect("target/PROFILE/deps/test");
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "-p", "gshare-hook", "-p", "gshare-fake-cuda"]);
-        build.current_dir(env!("CARGO_MANIFEST_DIR"));
-        if target.file_name().is_some_and(|name| name == "release") {
-            build.arg("--release");
-        }
-        assert!(build.status().expect("cargo runs").success());
+        let deps = exe.parent().expect("a test lies in a folder");
+        let target = deps.parent().expect("target/PROFILE/deps/test");
         // One place per test binary: they run side by side.
         let place = target.join("hook-tests").join(exe.file_stem().expect("a test has a name"));
         let (driver, programs) = (place.join("driver"), place.join("programs"));
@@ -40,9 +34,9 @@ pub fn built() -> &'static Built {
         for name in ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"] {
             let link = driver.join(name);
             let _ = std::fs::remove_file(&link);
-            std::os::unix::fs::symlink(target.join("libfake_cuda.so"), &link).expect("target is writable");
+            std::os::unix::fs::symlink(deps.join("libfake_cuda.so"), &link).expect("target is writable");
         }
-        Built { hook: target.join("libgshare_hook.so"), driver, programs }
+        Built { hook: deps.join("libgshare_hook.so"), driver, programs }
     })
 }
 

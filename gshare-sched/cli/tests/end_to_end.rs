@@ -100,7 +100,6 @@ fn a_program_under_run_is_a_client_with_the_share_it_was_given() {
 
 #[test]
 fn the_demo_prints_one_object_of_the_form_it_promises() {
-    hooked::libraries();
     let output = Command::new(env!("CARGO_BIN_EXE_gshare"))
         .args(["demo", "--json", "--seconds", "1", "--sim=tiny"])
         .env("GSHARE_HOOK_LIBRARY", hooked::libraries().join("libgshare_hook.so"))

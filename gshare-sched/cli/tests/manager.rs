@@ -284,7 +284,6 @@ fn the_shared_record_of_a_gpu_is_its_managers_alone() {
 #[test]
 fn gshare_serve_answers_lines_with_lines() {
     let daemon = Local::start();
-    hooked::libraries();
     let file = daemon.dir.path().join("serve.toml");
     let (gshare, fixture) = (env!("CARGO_BIN_EXE_gshare"), env!("CARGO_BIN_EXE_gshare-fixture"));
     let model = |name: &str, arguments: &str| {

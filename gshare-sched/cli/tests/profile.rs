@@ -107,7 +107,6 @@ fn a_program_under_the_hook_is_profiled_and_one_that_hangs_is_not_waited_for() {
 
 #[test]
 fn how_busy_the_gpu_was_is_asked_of_nvml_and_warps_are_not_made_up() {
-    gshare_runner::libraries::refresh().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let grid = ["--strategy", "grid", "--sms", "50,100", "--quotas", "100", "--report", "report.html"];
     let output = Command::new(env!("CARGO_BIN_EXE_gshare"))

@@ -8,7 +8,7 @@ use super::{Where, cuda, print_json, run as under_hook, spin};
 use anyhow::Context as _;
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{QuotaRange, ResourceSpec, SmShare};
-use gshare_runner::libraries::{self, HOOK, SIMULATOR, SimulatorDir};
+use gshare_runner::libraries::{HOOK, SIMULATOR, SimulatorDir};
 use gshared::{Config, Daemon, Running};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -61,7 +61,6 @@ const SETTLE: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    libraries::refresh()?;
     let hook = HOOK.find()?;
     warn_of_load();
     let simulated = options.sim.is_some() || cuda::Driver::load().and_then(|driver| driver.init()).is_err();

@@ -363,7 +363,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
         eprintln!("gshare: a simulated GPU, in virtual time");
         return Ok(Box::new(simulated_gpu(table, Duration::from_millis(500), noise, options.seed)));
     }
-    let hook = HOOK.find_or_build()?;
+    let hook = HOOK.find()?;
     match &options.sim {
         None => drop(cuda::Driver::load().context(
             "no CUDA driver on this machine. To profile on a simulated device, add --sim: gshare profile --sim -- …",
@@ -420,7 +420,7 @@ fn nvml(options: &Options) -> anyhow::Result<Option<NvmlMeter>> {
         return Ok(None);
     }
     let library = match &options.sim {
-        Some(_) => SIMULATOR.find_or_build()?,
+        Some(_) => SIMULATOR.find()?,
         None => PathBuf::from("libnvidia-ml.so.1"),
     };
     Ok(Some(NvmlMeter::new(&library, first)))

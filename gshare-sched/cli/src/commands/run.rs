@@ -95,7 +95,7 @@ fn parse_loss(text: &str) -> Result<OnDaemonLoss, String> {
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
-    let hook = HOOK.find_or_build()?;
+    let hook = HOOK.find()?;
     if options.sim.is_none() {
         cuda::Driver::load().context(
             "no CUDA driver on this machine. To run on a simulated device, add --sim: gshare run --sim -- …",

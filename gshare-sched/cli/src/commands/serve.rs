@@ -106,7 +106,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let context = || format!("--config {}", options.config.display());
     let text = std::fs::read_to_string(&options.config).with_context(context)?;
     let file: File = toml::from_str(&text).with_context(context)?;
-    let hook = HOOK.find_or_build()?;
+    let hook = HOOK.find()?;
     let (socket, _held) = under_hook::socket(&options.place, options.sim.is_some())?;
     let mut config = ManagerConfig::default();
     config.hook = Some(Hook { preload: hook, socket });

@@ -2,39 +2,14 @@
 #![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
 use crate::common::{Process, within};
+use fake_cuda::sim::SimDevice;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 
-/// `cargo test` builds no shared library of another package, so the first test that needs them does.
-pub fn libraries() -> &'static Path {
-    static DIR: OnceLock<PathBuf> = OnceLock::new();
-    DIR.get_or_init(|| {
-        let program = Path::new(env!("CARGO_BIN_EXE_gshare"));
-        let dir = program.parent().unwrap();
-        let profile = match dir.file_name().and_then(|name| name.to_str()).unwrap() {
-            "debug" => "dev",
-            name => name,
-        };
-        let built = Command::new(env!("CARGO"))
-            .args([
-                "build",
-                "--quiet",
-                "--package",
-                "gshare-hook",
-                "--package",
-                "gshare-fake-cuda",
-                "--profile",
-                profile,
-            ])
-            .arg("--target-dir")
-            .arg(dir.parent().unwrap())
-            .status()
-            .unwrap();
-        assert!(built.success());
-        dir.to_owned()
-    })
+/// The folder of the hook and the simulated driver: cargo builds both beside this test, which depends on them.
+pub fn libraries() -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().to_owned()
 }
 
 /// `gshare run --sim` on a device of the test's own.
@@ -44,7 +19,6 @@ pub fn run(dir: &Path, socket: &Path, options: &[&str]) -> Command {
 
 /// The same under the private daemon.
 pub fn run_private(dir: &Path, options: &[&str]) -> Command {
-    libraries();
     let mut command = Command::new(env!("CARGO_BIN_EXE_gshare"));
     command
         .args(["run", "--sim=tiny"])
@@ -124,9 +98,8 @@ impl Spinners {
 
     /// What the simulated device knows of those who use it.
     pub fn truth(&self) -> Truth {
-        let output =
-            Command::new(libraries().join("sim-stat")).arg(self.dir.join("device")).output().unwrap();
-        Truth(serde_json::from_slice(&output.stdout).unwrap())
+        let device = SimDevice::open(&self.dir.join("device"), &fake_cuda::Spec::default());
+        Truth(device.unwrap().truth())
     }
 
     /// What the programs said on standard error.
@@ -135,14 +108,13 @@ impl Spinners {
     }
 }
 
-pub struct Truth(serde_json::Value);
+pub struct Truth(fake_cuda::sim::Truth);
 
 impl Truth {
     /// Time with a kernel of the process running, in ns.
     pub fn gpu_time(&self, spinner: &Spinner) -> u64 {
-        let processes = self.0["processes"].as_array().unwrap();
-        let own = processes.iter().find(|process| process["pid"] == spinner.pid()).unwrap();
-        own["gpus"][0]["busy_ns"].as_u64().unwrap()
+        let own = self.0.processes.iter().find(|process| process.pid == spinner.0.id()).unwrap();
+        own.gpus[0].busy_ns
     }
 }
 
