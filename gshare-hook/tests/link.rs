@@ -1,4 +1,5 @@
 //! Daemons that die, are stuck, refuse, answer late or change their minds, and programs that cut the hook off from them.
+#![allow(unsafe_code)] // the environment is set before `main`
 
 mod common;
 
@@ -12,6 +13,21 @@ use common::{Run, assert_same, program};
 use gshare_core::wire::{RefusalCode, ToClient};
 use gshare_core::{Bytes, ResourceSpec};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Runs before `main`. These tests wait far more than they compute, so all of them run at once, unless the caller says
+/// otherwise; the test runner takes the number from the environment and by itself would use one thread per CPU.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ALL_AT_ONCE: extern "C" fn() = {
+    extern "C" fn set() {
+        const THREADS: &str = "RUST_TEST_THREADS";
+        if std::env::var_os(THREADS).is_none() {
+            // SAFETY: initialisers run before `main`, and the process has no other thread yet.
+            unsafe { std::env::set_var(THREADS, "32") }
+        }
+    }
+    set
+};
 
 fn limited_to(bytes: Bytes) -> ResourceSpec {
     let spec = ResourceSpec::UNLIMITED;

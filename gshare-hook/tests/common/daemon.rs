@@ -55,6 +55,8 @@ pub struct Manners {
     pub spec: ResourceSpec,
     /// GPU time of a token.
     pub token: Duration,
+    /// Time by the clock, beyond its GPU time, after which a token expires.
+    pub slack: Duration,
     /// To one process at a time, in the order in which they ask; and each return is crossed by an extension.
     pub in_turns: bool,
     /// The ordinal of a device that it refuses; and closes the connection over it.
@@ -74,6 +76,7 @@ impl Default for Manners {
         Self {
             spec: ResourceSpec::UNLIMITED,
             token: Duration::from_millis(10),
+            slack: Duration::from_millis(10),
             in_turns: false,
             lacks: None,
             hangs_up: false,
@@ -121,9 +124,9 @@ impl Peer {
         }
     }
 
-    fn grant(&mut self, client: ClientId, lease: LeaseId, token: Duration) {
+    fn grant(&mut self, client: ClientId, lease: LeaseId, token: Duration, slack: Duration) {
         (self.holds, self.holds_since, self.waits) = (Some(lease), now_ns(), None);
-        let expires = Timestamp::from_nanos(self.holds_since + token.as_nanos() + 10_000_000);
+        let expires = Timestamp::from_nanos(self.holds_since + token.as_nanos() + slack.as_nanos());
         self.say(&ToClient::Grant { client, lease, budget: token, expires });
     }
 
@@ -145,9 +148,9 @@ impl Daemon {
         Self::start_as(socket, Manners { spec, token, ..Manners::default() })
     }
 
-    /// The same, to one process at a time, in the order in which they ask; and each return is crossed by an extension.
-    pub fn start_in_turns(socket: &Path, token: Duration) -> Self {
-        Self::start_as(socket, Manners { token, in_turns: true, ..Manners::default() })
+    /// Grants them to one process at a time, in the order in which they ask; each return is crossed by an extension.
+    pub fn start_in_turns(socket: &Path, token: Duration, slack: Duration) -> Self {
+        Self::start_as(socket, Manners { token, slack, in_turns: true, ..Manners::default() })
     }
 
     /// One with these manners.
@@ -194,7 +197,7 @@ fn serve(
     spec: &Mutex<ResourceSpec>,
     stop: &AtomicBool,
 ) {
-    let Manners { token, in_turns, .. } = manners;
+    let Manners { token, slack, in_turns, .. } = manners;
     let mut peers: Vec<Peer> = Vec::new();
     let (mut leases, mut requests) = (0, 0);
     let began = std::time::Instant::now();
@@ -253,7 +256,7 @@ fn serve(
                 peers.iter_mut().filter_map(|peer| Some((peer.waits?, peer))).min_by_key(|next| next.0);
             let Some(((_, client), peer)) = next else { break };
             leases += 1;
-            peer.grant(client, LeaseId(leases), token);
+            peer.grant(client, LeaseId(leases), token, slack);
         }
         if ready[0]
             && let Ok(socket) = rustix::net::accept(listener)
