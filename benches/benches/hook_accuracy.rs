@@ -31,6 +31,9 @@
 //! CPUs are kept awake where that is allowed, for programs alone too, as `cpu_latency = "0us"` in the daemon's configuration
 //! does; `--asleep` leaves them as they are. The first line says which it was.
 //!
+//! Last comes launch latency, see `hook_calls`. All other cases run with calls that take as long as the profile says; with
+//! `--calls NS` as long as that.
+//!
 //! `--seconds N` (10), `--only TEXT` for the cases whose name holds it, `--json` for one JSON object on stdout. Nothing here is
 //! a test: on a machine whose CPUs are busy the device waits for programs that wait for a CPU, and shares come out lower.
 
@@ -47,6 +50,7 @@ use gshare_core::{
     TokenEvent, TokenScheduler,
 };
 
+mod hook_calls;
 mod hook_common;
 use hook_common::{Kind, Setup, Truth, build, launch_forever, role};
 
@@ -135,6 +139,9 @@ fn spin(case: &Case, stage: &Stage, name: Option<String>) -> Child {
         command.env("GSHARE_NAME", name);
     }
     command.env("BENCH_KERNEL_US", case.kernel_us.to_string()).env("BENCH_PROGRAM", case.program);
+    if let Some(ns) = &stage.call_ns {
+        command.env("GSHARE_SIM_CALL_NS", ns);
+    }
     command.spawn().expect("this program starts")
 }
 
@@ -193,13 +200,15 @@ struct Stage {
     hook: PathBuf,
     driver: PathBuf,
     place: tempfile::TempDir,
+    /// How long a call that launches takes, unless as the profile says.
+    call_ns: Option<String>,
 }
 
 impl Stage {
-    fn new() -> Self {
+    fn new(call_ns: Option<String>) -> Self {
         let place = tempfile::tempdir().expect("a temporary directory");
         let (hook, driver) = build(place.path());
-        Self { hook, driver, place }
+        Self { hook, driver, place, call_ns }
     }
 
     fn socket(&self) -> PathBuf {
@@ -410,6 +419,7 @@ struct Options {
     seconds: f64,
     asleep: bool,
     only: Option<String>,
+    calls: Option<String>,
     json: bool,
     quick: bool,
 }
@@ -421,7 +431,14 @@ fn options() -> Options {
     let seconds = value("--seconds")
         .map_or(if quick { 0.3 } else { 10.0 }, |n| n.parse().expect("a number of seconds"));
     let given = |name: &str| all.iter().any(|argument| argument == name);
-    Options { seconds, asleep: given("--asleep"), only: value("--only"), json: given("--json"), quick }
+    Options {
+        seconds,
+        asleep: given("--asleep"),
+        only: value("--only"),
+        calls: value("--calls"),
+        json: given("--json"),
+        quick,
+    }
 }
 
 /// Keeps CPUs awake while it lives, if this user may.
@@ -520,11 +537,12 @@ fn table(options: &Options, stage: &Stage) {
             "kernel_us": kernel_us, "median_ms": median, "worst_ms": most, "bound_ms": bound,
         }));
     }
+    let calls = hook_calls::table(stage, options.seconds.min(2.0), wanted, options.quick);
     if options.json {
         println!(
             "{}",
             serde_json::json!({
-                "device": "simulated", "cpus_awake": awake.is_some(), "rows": rows, "revokes": revokes,
+                "device": "simulated", "cpus_awake": awake.is_some(), "rows": rows, "revokes": revokes, "calls": calls,
             })
         );
     }
@@ -538,6 +556,9 @@ fn main() {
         let kind = if program == "graph" { Kind::Graph } else { Kind::Kernel };
         launch_forever(&setup, kind, null_mut(), program == "sync");
     }
+    if std::env::var("GSHARE_BENCH_ROLE").as_deref() == Ok("calls") {
+        hook_calls::behind_calls();
+    }
     let options = options();
-    table(&options, &Stage::new());
+    table(&options, &Stage::new(options.calls.clone()));
 }

@@ -14,6 +14,7 @@ use gshare_cuda_abi::types::{CUresult, sys};
 
 use crate::clock;
 use crate::driver::real;
+use crate::hold::Hold;
 
 /// At most this many events per context; a launch that finds none free is charged without being measured.
 const EVENTS: usize = 1024;
@@ -30,9 +31,11 @@ impl Event {
     }
 }
 
-/// Two events around some launches.
+/// Two events around some launches. Where a third one came right before them, the time from that to the start is what an event
+/// takes by itself, which is then left out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pair {
+    pub(crate) lead: Option<Event>,
     pub(crate) start: Event,
     pub(crate) end: Event,
 }
@@ -68,6 +71,8 @@ pub(crate) struct Context {
     host: usize,
     pool: Mutex<Pool>,
     timeline: Mutex<Timeline>,
+    /// With which its streams are kept waiting while a launch is measured.
+    pub(crate) hold: Hold,
 }
 
 /// A lock whose owner panicked still holds sound data: every update here is a single step.
@@ -123,6 +128,14 @@ impl Context {
         unsafe { record(event.raw(), core::ptr::with_exposed_provenance_mut(stream)) }.is_ok()
     }
 
+    /// Whether all work of a stream of the current context is over, as far as the host can see: the device's end is seen some
+    /// microseconds later.
+    pub(crate) fn is_idle(stream: usize) -> bool {
+        let Some(query) = real!(cuStreamQuery) else { return false };
+        // SAFETY: the stream is the one that the program is launching on.
+        unsafe { query(core::ptr::with_exposed_provenance_mut(stream)) }.is_ok()
+    }
+
     /// Whether the device has passed the event.
     pub(crate) fn passed(event: Event) -> Option<bool> {
         // SAFETY: the event is alive.
@@ -154,6 +167,14 @@ impl Context {
             None => clock::now_ns().saturating_sub(length.unsigned_abs()),
         };
         let end = start.saturating_add_signed(length.max(0));
+        let start = match pair.lead {
+            Some(lead) => {
+                let alone = elapsed(lead, pair.start).unwrap_or(0).max(0).unsigned_abs();
+                self.give_back(lead);
+                start.saturating_add(alone).min(end)
+            }
+            None => start,
+        };
         // Seen to be over before the time line says so: the line is late, by at least this much.
         let late = end.saturating_sub(clock::now_ns());
         let (start, end) = (start.saturating_sub(late), end - late);
@@ -185,7 +206,7 @@ fn elapsed(start: Event, end: Event) -> Option<i64> {
     // SAFETY: a valid out-pointer and two live events of one context.
     let result = unsafe { real!(cuEventElapsedTime)?(&raw mut milliseconds, start.raw(), end.raw()) };
     #[allow(clippy::cast_possible_truncation)] // a float saturates
-    result.is_ok().then_some((f64::from(milliseconds) * 1e6) as i64)
+    result.is_ok().then_some((f64::from(milliseconds) * 1e6).round() as i64)
 }
 
 /// A context that is current in this thread while this lives, above whichever the program has.
@@ -273,6 +294,7 @@ impl Contexts {
             host: host_of(handle),
             pool: Mutex::default(),
             timeline: Mutex::default(),
+            hold: Hold::default(),
         });
         known.push(Arc::clone(&context));
         Some(context)
@@ -288,6 +310,13 @@ impl Contexts {
             locked(&context.timeline).dead = true;
             false
         });
+    }
+
+    /// Lets go of streams that have been kept waiting for long: the launch call itself may wait for the device.
+    pub(crate) fn end_overdue_holds(&self, now: u64) {
+        for context in locked(&self.known).iter() {
+            context.hold.end_if_overdue(now);
+        }
     }
 
     /// The program is exiting: nobody uses any event from here on.

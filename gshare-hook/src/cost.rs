@@ -34,8 +34,10 @@ const ROWS: usize = 16_384;
 /// How far a key may lie from its place.
 const REACH: usize = 8;
 
-/// In place of a number of launches: see [`CostTable::doubt`].
+/// In place of a number of launches: see [`CostTable::doubt`]. Launches that are measured for it are added, up to so many: the first
+/// one may hold the end of another process's turn.
 const DOUBTED: u32 = 1 << 31;
+pub(crate) const MEASURED_FOR_A_DOUBT: u32 = 4;
 
 /// Number of a row, as [`CostTable::find`] gives it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -189,7 +191,14 @@ impl CostTable {
 
     /// Whether that was said of a row that is known.
     pub(crate) fn is_doubted(&self, row: Row) -> bool {
-        self.probes(row) == DOUBTED && self.known(row).is_some()
+        self.probes(row) >= DOUBTED && self.known(row).is_some()
+    }
+
+    /// Whether a launch is to be measured alone for that.
+    pub(crate) fn take_doubt(&self, row: Row) -> bool {
+        let more = |probes| (probes < DOUBTED + MEASURED_FOR_A_DOUBT).then_some(probes + 1);
+        let probes = &self.slots[row.0 as usize].probes;
+        self.is_doubted(row) && probes.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }
 
     /// One more sample of a row, in ns.

@@ -25,7 +25,12 @@
 //!    now and then, and for the next ones after a call that waited longer than what was open explains. One in four is timed.
 //! 5. *Another context becomes current*: segments end while their events can still be recorded.
 //! 6. *Doubt*: segments that took longer than predicted prove nothing when their stream may have run dry. Now and then the next
-//!    launch is measured alone.
+//!    launch is measured alone; a short one with its stream kept waiting meanwhile, so that the time of the launch call is not
+//!    measured with it ([`crate::hold`]).
+//!
+//! The time between two events holds the call of the first launch when the stream was empty before it: the device cannot begin earlier.
+//! Where that was so it is left out (`lead`). The calls of later launches count only when they keep the device waiting, and a segment
+//! in which they may have is charged what was predicted.
 //!
 //! Launches on a stream that is being captured pass free and untouched; they are charged when the graph is launched. While
 //! any stream is being captured no event is recorded anywhere.
@@ -51,6 +56,7 @@ use crate::context::{self, Context, Event, Pair};
 use crate::control::{CONTROL, State};
 use crate::cost::{CostTable, Row, shape};
 use crate::driver::real;
+use crate::hold::Begun;
 use crate::lifecycle::{self, Runtime};
 use crate::tls;
 
@@ -64,6 +70,8 @@ const SEGMENT_NS: u64 = 400_000;
 const SEGMENT_LAUNCHES: u32 = 16_384;
 /// The longest that the call of a kernel's launch takes, in ns: one that took longer was interrupted.
 const CALL_NS: u64 = 10_000;
+/// A launch that takes longer than this is measured well enough without keeping its stream waiting, in ns.
+pub(crate) const SHORT_NS: u64 = 20_000;
 /// Credit that a run takes at once for launches to come, in ns.
 const PREPAY_NS: u64 = 8_000;
 /// A segment shorter than this is not worth ending at every synchronising call, in ns.
@@ -85,6 +93,19 @@ const LEGACY_STREAM: usize = 1;
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD_STREAM: usize = 2;
 
+/// What a measurement is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    /// A part of a run.
+    Segment,
+    /// A launch of which nothing was known.
+    First,
+    /// A launch alone.
+    Alone,
+    /// A launch alone, with its stream kept waiting until it was queued.
+    Held,
+}
+
 /// A measurement under way, for the helper thread.
 #[derive(Debug)]
 pub(crate) struct Pending {
@@ -102,6 +123,7 @@ pub(crate) struct Pending {
     pub(crate) dense: bool,
     /// Time before the first kernel could start that is no GPU time, in ns.
     pub(crate) gap: u64,
+    pub(crate) how: How,
     /// When its first launch was queued.
     pub(crate) opened: u64,
 }
@@ -135,6 +157,9 @@ struct Run {
     /// Predicted cost of the first launch, and when the segment began, in ns.
     first: u64,
     opened: u64,
+    /// How much of the first launch's call may be the reason that the device had nothing to do, and how much was, in ns.
+    slack: u32,
+    lead: u32,
     /// What was charged to launches that were open when its thread last synchronised, in ns.
     awaited: u64,
     /// [`crate::control::Control::destroyed`] when the segment began.
@@ -161,6 +186,8 @@ impl Run {
             start: None,
             first: 0,
             opened: 0,
+            slack: 0,
+            lead: 0,
             awaited: 0,
             destroyed: 0,
         }
@@ -475,6 +502,8 @@ enum Verdict {
     Pass,
     /// It is paid for.
     Paid,
+    /// It is paid for, and a segment begins with it.
+    First,
     /// It is paid for, and the segment ends with it.
     Last,
     /// It is paid for and measured alone.
@@ -555,9 +584,10 @@ fn admit_here(runtime: &'static Runtime, handle: u64, size: u64, stream: usize, 
     // SAFETY: as above; the last borrow has ended.
     let run = unsafe { thread.run(stream) };
     // A segment is due unless it has begun or there is a reason to go without.
-    if run.start.is_none() && run.skip == 0 && begin(runtime, run, cost, row) {
+    if run.start.is_none() && run.skip == 0 && begin(runtime, run, cost, row, slack) {
         return measure_alone(runtime, device, thread, row, stream, slack, cost);
     }
+    let first = run.count == 0 && run.slack > 0;
     run.add(row, cost);
     let predicted = run.predicted.load(Ordering::Relaxed);
     // How many more launches like this one fit into the segment.
@@ -565,7 +595,12 @@ fn admit_here(runtime: &'static Runtime, handle: u64, size: u64, stream: usize, 
     let limit = u64::from(run.count) + more;
     run.limit = u32::try_from(limit).map_or(SEGMENT_LAUNCHES, |limit| limit.min(SEGMENT_LAUNCHES));
     let last = predicted >= SEGMENT_NS || run.count >= run.limit;
-    Ticket { verdict: if last { Verdict::Last } else { Verdict::Paid }, cost }
+    let verdict = match (first, last) {
+        (_, true) => Verdict::Last,
+        (true, false) => Verdict::First,
+        (false, false) => Verdict::Paid,
+    };
+    Ticket { verdict, cost }
 }
 
 /// After the call: the segment ends, the launch was measured alone, or the driver refused it.
@@ -586,6 +621,9 @@ fn conclude_here(ticket: Ticket, stream: usize, result: CUresult) {
     }
     // SAFETY: the record is this thread's own.
     let run = unsafe { thread.run(stream) };
+    if run.count == 1 && run.slack > 0 {
+        run.lead = saturated(clock::now_ns() - run.opened).min(run.slack);
+    }
     if !result.is_ok() {
         // It did not run: nothing of it is in flight, and its cost is given back.
         let left = run.predicted.load(Ordering::Relaxed).saturating_sub(ticket.cost);
@@ -595,6 +633,8 @@ fn conclude_here(ticket: Ticket, stream: usize, result: CUresult) {
         if let Some(device) = run.device() {
             device.refused.fetch_add(ticket.cost, Ordering::AcqRel);
         }
+    } else if ticket.verdict == Verdict::First {
+        // Its segment goes on.
     } else if run.start.is_some() {
         end(run, Ending::Full);
     } else {
@@ -687,9 +727,14 @@ pub(crate) fn is_captured(stream: usize) -> bool {
     !result.is_ok() || status != 0
 }
 
+/// The runs of a thread lie close together: times that are short are kept short.
+fn saturated(ns: u64) -> u32 {
+    u32::try_from(ns).unwrap_or(u32::MAX)
+}
+
 /// Begins a segment. `true`: measure this launch alone.
 #[cold]
-fn begin(runtime: &Runtime, run: &mut Run, cost: u64, row: Row) -> bool {
+fn begin(runtime: &Runtime, run: &mut Run, cost: u64, row: Row, slack: u64) -> bool {
     // What came before on this stream has no event of its own: the segment that begins here completes after it.
     run.carry();
     run.limit = 0;
@@ -697,11 +742,12 @@ fn begin(runtime: &Runtime, run: &mut Run, cost: u64, row: Row) -> bool {
     // Where different functions take turns, a segment says little about each: now and then one is measured alone. So is what may
     // have become longer in a segment that cannot prove it.
     let mixed = core::mem::take(&mut run.mixed) != 0 && run.begun.is_multiple_of(4);
-    let doubted = run.device().is_some_and(|device| device.costs.is_doubted(row));
-    if (mixed || doubted) && !CONTROL.capturing() {
+    let doubted = || run.device().is_some_and(|device| device.costs.take_doubt(row));
+    if !CONTROL.capturing() && (doubted() || mixed) {
         return true;
     }
     (run.row, run.first) = (row, cost);
+    (run.slack, run.lead) = (0, 0);
     // Until an event is recorded: launches are settled as predicted, and it is tried again later.
     (run.skip, run.idle_skip) = (4, false);
     run.destroyed = CONTROL.destroyed();
@@ -709,8 +755,10 @@ fn begin(runtime: &Runtime, run: &mut Run, cost: u64, row: Row) -> bool {
         return false;
     }
     let Some(context) = runtime.contexts.current() else { return false };
+    let idle = slack > 0 && Context::is_idle(run.stream);
     if let Some(event) = context.take_recorded(run.stream) {
         run.opened = clock::now_ns();
+        run.slack = if idle { saturated(slack) } else { 0 };
         run.start = Some((event, context));
         run.skip = 0;
     }
@@ -830,7 +878,8 @@ fn end(run: &mut Run, why: Ending) {
     } else {
         // Everything was queued before the device could have finished the first launch, or even begun.
         let dense = presumed == 0
-            && (clock::now_ns() - run.opened < run.first || Context::passed(start) == Some(false));
+            && (clock::now_ns() - run.opened < run.first.saturating_add(run.lead.into())
+                || Context::passed(start) == Some(false));
         context.take_recorded(run.stream).map(|end| (end, dense))
     };
     let Some((end, dense)) = ended else {
@@ -840,14 +889,15 @@ fn end(run: &mut Run, why: Ending) {
     (run.skip, run.idle_skip) = skip;
     device.push(Pending {
         context,
-        pair: Pair { start, end },
+        pair: Pair { lead: None, start, end },
         predicted,
         carried,
         presumed,
         launches: count,
         row: (run.mixed == 0).then_some(run.row),
         dense,
-        gap: 0,
+        gap: run.lead.into(),
+        how: How::Segment,
         opened: run.opened,
     });
 }
@@ -890,11 +940,42 @@ struct Alone {
     row: Row,
     stream: usize,
     slack: u64,
-    /// The event before it, unless none could be recorded.
+    how: How,
+    /// The event before it, unless none could be recorded, and one before that where the stream is kept waiting.
     start: Option<(Event, Arc<Context>)>,
+    lead: Option<Event>,
     /// Whether the stream was idle, and since when the launch has been under way.
     idle: bool,
     began: u64,
+}
+
+impl Alone {
+    /// Records the event before it, with its stream kept waiting if it is short.
+    fn record_start(&mut self, context: Arc<Context>) {
+        // On an idle stream the start passes at once, and the kernel starts when the launch has come through.
+        self.idle = self.slack > 0 && Context::is_idle(self.stream);
+        // A call that may do more than queue work is not kept from ending.
+        let short =
+            self.slack == CALL_NS && self.device.costs.known(self.row).is_some_and(|ns| ns <= SHORT_NS);
+        let others_wait = self.stream <= LEGACY_STREAM && CONTROL.has_blocking_streams();
+        let begun = if short && !others_wait { context.hold.begin(self.stream) } else { Begun::Never };
+        match begun {
+            Begun::Yes => self.lead = context.take_recorded(self.stream),
+            // What would be measured is the time of the call.
+            Begun::Busy => return,
+            Begun::Never => {}
+        }
+        let start = context.take_recorded(self.stream);
+        if begun == Begun::Yes && (start.is_none() || self.lead.is_none()) {
+            context.hold.end();
+            start.into_iter().chain(self.lead.take()).for_each(|event| context.give_back(event));
+            return;
+        }
+        if begun == Begun::Never {
+            self.began = clock::now_ns();
+        }
+        self.start = start.map(|start| (start, context));
+    }
 }
 
 /// Records the event before a launch; its cost has been paid.
@@ -908,16 +989,13 @@ fn measure_alone(
     slack: u64,
     cost: u64,
 ) -> Ticket {
-    let mut alone = Alone { device, row, stream, slack, start: None, idle: false, began: 0 };
+    let how = if device.costs.known(row).is_none() { How::First } else { How::Alone };
+    let began = clock::now_ns();
+    let mut alone = Alone { device, row, stream, slack, how, start: None, lead: None, idle: false, began };
     let context = if CONTROL.capturing() { None } else { runtime.contexts.current() };
-    if let Some(context) = context
-        && let Some(start) = context.take_recorded(stream)
-    {
-        // On an idle stream the start passes at once, and the kernel starts when the launch has come through.
-        alone.idle = slack > 0 && Context::passed(start) == Some(true);
-        alone.start = Some((start, context));
+    if let Some(context) = context {
+        alone.record_start(context);
     }
-    alone.began = clock::now_ns();
     // SAFETY: the record is this thread's own.
     unsafe { *thread.alone.get() = Some(alone) };
     Ticket { verdict: Verdict::Alone, cost }
@@ -928,13 +1006,17 @@ fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult) {
     // SAFETY: the record is this thread's own.
     let Some(alone) = (unsafe { (*thread.alone.get()).take() }) else { return };
     let device = alone.device;
-    let gap = if alone.idle { (clock::now_ns() - alone.began).min(alone.slack) } else { 0 };
+    let (lead, how) = (alone.lead, if alone.lead.is_some() { How::Held } else { alone.how });
+    let gap =
+        if alone.idle && how != How::Held { (clock::now_ns() - alone.began).min(alone.slack) } else { 0 };
     let measured = alone.start.and_then(|(start, context)| {
         let end = if result.is_ok() { context.take_recorded(alone.stream) } else { None };
+        // A stream that went on by itself had nothing to do meanwhile.
+        let in_time = how != How::Held || context.hold.end();
         match end {
-            Some(end) => Some((context, Pair { start, end })),
-            None => {
-                context.give_back(start);
+            Some(end) if in_time => Some((context, Pair { lead, start, end })),
+            end => {
+                end.into_iter().chain(lead).chain([start]).for_each(|event| context.give_back(event));
                 None
             }
         }
@@ -942,8 +1024,11 @@ fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult) {
     let Some((context, pair)) = measured else {
         let time = if result.is_ok() { &device.settled } else { &device.refused };
         time.fetch_add(cost, Ordering::AcqRel);
-        // Nobody waits for a measurement that will not come.
-        return device.costs.not_measured(alone.row);
+        // Nobody waits for a measurement that will not come; what is doubted still is.
+        return match alone.how {
+            How::First => device.costs.not_measured(alone.row),
+            _ => device.costs.doubt(alone.row),
+        };
     };
     device.push(Pending {
         context,
@@ -955,6 +1040,7 @@ fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult) {
         row: Some(alone.row),
         dense: true,
         gap,
+        how,
         opened: alone.began,
     });
 }

@@ -30,7 +30,7 @@
 //! again. The connection is tried again with a jittered delay; the hook then says Hello and Attach again and re-states the memory
 //! it holds.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
@@ -45,9 +45,9 @@ use crate::context::Progress;
 use crate::control::{CONTROL, State};
 use crate::cost::{Row, Suspicion, surely};
 use crate::cycle::Cycles;
-use crate::gate::{Device, Pending, ThreadRecord};
+use crate::gate::{Device, How, Pending, SHORT_NS, ThreadRecord};
 use crate::lifecycle::{self, Answer, Request, Runtime};
-use crate::timing::{Behind, Coverage, Overlap, Turns, charge};
+use crate::timing::{Behind, Coverage, Overlap, Turns, taken};
 use crate::transport::Connection;
 
 /// In-flight bound before the daemon has named one.
@@ -63,8 +63,10 @@ const IDLE_GAP: u64 = 20_000;
 const IDLE: u64 = 3_000_000;
 /// How long one is kept whose last work is known to be over, however long it is since that was launched, in ns.
 const DONE: u64 = 1_000_000;
-/// How much time segments may take beyond what they are charged before a launch is measured alone, in ns.
+/// How much time segments may take beyond what they are charged before a launch is measured alone, in ns; and how much after many
+/// such measurements that only showed what was known.
 const UNPROVEN: u64 = 1_000_000;
+const MOST_UNPROVEN: u64 = 16_000_000;
 /// How much longer than predicted a closed lease waits for its queue to drain before it is returned all the same, in ns.
 const DRAIN: u64 = 3_000_000;
 /// What may be queued where the cost of a kernel is not known yet, in ns.
@@ -110,7 +112,8 @@ pub(crate) fn run(runtime: &'static Runtime) {
         told: false,
         heard: 0,
         probe: None,
-        synced: (Vec::new(), 0, 0),
+        syncing: Lately::default(),
+        launching: Lately::default(),
         class: None,
     };
     helper.connect(clock::now_ns());
@@ -181,6 +184,27 @@ struct Outage {
     delay: u64,
 }
 
+/// How many of some counters have moved lately.
+#[derive(Debug, Default)]
+struct Lately {
+    counts: Vec<u64>,
+    since: u64,
+    before: usize,
+}
+
+impl Lately {
+    /// Takes the counters as they are now; gives how many have moved in the last [`RECENT`] or the one before.
+    fn look(&mut self, now: u64, counts: &[u64]) -> usize {
+        let moved =
+            counts.iter().enumerate().filter(|&(at, count)| self.counts.get(at) != Some(count)).count();
+        let most = moved.max(self.before);
+        if now - self.since > RECENT {
+            (self.counts, self.since, self.before) = (counts.to_owned(), now, moved);
+        }
+        most
+    }
+}
+
 #[derive(Debug)]
 struct Helper {
     runtime: &'static Runtime,
@@ -191,8 +215,9 @@ struct Helper {
     /// When the daemon was last heard, and a second connection that asks whether it is there, with the time by which it must say.
     heard: u64,
     probe: Option<(Connection, u64)>,
-    /// How often each thread had waited for the device at some time, that time, and how many had since the time before it.
-    synced: (Vec<u64>, u64, usize),
+    /// How many threads wait for the device, and how many launch.
+    syncing: Lately,
+    launching: Lately,
     /// What the daemon's configuration says of this process.
     class: Option<ServiceClass>,
 }
@@ -236,6 +261,8 @@ struct Account {
     running: VecDeque<Pending>,
     /// Rows whose last samples were above their cost and may have been too long.
     suspicions: HashMap<Row, Suspicion>,
+    /// Rows of which a launch was measured because of a doubt.
+    proven: HashSet<Row>,
     expires: u64,
     /// A token was requested and neither granted nor given up.
     asked: bool,
@@ -262,8 +289,12 @@ struct Account {
     prepaid: u64,
     /// Per thread and run: what is open, and since when it has been that.
     still: Vec<[(u64, u64); 4]>,
-    /// Time that segments took beyond what they were charged, since one of their launches was last measured alone, in ns.
+    /// Time that segments took beyond what they were charged, since one of their launches was last measured alone, and how much it may
+    /// be before the next one is, in ns.
     unproven: u64,
+    may_be_unproven: u64,
+    /// Several threads launch: what one launch takes may hold another's.
+    crowded: bool,
     /// When something last completed, and when a launch was last let in because nothing did.
     moved: u64,
     let_in: u64,
@@ -671,13 +702,17 @@ impl Helper {
         self.probe(now);
         self.settle_without_daemon(now);
         let threads = self.runtime.threads();
-        let all_launches = threads.iter().map(|thread| thread.launches.load(Ordering::Relaxed)).sum();
+        let launched: Vec<u64> =
+            threads.iter().map(|thread| thread.launches.load(Ordering::Relaxed)).collect();
+        let all_launches = launched.iter().sum();
+        let crowded = self.launching.look(now, &launched) > 1;
+        self.runtime.contexts.end_overdue_holds(now);
         let several = self.runtime.sole_device().is_none();
         let class = self.class.or(self.runtime.config.class);
         let slo_sensitive = class.is_some_and(ServiceClass::is_slo_sensitive);
         let synced: Vec<u64> = threads.iter().map(|thread| thread.syncs.load(Ordering::Relaxed)).collect();
         let syncs = synced.iter().sum();
-        let waiting_threads = self.waiting_threads(now, &synced);
+        let waiting_threads = self.syncing.look(now, &synced);
         for index in 0..self.devices.len() {
             let account = &mut self.devices[index];
             // What is launched on one device says nothing about another.
@@ -688,6 +723,7 @@ impl Helper {
             }
             let all = account.overlap.look(now, waiting_threads);
             account.device.measures_all.store(all, Ordering::Relaxed);
+            account.crowded = crowded;
             account.collect(now);
             account.presume(&threads, now);
             account.unstick(now);
@@ -707,16 +743,6 @@ impl Helper {
             }
         }
         sleep.max(20_000)
-    }
-
-    /// How many threads have waited for the device lately, and how often each had by now.
-    fn waiting_threads(&mut self, now: u64, synced: &[u64]) -> usize {
-        if now - self.synced.1 > RECENT {
-            let before = &self.synced.0;
-            let waited = synced.iter().enumerate().filter(|&(at, count)| before.get(at) != Some(count));
-            self.synced = (synced.to_owned(), now, waited.count());
-        }
-        self.synced.2
     }
 
     /// What a device lives on while there is no daemon.
@@ -817,6 +843,7 @@ impl Account {
             overlap: Overlap::default(),
             running: VecDeque::new(),
             suspicions: HashMap::new(),
+            proven: HashSet::new(),
             expires: 0,
             asked: false,
             owed: None,
@@ -833,6 +860,8 @@ impl Account {
             prepaid: 0,
             still: Vec::new(),
             unproven: 0,
+            may_be_unproven: UNPROVEN,
+            crowded: false,
             moved: 0,
             let_in: 0,
         }
@@ -975,61 +1004,89 @@ impl Account {
     /// What a segment that ran from `start` to `end` costs in all; learns from it. Nothing that runs was launched before `oldest`.
     fn measure(&mut self, pending: &Pending, start: u64, end: u64, oldest: u64) -> u64 {
         let length = end.saturating_sub(start);
-        let gap = pending.gap.min(length.saturating_sub(LEAST));
-        let growth = self.coverage.add(start + gap, end, oldest);
-        self.overlap.seen(pending.opened, pending.predicted + pending.presumed, growth);
-        let launches = u64::from(pending.launches.max(1));
-        let sample = (length - gap) / launches;
         // The device was idle for us before: the interval may hold the end of another process's turn. What is over after its own
-        // turn was handed over may hold the beginning of one.
-        let after_idle = self.is_first(start);
-        let shared = after_idle || self.turns.outlasted(pending.opened, end);
+        // turn was handed over may hold the beginning of one. Keeping a stream waiting made the device idle by itself.
+        let held = pending.how == How::Held;
+        let after_idle = self.is_first(if held { pending.opened } else { start });
+        let shared = after_idle || self.turns.outlasted(pending.opened, end) || (held && self.crowded);
         self.worked_until = self.worked_until.max(end);
-        let costs = &self.device.costs;
-        let Some(row) = pending.row else {
-            return charge(growth, pending.predicted + pending.presumed, pending.dense && !shared);
-        };
-        if pending.dense && costs.is_doubted(row) {
-            costs.not_measured(row);
-            if !shared {
-                costs.set(row, sample);
-            }
+        let start = start + pending.gap.min(length.saturating_sub(LEAST));
+        let length = end.saturating_sub(start);
+        let known = pending.row.and_then(|row| self.device.costs.known(row));
+        if let Some(row) = pending.row {
+            let room = self.coverage.room(start, end);
+            self.learn(pending, row, length, room, shared);
+            self.doubt_unproven(pending, row);
         }
-        let known = costs.known(row);
-        let dense = pending.dense && (!shared || known.is_none());
-        // Every interval is an upper bound; only a dense one tells that a cost has risen, and no more than that if others may
-        // have had part of it.
-        let suspect = pending.dense && shared;
-        if pending.dense
-            && after_idle
-            && let Some(known) = known
-        {
+        if let Some(known) = known.filter(|_| pending.dense && after_idle) {
+            let launches = u64::from(pending.launches);
             self.behind.seen(length.saturating_sub(known * launches).min(REMAINDER));
         }
-        match known {
-            None => {
-                self.suspicions.insert(row, Suspicion::of_first(suspect));
-                costs.learn(row, sample);
+        let predicted = match pending.row.and_then(|row| self.device.costs.known(row)) {
+            Some(cost) => cost * u64::from(pending.launches.max(1)),
+            None => pending.predicted + pending.presumed,
+        };
+        let dense = pending.dense && (!shared || (known.is_none() && pending.row.is_some()));
+        let growth = self.coverage.add(start, end, taken(length, predicted, dense), oldest);
+        self.overlap.seen(pending.opened, pending.predicted + pending.presumed, growth);
+        growth
+    }
+
+    /// Learns what a launch of a row costs from a segment of this length, of which `room` was nobody else's; all in ns. Every segment
+    /// is an upper bound; only a dense one tells that a cost has risen, and no more than that if others may have `shared` it.
+    fn learn(&mut self, pending: &Pending, row: Row, length: u64, room: u64, shared: bool) {
+        let costs = &self.device.costs;
+        let launches = u64::from(pending.launches.max(1));
+        let sample = length / launches;
+        let Some(known) = costs.known(row) else {
+            self.suspicions.insert(row, Suspicion::of_first(pending.dense && shared));
+            self.proven.remove(&row);
+            return costs.learn(row, sample);
+        };
+        let asked = matches!(pending.how, How::Alone | How::Held) && costs.is_doubted(row);
+        if asked || pending.how == How::Held {
+            self.proven.insert(row);
+        }
+        if asked {
+            costs.not_measured(row);
+            let confirmed = sample <= known + known / 4 + LEAST;
+            self.may_be_unproven =
+                if confirmed { (2 * self.may_be_unproven).min(MOST_UNPROVEN) } else { UNPROVEN };
+        }
+        // Several streams that are never empty: launches of others lie between these.
+        let mingled =
+            self.crowded && pending.how == How::Segment && pending.dense && self.proven.contains(&row);
+        if asked && !shared || pending.how == How::Held && sample <= known {
+            self.suspicions.remove(&row);
+            costs.set(row, sample);
+            costs.learn(row, sample);
+        } else if sample > known && pending.dense && shared && !mingled {
+            if let Some(proven) = self.suspicions.entry(row).or_default().add(surely(sample, REMAINDER)) {
+                costs.set(row, proven.max(known));
             }
-            Some(known) if sample > known && suspect => {
-                if let Some(proven) = self.suspicions.entry(row).or_default().add(surely(sample, REMAINDER)) {
-                    costs.set(row, proven.max(known));
-                }
+        } else if sample > known && (!pending.dense || mingled) {
+            // The stream may have run dry in between, or the kernel has become longer: now and then it is asked.
+            self.unproven += room.saturating_sub(known * launches);
+            if self.unproven > self.may_be_unproven {
+                self.unproven = 0;
+                costs.doubt(row);
             }
-            Some(known) if sample > known && !pending.dense => {
-                // The stream may have run dry in between, or the kernel has become longer: now and then it is asked.
-                self.unproven += growth.saturating_sub(known * launches);
-                if self.unproven > UNPROVEN {
-                    self.unproven = 0;
-                    costs.doubt(row);
-                }
-            }
-            Some(known) => match self.suspicions.remove(&row) {
+        } else {
+            match self.suspicions.remove(&row) {
                 Some(Suspicion { cost_itself: true, .. }) if sample < known => costs.set(row, sample),
                 _ => costs.learn(row, sample),
-            },
+            }
         }
-        charge(growth, costs.known(row).unwrap_or(sample) * launches, dense)
+    }
+
+    /// What was learned about a short launch may be the time of its call, unless one was measured to find that out: the next one is.
+    fn doubt_unproven(&self, pending: &Pending, row: Row) {
+        let costs = &self.device.costs;
+        let short = costs.known(row).is_some_and(|cost| cost <= SHORT_NS);
+        let of_calls = !pending.dense || pending.launches == 1 || self.crowded;
+        if short && of_calls && !self.proven.contains(&row) && !costs.is_doubted(row) {
+            costs.doubt(row);
+        }
     }
 
     /// GPU time that is queued now: what is in flight, less what the device must have done since it was last heard of.

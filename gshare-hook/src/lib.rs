@@ -17,7 +17,8 @@
 //! | `resolve` | `dlsym` and `cuGetProcAddress`: exactly the variant that was asked for |
 //! | `driver` | one saved pointer per real function |
 //! | `gate` | the launch path: predict, spend, measure sparsely, wait in line |
-//! | `cost`, `timing` | predicted cost per function; the union of measured intervals |
+//! | `cost`, `timing` | predicted cost per function; what measured intervals take of the time line |
+//! | `hold` | keeping a stream waiting while a launch shorter than its call is measured |
 //! | `memory` | reserve, allocate, commit; one view of what is free |
 //! | `helper`, `transport` | the one thread: leases, measurements, the daemon |
 //! | `context` | events and time line of a CUDA context |
@@ -36,9 +37,10 @@
 //! # Guarantees
 //!
 //! - Results, order and thread of every call are the driver's own. No call is deferred, copied or merged; no launch
-//!   synchronises; captured launches pass untouched.
+//!   synchronises; captured launches pass untouched. Now and then the work of one short launch starts some microseconds later, so
+//!   that it can be measured.
 //! - A launch costs one atomic subtraction while credit lasts, and never a round trip, lock, system call or allocation.
-//! - GPU time is charged as measured (union over streams), so the limit holds for programs that never synchronise, for
+//! - GPU time is charged as measured (union over streams), without the time that the device waits for the program's calls, so the limit holds for programs that never synchronise, for
 //!   graphs, copies and kernels of any length; what was overused is carried as debt.
 //! - Memory beyond the limit is `CUDA_ERROR_OUT_OF_MEMORY`, never a kill. `cuMemGetInfo`, `cuDeviceTotalMem` and NVML agree.
 //! - The hook never exits, aborts or blocks for ever. Without CUDA it does nothing; without limits and daemon it stands
@@ -79,7 +81,8 @@
 //! does not know): `gshare doctor` says how much it is, and the daemon's `memory_headroom` leaves room for it. Code and globals of
 //! modules, local memory; graphs' memory before their first launch; memory mapped into a sparse array once its handle is
 //! released. Work that device-side launches start is counted by its duration, like any kernel's. Costs are learned per function handle and size: a kernel whose duration depends on its
-//! data is charged as measured, but predicted by its average. A program that synchronises after every kernel of some
+//! data is charged as measured, but predicted by its average. Kernels that are shorter than the calls that launch them are charged what
+//! they take one after the other, also where those of several streams run side by side. A program that synchronises after every kernel of some
 //! microseconds leaves the device idle while it holds a token: its share of GPU time is then bounded by its own pace.
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
@@ -95,6 +98,7 @@ mod driver;
 mod exports;
 mod gate;
 mod helper;
+mod hold;
 mod lifecycle;
 mod memory;
 mod nvml;

@@ -1,72 +1,192 @@
-//! GPU time from intervals: how much of the device's time line a set of overlapping intervals covers.
+//! GPU time from intervals: how much of the device's time line a set of overlapping intervals takes.
 //!
 //! # Problem
 //! Kernels are measured in **segments**, runs of launches on one stream between two CUDA events. Two streams that run at
-//! the same time use the device once: their segments are merged (union), not summed. Segments become known in any order.
+//! the same time use the device once. And the time between two events is not the time that the device worked: a launch call
+//! takes microseconds, and while the program is inside of it a stream with short kernels is empty. Segments become known in
+//! any order.
+//!
+//! # What a segment takes
+//! An interval is never shorter than the kernels in it, but it is longer when the stream ran dry in between. A segment
+//! is **dense** when it cannot have: every launch was queued before the device was done with the first of them. A dense segment
+//! takes all of its interval; any other what its launches are predicted to take, and its interval at most ([`taken`]). For a program
+//! that keeps the device waiting everything thus depends on the predicted cost of its kernels, and that is measured where the
+//! device does not wait: see [`crate::hold`].
 //!
 //! # Algorithm
-//! [`Coverage`] keeps disjoint intervals, sorted. Adding one gives its **growth**, the part that was not covered before;
-//! the growths of all segments sum to the length of the union, in whatever order they come. Intervals more than
-//! [`MEMORY_NS`] behind the newest end, and behind whatever still runs, are folded away; a straggler from further back finds that
-//! time covered.
+//! [`Coverage`] keeps disjoint pieces of the time line, sorted, each with how much of it is taken. A segment spreads what it takes
+//! evenly over its interval, where there is room; what does not fit was another stream's at the same time. What it could
+//! add is its **growth**. The growths of dense segments sum to the length of the union, those of others to the sum
+//! of what they take as long as that fits: kernels of several streams are held to run one after the other, unless both streams
+//! were seen to be busy throughout. Pieces more than [`MEMORY_NS`] behind the newest end, and behind whatever still runs, are
+//! folded away; a straggler from further back finds that time taken.
 //!
-//! Worked example, in us: [0, 10) grows 10; [5, 12) on another stream grows 2; [3, 7) grows 0; union 12.
-//!
-//! # What a segment is charged
-//! An interval is never shorter than the kernels in it, but it is longer when the stream ran dry in between. A segment
-//! is **dense** when it cannot have: every launch was queued before the device came to the first of them. Dense segments
-//! are charged their growth; others the smaller of growth and prediction ([`charge`]).
+//! Worked example, in us: a dense [0, 10) grows 10; a dense [5, 12) on another stream 2; a dense [3, 7) nothing. Then [20, 30),
+//! which takes 4, grows 4; [20, 30) on another stream, which takes 4, grows 4; and a third one 2.
 
 use std::collections::VecDeque;
 
 /// How far back intervals are remembered, in ns.
 pub(crate) const MEMORY_NS: u64 = 2_000_000_000;
 
-/// The covered part of a time line, in ns.
+/// A piece of the time line, and how much of it is taken, evenly; in ns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    start: u64,
+    end: u64,
+    taken: u64,
+}
+
+impl Piece {
+    fn length(self) -> u64 {
+        self.end - self.start
+    }
+
+    fn room(self) -> u64 {
+        self.length() - self.taken
+    }
+
+    /// The parts before and behind `at`, which lies within.
+    fn split(self, at: u64) -> (Self, Self) {
+        let before = part(self.taken, at - self.start, self.length());
+        (Self { end: at, taken: before, ..self }, Self { start: at, taken: self.taken - before, ..self })
+    }
+}
+
+/// `of` times `some` by `all`.
+fn part(of: u64, some: u64, all: u64) -> u64 {
+    u64::try_from(u128::from(of) * u128::from(some) / u128::from(all.max(1))).unwrap_or(of)
+}
+
+/// What is taken of a time line, in ns.
 #[derive(Debug, Default)]
 pub(crate) struct Coverage {
-    /// Disjoint, ascending, with gaps between them.
-    covered: VecDeque<(u64, u64)>,
-    /// Everything before this counts as covered.
+    /// Disjoint, ascending.
+    pieces: VecDeque<Piece>,
+    /// Everything before this counts as taken.
     horizon: u64,
 }
 
 impl Coverage {
-    /// Nothing covered.
+    /// Nothing taken.
     pub(crate) fn new() -> Self {
         Self::default()
     }
 
-    /// Covers `[start, end)`; gives the length that was not covered before. Nothing that runs has begun before `oldest`.
-    pub(crate) fn add(&mut self, start: u64, end: u64, oldest: u64) -> u64 {
+    /// How much of `[start, end)` is not taken.
+    pub(crate) fn room(&self, start: u64, end: u64) -> u64 {
         let start = start.max(self.horizon);
-        if end <= start {
+        let first = self.pieces.partition_point(|piece| piece.end <= start);
+        let within = self.pieces.range(first..).take_while(|piece| piece.start < end);
+        let taken: u64 = within
+            .map(|piece| {
+                let length = piece.end.min(end) - piece.start.max(start);
+                part(piece.taken, length, piece.length())
+            })
+            .sum();
+        end.saturating_sub(start) - taken
+    }
+
+    /// Takes `amount` of `[start, end)`, evenly and where there is room; gives how much that was. Nothing that runs has begun before
+    /// `oldest`.
+    pub(crate) fn add(&mut self, start: u64, end: u64, amount: u64, oldest: u64) -> u64 {
+        let whole = end.saturating_sub(start);
+        let start = start.max(self.horizon);
+        if end <= start || amount == 0 {
             return 0;
         }
-        let first = self.covered.partition_point(|&(_, e)| e < start);
-        let (mut low, mut high, mut already) = (start, end, 0);
+        let amount = part(amount.min(whole), end - start, whole);
+        let (first, mut within) = self.cut_out(start, end);
+        let (mut left, mut length, mut added) = (amount, end - start, 0);
+        for piece in &mut within {
+            let share = part(left, piece.length(), length);
+            (left, length) = (left - share, length - piece.length());
+            let fits = share.min(piece.room());
+            piece.taken += fits;
+            added += fits;
+        }
+        // What did not fit in its place goes where there is room.
+        for piece in &mut within {
+            let fits = (amount - added).min(piece.room());
+            piece.taken += fits;
+            added += fits;
+        }
+        self.put_back(first, within);
+        self.fold(oldest);
+        added
+    }
+
+    /// Takes the pieces of `[start, end)` out, whole, with new ones where there are none; and where they were.
+    fn cut_out(&mut self, start: u64, end: u64) -> (usize, Vec<Piece>) {
+        let mut first = self.pieces.partition_point(|piece| piece.end <= start);
+        if let Some(piece) = self.pieces.get(first).copied().filter(|piece| piece.start < start) {
+            let (before, within) = piece.split(start);
+            self.pieces[first] = within;
+            self.pieces.insert(first, before);
+            first += 1;
+        }
         let mut last = first;
-        while let Some(&(s, e)) = self.covered.get(last).filter(|&&(s, _)| s <= end) {
-            already += e.min(end).saturating_sub(s.max(start));
-            (low, high) = (low.min(s), high.max(e));
+        while self.pieces.get(last).is_some_and(|piece| piece.start < end) {
             last += 1;
         }
-        self.covered.drain(first..last);
-        self.covered.insert(first, (low, high));
-        self.fold(oldest);
-        end - start - already
+        if let Some(piece) = self.pieces.get(last.wrapping_sub(1)).copied()
+            && last > first
+            && piece.end > end
+        {
+            let (within, behind) = piece.split(end);
+            self.pieces[last - 1] = within;
+            self.pieces.insert(last, behind);
+        }
+        let (mut within, mut at) = (Vec::with_capacity(2 * (last - first) + 1), start);
+        for piece in self.pieces.drain(first..last) {
+            if piece.start > at {
+                within.push(Piece { start: at, end: piece.start, taken: 0 });
+            }
+            within.push(piece);
+            at = piece.end;
+        }
+        if at < end {
+            within.push(Piece { start: at, end, taken: 0 });
+        }
+        (first, within)
+    }
+
+    /// Puts pieces in their place; those that are full become one with full ones beside them.
+    fn put_back(&mut self, first: usize, within: Vec<Piece>) {
+        let mut at = first;
+        for piece in within.into_iter().filter(|piece| piece.taken > 0) {
+            match at.checked_sub(1).and_then(|before| self.pieces.get_mut(before)) {
+                Some(before) if before.end == piece.start && before.room() == 0 && piece.room() == 0 => {
+                    before.end = piece.end;
+                    before.taken += piece.taken;
+                }
+                _ => {
+                    self.pieces.insert(at, piece);
+                    at += 1;
+                }
+            }
+        }
+        let pair = at.checked_sub(1).and_then(|last| Some((*self.pieces.get(last)?, *self.pieces.get(at)?)));
+        if let Some((last, next)) = pair
+            && last.end == next.start
+            && last.room() == 0
+            && next.room() == 0
+        {
+            self.pieces[at] = Piece { start: last.start, end: next.end, taken: last.taken + next.taken };
+            self.pieces.remove(at - 1);
+        }
     }
 
     /// Folds away what is too far back to matter.
     fn fold(&mut self, oldest: u64) {
-        let newest = self.covered.back().map_or(0, |&(_, e)| e);
+        let newest = self.pieces.back().map_or(0, |piece| piece.end);
         let line = newest.min(oldest).saturating_sub(MEMORY_NS);
-        while let Some(&(s, e)) = self.covered.front().filter(|&&(s, _)| s < line) {
-            self.horizon = self.horizon.max(e.min(line));
-            if e <= line {
-                self.covered.pop_front();
+        while let Some(piece) = self.pieces.front().copied().filter(|piece| piece.start < line) {
+            self.horizon = self.horizon.max(piece.end.min(line));
+            if piece.end <= line {
+                self.pieces.pop_front();
             } else {
-                self.covered[0] = (line.max(s), e);
+                self.pieces[0] = piece.split(line).1;
                 break;
             }
         }
@@ -173,7 +293,7 @@ impl Overlap {
     }
 }
 
-/// What a segment costs, in ns: `growth` of the coverage, `predicted` for its launches.
-pub(crate) fn charge(growth: u64, predicted: u64, dense: bool) -> u64 {
-    if dense { growth } else { growth.min(predicted) }
+/// What a segment takes of its interval, in ns: `length` of it, `predicted` for its launches.
+pub(crate) fn taken(length: u64, predicted: u64, dense: bool) -> u64 {
+    if dense { length } else { length.min(predicted) }
 }

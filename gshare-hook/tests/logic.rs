@@ -25,7 +25,7 @@ use config::Config;
 use cost::{CostTable, SUSPECTS, Suspicion, shape, surely};
 use cycle::{Cycle, Cycles};
 use memory::{Account, Book, Key, Kind, Record};
-use timing::{Behind, Coverage, Overlap, Turns, charge};
+use timing::{Behind, Coverage, Overlap, Turns, taken};
 
 // ---- cost -----------------------------------------------------------------------------------------------------------
 
@@ -91,6 +91,21 @@ fn functions_that_nobody_launches_any_more_make_room_for_new_ones() {
 }
 
 #[test]
+fn so_many_launches_are_measured_for_a_doubt() {
+    let table = CostTable::new();
+    let (row, _) = table.find(0x1000, shape(64));
+    table.doubt(row);
+    assert!(!table.is_doubted(row) && !table.take_doubt(row), "nothing is known that could be doubted");
+    table.learn(row, 1000);
+    table.doubt(row);
+    assert!(table.is_doubted(row));
+    assert_eq!((0..9).filter(|_| table.take_doubt(row)).count(), cost::MEASURED_FOR_A_DOUBT as usize);
+    assert!(table.is_doubted(row), "until that launch was measured");
+    table.not_measured(row);
+    assert!(!table.is_doubted(row));
+}
+
+#[test]
 fn a_handle_that_is_gone_is_unknown_again() {
     let table = CostTable::new();
     let (row, _) = table.find(0x10, 0);
@@ -127,9 +142,27 @@ proptest! {
 #[test]
 fn overlapping_streams_are_merged_not_summed() {
     let mut coverage = Coverage::new();
-    assert_eq!(coverage.add(0, 10, u64::MAX), 10);
-    assert_eq!(coverage.add(5, 12, u64::MAX), 2);
-    assert_eq!(coverage.add(3, 7, u64::MAX), 0);
+    assert_eq!(covered(&mut coverage, 0, 10), 10);
+    assert_eq!(covered(&mut coverage, 5, 12), 2);
+    assert_eq!(covered(&mut coverage, 3, 7), 0);
+}
+
+/// All of an interval.
+fn covered(coverage: &mut Coverage, start: u64, end: u64) -> u64 {
+    let room = coverage.room(start, end);
+    let growth = coverage.add(start, end, end - start, u64::MAX);
+    assert_eq!(growth, room);
+    growth
+}
+
+#[test]
+fn what_streams_that_ran_dry_took_is_added_up_as_long_as_it_fits() {
+    let mut coverage = Coverage::new();
+    let mut taken = |start, end, amount| coverage.add(start, end, amount, u64::MAX);
+    assert_eq!([taken(20, 30, 4), taken(20, 30, 4), taken(20, 30, 4)], [4, 4, 2]);
+    // Half of [40, 60) is full: what takes 12 of [30, 60) fits beside it.
+    assert_eq!([taken(40, 60, 20), taken(30, 60, 12), taken(0, 60, 100)], [20, 10, 20]);
+    assert_eq!(taken(0, 60, 100), 0, "all of it is taken");
 }
 
 #[test]
@@ -137,15 +170,16 @@ fn what_runs_for_long_is_covered_however_much_comes_and_goes_beside_it() {
     let mut coverage = Coverage::new();
     let second = 1_000_000_000;
     // A kernel of ten seconds that began at once, and short ones on another stream.
-    let beside: u64 = (0..100).map(|n| coverage.add(n * second / 10, n * second / 10 + 1_000_000, 0)).sum();
-    assert_eq!(beside + coverage.add(0, 10 * second, u64::MAX), 10 * second);
+    let beside: u64 =
+        (0..100).map(|n| coverage.add(n * second / 10, n * second / 10 + 1_000_000, 1_000_000, 0)).sum();
+    assert_eq!(beside + coverage.add(0, 10 * second, 10 * second, u64::MAX), 10 * second);
 }
 
 #[test]
 fn a_stream_that_ran_dry_is_charged_its_prediction_at_most() {
-    assert_eq!(charge(900, 300, false), 300);
-    assert_eq!(charge(200, 300, false), 200);
-    assert_eq!(charge(900, 300, true), 900);
+    assert_eq!(taken(900, 300, false), 300);
+    assert_eq!(taken(200, 300, false), 200);
+    assert_eq!(taken(900, 300, true), 900);
 }
 
 proptest! {
@@ -158,8 +192,24 @@ proptest! {
             let before = line.iter().filter(|&&covered| covered).count();
             line[start..start + length].fill(true);
             let after = line.iter().filter(|&&covered| covered).count();
-            prop_assert_eq!(coverage.add(start as u64, (start + length) as u64, u64::MAX), (after - before) as u64);
+            prop_assert_eq!(covered(&mut coverage, start as u64, (start + length) as u64), (after - before) as u64);
         }
+    }
+
+    /// Never more than there is room for, nor than is asked for, in any order; and no less where there is room.
+    #[test]
+    fn what_segments_take_fits(segments in prop::collection::vec((0u64..300, 1u64..60, 0u64..60), 0..40)) {
+        let mut coverage = Coverage::new();
+        let mut total = 0;
+        for (start, length, amount) in segments {
+            let amount = amount.min(length);
+            let room = coverage.room(start, start + length);
+            let growth = coverage.add(start, start + length, amount, u64::MAX);
+            // Parts of a piece are whole ns.
+            prop_assert!(growth <= amount && growth + 60 >= amount.min(room), "{growth} of {amount}, room {room}");
+            total += growth;
+        }
+        prop_assert_eq!(coverage.room(0, 400) + total, 400);
     }
 
     /// Far stragglers count for nothing twice, and memory stays bounded: the sum never passes the union.
@@ -168,7 +218,7 @@ proptest! {
         intervals in prop::collection::vec((0u64..20_000_000_000, 0u64..500_000_000), 0..60),
     ) {
         let mut coverage = Coverage::new();
-        let total: u64 = intervals.iter().map(|&(start, length)| coverage.add(start, start + length, u64::MAX)).sum();
+        let total: u64 = intervals.iter().map(|&(start, length)| coverage.add(start, start + length, length, u64::MAX)).sum();
         let mut sorted = intervals.clone();
         sorted.sort_unstable();
         let (mut union, mut end) = (0, 0);

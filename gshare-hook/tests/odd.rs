@@ -3,22 +3,30 @@
 mod common;
 
 use common::daemon::{Daemon, Told};
-use common::{Run, assert_same, program};
+use common::{Done, Run, assert_same, program};
 use gshare_core::{Duration, ResourceSpec};
 
 /// Runs a kind bare and under a daemon, sees that both print the same, and gives what the daemon was told and what the devices did,
 /// in ns.
 fn served(kinds: &[&str]) -> (Told, u64) {
     let program = program("odd", &[]);
-    let run = |run: Run| run.env("GSHARE_SIM_PROFILE", "tiny").finish();
-    let bare = run(Run::bare(&program, kinds));
+    let bare = Run::bare(&program, kinds).env("GSHARE_SIM_PROFILE", "tiny").finish();
     assert_eq!(bare.code, Some(0), "{kinds:?}: {} {}", bare.stdout, bare.stderr);
+    let (told, truth, served) = served_by_calls_of(0, kinds);
+    assert_same(&kinds.join(" "), &bare, &served);
+    (told, truth)
+}
+
+/// A run of a kind under a daemon, where a call that launches a kernel takes so many ns, and others in proportion.
+fn served_by_calls_of(call_ns: u64, kinds: &[&str]) -> (Told, u64, Done) {
+    let program = program("odd", &[]);
     let place = tempfile::tempdir().unwrap();
     let daemon =
         Daemon::start(&place.path().join("g.sock"), ResourceSpec::UNLIMITED, Duration::from_millis(10));
-    let served = run(Run::hooked(&program, kinds).env("GSHARE_SOCKET", &daemon.socket));
-    assert_same(&kinds.join(" "), &bare, &served);
-    (daemon.told(), served.truth[0].gpus.iter().map(|gpu| gpu.busy_ns).sum())
+    let run = Run::hooked(&program, kinds).env("GSHARE_SOCKET", &daemon.socket);
+    let served =
+        run.env("GSHARE_SIM_PROFILE", "tiny").env("GSHARE_SIM_CALL_NS", call_ns.to_string()).finish();
+    (daemon.told(), served.truth[0].gpus.iter().map(|gpu| gpu.busy_ns).sum(), served)
 }
 
 /// What such a program used, in per cent of what the devices did for it.
@@ -79,6 +87,27 @@ fn short_work_of_several_threads_is_charged_the_time_in_which_any_of_it_runs() {
     for kernel in ["spin_80us", "spin_80us_full"] {
         let used = charged(&["side_by_side", kernel]);
         assert!((75..=150).contains(&used), "{kernel}: {used} %");
+    }
+}
+
+/// Between two events lies the time of the calls: an empty kernel was charged half of it. What is off is what the first launches were
+/// taken for, before one was measured without its call; that takes longer where CPUs are busy.
+#[test]
+fn kernels_shorter_than_the_calls_that_launch_them_are_charged_what_they_take() {
+    for threads in ["1", "2"] {
+        for (call_ns, launches) in [(2_000, "150000"), (10_000, "30000")] {
+            for kernel in ["zero", "spin_1us_full", "spin_5us_full"] {
+                let kinds = ["behind_calls", kernel, launches, threads];
+                let (told, truth, done) = served_by_calls_of(call_ns, &kinds);
+                assert_eq!((done.stdout.as_str(), done.code), ("cuCtxSynchronize() = 0\n", Some(0)));
+                let (used, calls) = (told.used_ns(), call_ns * launches.parse::<u64>().unwrap());
+                // All of it took at least so long.
+                let took = calls.max(truth);
+                println!("{kinds:?} behind {call_ns} ns: used {used} ns, device {truth} ns of {took} ns");
+                let hundredths = used.abs_diff(truth) * 100 / took;
+                assert!(hundredths <= 10, "{kinds:?} behind {call_ns} ns: off by {hundredths} hundredths");
+            }
+        }
     }
 }
 

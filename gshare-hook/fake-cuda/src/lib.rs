@@ -62,6 +62,8 @@
 //!
 //! - NVIDIA's runtime library loads, finds every function it looks up, initialises, and then gives up with error 500:
 //!   it needs private tables from `cuGetExportTable`, which has none here.
+//! - Calls that queue work take the time in their caller that the profile says, before that work is queued; other calls take what they
+//!   take here ([`profile::Calls`]).
 //! - Memory is charged to the byte asked for; a real driver rounds. Managed memory is charged to its device at once.
 //! - Branches of a graph run one after the other. Stream priorities are ignored. Conditional nodes, textures, surfaces,
 //!   external memory, multicast and memory on the host through pools and handles are not supported.

@@ -158,6 +158,29 @@ static void side_by_side(const char *name) {
     usleep(60000);
 }
 
+static int launches_each;
+
+static void *launches_only(void *context) {
+    Handle stream;
+    MUST(cuCtxSetCurrent(context));
+    MUST(cuStreamCreate(&stream, 1));
+    for (int i = 0; i < launches_each; i++) MUST(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0));
+    MUST(cuStreamSynchronize(stream));
+    return 0;
+}
+
+/* Threads that launch one short kernel after the other, each on a stream of its own. */
+static void behind_calls(const char *name, int launches, int threads) {
+    Handle context = context_of_device_0();
+    pthread_t all[8];
+    f = kernel(name);
+    launches_each = launches;
+    for (int i = 0; i < threads; i++) pthread_create(&all[i], 0, launches_only, context);
+    for (int i = 0; i < threads; i++) pthread_join(all[i], 0);
+    SHOW(cuCtxSynchronize());
+    usleep(60000);
+}
+
 /* A stream is destroyed; on another one kernels become forty times as long. */
 static void longer_after_a_stream_is_gone(void) {
     Handle stays, goes;
@@ -328,6 +351,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "turns")) takes_turns(argv[2]);
     else if (!strcmp(kind, "left")) left();
     else if (!strcmp(kind, "side_by_side")) side_by_side(argv[2]);
+    else if (!strcmp(kind, "behind_calls")) behind_calls(argv[2], atoi(argv[3]), atoi(argv[4]));
     else if (!strcmp(kind, "longer_after_a_stream_is_gone")) longer_after_a_stream_is_gone();
     else if (!strcmp(kind, "longer_in_a_loop")) longer_in_a_loop();
     else if (!strcmp(kind, "now_and_then")) now_and_then();

@@ -268,7 +268,7 @@ impl Driver {
                 }
                 (reached, soonest.max(now))
             });
-            let mut progress = false;
+            let (mut progress, mut waits) = (false, false);
             for key in reached {
                 let mut hosts = lock(&self.hosts);
                 let Some(at) = hosts.queue.iter().position(|t| (t.slot, t.position) == key) else { continue };
@@ -281,6 +281,7 @@ impl Driver {
                     self.hosts_pending.fetch_sub(1, AcqRel);
                     progress = true;
                 } else {
+                    waits = true;
                     lock(&self.hosts).queue.push_back(task);
                 }
             }
@@ -288,6 +289,8 @@ impl Driver {
                 pause = 10_000;
             } else {
                 let now = now_ns();
+                // What waits for a word of memory is asked again soon: a device sees it at once.
+                let soonest = if waits { now + pause } else { soonest };
                 crate::sim::device::sleep_until(soonest.clamp(now + pause.min(50_000), now + 2_000_000));
                 pause = (pause * 2).min(500_000);
             }

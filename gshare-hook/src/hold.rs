@@ -1,0 +1,156 @@
+//! Keeping a stream waiting while a launch on it is measured.
+//!
+//! # Problem
+//! A program whose kernels are shorter than the calls that launch them keeps the device waiting. Whatever it launches, the time between
+//! two events in its stream is the time of its calls: an empty kernel and one of a microsecond look the same, and so does the end
+//! event, whose own call comes after the kernel is over. What the kernel takes can be seen only when the device does not wait for the
+//! host, and for such a program that never happens by itself.
+//!
+//! # Algorithm
+//! The stream is told to wait for a word of page-locked memory. Behind that are queued an event, a second event, the program's launch
+//! and a third event; then the word is written. The device runs them back to back, at its own pace: the time from the first event to
+//! the second is what an event takes, and the time from the second to the third, less that, is what the launch takes.
+//!
+//! Calls are never deferred: the program's launch is made when the program makes it, and its work starts later by the time of four
+//! short calls. One launch is measured so when its function's cost became known and was short, and then one for every few milliseconds
+//! that segments took beyond what was predicted.
+//!
+//! # Dangers
+//! A launch call that itself waits for the device would wait for ever: under a debugger, or when the first launch of a function loads
+//! it. So no first launch is held; nor is any where `CUDA_LAUNCH_BLOCKING` is set. And the helper thread ends a hold after
+//! [`LONGEST`]; what was measured then is not used, and after [`FAILURES`] such in a row there are no more in this context.
+//! A driver that cannot wait for a word is not asked again. A hold in the legacy default stream would keep other streams waiting,
+//! so there is none where the program has made streams that wait for it.
+//!
+//! The word's page is the hook's own and stays when its context is gone: a late write hits nobody.
+#![allow(unsafe_code)] // calls to the driver
+
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::OnceLock;
+
+use crate::clock;
+use crate::driver::real;
+
+/// The longest that a stream is kept waiting, in ns.
+const LONGEST: u64 = 1_000_000;
+/// Holds in a row that took longer, after which there are no more.
+const FAILURES: u32 = 3;
+/// `CU_MEMHOSTREGISTER_DEVICEMAP`.
+const DEVICEMAP: u32 = 2;
+/// `CU_STREAM_WAIT_VALUE_GEQ`.
+const AT_LEAST: u32 = 0;
+
+/// A page for one word: the driver locks whole pages.
+#[derive(Debug)]
+#[repr(C, align(4096))]
+struct Page {
+    word: AtomicU32,
+    rest: [u8; 4092],
+}
+
+/// A word as the host and as the device sees it.
+#[derive(Clone, Copy, Debug)]
+struct Word {
+    host: &'static AtomicU32,
+    device: u64,
+}
+
+impl Word {
+    /// The calling thread's current context is the one that it is for.
+    fn make() -> Option<Self> {
+        let page: &'static Page = Box::leak(Box::new(Page { word: AtomicU32::new(0), rest: [0; 4092] }));
+        let address = core::ptr::from_ref(page).cast_mut().cast::<c_void>();
+        // SAFETY: a page of this library's own that is never freed.
+        let locked = unsafe { real!(cuMemHostRegister_v2)?(address, size_of::<Page>(), DEVICEMAP) };
+        let mut device = 0;
+        // SAFETY: a valid out-pointer, and a page that was just registered.
+        let found = locked.is_ok()
+            && unsafe { real!(cuMemHostGetDevicePointer_v2)?(&raw mut device, address, 0) }.is_ok();
+        found.then_some(Self { host: &page.word, device })
+    }
+}
+
+/// Whether a stream is kept waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begun {
+    Yes,
+    /// Another one of this context is.
+    Busy,
+    /// None of this context can be.
+    Never,
+}
+
+/// What a context's streams are kept waiting with; one at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Hold {
+    word: OnceLock<Option<Word>>,
+    taken: AtomicBool,
+    /// The number that the stream waits for, which rises from hold to hold; since when, in ns, or 0.
+    number: AtomicU32,
+    since: AtomicU64,
+    /// Holds in a row that took too long.
+    failures: AtomicU32,
+}
+
+impl Hold {
+    /// Keeps a stream of the current context waiting, until [`end`](Self::end).
+    pub(crate) fn begin(&self, stream: usize) -> Begun {
+        if self.failures.load(Ordering::Relaxed) >= FAILURES {
+            return Begun::Never;
+        }
+        if self.taken.swap(true, Ordering::Acquire) {
+            return Begun::Busy;
+        }
+        let word = self.word.get_or_init(|| if launches_block() { None } else { Word::make() });
+        let waits = word.is_some_and(|word| {
+            let number = self.number.fetch_add(1, Ordering::AcqRel) + 1;
+            self.since.store(clock::now_ns(), Ordering::Release);
+            let stream = core::ptr::with_exposed_provenance_mut(stream);
+            // SAFETY: a word that the device can read and that stays; the stream is the one that the program is launching on.
+            let wait = real!(cuStreamWaitValue32_v2)
+                .map(|wait| unsafe { wait(stream, word.device, number, AT_LEAST) });
+            wait.is_some_and(|result| result.is_ok())
+        });
+        if waits {
+            return Begun::Yes;
+        }
+        self.failures.store(FAILURES, Ordering::Relaxed);
+        self.since.store(0, Ordering::Release);
+        self.taken.store(false, Ordering::Release);
+        Begun::Never
+    }
+
+    /// The stream goes on. `false`: it has gone on before, by itself.
+    pub(crate) fn end(&self) -> bool {
+        let in_time = self.since.swap(0, Ordering::AcqRel) != 0;
+        if in_time {
+            self.failures.store(0, Ordering::Relaxed);
+            self.let_go(self.number.load(Ordering::Acquire));
+        }
+        self.taken.store(false, Ordering::Release);
+        in_time
+    }
+
+    /// Ends a hold that has lasted too long.
+    pub(crate) fn end_if_overdue(&self, now: u64) {
+        let (since, number) = (self.since.load(Ordering::Acquire), self.number.load(Ordering::Acquire));
+        let overdue = since != 0 && now.saturating_sub(since) > LONGEST;
+        if overdue && self.since.compare_exchange(since, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+            self.let_go(number);
+        }
+    }
+
+    /// The word only rises: a late write of an earlier number holds nobody up.
+    fn let_go(&self, number: u32) {
+        if let Some(Some(word)) = self.word.get() {
+            word.host.fetch_max(number, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Whether the program asked for launch calls that wait for their kernels.
+fn launches_block() -> bool {
+    std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|value| value != "0")
+}
