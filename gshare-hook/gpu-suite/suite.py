@@ -132,7 +132,7 @@ def run(arguments, chosen):
         "suite": 1,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "gshare": gshare_version(machine),
-        "form": suite.form,
+        "form": f"{suite.form}, chosen rows" if arguments.only else suite.form,
         "host": context.host(),
         "device": machine.device,
         "environments": [{"name": e.name, "python": e.version, "packages": e.packages} for e in found.all],

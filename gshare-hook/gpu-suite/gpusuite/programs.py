@@ -96,8 +96,9 @@ class Program:
 
     def error_text(self, most=400):
         self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").strip().splitlines()
-        return " | ".join(line.strip() for line in lines if not line.startswith("gshare: "))[-most:]
+        lines = [line.strip() for line in self.errors.read().decode(errors="replace").splitlines()]
+        # The marks below the lines of a Python traceback say nothing without them.
+        return " | ".join(line for line in lines if line.strip("^~ ") and not line.startswith("gshare: "))[-most:]
 
     def close(self):
         """Ends the program and lets its streams go; nothing can be asked of it afterwards."""

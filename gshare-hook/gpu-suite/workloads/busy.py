@@ -6,6 +6,7 @@ after the other, and answer with one object for each window: steps that the devi
 device the seconds in which it worked for this process, by its own account. `hold` makes it work until it is killed.
 """
 
+import os
 import sys
 import time
 
@@ -87,6 +88,8 @@ def cupy():
 
 
 def jax():
+    # Several of these share the device: none may take three quarters of it at its start.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
     import jax_gpu
 
