@@ -49,7 +49,7 @@ def parser():
     add("--list", action="store_true", help="print the rows and what they need")
     add("--json", metavar="FILE", help="write the report as JSON; `-` for standard output instead of the table")
     add("--matrix", metavar="FILE", help="write the page part with the matrix of frameworks and versions")
-    add("--from", dest="source", metavar="FILE", help="take the report from this JSON file instead of running rows")
+    add("--from", dest="source", nargs="+", metavar="FILE", help="take the rows from these JSON files and run none")
     return made
 
 
@@ -57,7 +57,7 @@ def main():
     arguments = parser().parse_args()
     try:
         if arguments.source:
-            return show(arguments, read_report(arguments.source))
+            return show(arguments, read_reports(arguments.source))
         chosen = choose(arguments)
         if arguments.list:
             for row in chosen:
@@ -158,13 +158,19 @@ def gshare_version(machine):
     return " ".join([*done.stdout.split()[1:2], *([f"({commit})"] if commit else [])])
 
 
-def read_report(path):
+def read_reports(paths):
+    """The report of one run, or of several together."""
+    reports = []
+    for path in paths:
+        try:
+            reports.append(json.loads(pathlib.Path(path).read_text()))
+            reports[-1]["rows"], reports[-1]["device"]["simulated"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ArgumentError("--from", f"{path}: not a report of this suite: {error}") from error
     try:
-        report = json.loads(pathlib.Path(path).read_text())
-        report["rows"], report["device"]["simulated"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArgumentError("--from", f"{path}: not a report of this suite: {error}") from error
-    return report
+        return table.merge(reports)
+    except ValueError as error:
+        raise ArgumentError("--from", str(error)) from error
 
 
 def show(arguments, report):

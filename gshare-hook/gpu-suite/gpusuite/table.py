@@ -56,6 +56,28 @@ def matrix(report):
     return "\n".join(lines) + "\n"
 
 
+def merge(reports):
+    """One report of several runs on the same device: of a row that several have, the last counts.
+
+    `ValueError` where the devices differ.
+    """
+    devices = {on(report) for report in reports}
+    if len(devices) > 1:
+        raise ValueError(f"the reports are of different devices: {'; '.join(sorted(devices))}")
+    rows, environments = {}, {}
+    for report in reports:
+        rows |= {row["row"]: row for row in report["rows"]}
+        environments |= {environment["name"]: environment for environment in report["environments"]}
+
+    def words(field):
+        return ", ".join(dict.fromkeys(report[field] for report in reports))
+
+    return {
+        **reports[-1], "date": words("date"), "gshare": words("gshare"), "form": words("form"), "rows": list(rows.values()),
+        "environments": list(environments.values()), "seconds": sum(report["seconds"] for report in reports),
+    }
+
+
 def exit_code(report, strict=False):
     """0: all rows that could run are ok; 1: one failed or missed its bar; 3: one is undecided or was not run for want of time.
 

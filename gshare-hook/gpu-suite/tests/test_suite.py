@@ -128,6 +128,14 @@ class Tables(unittest.TestCase):
         self.assertNotIn("SIMULATED", table.text(self.report(False, "ok")))
         self.assertIn("no figure is a GPU's", table.matrix(self.report(True, "ok")))
 
+    def test_the_last_of_several_reports_counts_and_devices_are_not_mixed(self):
+        first, last = self.report(True, "FAILED", "ok"), self.report(True, "ok")
+        merged = table.merge([first, last])
+        self.assertEqual([row["result"] for row in merged["rows"]], ["ok", "ok"])
+        self.assertEqual(merged["seconds"], 4.0)
+        with self.assertRaisesRegex(ValueError, "different devices"):
+            table.merge([first, self.report(False, "ok")])
+
     def test_exit_codes(self):
         for results, strict, code in [
             (["ok", "not installed"], False, 0), (["ok", "not installed"], True, 1), (["ok", "noisy"], False, 3),
