@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Folders in which cargo's profiles lie, at most two levels deep.
 TARGETS = ("target", "target/loom", "target/package", "fuzz/target")
 # Folders that are not cargo's and are kept whole.
-TOOLS = ("target/tools", "target/package/tools", "target/cudart")
+TOOLS = ("target/tools", "target/package/tools")
 # Inputs that reached new code: each run of the fuzz targets goes on from them.
 CORPUS = "fuzz/corpus"
 LIMIT = int(os.environ.get("GSHARE_CI_CACHE_GB", "8")) << 30

@@ -90,10 +90,6 @@ def choose(arguments):
 
 def machine_of(arguments):
     """Where programs run; asks the driver what it is, in a process of its own."""
-    for name in ("gshare", "libgshare_hook.so", *(["libfake_cuda.so"] if arguments.sim else [])):
-        if not (arguments.bin / name).exists():
-            build = "cargo build -p gshare-cli -p gshare-hook -p gshare-fake-cuda"
-            raise ArgumentError("--bin", f"no {arguments.bin / name}: {build}")
     if arguments.driver and not arguments.sim:
         raise ArgumentError("--driver", "only a simulated driver can be of another version; add --sim")
     simulator = None
@@ -103,6 +99,10 @@ def machine_of(arguments):
             raise ArgumentError("--sim", f"no profile {arguments.sim!r}; there are {known}")
         simulator = node.Simulator(arguments.sim, arguments.driver or node.Simulator.driver)
     machine = node.Machine(arguments.bin.resolve(), simulator)
+    for name in ("gshare", "libgshare_hook.so", *(["libfake_cuda.so"] if simulator else [])):
+        if not machine.library(name):
+            build = "cargo build -p gshare-cli -p gshare-hook -p gshare-fake-cuda"
+            raise ArgumentError("--bin", f"no {arguments.bin / name}: {build}")
     with machine.node() as place, place.workload(sys.executable, "device") as probe:
         try:
             device = probe.hear(60)

@@ -16,6 +16,7 @@ SUITE = pathlib.Path(__file__).resolve().parent.parent
 WORKLOADS = SUITE / "workloads"
 PROFILES = next((SUITE.parent / "fake-cuda").glob("**/profiles"), SUITE)
 LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
+LIBRARY_VARIABLES = {"GSHARE_HOOK_LIBRARY": "libgshare_hook.so", "GSHARE_SIM_LIBRARY": "libfake_cuda.so"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,16 @@ class Machine:
     def simulated(self):
         """Whether the driver is the simulated one, whichever way it was reached."""
         return bool(self.device.get("simulated"))
+
+    def library(self, file):
+        """A library beside the command or where cargo puts those that tests load, the newer one; None where there is none."""
+        places = [place for place in (self.bin / file, self.bin / "deps" / file) if place.exists()]
+        return max(places, key=lambda place: place.stat().st_mtime, default=None)
+
+    def libraries(self):
+        """Variables that make the command take the same libraries as the suite."""
+        found = {name: self.library(file) for name, file in LIBRARY_VARIABLES.items()}
+        return {name: str(path) for name, path in found.items() if path}
 
     def node(self, **options):
         return Node(self, **options)
@@ -88,13 +99,17 @@ class Node:
     def _environment(self):
         """The environment of every program, without the variables of gshare that the caller may have set."""
         simulator = self.machine.simulator
-        keep = () if simulator else ("GSHARE_SIM_",)
-        env = {k: v for k, v in os.environ.items() if not k.startswith("GSHARE_") or k.startswith(keep)}
+        # Without --sim the simulator may still be in the path of libraries, with settings of the caller's.
+        def keeps(name):
+            return not name.startswith("GSHARE_") or (simulator is None and name.startswith("GSHARE_SIM_"))
+
+        env = {name: value for name, value in os.environ.items() if keeps(name)}
+        env |= self.machine.libraries()
         if simulator:
             links = self.folder / "driver"
             links.mkdir()
             for name in LIBRARIES:
-                (links / name).symlink_to(self.machine.bin / "libfake_cuda.so")
+                (links / name).symlink_to(self.machine.library("libfake_cuda.so"))
             profile = simulator.profile
             if self.kernel_us is not None:
                 profile = str(self.folder / "profile.toml")

@@ -26,9 +26,7 @@ def demo(context, *options):
     argv = [str(context.machine.bin / "gshare"), "demo", "--json", "--seconds", str(context.effort.demo_seconds), *sim, *options]
     env = {name: value for name, value in os.environ.items() if name != "GSHARE_SOCKET"}
     # In a checkout the demo builds both libraries anew unless they are named.
-    for name, file in (("GSHARE_HOOK_LIBRARY", "libgshare_hook.so"), ("GSHARE_SIM_LIBRARY", "libfake_cuda.so")):
-        if (context.machine.bin / file).exists():
-            env[name] = str(context.machine.bin / file)
+    env |= context.machine.libraries()
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=context.left(300))
     if done.returncode != 0:
         raise Failed(f"gshare demo: {done.stderr.strip()[-300:]}")
