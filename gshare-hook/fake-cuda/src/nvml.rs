@@ -273,12 +273,13 @@ fn text_array<const N: usize>(text: &str) -> [u8; N] {
     out
 }
 
-/// Processes with memory on a GPU: pid, bytes.
+/// Processes with memory on a GPU: pid, bytes. Those that have no pid in this namespace are left out, as the real NVML leaves out
+/// processes of other containers.
 fn users_of(truth: &Truth, gpu: u32) -> Vec<(u32, u64)> {
     truth
         .processes
         .iter()
-        .filter(|p| p.live)
+        .filter(|p| p.live && p.pid != 0)
         .map(|p| (p.pid, p.gpus[gpu as usize].memory_used_bytes))
         .filter(|(_, bytes)| *bytes > 0)
         .collect()
@@ -422,7 +423,7 @@ nvml! {
         let samples: Vec<ProcessSample> = truth
             .processes
             .iter()
-            .filter(|p| p.live && time_us > since_us)
+            .filter(|p| p.live && p.pid != 0 && time_us > since_us)
             .map(|p| (p.pid, p.gpus[number as usize].utilisation_percent))
             .filter(|(_, sm)| *sm > 0)
             .map(|(pid, sm)| ProcessSample { pid, time_us, sm, memory: 0, encoder: 0, decoder: 0 })

@@ -134,6 +134,75 @@ fn memory_is_one_account_for_all_processes() {
     });
 }
 
+/// `unshare --pid`, as root or in a user namespace of its own; `None` where neither is allowed.
+fn in_own_pid_namespace() -> Option<&'static [&'static str]> {
+    const WAYS: [&[&str]; 2] = [
+        &["--pid", "--fork", "--kill-child"],
+        &["--user", "--map-root-user", "--pid", "--fork", "--kill-child"],
+    ];
+    let allowed = |way: &&[&str]| {
+        let out = Command::new("unshare").args(*way).args(["sh", "-c", "test $$ = 1"]).output();
+        out.is_ok_and(|out| out.status.success())
+    };
+    let way = WAYS.into_iter().find(allowed);
+    assert!(way.is_some() || std::env::var_os("GSHARE_CI").is_none(), "unshare --pid must work in CI");
+    way
+}
+
+/// Containers that share a device file: each client is process 1 of its PID namespace.
+#[test]
+fn processes_of_several_pid_namespaces_share_the_device() {
+    let Some(way) = in_own_pid_namespace() else {
+        eprintln!("skipped: unshare --pid is not permitted here");
+        return;
+    };
+    isolated("processes_of_several_pid_namespaces_share_the_device", &[], || {
+        let dir = dir();
+        let program = client(&dir, false);
+        let start_one = || {
+            let mut command = Command::new("unshare");
+            sim_env(&mut command, &dir);
+            command.args(way).arg(&program).args(["spin", "spin_20us_sm1"]);
+            let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+            assert_eq!(line, "ready\n");
+            child
+        };
+        let live = || {
+            let processes = truth().processes.into_iter().filter(|process| process.live);
+            processes.map(|process| (process.pid, process.gpus[0].kernels)).collect::<Vec<_>>()
+        };
+        let mut children = vec![start_one(), start_one(), start_one()];
+        let before = live();
+        let mut pids: Vec<u32> = before.iter().map(|(pid, _)| *pid).collect();
+        pids.sort_unstable();
+        pids.dedup();
+        assert_eq!(pids.len(), 3, "each has a process id of this namespace: {before:?}");
+        assert!(pids.iter().all(|pid| *pid > 1), "{before:?}");
+        // All three go on.
+        let begun = std::time::Instant::now();
+        while !live().iter().zip(&before).all(|(now, before)| now.0 == before.0 && now.1 > before.1 + 20) {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{:?} from {before:?}", live());
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        // One of them is killed and swept, the others are not.
+        let mut killed = children.remove(0);
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+        while live().len() != 2 {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{:?}", live());
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        children.push(start_one());
+        assert_eq!(live().len(), 3);
+        for child in children {
+            let launched: u64 = output(child).trim().parse().unwrap();
+            assert!(launched > 0);
+        }
+    });
+}
+
 /// Killed at any moment, mid-kernel or inside the lock: nobody else is held up, and all memory comes back.
 #[test]
 fn two_hundred_kills_leave_the_device_usable() {

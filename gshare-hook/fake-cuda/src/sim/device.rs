@@ -7,15 +7,22 @@
 //! - The file holds a header with the profile's text, a robust process-shared mutex, and the state (module `layout`).
 //! - Whoever needs the device takes the mutex, reads the clock and advances the schedule to that time.
 //!   If the last holder died inside, the mutex says so and derived state is rebuilt before anything else.
-//! - Each attached process holds a POSIX record lock on one byte beyond the end of the file. The kernel
+//! - A process is identified by its process id and a random number that the kernel gave its program: processes of different PID
+//!   namespaces (several containers with one device file) may have the same id.
+//! - Each attached process holds a POSIX record lock on the byte of its slot, beyond the end of the file. The kernel
 //!   drops it when the process dies (a zombie has none) or executes another program, so asking
-//!   for the lock tells the living from the dead. This sweep runs at most every 5 ms, and whenever memory is asked for or figures are read.
+//!   for the lock tells the living from the dead, in every namespace. (A process cannot ask for its own locks.) This sweep runs at most every 5 ms, and whenever memory is asked for or figures are read. The
+//!   kernel also says who holds a lock, with the process id that the asking process's namespace has for it.
 //!
 //! # Cost
 //! Uncontended lock, clock and advance on an idle device: about 0.1 us. A file of about 210 MB that is sparse: some 100 KiB are really used.
 //!
 //! # Differences
 //! As with a real driver, closing all file descriptors under it detaches the process: its lock is gone.
+//!
+//! # Limits
+//! The kernel tells the holder of a robust mutex by its thread id. When a process is killed just while it waits for the mutex, and
+//! the holder is a thread of another PID namespace with the same number, the mutex counts as abandoned and is repaired under the holder.
 #![allow(unsafe_code)] // a shared mapping and a process-shared mutex
 
 use std::fs::{File, OpenOptions};
@@ -24,15 +31,15 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::{addr_of_mut, null_mut};
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::sync::atomic::{AtomicU64, compiler_fence};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU64, AtomicUsize, compiler_fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::engine::{Engine, SimError};
 use super::layout::{Locked, Open};
 use gshare_fake_cuda_spec::{DEFAULT_PROFILE, Profile, ProfileError, Spec, SpecError, load_text};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"gsh-sim\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"gsh-sim\x02");
 const PROFILE_BYTES: usize = 16 << 10;
 const SWEEP_NS: u64 = 5_000_000;
 const LIFE_OFFSET: i64 = 1 << 40;
@@ -107,7 +114,7 @@ pub fn default_path() -> PathBuf {
 /// process's record lock, its sign of life.
 pub struct SimDevice {
     image: *mut Image,
-    file: &'static File,
+    opened: &'static Opened,
     path: PathBuf,
     profile: Profile,
     devices: Vec<Profile>,
@@ -143,7 +150,8 @@ fn own_start_time() -> u64 {
     after.split_whitespace().nth(19).and_then(|f| f.parse().ok()).unwrap_or(0)
 }
 
-/// A number that differs between programs executed one after the other under one pid.
+/// A number that no two programs share: differs between processes of one process id, in different PID namespaces or before and
+/// after exec.
 fn own_image() -> u64 {
     // SAFETY: AT_RANDOM is the address of 16 bytes that stay for the life of the process, or 0.
     unsafe {
@@ -168,7 +176,8 @@ impl SimDevice {
         let resolved = spec.resolve()?;
         let wanted = spec.profile_text()?;
         for _ in 0..100 {
-            let file = open_once(path).map_err(io)?;
+            let opened = open_once(path).map_err(io)?;
+            let file = &opened.file;
             // Until the file is the one to use, or is gone: whoever removes it holds its lock, so nobody removes another.
             let _lock = FileLock::take(file).map_err(io)?;
             let meta = file.metadata().map_err(io)?;
@@ -185,14 +194,14 @@ impl SimDevice {
                     return Err(DeviceError::ProfileTooLong(text.len()));
                 }
                 file.set_len(size_of::<Image>() as u64).map_err(io)?;
-                let image = map(file).map_err(io)?;
+                let image = map(opened).map_err(io)?;
                 // SAFETY: the mapping is fresh, zeroed and ours while we hold the file lock.
                 unsafe { initialise(image, &text, &resolved) };
-                return Ok(Self::new(image, file, path, resolved));
+                return Ok(Self::new(image, opened, path, resolved));
             }
             let usable = meta.len() == size_of::<Image>() as u64;
             if usable {
-                let image = map(file).map_err(io)?;
+                let image = map(opened).map_err(io)?;
                 // SAFETY: the mapping has the size of an Image, and its header is written once, under the file lock we hold.
                 let header = unsafe { &(*image).header };
                 if header.magic.load(Acquire) == MAGIC && header.boot == boot_id() {
@@ -203,7 +212,7 @@ impl SimDevice {
                         && spec.devices.is_none_or(|devices| devices == count);
                     let mut parsed = Profile::parse(&text, "of the device file")?;
                     parsed.gpus = count;
-                    let device = Self::new(image, file, path, parsed);
+                    let device = Self::new(image, opened, path, parsed);
                     if fits {
                         return Ok(device);
                     }
@@ -223,9 +232,9 @@ impl SimDevice {
         Err(io(std::io::Error::other("the file keeps changing")))
     }
 
-    fn new(image: *mut Image, file: &'static File, path: &Path, profile: Profile) -> Self {
+    fn new(image: *mut Image, opened: &'static Opened, path: &Path, profile: Profile) -> Self {
         let devices = profile.devices();
-        Self { image, file, path: path.to_owned(), profile, devices }
+        Self { image, opened, path: path.to_owned(), profile, devices }
     }
 
     /// The profile in force.
@@ -287,15 +296,9 @@ impl SimDevice {
     /// Removes the processes that no longer hold their record lock.
     pub fn sweep(&self, engine: &mut Engine<'_>, now: u64) {
         engine.l.last_sweep = now;
-        let pid = std::process::id();
-        let image = own_image();
         let dead: Vec<u32> = engine
             .live()
-            .filter(
-                |&(slot, its_pid, its_image)| {
-                    if its_pid == pid { its_image != image } else { !self.lock_held(slot) }
-                },
-            )
+            .filter(|&(slot, pid, image)| self.holder(slot, pid, image).is_none())
             .map(|(slot, ..)| slot)
             .collect();
         for slot in dead {
@@ -313,11 +316,24 @@ impl SimDevice {
         lock
     }
 
-    fn lock_held(&self, slot: u32) -> bool {
+    /// The living process of a slot that `pid` and `image` attached to, by the process id that it has in this process's PID
+    /// namespace; 0: it has none there.
+    pub(crate) fn holder(&self, slot: u32, pid: u32, image: u64) -> Option<u32> {
+        if pid == std::process::id() && image == own_image() {
+            return Some(pid);
+        }
         let mut lock = Self::life_lock(slot, libc::F_WRLCK);
         // SAFETY: a valid descriptor and a valid flock.
-        let rc = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
-        rc != 0 || i32::from(lock.l_type) != libc::F_UNLCK
+        let rc = unsafe { libc::fcntl(self.opened.file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
+        let held = rc != 0 || i32::from(lock.l_type) != libc::F_UNLCK;
+        held.then(|| u32::try_from(lock.l_pid).unwrap_or(0))
+    }
+
+    /// Takes or gives back the lock of this process's slot.
+    fn set_life_lock(&self, slot: u32, kind: i32) -> bool {
+        let lock = Self::life_lock(slot, kind);
+        // SAFETY: a valid descriptor and a valid flock.
+        unsafe { libc::fcntl(self.opened.file.as_raw_fd(), libc::F_SETLK, &raw const lock) == 0 }
     }
 
     /// Attaches this process with a share of SMs in percent (0 < percent <= 100). Returns its slot.
@@ -329,16 +345,20 @@ impl SimDevice {
             self.sweep(engine, now);
             let cap = |sms: u32| (f64::from(sms) * percent / 100.0).ceil() as u32;
             let slot = engine.attach(now, std::process::id(), own_start_time(), own_image(), &name, cap)?;
-            let lock = Self::life_lock(slot, libc::F_WRLCK);
-            // SAFETY: a valid descriptor and a valid flock.
-            unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_SETLK, &raw const lock) };
+            if !self.set_life_lock(slot, libc::F_WRLCK) {
+                engine.detach(now, slot);
+                return Err(SimError::NoSlot("process"));
+            }
             Ok(slot)
         })
     }
 
     /// Detaches: everything of this process on the device is gone.
     pub fn detach(&self, slot: u32) {
-        self.with(|engine, now| engine.detach(now, slot));
+        self.with(|engine, now| {
+            engine.detach(now, slot);
+            self.set_life_lock(slot, libc::F_UNLCK);
+        });
     }
 
     /// Entries of a stream that are done, without the lock and without advancing.
@@ -407,7 +427,7 @@ struct Unlock(*mut libc::pthread_mutex_t);
 
 impl Drop for Unlock {
     fn drop(&mut self) {
-        compiler_fence(std::sync::atomic::Ordering::Release);
+        compiler_fence(Release);
         // SAFETY: the guard exists only while the mutex is held.
         unsafe { libc::pthread_mutex_unlock(self.0) };
     }
@@ -416,23 +436,23 @@ impl Drop for Unlock {
 /// A device file this process has open: its identity, its descriptor, its mapping once made.
 struct Opened {
     identity: (u64, u64),
-    file: &'static File,
-    image: usize,
+    file: File,
+    image: AtomicUsize,
 }
 
-static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+static OPENED: Mutex<Vec<&'static Opened>> = Mutex::new(Vec::new());
 
-fn opened() -> MutexGuard<'static, Vec<Opened>> {
+fn opened() -> MutexGuard<'static, Vec<&'static Opened>> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Opens a file, or finds it among those that are open. None is ever closed: closing any descriptor of a device file
 /// drops this process's record locks on it.
-fn open_once(path: &Path) -> std::io::Result<&'static File> {
+fn open_once(path: &Path) -> std::io::Result<&'static Opened> {
     let mut all = opened();
     let identity = std::fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
     if let Some(known) = all.iter().find(|o| Some(o.identity) == identity) {
-        return Ok(known.file);
+        return Ok(known);
     }
     let file = OpenOptions::new()
         .read(true)
@@ -443,9 +463,10 @@ fn open_once(path: &Path) -> std::io::Result<&'static File> {
         .custom_flags(libc::O_CLOEXEC)
         .open(path)?;
     let meta = file.metadata()?;
-    let file: &'static File = Box::leak(Box::new(file));
-    all.push(Opened { identity: (meta.dev(), meta.ino()), file, image: 0 });
-    Ok(file)
+    let identity = (meta.dev(), meta.ino());
+    let opened: &'static Opened = Box::leak(Box::new(Opened { identity, file, image: AtomicUsize::new(0) }));
+    all.push(opened);
+    Ok(opened)
 }
 
 /// The lock of a device file, which is never closed.
@@ -465,10 +486,9 @@ impl Drop for FileLock {
 }
 
 /// Maps a file opened by [`open_once`], once.
-fn map(file: &'static File) -> std::io::Result<*mut Image> {
-    let mut all = opened();
-    let known = all.iter_mut().find(|o| std::ptr::eq(o.file, file)).ok_or(std::io::ErrorKind::NotFound)?;
-    if known.image == 0 {
+fn map(known: &'static Opened) -> std::io::Result<*mut Image> {
+    let _one = opened();
+    if known.image.load(Relaxed) == 0 {
         // SAFETY: a new shared mapping of a file at least as long as the mapping.
         let at = unsafe {
             libc::mmap(
@@ -476,16 +496,16 @@ fn map(file: &'static File) -> std::io::Result<*mut Image> {
                 size_of::<Image>(),
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED | libc::MAP_NORESERVE,
-                file.as_raw_fd(),
+                known.file.as_raw_fd(),
                 0,
             )
         };
         if at == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error());
         }
-        known.image = at as usize;
+        known.image.store(at as usize, Relaxed);
     }
-    Ok(known.image as *mut Image)
+    Ok(known.image.load(Relaxed) as *mut Image)
 }
 
 /// # Safety
@@ -513,7 +533,7 @@ unsafe fn initialise(image: *mut Image, text: &str, profile: &Profile) {
             (*locked).gpus[g].sm_free = device.sms;
             (*locked).gpus[g].mem_total = device.memory_bytes;
         }
-        (*header).magic.store(MAGIC, std::sync::atomic::Ordering::Release);
+        (*header).magic.store(MAGIC, Release);
     }
 }
 

@@ -107,8 +107,8 @@ pub enum SimError {
         /// Bytes free.
         free: u64,
     },
-    /// A shared allocation is no longer there.
-    #[error("the shared allocation is gone")]
+    /// A shared allocation, or the process of a stream, is no longer there.
+    #[error("the shared allocation or the stream's process is gone")]
     Gone,
 }
 
@@ -537,9 +537,13 @@ impl Engine<'_> {
         self.l.running_len += 1;
     }
 
-    /// Appends work to a stream and returns its position. `RingFull` leaves everything as it was.
+    /// Appends work to a stream and returns its position. `RingFull` leaves everything as it was; `Gone` means that the stream's
+    /// process was detached, as one is that has closed the device file under the driver.
     pub fn push(&mut self, now: u64, s: u32, work: Work) -> Result<u64, SimError> {
         self.advance(now);
+        if self.stream(s).owner == 0 {
+            return Err(SimError::Gone);
+        }
         let t = self.l.time;
         let position = self.stream(s).tail;
         let done = self.completed(s);

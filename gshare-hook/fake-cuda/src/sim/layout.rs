@@ -144,10 +144,10 @@ pub(crate) struct Proc {
     pub(crate) state: u32,
     pub(crate) pid: u32,
     pub(crate) start_time: u64,
+    /// Tells programs of the same pid apart: of different PID namespaces, or before and after exec.
+    pub(crate) image: u64,
     pub(crate) attached_at: u64,
     pub(crate) gone_at: u64,
-    /// Tells this program image from others of the same pid (before and after exec).
-    pub(crate) image: u64,
     pub(crate) name: [u8; 16],
     pub(crate) gpus: [ProcGpu; MAX_GPUS],
 }

@@ -45,8 +45,10 @@ pub struct GpuTruth {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ProcessTruth {
-    /// Process id.
+    /// Process id: of a living process, in the reader's PID namespace, or 0 where it has none there; of one that has left, in its own.
     pub pid: u32,
+    /// Slot of the device file.
+    pub slot: u32,
     /// Start time as in /proc/PID/stat, field 22.
     pub start_time: u64,
     /// Its name.
@@ -104,7 +106,7 @@ pub struct ProcessGpuTruth {
 #[repr(C)]
 #[allow(clippy::exhaustive_structs, reason = "a C structure")]
 pub struct Watched {
-    /// Process id.
+    /// Process id, in its own PID namespace.
     pub pid: u32,
     /// Where it was found last. Any number will do the first time.
     pub slot: u32,
@@ -161,6 +163,7 @@ impl Engine<'_> {
                 });
                 ProcessTruth {
                     pid: p.pid,
+                    slot: u32::try_from(i).unwrap_or(u32::MAX),
                     start_time: p.start_time,
                     name: String::from_utf8_lossy(&p.name).trim_end_matches('\0').to_owned(),
                     live: p.state == PROC_LIVE,
@@ -204,7 +207,14 @@ impl SimDevice {
     pub fn truth(&self) -> Truth {
         self.with(|engine, now| {
             self.sweep(engine, now);
-            engine.truth(now)
+            let mut truth = engine.truth(now);
+            for (slot, pid, image) in engine.live() {
+                let process = truth.processes.iter_mut().find(|process| process.slot == slot);
+                if let Some(process) = process {
+                    process.pid = self.holder(slot, pid, image).unwrap_or(0);
+                }
+            }
+            truth
         })
     }
 }
