@@ -61,7 +61,7 @@ struct Pace {
 }
 
 /// The program, in a process of its own: launches, and says how many there were whenever it is asked.
-pub fn behind_calls() -> ! {
+pub(crate) fn behind_calls() -> ! {
     let number = |name: &str| std::env::var(name).expect("set").parse::<u32>().expect("a number");
     let (us, threads) = (number("BENCH_KERNEL_US"), number("BENCH_THREADS"));
     let kernel = if us == 0 { "zero".to_owned() } else { format!("spin_{us}us_full") };
@@ -143,7 +143,7 @@ fn measure(program: Program, limit: Option<u32>, stage: &Stage, seconds: f64) ->
 }
 
 /// The table; gives its lines for a report, and how many missed something.
-pub fn table(
+pub(crate) fn table(
     stage: &Stage,
     seconds: f64,
     wanted: impl Fn(&str) -> bool,
