@@ -138,13 +138,21 @@ def run(arguments, chosen):
         "environments": [{"name": e.name, "python": e.version, "packages": e.packages} for e in found.all],
         "problems": problems,
         "rows": [],
+        "seconds": 0.0,
     }
     print(table.on(report), file=sys.stderr, flush=True)
     for row in chosen:
         report["rows"].append(suite.carry_out(row))
+        report["seconds"] = round(time.monotonic() - start, 1)
         print(table.line(report["rows"][-1]), file=sys.stderr, flush=True)
-    report["seconds"] = round(time.monotonic() - start, 1)
+        # A run that is cut short keeps the rows that it had.
+        write_json(arguments, report)
     return report
+
+
+def write_json(arguments, report):
+    if arguments.json and arguments.json != "-":
+        pathlib.Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
 
 
 def gshare_version(machine):
@@ -179,8 +187,7 @@ def show(arguments, report):
     if arguments.json == "-":
         print(json.dumps(report))
     else:
-        if arguments.json:
-            pathlib.Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+        write_json(arguments, report)
         print(table.text(report))
     return table.exit_code(report, strict=arguments.strict or arguments.ci)
 

@@ -30,7 +30,7 @@ def matrix(report):
     """A page part in Markdown: frameworks by version, then every row."""
     device, host = report["device"], report["host"]
     lines = [
-        f"Form `{report['form']}` of the suite, {report['date']}, gshare {report['gshare']}, on a {on(report)}; "
+        f"{report['date']}, form {report['form']}, suite of gshare {report['gshare']}, on a {on(report)}; "
         f"{host['cpus']} CPUs, {report['seconds']:.0f} s.",
         "",
         "| framework | version | Python | same outcome bare and hooked | fails or not decided |",
@@ -72,8 +72,9 @@ def merge(reports):
     def words(field):
         return ", ".join(dict.fromkeys(report[field] for report in reports))
 
+    dates = sorted({report["date"] for report in reports})
     return {
-        **reports[-1], "date": words("date"), "gshare": words("gshare"), "form": words("form"), "rows": list(rows.values()),
+        **reports[-1], "date": " to ".join(dict.fromkeys([dates[0], dates[-1]])), "gshare": words("gshare"), "form": words("form"), "rows": list(rows.values()),
         "environments": list(environments.values()), "seconds": sum(report["seconds"] for report in reports),
     }
 
