@@ -23,7 +23,8 @@
 //! and nothing has completed for [`OVERDUE`] beyond the time by which it should have, one launch is let in beyond the bound.
 //!
 //! # Without a daemon
-//! With policy *open* the process keeps its last share by its own clock ([`LocalShare`]); with *closed* launches wait,
+//! With policy *open* the process keeps its last part of the share by its own clock ([`LocalShare`]), and allocates within its
+//! last part of the memory: parts of the processes of a run add up to the limits of the run. With *closed* launches wait,
 //! and fail after [`CLOSED_WAIT`], however often a daemon is reached meanwhile that does not greet. A daemon that says nothing
 //! for [`SILENCE`] while a thread waits is asked by a second connection whether it is there: if it does not greet, it is as good
 //! as gone (one that is stopped keeps its sockets). A device that the daemon refuses goes on like that alone, and is not attached

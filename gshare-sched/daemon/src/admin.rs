@@ -4,8 +4,9 @@
 //! {"query":"snapshot"}    ──▶    ◀── a Snapshot
 //! {"query":"metrics"}     ──▶    ◀── {"text":"…"}
 //! ```
-//! It is a stream socket of its own, served by a thread of its own: a reader that is slow waits by itself, and the
-//! daemon's loop gives a snapshot in one step. The same users may ask that may connect.
+//! The admin socket is a stream socket of its own, served by a thread of its own: a slow reader delays no other client.
+//! Before a snapshot the clients are asked how much memory they use, for a fifth of a second at most
+//! (`inquiry.rs`). The users that may connect may ask.
 
 use crate::handle::{Access, Handle};
 use crate::peer::Peer;

@@ -1,15 +1,15 @@
-//! What clients that have left still owe.
+//! Overuse of instances that have left, still to be paid back.
 //!
 //! # Problem
-//! The token engine carries the overuse of a client as long as the client is there. A tenant that starts a process per
-//! job leaves with each of them, and would never be held to its limit.
+//! The token engine carries the overuse of an instance as long as one of its processes is there. A user who starts a
+//! process per job leaves with each of them, and would never be held to the limit.
 //!
 //! # Algorithm
-//! What a client had beyond its limit when it left is kept under the name of its instance and the device, and is paid
-//! back at the rate of the limit. Whoever joins under that name gets no token until nothing is left. Example: limit
+//! Overuse of an instance whose last process leaves a device is kept under its name and the device, and is paid
+//! back at the rate of the limit. Processes that join under that name get no token until nothing is left. Example: limit
 //! 10 %, one kernel of 5 s, then the end: the next process of that name waits for what is left of 50 s.
 //!
-//! Processes of the instance that are there already do not wait: they have accounts of their own.
+//! While a process of the instance is there, its account in the engine goes on, and all its processes are under it.
 //!
 //! # Cost
 //! One entry per name and device in debt, at most as many as the daemon has clients; the smallest goes first.
@@ -37,7 +37,7 @@ impl Debt {
 pub(crate) struct Debts(BTreeMap<(String, DeviceUuid), Debt>);
 
 impl Debts {
-    /// A client has left that had so much beyond its limit. `most`: what is kept of one name, and of how many.
+    /// An instance has left that had so much beyond its limit. `most`: what is kept of one name, and of how many.
     pub(crate) fn add(
         &mut self,
         now: Timestamp,
