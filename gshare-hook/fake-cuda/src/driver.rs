@@ -20,7 +20,7 @@ pub(crate) use gshare_cuda_abi::types::*;
 
 mod array;
 mod calls;
-mod context;
+pub(crate) mod context;
 pub(crate) mod core;
 pub(crate) mod device;
 mod graph;
@@ -59,7 +59,7 @@ pub(crate) type Answer = Result<(), CUresult>;
 
 /// Turns an answer into a result, and a panic into `CUDA_ERROR_UNKNOWN`: none crosses into C.
 #[inline]
-fn guard(f: impl FnOnce() -> Answer) -> CUresult {
+pub(crate) fn guard(f: impl FnOnce() -> Answer) -> CUresult {
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)) {
         Ok(Ok(())) => CUresult::CUDA_SUCCESS,
         Ok(Err(error)) => error,
@@ -75,7 +75,7 @@ fn guard(f: impl FnOnce() -> Answer) -> CUresult {
     unreachable_pub,
     clippy::unnecessary_cast
 )]
-mod exports {
+pub(crate) mod exports {
     use super::*;
     use crate::trace::Value;
     include!(concat!(env!("OUT_DIR"), "/exports.rs"));

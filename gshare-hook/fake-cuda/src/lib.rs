@@ -17,7 +17,8 @@
 //!    file, its lock and the sweep of dead processes.
 //! 2. [`driver`]: the driver API over it, exported by one table of names.
 //! 3. [`nvml`]: the monitoring library over the same device.
-//! 4. [`install`]: putting the library where programs look for it.
+//! 4. `image`: names in device code. `private_tables`: what the runtime library asks for beyond the driver API.
+//! 5. [`install`]: putting the library where programs look for it.
 //!
 //! # Use
 //!
@@ -60,8 +61,11 @@
 //! `cuGetProcAddress` keeps to the version. Names without a function here answer `CUDA_ERROR_NOT_SUPPORTED`
 //! ([`driver::IMPLEMENTED`] lists the others). Device names carry "(simulated)".
 //!
-//! - NVIDIA's runtime library loads, finds every function it looks up, initialises, and then gives up with error 500:
-//!   it needs private tables from `cuGetExportTable`, which has none here.
+//! - NVIDIA's runtime library and what stands on it (cuBLAS, cuDNN, cuFFT, cuSOLVER) start and run: the private tables
+//!   that they ask for are served with the feature `runtime-tables`, on by default (`private_tables`). What a program
+//!   computes from a kernel's result is wrong all the same: memory that a kernel would have written stays as it was.
+//! - Kernels and global variables are looked up in the images that a program loads (`image`). An image that cannot be read
+//!   accepts every name; `GSHARE_TRACE=tables` says why. Variables are not initialised from their image.
 //! - Calls that queue work take the time in their caller that the profile says, before that work is queued; other calls take what they
 //!   take here ([`profile::Calls`]).
 //! - Memory is charged to the byte asked for; a real driver rounds. Managed memory is charged to its device at once.
@@ -72,8 +76,13 @@
 #![allow(clippy::cast_possible_truncation)] // indices into tables whose sizes are constants below 2^32
 
 pub mod driver;
+#[allow(unsafe_code)] // images at addresses that C programs pass
+mod image;
 pub mod install;
 pub mod nvml;
+#[cfg(feature = "runtime-tables")]
+#[allow(unsafe_code)] // functions that C calls
+mod private_tables;
 pub mod sim;
 mod trace;
 mod truth;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `calls` | each driver and NVML call at its return: name, arguments that are numbers or names, result |
 //! | `lookups` | each `cuGetProcAddress`: name, version, flags and the variant given; unknown and too new names are marked |
-//! | `tables` | each `cuGetExportTable`: identifier and outcome; each call of a slot that a table does not fill |
+//! | `tables` | each `cuGetExportTable`: identifier and outcome; each call of a slot that a table does not fill; images that cannot be read |
 //!
 //! Words are separated by commas. Lines go to stderr, or are appended to the file that `GSHARE_TRACE_FILE` names (`%p` is
 //! the process id):
@@ -223,13 +223,20 @@ pub(crate) fn table(id: [u8; 16], name: Option<&str>) {
 }
 
 /// A call of slot number `slot` (in pointers) of a table that has no function there.
-#[allow(dead_code)] // for tables that leave slots out
+#[cfg_attr(not(feature = "runtime-tables"), allow(dead_code))]
 pub(crate) fn slot(table: &str, slot: usize) {
     let _ = catch_unwind(|| {
         if is_on(TABLES) {
             event(&format!("table {table}: call of UNKNOWN SLOT {slot}"));
         }
     });
+}
+
+/// An image whose names cannot be read.
+pub(crate) fn image(error: &crate::image::ImageError) {
+    if is_on(TABLES) {
+        event(&format!("image NOT READ, every name is accepted: {error}"));
+    }
 }
 
 fn uuid(id: [u8; 16]) -> String {

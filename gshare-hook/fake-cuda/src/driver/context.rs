@@ -1,5 +1,6 @@
 //! Contexts: primary, created, current.
 
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::core::*;
@@ -16,6 +17,8 @@ fn destroy(context: &'static Object<Context>, charged: bool) -> Answer {
     if !context.retire() {
         return Err(INVALID_CONTEXT);
     }
+    #[cfg(feature = "runtime-tables")]
+    crate::private_tables::storage::context_ends(context);
     memory::free_all_of(context)?;
     driver.device.with(|engine, now| {
         for stream in context.all_streams() {
@@ -30,7 +33,10 @@ fn destroy(context: &'static Object<Context>, charged: bool) -> Answer {
     Ok(())
 }
 
-pub(super) unsafe fn cuDevicePrimaryCtxRetain(pctx: *mut sys::CUcontext, dev: CUdevice) -> Answer {
+/// A device's primary context, made if there is none, and its state, locked.
+fn primary_state(
+    dev: CUdevice,
+) -> Result<(&'static Object<Context>, MutexGuard<'static, PrimaryState>), CUresult> {
     let driver = driver()?;
     driver.gpu(dev)?;
     let mut state = lock(&driver.primaries[dev as usize].state);
@@ -42,6 +48,17 @@ pub(super) unsafe fn cuDevicePrimaryCtxRetain(pctx: *mut sys::CUcontext, dev: CU
             context
         }
     };
+    Ok((context, state))
+}
+
+/// A device's primary context, made if there is none; nobody retains it by this call.
+#[cfg(feature = "runtime-tables")]
+pub(crate) fn primary(dev: CUdevice) -> Result<&'static Object<Context>, CUresult> {
+    Ok(primary_state(dev)?.0)
+}
+
+pub(super) unsafe fn cuDevicePrimaryCtxRetain(pctx: *mut sys::CUcontext, dev: CUdevice) -> Answer {
+    let (context, mut state) = primary_state(dev)?;
     state.retained += 1;
     put(pctx, context.handle())
 }

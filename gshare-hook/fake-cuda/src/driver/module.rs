@@ -9,26 +9,33 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::core::*;
 use super::graph::{Node, legacy_not_implied};
 use super::*;
+use crate::image::raw::{self, Lifetime};
+use crate::image::{Found, Image, container};
 use crate::sim::Work;
 use gshare_fake_cuda_spec::{Duration, Named, Profile};
-
-/// Code: what is known about an image.
-#[derive(Debug)]
-struct Code {
-    /// Kernel names, for PTX text; `None` for binary images, where any name is accepted.
-    names: Option<Vec<String>>,
-    /// Global variables of PTX text, with their sizes.
-    globals: BTreeMap<String, u64>,
-}
 
 /// A module or a library (both hold code and give out functions).
 #[derive(Debug)]
 pub(crate) struct Module {
-    code: Code,
+    image: Image,
     is_library: bool,
     functions: Mutex<BTreeMap<String, &'static Object<Function>>>,
-    globals: Mutex<BTreeMap<String, (u64, u64)>>,
+    /// By the context's number and the variable's name.
+    globals: Mutex<BTreeMap<(u64, String), Global>>,
 }
+
+/// A global variable of a module in one context.
+#[derive(Debug)]
+struct Global {
+    context: &'static Object<Context>,
+    address: u64,
+    bytes: u64,
+}
+
+/// Size of a global variable whose image cannot be read: most constant memory that a kernel can have.
+const UNREADABLE_GLOBAL_BYTES: u64 = 64 << 10;
+
+const NO_BINARY: CUresult = CUresult(209);
 
 impl Kind for Module {
     const MAGIC: u64 = 0x6773_6861_7265_4d4f;
@@ -354,78 +361,38 @@ pub(super) unsafe fn cuParamSetSize(hfunc: sys::CUfunction, _numbytes: c_uint) -
 
 // --- Loading ---------------------------------------------------------------------------------------
 
-/// What kind of code lies at `image`: PTX text is read for its kernels, anything else is taken as it is.
-unsafe fn read_code(image: *const c_void) -> Result<Code, CUresult> {
+/// The image at an address, for the calling thread's device.
+unsafe fn read_image(image: *const c_void, lifetime: Lifetime) -> Result<Image, CUresult> {
     if image.is_null() {
         return Err(INVALID_VALUE);
     }
-    let start = std::slice::from_raw_parts(image.cast::<u8>(), 4);
-    let binary =
-        start == b"\x7fELF" || start == [0x50, 0xed, 0x55, 0xba] || start == [0xb1, 0x43, 0x62, 0x46];
-    if binary || !(start[0].is_ascii_whitespace() || start[0] == b'/' || start[0] == b'.') {
-        return Ok(Code { names: None, globals: BTreeMap::new() });
-    }
-    let text = CStr::from_ptr(image.cast()).to_string_lossy();
-    Ok(read_ptx(&text))
+    let (major, minor) = current_profile()?.compute_capability;
+    Ok(raw::image_at(image, major * 10 + minor, lifetime))
 }
 
-fn read_ptx(text: &str) -> Code {
-    let mut names = Vec::new();
-    let mut globals = BTreeMap::new();
-    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '$' || c == '%';
-    let text: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
-    for line in &text {
-        if let Some((_, rest)) = line.split_once(".entry") {
-            let name: String = rest.trim_start().chars().take_while(|c| is_name(*c)).collect();
-            if !name.is_empty() {
-                names.push(name);
-            }
-        } else if (line.contains(".global") || line.contains(".const "))
-            && let Some((name, size)) = read_global(line)
-        {
-            globals.insert(name, size);
-        }
-    }
-    // A name may stand on the line after `.entry`.
-    let mut words = text.iter().flat_map(|line| line.split_whitespace());
-    while let Some(word) = words.next() {
-        if word == ".entry"
-            && let Some(next) = words.next()
-        {
-            let name: String = next.chars().take_while(|c| is_name(*c)).collect();
-            if !name.is_empty() && !names.contains(&name) {
-                names.push(name);
-            }
-        }
-    }
-    Code { names: Some(names), globals }
+fn create_library(image: Image) -> &'static Object<Module> {
+    Object::create(Module { image, is_library: true, functions: Mutex::default(), globals: Mutex::default() })
 }
 
-/// `.visible .global .align 4 .b8 name[16];` -> (name, 16).
-fn read_global(line: &str) -> Option<(String, u64)> {
-    let declaration = line.split(['=', ';']).next()?.trim();
-    let name_part = declaration.split_whitespace().last()?;
-    let (name, count) = match name_part.split_once('[') {
-        Some((name, count)) => (name, count.trim_end_matches(']').parse().unwrap_or(1)),
-        None => (name_part, 1),
-    };
-    let width = declaration
-        .split_whitespace()
-        .filter_map(|w| w.strip_prefix('.'))
-        .filter_map(|w| w.trim_start_matches(|c: char| c.is_ascii_alphabetic()).parse::<u64>().ok())
-        .find(|bits| matches!(bits, 8 | 16 | 32 | 64 | 128))?;
-    (!name.starts_with('.')).then(|| (name.to_owned(), width / 8 * count))
-}
-
-fn create(code: Code, is_library: bool) -> &'static Object<Module> {
-    Object::create(Module { code, is_library, functions: Mutex::default(), globals: Mutex::default() })
+/// A module is for one device: an image without code for it is refused.
+fn create_module(image: Image) -> Result<&'static Object<Module>, CUresult> {
+    if image.is_empty() {
+        return Err(NO_BINARY);
+    }
+    let (functions, globals) = (Mutex::default(), Mutex::default());
+    Ok(Object::create(Module { image, is_library: false, functions, globals }))
 }
 
 impl Module {
     fn function(this: &'static Object<Self>, name: &CStr) -> Result<&'static Object<Function>, CUresult> {
         let text = name.to_string_lossy().into_owned();
-        if this.code.names.as_ref().is_some_and(|names| !names.contains(&text)) {
-            return Err(NOT_FOUND);
+        if let Some(function) = lock(&this.functions).get(&text) {
+            return Ok(function);
+        }
+        match this.image.kernel(&text) {
+            Found::No if this.image.is_empty() => return Err(NO_BINARY),
+            Found::No => return Err(NOT_FOUND),
+            Found::Yes(()) | Found::Unknown => {}
         }
         let driver = driver()?;
         let mut functions = lock(&this.functions);
@@ -446,14 +413,24 @@ impl Module {
         Ok(function)
     }
 
+    /// Address and size of a global variable in the current context; its memory is taken when it is first asked for.
     fn global(&self, name: &str) -> Result<(u64, u64), CUresult> {
-        if let Some(found) = lock(&self.globals).get(name) {
-            return Ok(*found);
-        }
-        let bytes = *self.code.globals.get(name).ok_or(NOT_FOUND)?;
         let context = current()?;
+        let key = (context.id, name.to_owned());
+        if let Some(found) = lock(&self.globals).get(&key) {
+            return Ok((found.address, found.bytes));
+        }
+        let bytes = match self.image.global(name) {
+            Found::Yes(bytes) => bytes,
+            Found::Unknown => UNREADABLE_GLOBAL_BYTES,
+            Found::No => return Err(NOT_FOUND),
+        };
+        let mut globals = lock(&self.globals);
+        if let Some(found) = globals.get(&key) {
+            return Ok((found.address, found.bytes));
+        }
         let address = memory::allocate(context, bytes.max(1), crate::sim::MemKind::Plain)?;
-        lock(&self.globals).insert(name.to_owned(), (address, bytes));
+        globals.insert(key, Global { context, address, bytes });
         Ok((address, bytes))
     }
 
@@ -464,8 +441,11 @@ impl Module {
         for function in lock(&this.functions).values() {
             function.retire();
         }
-        for (address, _) in std::mem::take(&mut *lock(&this.globals)).into_values() {
-            memory::free(address)?;
+        // A context that has ended took its memory along.
+        for global in std::mem::take(&mut *lock(&this.globals)).into_values() {
+            if global.context.live() {
+                memory::free(global.address)?;
+            }
         }
         Ok(())
     }
@@ -473,7 +453,7 @@ impl Module {
 
 pub(super) unsafe fn cuModuleLoadData(module: *mut sys::CUmodule, image: *const c_void) -> Answer {
     current()?;
-    put(module, create(read_code(image)?, false).handle())
+    put(module, create_module(read_image(image, Lifetime::Call)?)?.handle())
 }
 
 pub(super) unsafe fn cuModuleLoadDataEx(
@@ -490,19 +470,19 @@ pub(super) unsafe fn cuModuleLoadFatBinary(module: *mut sys::CUmodule, fatCubin:
     cuModuleLoadData(module, fatCubin)
 }
 
-unsafe fn code_of_file(path: *const c_char) -> Result<Code, CUresult> {
+unsafe fn image_of_file(path: *const c_char) -> Result<Image, CUresult> {
     if path.is_null() {
         return Err(INVALID_VALUE);
     }
     let path = CStr::from_ptr(path).to_string_lossy().into_owned();
     let mut bytes = std::fs::read(path).map_err(|_| CUresult::CUDA_ERROR_FILE_NOT_FOUND)?;
     bytes.extend([0; 4]);
-    read_code(bytes.as_ptr().cast())
+    read_image(bytes.as_ptr().cast(), Lifetime::Call)
 }
 
 pub(super) unsafe fn cuModuleLoad(module: *mut sys::CUmodule, fname: *const c_char) -> Answer {
     current()?;
-    put(module, create(code_of_file(fname)?, false).handle())
+    put(module, create_module(image_of_file(fname)?)?.handle())
 }
 
 pub(super) unsafe fn cuModuleUnload(hmod: sys::CUmodule) -> Answer {
@@ -529,7 +509,7 @@ pub(super) unsafe fn cuModuleGetFunction(
 
 pub(super) unsafe fn cuModuleGetFunctionCount(count: *mut c_uint, mod_: sys::CUmodule) -> Answer {
     let module = Object::<Module>::get(mod_)?;
-    let count_now = match &module.code.names {
+    let count_now = match module.image.kernels() {
         Some(names) => names.len(),
         None => lock(&module.functions).len(),
     };
@@ -537,8 +517,8 @@ pub(super) unsafe fn cuModuleGetFunctionCount(count: *mut c_uint, mod_: sys::CUm
 }
 
 unsafe fn enumerate<H>(list: *mut *mut H, count: u32, module: &'static Object<Module>) -> Answer {
-    for name in module.code.names.iter().flatten() {
-        let name = CString::new(name.as_str()).map_err(|_| INVALID_VALUE)?;
+    for name in module.image.kernels().into_iter().flatten() {
+        let name = CString::new(name).map_err(|_| INVALID_VALUE)?;
         Module::function(module, &name)?;
     }
     for (i, function) in lock(&module.functions).values().take(count as usize).enumerate() {
@@ -573,12 +553,17 @@ pub(super) unsafe fn cuLibraryLoadData(
     _jitOptions: *mut c_uint,
     _jitOptionsValues: *mut *mut c_void,
     _numJitOptions: c_uint,
-    _libraryOptions: *mut c_uint,
+    libraryOptions: *mut c_uint,
     _libraryOptionValues: *mut *mut c_void,
-    _numLibraryOptions: c_uint,
+    numLibraryOptions: c_uint,
 ) -> Answer {
+    /// `CU_LIBRARY_BINARY_IS_PRESERVED`: the program keeps the image until it unloads the library.
+    const PRESERVED: c_uint = 1;
     driver()?;
-    put(library, create(read_code(code)?, true).handle())
+    let count = if libraryOptions.is_null() { 0 } else { numLibraryOptions as usize };
+    let kept = (0..count).any(|i| libraryOptions.add(i).read_unaligned() == PRESERVED);
+    let lifetime = if kept { Lifetime::Kept } else { Lifetime::Call };
+    put(library, create_library(read_image(code, lifetime)?).handle())
 }
 
 pub(super) unsafe fn cuLibraryLoadFromFile(
@@ -592,7 +577,7 @@ pub(super) unsafe fn cuLibraryLoadFromFile(
     _numLibraryOptions: c_uint,
 ) -> Answer {
     driver()?;
-    put(library, create(code_of_file(fileName)?, true).handle())
+    put(library, create_library(image_of_file(fileName)?).handle())
 }
 
 pub(super) unsafe fn cuLibraryUnload(library: sys::CUlibrary) -> Answer {
@@ -835,10 +820,12 @@ pub(super) unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
     put(dynamicSmemSize, driver()?.profile().shared_memory_per_sm_bytes as usize / numBlocks as usize)
 }
 
-// --- The linker: what is added comes out again, as an image that the loader accepts -------------------
+// --- The linker: what is added comes out again, as a container that the loader accepts ----------------
 
 #[derive(Debug, Default)]
 struct Link {
+    inputs: Mutex<Vec<Vec<u8>>>,
+    /// What was given out; the program may read it until it destroys the link.
     image: Mutex<Vec<u8>>,
 }
 
@@ -870,10 +857,7 @@ pub(super) unsafe fn cuLinkAddData_v2(
     if data.is_null() {
         return Err(INVALID_VALUE);
     }
-    let bytes = std::slice::from_raw_parts(data.cast::<u8>(), size);
-    let mut image = lock(&link.image);
-    image.extend(bytes.iter().filter(|b| **b != 0 || !bytes.is_ascii()));
-    image.push(b'\n');
+    lock(&link.inputs).push(std::slice::from_raw_parts(data.cast::<u8>(), size).to_vec());
     Ok(())
 }
 
@@ -888,7 +872,7 @@ pub(super) unsafe fn cuLinkAddFile_v2(
     let link = Object::<Link>::get(state)?;
     let path = name_of(path)?.to_string_lossy().into_owned();
     let bytes = std::fs::read(path).map_err(|_| CUresult::CUDA_ERROR_FILE_NOT_FOUND)?;
-    lock(&link.image).extend(bytes);
+    lock(&link.inputs).push(bytes);
     Ok(())
 }
 
@@ -898,10 +882,11 @@ pub(super) unsafe fn cuLinkComplete(
     sizeOut: *mut usize,
 ) -> Answer {
     let link = Object::<Link>::get(state)?;
+    let inputs = lock(&link.inputs);
     let mut image = lock(&link.image);
-    image.extend([0; 4]);
+    *image = container::of_inputs(inputs.iter().map(|bytes| (raw::input_kind(bytes), bytes.as_slice())));
     put(cubinOut, image.as_mut_ptr().cast())?;
-    put_opt(sizeOut, image.len() - 4);
+    put_opt(sizeOut, image.len());
     Ok(())
 }
 
@@ -909,21 +894,4 @@ pub(super) unsafe fn cuLinkDestroy(state: sys::CUlinkState) -> Answer {
     let link = Object::<Link>::get(state)?;
     link.retire();
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ptx_names_and_globals_are_read() {
-        let ptx = "// a comment .entry no\n.version 7.0\n.visible .entry spin_10us(\n.param .u64 p\n)\n{ret;}\n\
-                   .entry\n  second ( )\n.visible .global .align 4 .b8 table[16];\n.global .u32 one;\n";
-        let code = read_ptx(ptx);
-        assert_eq!(code.names, Some(vec!["spin_10us".to_owned(), "second".to_owned()]));
-        assert_eq!(
-            code.globals.into_iter().collect::<Vec<_>>(),
-            [("one".to_owned(), 4), ("table".to_owned(), 16)]
-        );
-    }
 }

@@ -19,16 +19,29 @@ pub(super) unsafe fn cuDriverGetVersion(driverVersion: *mut c_int) -> Answer {
     put(driverVersion, driver_version() as c_int)
 }
 
-/// A table of private functions would be given out here. There is none: libcudart gets this far and gives up.
+/// Without the feature `runtime-tables`, and for an identifier that is not served: `CUDA_ERROR_NOT_FOUND` and null.
 pub(super) unsafe fn cuGetExportTable(
     ppExportTable: *mut *const c_void,
     pExportTableId: *const sys::CUuuid,
 ) -> Answer {
-    if !pExportTableId.is_null() {
-        trace::table((*pExportTableId).bytes.map(c_char::cast_unsigned), None);
+    if pExportTableId.is_null() {
+        return Err(INVALID_VALUE);
     }
-    put_opt(ppExportTable, std::ptr::null());
-    Err(NOT_FOUND)
+    let id = pExportTableId.cast::<[u8; 16]>().read_unaligned();
+    let (table, name) = private_table(&id);
+    trace::table(id, name);
+    put(ppExportTable, table.unwrap_or(std::ptr::null()))?;
+    table.map(drop).ok_or(NOT_FOUND)
+}
+
+#[cfg(feature = "runtime-tables")]
+fn private_table(id: &[u8; 16]) -> (Option<*const c_void>, Option<&'static str>) {
+    (crate::private_tables::find(id), crate::private_tables::name(id))
+}
+
+#[cfg(not(feature = "runtime-tables"))]
+fn private_table(_id: &[u8; 16]) -> (Option<*const c_void>, Option<&'static str>) {
+    (None, None)
 }
 
 pub(super) unsafe fn cuGetProcAddress(

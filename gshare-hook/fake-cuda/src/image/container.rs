@@ -1,0 +1,181 @@
+//! Containers of fat binaries, and how their entries are compressed.
+//!
+//! A container is a header (magic, version, its own size, size of what follows) and entries one after the other. An entry
+//! is a header of at least 64 bytes, whose size it declares, and a payload. All numbers are little-endian.
+
+use std::borrow::Cow;
+use std::io::Read;
+
+use super::{Entry, ImageError, Kind, MOST_BYTES, Stored};
+
+pub(crate) const MAGIC: u32 = 0xba55_ed50;
+const VERSION: u16 = 1;
+/// Size in bytes of a container's header.
+pub(crate) const HEADER: usize = 16;
+
+const ENTRY_VERSION: u16 = 0x101;
+const ENTRY_HEADER: usize = 64;
+const KIND_PTX: u16 = 1;
+const KIND_CUBIN: u16 = 2;
+const FLAG_LZ4: u64 = 1 << 13;
+const FLAG_ZSTD: u64 = 1 << 15;
+
+/// Where the fields of an entry's header lie.
+mod at {
+    pub(super) const KIND: usize = 0;
+    pub(super) const VERSION: usize = 2;
+    pub(super) const HEADER_SIZE: usize = 4;
+    pub(super) const PAYLOAD_SIZE: usize = 8;
+    pub(super) const COMPRESSED_SIZE: usize = 16;
+    pub(super) const ARCHITECTURE: usize = 28;
+    pub(super) const FLAGS: usize = 40;
+    pub(super) const DECOMPRESSED_SIZE: usize = 56;
+}
+
+/// `size` bytes at `at`, or which structure does not fit.
+fn part<'a>(bytes: &'a [u8], at: usize, size: usize, what: &'static str) -> Result<&'a [u8], ImageError> {
+    let truncated = ImageError::Truncated { what, at: at as u64, size: size as u64, end: bytes.len() as u64 };
+    at.checked_add(size).and_then(|end| bytes.get(at..end)).ok_or(truncated)
+}
+
+/// A number of `N` bytes in a header whose size was checked.
+fn number<const N: usize>(header: &[u8], at: usize) -> u64 {
+    let mut value = [0; 8];
+    if let Some(field) = header.get(at..at + N) {
+        value[..N].copy_from_slice(field);
+    }
+    u64::from_le_bytes(value)
+}
+
+fn to_usize(value: u64) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
+
+/// Size in bytes of the container whose header is given, header included.
+pub(crate) fn size(header: &[u8; HEADER]) -> Result<u64, ImageError> {
+    let (magic, version) = (number::<4>(header, 0), number::<2>(header, 4));
+    if magic != u64::from(MAGIC) {
+        return Err(ImageError::Unknown { field: "magic number of a container", value: magic });
+    }
+    if version != u64::from(VERSION) {
+        return Err(ImageError::Unknown { field: "version of a container", value: version });
+    }
+    let header_size = number::<2>(header, 6);
+    if header_size < HEADER as u64 {
+        return Err(ImageError::Unknown { field: "header size of a container", value: header_size });
+    }
+    Ok(header_size.saturating_add(number::<8>(header, 8)))
+}
+
+/// The entries of a container; `bytes` is all of it, and what follows it is not looked at.
+pub(crate) fn entries(bytes: &[u8]) -> Result<Vec<Entry<'_>>, ImageError> {
+    let header: &[u8; HEADER] =
+        part(bytes, 0, HEADER, "a container's header")?.try_into().map_err(|_| ImageError::Truncated {
+            what: "a container's header",
+            at: 0,
+            size: HEADER as u64,
+            end: bytes.len() as u64,
+        })?;
+    let all = part(bytes, 0, to_usize(size(header)?), "a container")?;
+    let mut found = Vec::new();
+    let mut next = to_usize(number::<2>(header, 6));
+    while next < all.len() {
+        let (entry, end) = entry(all, next)?;
+        found.push(entry);
+        next = end;
+    }
+    Ok(found)
+}
+
+/// The entry at `start`, and where the next one begins.
+fn entry(all: &[u8], start: usize) -> Result<(Entry<'_>, usize), ImageError> {
+    let header = part(all, start, ENTRY_HEADER, "an entry's header")?;
+    let version = number::<2>(header, at::VERSION);
+    if version != u64::from(ENTRY_VERSION) {
+        return Err(ImageError::Unknown { field: "version of an entry", value: version });
+    }
+    let header_size = number::<4>(header, at::HEADER_SIZE);
+    if header_size < ENTRY_HEADER as u64 {
+        return Err(ImageError::Unknown { field: "header size of an entry", value: header_size });
+    }
+    part(all, start, to_usize(header_size), "an entry's header")?;
+    let payload_start = start + to_usize(header_size);
+    let payload_size = to_usize(number::<4>(header, at::PAYLOAD_SIZE));
+    let payload = part(all, payload_start, payload_size, "an entry's payload")?;
+    let flags = number::<8>(header, at::FLAGS);
+    let stored = match (flags & FLAG_LZ4 != 0, flags & FLAG_ZSTD != 0) {
+        (_, true) => Stored::Zstd,
+        (true, false) => Stored::Lz4,
+        (false, false) => Stored::Plain,
+    };
+    let (bytes, declared) = if stored == Stored::Plain {
+        (payload, payload.len() as u64)
+    } else {
+        let size = to_usize(number::<4>(header, at::COMPRESSED_SIZE));
+        (part(payload, 0, size, "compressed data")?, number::<8>(header, at::DECOMPRESSED_SIZE))
+    };
+    let kind = match u16::try_from(number::<2>(header, at::KIND)).unwrap_or(u16::MAX) {
+        KIND_PTX => Kind::Ptx,
+        KIND_CUBIN => Kind::Cubin,
+        other => Kind::Other(other),
+    };
+    let architecture = u32::try_from(number::<4>(header, at::ARCHITECTURE)).unwrap_or(u32::MAX);
+    let entry = Entry { kind, stored, architecture, bytes: Cow::Borrowed(bytes), declared };
+    Ok((entry, payload_start + payload_size))
+}
+
+/// An entry's bytes, decompressed.
+pub(crate) fn content<'a>(entry: &'a Entry<'_>) -> Result<Cow<'a, [u8]>, ImageError> {
+    let declared = entry.declared;
+    if entry.stored != Stored::Plain && declared > MOST_BYTES {
+        return Err(ImageError::TooLarge { declared });
+    }
+    let method = if entry.stored == Stored::Lz4 { "LZ4" } else { "zstd" };
+    let refuse = |reason: String| ImageError::Compressed { method, declared, reason };
+    let out = match entry.stored {
+        Stored::Plain => return Ok(Cow::Borrowed(&entry.bytes)),
+        Stored::Lz4 => lz4_flex::block::decompress(&entry.bytes, to_usize(declared))
+            .map_err(|e| refuse(e.to_string()))?,
+        Stored::Zstd => {
+            let mut out = Vec::with_capacity(to_usize(declared));
+            let decoder = ruzstd::decoding::StreamingDecoder::new(&entry.bytes[..]);
+            let decoder = decoder.map_err(|e| refuse(e.to_string()))?;
+            // One byte more than declared shows that there is more.
+            decoder.take(declared + 1).read_to_end(&mut out).map_err(|e| refuse(e.to_string()))?;
+            out
+        }
+    };
+    if out.len() as u64 == declared {
+        Ok(Cow::Owned(out))
+    } else {
+        Err(refuse(format!("there are {} bytes or more", out.len())))
+    }
+}
+
+/// A container with entries for any device, each as it is: what the simulated linker gives out.
+pub(crate) fn of_inputs<'a>(inputs: impl IntoIterator<Item = (Kind, &'a [u8])>) -> Vec<u8> {
+    let mut body = Vec::new();
+    for (kind, bytes) in inputs {
+        let kind = match kind {
+            Kind::Ptx => KIND_PTX,
+            Kind::Cubin => KIND_CUBIN,
+            Kind::Other(kind) => kind,
+        };
+        let padded = bytes.len().next_multiple_of(8);
+        let mut header = [0; ENTRY_HEADER];
+        header[at::KIND..][..2].copy_from_slice(&kind.to_le_bytes());
+        header[at::VERSION..][..2].copy_from_slice(&ENTRY_VERSION.to_le_bytes());
+        header[at::HEADER_SIZE..][..4].copy_from_slice(&(ENTRY_HEADER as u32).to_le_bytes());
+        header[at::PAYLOAD_SIZE..][..4].copy_from_slice(&(padded as u32).to_le_bytes());
+        body.extend(header);
+        body.extend(bytes);
+        body.resize(body.len() + padded - bytes.len(), 0);
+    }
+    let mut all = Vec::with_capacity(HEADER + body.len());
+    all.extend(MAGIC.to_le_bytes());
+    all.extend(VERSION.to_le_bytes());
+    all.extend((HEADER as u16).to_le_bytes());
+    all.extend((body.len() as u64).to_le_bytes());
+    all.extend(body);
+    all
+}

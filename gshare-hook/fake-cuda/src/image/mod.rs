@@ -1,0 +1,235 @@
+//! Names in images of device code: which kernels and which global variables a binary or a text has.
+//!
+//! # Forms
+//!
+//! | form | begins with | read by |
+//! |---|---|---|
+//! | wrapper of a fat binary (in the program's data; points to containers) | `0x466243b1` | [`raw`] |
+//! | container of a fat binary: entries by kind, architecture and compression | `0xba55ed50` | [`container`] |
+//! | cubin: an ELF file | `\x7fELF` | [`cubin`] |
+//! | PTX text | white space, `/` or `.` | [`ptx`] |
+//!
+//! An image is outside input: every size and offset is checked against the size that its container declares, and what
+//! does not fit is an [`ImageError`]. An image is read only when a name is looked up, and only the entries that serve the
+//! device; the names are kept, the decompressed bytes are not.
+//!
+//! # Sources
+//!
+//! The forms of wrapper, container and entry are public in ZLUDA's `dark_api` and `cuda_types` and were confirmed on the
+//! fat binaries of cuBLAS 12.9, cuDNN 9.26 and cuFFT 12; ELF is a standard, and which of its symbols are kernels
+//! is in [`cubin`].
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
+
+use crate::trace;
+
+pub(crate) mod container;
+mod cubin;
+mod ptx;
+pub(crate) mod raw;
+#[cfg(test)]
+mod tests;
+
+/// Most bytes that one entry may decompress to. The largest seen is below 200 MB.
+const MOST_BYTES: u64 = 1 << 30;
+
+/// Why an image cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ImageError {
+    /// A structure reaches beyond what holds it.
+    #[error("{what} at {at} needs {size} bytes, but its container ends at {end}")]
+    Truncated {
+        /// Which structure.
+        what: &'static str,
+        /// Where it begins, in bytes from the container's start.
+        at: u64,
+        /// Its size in bytes.
+        size: u64,
+        /// The container's size in bytes.
+        end: u64,
+    },
+    /// A field has a value that is not known.
+    #[error("{field} is {value:#x}, which is not known")]
+    Unknown {
+        /// Which field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// An entry declares more bytes than may be decompressed.
+    #[error("an entry declares {declared} bytes; at most {MOST_BYTES} are decompressed")]
+    TooLarge {
+        /// What it declares.
+        declared: u64,
+    },
+    /// An entry does not decompress to what it declares.
+    #[error("{method} data do not decompress to the {declared} bytes declared: {reason}")]
+    Compressed {
+        /// LZ4 or zstd.
+        method: &'static str,
+        /// Bytes declared.
+        declared: u64,
+        /// What the decompressor says.
+        reason: String,
+    },
+    /// A cubin is not a readable ELF file.
+    #[error("not a readable ELF file: {0}")]
+    Elf(String),
+}
+
+/// Names in one cubin or PTX text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Names {
+    /// Kernels.
+    pub(crate) kernels: BTreeSet<String>,
+    /// Global and constant variables with their sizes in bytes.
+    pub(crate) globals: BTreeMap<String, u64>,
+}
+
+/// What an entry holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Ptx,
+    Cubin,
+    /// Code for a compiler that the simulator does not have, such as that of link-time optimisation.
+    Other(u16),
+}
+
+/// How an entry's bytes are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stored {
+    Plain,
+    Lz4,
+    Zstd,
+}
+
+/// A cubin or a PTX text, perhaps compressed.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) stored: Stored,
+    /// Ten times the major plus the minor compute capability that it is for; 0 for any.
+    pub(crate) architecture: u32,
+    pub(crate) bytes: Cow<'a, [u8]>,
+    /// Size in bytes once decompressed.
+    pub(crate) declared: u64,
+}
+
+impl Entry<'_> {
+    /// The same with bytes of its own.
+    fn into_owned(self) -> Entry<'static> {
+        Entry { bytes: Cow::Owned(self.bytes.into_owned()), ..self }
+    }
+
+    /// The names in it.
+    fn names(&self) -> Result<Names, ImageError> {
+        let bytes = container::content(self)?;
+        match self.kind {
+            Kind::Ptx => Ok(ptx::names(&String::from_utf8_lossy(&bytes))),
+            Kind::Cubin => cubin::names(&bytes),
+            Kind::Other(kind) => Err(ImageError::Unknown { field: "kind of an entry", value: kind.into() }),
+        }
+    }
+}
+
+/// A part of an image, read when its names are first asked for.
+#[derive(Debug)]
+struct Part {
+    entry: Entry<'static>,
+    names: OnceLock<Option<Names>>,
+}
+
+impl Part {
+    /// Its names, or `None` where it cannot be read; why is traced once.
+    fn names(&self) -> Option<&Names> {
+        let read = || self.entry.names().inspect_err(trace::image).ok();
+        self.names.get_or_init(read).as_ref()
+    }
+}
+
+/// What a look-up found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found<T> {
+    Yes(T),
+    No,
+    /// Part of the image cannot be read: the name may be in it.
+    Unknown,
+}
+
+/// The code of a module or library: the entries of an image that serve one device.
+#[derive(Debug)]
+pub(crate) struct Image {
+    parts: Vec<Part>,
+    /// Part of the image has a form that is not known.
+    opaque: bool,
+}
+
+impl Image {
+    pub(crate) fn new(entries: Vec<Entry<'static>>, opaque: bool) -> Self {
+        let parts = entries.into_iter().map(|entry| Part { entry, names: OnceLock::new() }).collect();
+        Self { parts, opaque }
+    }
+
+    /// Whether nothing in the image can run on the device.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.parts.is_empty() && !self.opaque
+    }
+
+    fn find<T>(&self, pick: impl Fn(&Names) -> Option<T>) -> Found<T> {
+        let mut opaque = self.opaque;
+        for part in &self.parts {
+            match part.names() {
+                Some(names) => {
+                    if let Some(found) = pick(names) {
+                        return Found::Yes(found);
+                    }
+                }
+                None => opaque = true,
+            }
+        }
+        if opaque { Found::Unknown } else { Found::No }
+    }
+
+    /// Looks a kernel up.
+    pub(crate) fn kernel(&self, name: &str) -> Found<()> {
+        self.find(|names| names.kernels.contains(name).then_some(()))
+    }
+
+    /// Looks a global variable up: its size in bytes.
+    pub(crate) fn global(&self, name: &str) -> Found<u64> {
+        self.find(|names| names.globals.get(name).copied())
+    }
+
+    /// Every kernel, or `None` where part of the image cannot be read.
+    pub(crate) fn kernels(&self) -> Option<Vec<&str>> {
+        let mut all = Vec::new();
+        for part in &self.parts {
+            all.extend(part.names()?.kernels.iter().map(String::as_str));
+        }
+        (!self.opaque).then_some(all)
+    }
+}
+
+/// The entries that a device of an architecture runs: the closest cubins that it can run, else the newest PTX that it can
+/// compile, and whatever is for any device. A cubin runs on devices of its major version with at least its minor one.
+pub(crate) fn chosen<'a>(entries: &[Entry<'a>], architecture: u32) -> Vec<Entry<'a>> {
+    let runs = |entry: &&Entry<'_>| {
+        entry.architecture != 0
+            && entry.architecture <= architecture
+            && (entry.kind == Kind::Ptx || entry.architecture / 10 == architecture / 10)
+    };
+    let is_cubin = |entry: &&Entry<'_>| entry.kind == Kind::Cubin;
+    let able = || entries.iter().filter(runs);
+    let best_cubin = able().filter(is_cubin).map(|entry| entry.architecture).max();
+    let best = best_cubin.or_else(|| able().filter(|e| !is_cubin(e)).map(|entry| entry.architecture).max());
+    entries
+        .iter()
+        .filter(|entry| {
+            entry.architecture == 0
+                || (Some(entry.architecture) == best && is_cubin(entry) == best_cubin.is_some())
+        })
+        .cloned()
+        .collect()
+}

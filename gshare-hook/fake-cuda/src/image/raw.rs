@@ -1,0 +1,141 @@
+//! Images as C programs pass them: an address without a size.
+//!
+//! How far to read follows from what the image declares: a container's header, an ELF file's table of sections, a text's
+//! final zero. The caller vouches for those bytes, as it does to the driver.
+
+use std::borrow::Cow;
+use std::ffi::{CStr, c_void};
+
+use super::container::{self, HEADER, MAGIC};
+use super::{Entry, Image, ImageError, Kind, Stored, chosen, cubin};
+use crate::trace;
+
+const WRAPPER_MAGIC: u32 = 0x4662_43b1;
+/// A wrapper with one container.
+const WRAPPER_SINGLE: u32 = 1;
+/// A wrapper with a list of containers that were linked together; a null address ends the list.
+const WRAPPER_LINKED: u32 = 2;
+
+/// Most bytes that a file or container at an address may declare.
+const MOST_AT_ADDRESS: u64 = 1 << 32;
+
+#[repr(C)]
+struct Wrapper {
+    magic: u32,
+    version: u32,
+    container: *const u8,
+    linked: *const *const u8,
+}
+
+/// Whether the bytes at an address stay as they are while the code is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lifetime {
+    /// They do: nothing is copied.
+    Kept,
+    /// They may go when the call returns: what serves the device is copied.
+    Call,
+}
+
+/// `size` bytes at an address.
+///
+/// # Safety
+///
+/// They are readable, and stay unchanged as long as the result is used.
+unsafe fn slice(at: *const u8, size: u64, what: &'static str) -> Result<&'static [u8], ImageError> {
+    if size > MOST_AT_ADDRESS {
+        return Err(ImageError::Truncated { what, at: 0, size, end: MOST_AT_ADDRESS });
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(at, size as usize) })
+}
+
+unsafe fn container_at(at: *const u8) -> Result<&'static [u8], ImageError> {
+    // SAFETY: a container has a header, and the size that this declares.
+    unsafe {
+        let header = at.cast::<[u8; HEADER]>().read_unaligned();
+        slice(at, container::size(&header)?, "a container")
+    }
+}
+
+unsafe fn cubin_at(at: *const u8) -> Result<&'static [u8], ImageError> {
+    // SAFETY: an ELF file has a header, a table of sections where the header says, and sections where the table says.
+    unsafe {
+        let header = at.cast::<[u8; cubin::HEADER]>().read_unaligned();
+        let table = slice(at, cubin::table_end(&header)?, "a table of sections")?;
+        slice(at, cubin::size(table)?, "an ELF file")
+    }
+}
+
+unsafe fn wrapped_at(at: *const u8) -> Result<Vec<&'static [u8]>, ImageError> {
+    // SAFETY: the magic number was seen, so a wrapper lies here, and its containers where it says.
+    unsafe {
+        let wrapper = at.cast::<Wrapper>().read_unaligned();
+        match wrapper.version {
+            WRAPPER_SINGLE => Ok(vec![container_at(wrapper.container)?]),
+            WRAPPER_LINKED => {
+                let mut all = Vec::new();
+                let mut next = wrapper.linked;
+                while !next.is_null() && !next.read_unaligned().is_null() {
+                    all.push(container_at(next.read_unaligned())?);
+                    next = next.add(1);
+                }
+                Ok(all)
+            }
+            other => Err(ImageError::Unknown { field: "version of a wrapper", value: other.into() }),
+        }
+    }
+}
+
+fn whole(kind: Kind, bytes: &'static [u8]) -> Entry<'static> {
+    let declared = bytes.len() as u64;
+    Entry { kind, stored: Stored::Plain, architecture: 0, bytes: Cow::Borrowed(bytes), declared }
+}
+
+/// The entries at an address that serve a device.
+unsafe fn entries_at(at: *const u8, architecture: u32) -> Result<Vec<Entry<'static>>, ImageError> {
+    // SAFETY: the caller's promise that an image lies here; each form has at least four bytes.
+    unsafe {
+        let start = at.cast::<[u8; 4]>().read_unaligned();
+        let containers = match u32::from_le_bytes(start) {
+            WRAPPER_MAGIC => wrapped_at(at)?,
+            MAGIC => vec![container_at(at)?],
+            _ if start == *b"\x7fELF" => return Ok(vec![whole(Kind::Cubin, cubin_at(at)?)]),
+            _ if start[0].is_ascii_whitespace() || matches!(start[0], b'/' | b'.') => {
+                return Ok(vec![whole(Kind::Ptx, CStr::from_ptr(at.cast()).to_bytes())]);
+            }
+            value => return Err(ImageError::Unknown { field: "start of an image", value: value.into() }),
+        };
+        let mut all = Vec::new();
+        for container in containers {
+            all.extend(chosen(&container::entries(container)?, architecture));
+        }
+        Ok(all)
+    }
+}
+
+/// The image at an address, for a device of an architecture (ten times the major plus the minor compute capability). An
+/// image of an unknown form holds unknown names; why is traced.
+///
+/// # Safety
+///
+/// `at` is the address of an image, which is readable as far as it declares, during the call or as `lifetime` says.
+pub(crate) unsafe fn image_at(at: *const c_void, architecture: u32, lifetime: Lifetime) -> Image {
+    // SAFETY: the caller's promise.
+    match unsafe { entries_at(at.cast(), architecture) } {
+        Ok(entries) if lifetime == Lifetime::Kept => Image::new(entries, false),
+        Ok(entries) => Image::new(entries.into_iter().map(Entry::into_owned).collect(), false),
+        Err(error) => {
+            trace::image(&error);
+            Image::new(Vec::new(), true)
+        }
+    }
+}
+
+/// What kind of input for the linker `bytes` are. Other kinds than texts and cubins stay unread.
+pub(crate) fn input_kind(bytes: &[u8]) -> Kind {
+    match bytes.first() {
+        Some(first) if first.is_ascii_whitespace() || matches!(first, b'/' | b'.') => Kind::Ptx,
+        _ if bytes.starts_with(b"\x7fELF") => Kind::Cubin,
+        _ => Kind::Other(0),
+    }
+}

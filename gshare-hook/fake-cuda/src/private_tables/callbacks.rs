@@ -1,0 +1,39 @@
+//! `TOOLS_RUNTIME_CALLBACK_HOOKS`: buffers in which a profiler would note that it wants the runtime's callbacks.
+//!
+//! Facts: ZLUDA's `dark_api` (7 words; slots 2 and 6 give out a buffer and its size; zeroed buffers of 1024 words and of 14
+//! bytes satisfy libcudart). The simulated driver has no profiler: the buffers stay zero.
+
+use std::ffi::c_void;
+use std::sync::atomic::AtomicU64;
+
+use super::{Table, sized};
+use crate::driver::{Pointer, core};
+
+pub(super) const TABLE: Table = Table {
+    id: [0xa0, 0x94, 0x79, 0x8c, 0x2e, 0x74, 0x2e, 0x74, 0x93, 0xf2, 0x08, 0x00, 0x20, 0x0c, 0x0a, 0x66],
+    name: "TOOLS_RUNTIME_CALLBACK_HOOKS",
+    words: &WORDS,
+};
+
+static WORDS: [Pointer; 7] = sized::<1, 7>(&[(2, large_buffer as *const ()), (6, small_buffer as *const ())]);
+
+/// Atomics, because callers write to what they are given.
+static LARGE: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
+static SMALL: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+const SMALL_BYTES: usize = 14;
+
+unsafe extern "C" fn large_buffer(at: *mut *mut c_void, bytes: *mut usize) {
+    // SAFETY: out-pointers of the caller, checked for null.
+    unsafe {
+        core::put_opt(at, LARGE.as_ptr().cast_mut().cast());
+        core::put_opt(bytes, size_of_val(&LARGE));
+    }
+}
+
+unsafe extern "C" fn small_buffer(at: *mut *mut c_void, bytes: *mut usize) {
+    // SAFETY: out-pointers of the caller, checked for null.
+    unsafe {
+        core::put_opt(at, SMALL.as_ptr().cast_mut().cast());
+        core::put_opt(bytes, SMALL_BYTES);
+    }
+}

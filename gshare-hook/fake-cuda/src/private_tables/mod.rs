@@ -1,0 +1,136 @@
+//! Private tables: what `cuGetExportTable` gives to NVIDIA's runtime library and to the libraries that stand on it.
+//!
+//! # Problem
+//!
+//! libcudart and the libraries above it (cuBLAS, cuDNN, cuFFT, cuSOLVER) reach some functions of the driver through tables
+//! that no header describes. A table has an identifier of 16 bytes; most begin with their size in bytes, and every other
+//! word is the address of a function. Without these tables every call of the runtime library answers error 500.
+//!
+//! # Where the facts come from
+//!
+//! Identifiers, slots and their arguments are public: the `dark_api` of ZLUDA (MIT or Apache-2.0) and other projects that
+//! print or forward the tables. What these do not say was observed by watching which slots the libraries call with which
+//! arguments (`GSHARE_TRACE=tables`). Each file here names the facts that it rests on. No code was taken over.
+//!
+//! # What is served
+//!
+//! | file | identifier | asked for by |
+//! |---|---|---|
+//! | [`cudart`] | `6BD5FB6C-5BF4-E74A-8987-D93912FD9DF9` | libcudart |
+//! | [`callbacks`] | `A094798C-2E74-2E74-93F2-0800200C0A66` | libcudart |
+//! | [`thread`] | `42D85A81-23F6-CB47-8298-F6E78A3AECDC` | libcudart, cuBLASLt |
+//! | [`storage`] | `C693336E-1121-DF11-A8C3-68F355D89593` | libcudart |
+//! | [`checks`] | `263E8860-7CD2-6143-92F6-BBD5006DFA7E` | libcudart |
+//! | [`integrity`] | `D4082055-BDE6-704B-8D34-BA123C66E1F2` | libcudart |
+//! | [`context`] | `21318C60-9714-3248-8CA6-41FF7324C8F2` | libcudart 13.4, cuBLASLt, cuFFT, cuSOLVER |
+//! | [`module`] | `6E163FBE-B958-444D-835C-E182AFF1991E` | cuFFT |
+//!
+//! Any other identifier is refused with `CUDA_ERROR_NOT_FOUND`. A slot without a function here answers
+//! `CUDA_ERROR_NOT_SUPPORTED`. Both are traced.
+
+use std::ffi::c_void;
+
+use crate::driver::{CUresult, Pointer, core, sys};
+use crate::trace;
+
+mod callbacks;
+mod checks;
+mod context;
+mod cudart;
+mod integrity;
+mod module;
+pub(crate) mod storage;
+mod thread;
+
+/// Most words that a table has.
+const MOST: usize = 96;
+
+/// A table that is served.
+struct Table {
+    id: [u8; 16],
+    name: &'static str,
+    words: &'static [Pointer],
+}
+
+/// All of them. A table's place here is its number in [`unserved`].
+static TABLES: [Table; 8] = [
+    cudart::TABLE,
+    callbacks::TABLE,
+    thread::TABLE,
+    storage::TABLE,
+    checks::TABLE,
+    integrity::TABLE,
+    context::TABLE,
+    module::TABLE,
+];
+
+/// The context behind a handle; null is the calling thread's current one.
+fn context_of(handle: sys::CUcontext) -> Result<&'static core::Object<core::Context>, CUresult> {
+    core::driver()?;
+    if handle.is_null() {
+        return core::current();
+    }
+    // SAFETY: handles are checked by their magic number; a foreign pointer is the caller's fault, as in the driver API.
+    unsafe { core::Object::<core::Context>::get(handle) }
+}
+
+/// What fills a slot whose purpose is not known. The caller's arguments stay unread: the C convention leaves them to it.
+extern "C" fn unserved<const TABLE: usize, const SLOT: usize>() -> CUresult {
+    let name = TABLES.get(TABLE).map_or("?", |table| table.name);
+    trace::slot(name, SLOT);
+    CUresult::CUDA_ERROR_NOT_SUPPORTED
+}
+
+/// Words of a table: [`unserved`] in every slot.
+const fn unserved_words<const TABLE: usize>() -> [Pointer; MOST] {
+    macro_rules! row {
+        ($($slot:literal)*) => { [$(Pointer(unserved::<TABLE, $slot> as *const ())),*] };
+    }
+    row!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40
+         41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78
+         79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95)
+}
+
+/// A table of `WORDS` words that begins with its size in bytes; `served` says which slots have a function.
+const fn sized<const TABLE: usize, const WORDS: usize>(served: &[(usize, *const ())]) -> [Pointer; WORDS] {
+    let unserved = unserved_words::<TABLE>();
+    let mut words = [Pointer(std::ptr::without_provenance(WORDS * size_of::<usize>())); WORDS];
+    let mut slot = 1;
+    while slot < WORDS {
+        words[slot] = unserved[slot];
+        slot += 1;
+    }
+    let mut i = 0;
+    while i < served.len() {
+        assert!(served[i].0 > 0 && served[i].0 < WORDS);
+        words[served[i].0] = Pointer(served[i].1);
+        i += 1;
+    }
+    words
+}
+
+/// The table with an identifier, or `None` where it is not served.
+pub(crate) fn find(id: &[u8; 16]) -> Option<*const c_void> {
+    TABLES.iter().find(|table| table.id == *id).map(|table| table.words.as_ptr().cast())
+}
+
+/// The name of a table with an identifier.
+pub(crate) fn name(id: &[u8; 16]) -> Option<&'static str> {
+    TABLES.iter().find(|table| table.id == *id).map(|table| table.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_table_is_found_by_its_identifier_alone() {
+        for (i, table) in TABLES.iter().enumerate() {
+            assert_eq!(find(&table.id), Some(table.words.as_ptr().cast()));
+            assert_eq!(TABLES.iter().position(|other| other.id == table.id), Some(i));
+            let mut other = table.id;
+            other[15] ^= 1;
+            assert_eq!(find(&other), None);
+        }
+    }
+}
