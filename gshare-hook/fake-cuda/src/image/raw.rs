@@ -60,6 +60,10 @@ unsafe fn container_at(at: *const u8) -> Result<&'static [u8], ImageError> {
 unsafe fn cubin_at(at: *const u8) -> Result<&'static [u8], ImageError> {
     // SAFETY: an ELF file has a header, a table of sections where the header says, and sections where the table says.
     unsafe {
+        let [_, _, _, _, class, order, ..] = at.cast::<[u8; 16]>().read_unaligned();
+        if (class, order) != (2, 1) {
+            return Err(ImageError::Elf("not of 64 bits and little-endian".to_owned()));
+        }
         let header = at.cast::<[u8; cubin::HEADER]>().read_unaligned();
         let table = slice(at, cubin::table_end(&header)?, "a table of sections")?;
         slice(at, cubin::size(table)?, "an ELF file")
