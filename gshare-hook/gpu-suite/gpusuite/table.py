@@ -74,8 +74,13 @@ def merge(reports):
 
     dates = sorted({report["date"] for report in reports})
     return {
-        **reports[-1], "date": " to ".join(dict.fromkeys([dates[0], dates[-1]])), "gshare": words("gshare"), "form": words("form"), "rows": list(rows.values()),
-        "environments": list(environments.values()), "seconds": sum(report["seconds"] for report in reports),
+        **reports[-1],
+        "date": " to ".join(dict.fromkeys([dates[0], dates[-1]])),
+        "gshare": words("gshare"),
+        "form": words("form"),
+        "rows": list(rows.values()),
+        "environments": list(environments.values()),
+        "seconds": sum(report["seconds"] for report in reports),
     }
 
 
