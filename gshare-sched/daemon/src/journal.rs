@@ -1,46 +1,55 @@
-//! The journal: every event of the token engine, written down before it is acted on.
+//! The journal: every event of the token engine, written down before the frames that it leads to are sent.
 //!
 //! # Problem
-//! Afterwards one wants to know why a client waited. The engine is pure, so its events and their times are the whole
-//! answer: replaying them gives every decision again. But a `write` per event would cost as much as the event.
+//! Afterwards an operator asks why a client waited. The engine is pure, so its events and their times are the whole
+//! answer: replaying them gives every decision again. But history must not be lost to a clock that is set back, to a
+//! client that sends nonsense, to a tool that truncates the file, or to a full disk; and none of these may end the
+//! daemon.
 //!
 //! # Format
-//! JSON lines in files `<epoch>-<segment>.jsonl` of one directory; the epoch numbers the run of the daemon.
+//! JSON lines in files `<run>-<segment>.jsonl` of one directory.
 //!
 //! ```text
 //! {"journal":1,"epoch":1763634000,"segment":0,"engine":{…}}          first line of a segment
-//! {"now_ns":17,"event":{"event":"client_joined",…}}                  an event, before the engine sees it
+//! {"now_ns":17,"event":{"event":"client_joined",…}}                  an event
 //! {"now_ns":17,"actions":[{"action":"grant",…}]}                     its orders, if they are recorded
 //! {"now_ns":17,"note":{"client":0,"name":"alice","pid":77}}          for people
+//! {"now_ns":17,"omitted":120}                                        refused events that were not written
 //! ```
-//! A reader passes over the lines it does not need, so a journal is also input for `gshare engine token`.
+//! Readers skip the lines that they do not need, so a journal is also input for `gshare engine token`.
+//!
+//! # Rules
+//! 1. `run` is one more than the largest run in the directory when the daemon starts. No clock takes part, so a new
+//!    file always sorts after the old ones, and the oldest can be deleted by their names.
+//! 2. The engine's refusal of an event changes nothing, so a replay does not need the event. Refused events use up a
+//!    credit: [`CREDIT`] at first, one more per [`CREDIT`] accepted events. Beyond that they are counted, not written.
+//!    Example: of 100,000 stale reports in a row the journal has 64 and one line that says `"omitted":99936`.
+//! 3. After a failed write (a full disk) the journal stops, and the daemon goes on. [`RETRY`] later the next event
+//!    opens a new segment, whose header says in `lost` how many events are missing before it.
 //!
 //! # Guarantee
-//! The file is mapped, and a line is in the mapping before the event is handled. From then on it survives the death
-//! of the daemon by any signal: the page cache belongs to the kernel. It does **not** survive a crash of the kernel
-//! or a loss of power before the kernel has written the pages back; nothing calls `fsync`. A kill in the middle of a
-//! line leaves a line without its newline, and zero bytes up to the end of the last chunk: readers stop there.
+//! The lines of an event are handed to the kernel before the first frame that the event leads to is sent. From then on
+//! they survive the death of the daemon by any signal, since the page cache belongs to the kernel. They do **not**
+//! survive a crash of the kernel or a loss of power before the kernel has written the pages back; nothing calls
+//! `fsync`. A death in the middle of a write leaves a line without its newline, and readers stop there. Files are
+//! opened for appending: after a truncation by somebody else the next line is at the new end.
 //!
 //! # Cost
-//! About a hundred bytes and no system call per event; once per [`CHUNK`] the next chunk is allocated and mapped. One
-//! chunk is mapped at a time, so the journal adds 1 MiB to the daemon at most. When a segment is full the next one is
-//! begun and the oldest beyond `keep_files` is deleted. Blocks are allocated before they are mapped, so a full disk is
-//! an error here and not a signal; the journal then stops, the daemon goes on, and both say so.
-#![allow(unsafe_code, reason = "a file mapping is the way to write without a system call")]
+//! About a hundred bytes per event, and one `write` for all events of one received frame. When a segment is full the
+//! next one is opened and the oldest beyond `keep_files` are deleted.
 
 use crate::config::{JournalConfig, TokenPolicy};
-use gshare_core::{Timestamp, TokenAction, TokenEvent};
-use memmap2::{MmapMut, MmapOptions};
-use rustix::fs::{FallocateFlags, fallocate};
-use rustix::io::Errno;
+use gshare_core::{Duration, Timestamp, TokenAction, TokenEvent};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Bytes mapped at a time.
-pub const CHUNK: u64 = 1 << 20;
+/// Refused events that are written without an accepted one, and accepted events that allow one refused event more.
+const CREDIT: u32 = 64;
+/// Time between two attempts to write again after a failure.
+const RETRY: Duration = Duration::from_millis(5_000);
 
 /// First line of a segment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,8 +58,11 @@ pub struct Header {
     pub journal: u32,
     /// Number of the daemon's run.
     pub epoch: u64,
-    /// Number of this file within the run, from 0.
+    /// Number of this file within the run, from 0. A run that has no file 0 lost its beginning.
     pub segment: u32,
+    /// Events between the last file and this one that are missing because they could not be written.
+    #[serde(default)]
+    pub lost: u64,
     /// Policy of the engine.
     #[serde(default)]
     pub policy: TokenPolicy,
@@ -69,10 +81,10 @@ pub struct Note {
     pub pid: i32,
 }
 
-/// One line, as it is read back. What a line does not have is `None`.
+/// One line, as it is read back. A part that the line does not have is `None`.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct Line {
-    /// When.
+    /// Time of the event, in ns of the daemon's clock.
     #[serde(default)]
     pub now_ns: Option<u64>,
     /// The event.
@@ -84,6 +96,9 @@ pub struct Line {
     /// Who a client is.
     #[serde(default)]
     pub note: Option<Note>,
+    /// Refused events that were not written since the last line of this kind.
+    #[serde(default)]
+    pub omitted: Option<u64>,
     /// Present in a header.
     #[serde(default)]
     pub journal: Option<u32>,
@@ -93,6 +108,9 @@ pub struct Line {
     /// Present in a header.
     #[serde(default)]
     pub segment: Option<u32>,
+    /// Present in a header: events missing before it.
+    #[serde(default)]
+    pub lost: u64,
     /// Present in a header.
     #[serde(default)]
     pub policy: TokenPolicy,
@@ -119,188 +137,280 @@ struct NoteLine<'a> {
     note: &'a Note,
 }
 
-/// Where the daemon writes its events. Errors stop the journal, not the daemon.
-#[derive(Debug)]
-pub(crate) struct Journal {
-    target: Option<Target>,
-    scratch: Vec<u8>,
-    actions: bool,
-    /// Lines that were not written since the journal stopped.
-    lost: u64,
+#[derive(Serialize)]
+struct OmittedLine {
+    now_ns: Timestamp,
+    omitted: u64,
 }
 
+/// The daemon's journal. Errors stop the journal, not the daemon.
 #[derive(Debug)]
-struct Target {
-    dir: PathBuf,
+pub(crate) struct Journal {
+    /// `None`: no journal is wanted.
+    config: Option<JournalConfig>,
+    /// Header of the next segment.
     header: Header,
-    max_file: u64,
-    keep_files: usize,
-    segment: Segment,
+    /// Number of this run's files, once the directory could be read.
+    run: Option<u64>,
+    segment: Option<Segment>,
+    /// Why nothing is written, and when to try again.
+    failure: Option<(String, Timestamp)>,
+    /// Lines that the kernel does not have yet, and how many events they are.
+    buffer: Vec<u8>,
+    buffered: u64,
+    /// Where in the buffer the last event begins.
+    last: usize,
+    /// Refused events that may still be written, and accepted ones towards the next.
+    credit: u32,
+    accepted: u32,
+    omitted: u64,
+    /// Events lost since the daemon started.
+    lost: u64,
 }
 
 #[derive(Debug)]
 struct Segment {
     file: File,
-    map: MmapMut,
-    /// Where in the file the mapping begins.
-    base: u64,
-    /// Where in the mapping the next byte goes.
-    at: usize,
+    path: PathBuf,
+    length: u64,
 }
 
 impl Journal {
     /// No journal: nothing is written, nothing is lost.
     pub(crate) fn off() -> Self {
-        Self { target: None, scratch: Vec::new(), actions: false, lost: 0 }
+        Self::new(None, 0, TokenPolicy::default(), serde_json::Value::Null)
     }
 
-    /// Begins the journal of one run of the daemon.
+    /// Begins the journal of one run of the daemon. If that fails, [`failure`](Self::failure) says why.
     pub(crate) fn create(
         config: &JournalConfig,
         epoch: u64,
         policy: TokenPolicy,
         engine: serde_json::Value,
-    ) -> io::Result<Self> {
-        fs::create_dir_all(&config.dir)?;
-        let header = Header { journal: 1, epoch, segment: 0, policy, engine };
-        let segment = Segment::create(&config.dir, &header)?;
-        let target = Target {
-            dir: config.dir.clone(),
-            header,
-            max_file: config.max_file.0,
-            keep_files: config.keep_files,
-            segment,
-        };
-        target.delete_old();
-        Ok(Self { target: Some(target), scratch: Vec::with_capacity(256), actions: config.actions, lost: 0 })
+    ) -> Self {
+        let mut journal = Self::new(Some(config.clone()), epoch, policy, engine);
+        journal.open(Timestamp::ZERO);
+        journal
     }
 
+    fn new(
+        config: Option<JournalConfig>,
+        epoch: u64,
+        policy: TokenPolicy,
+        engine: serde_json::Value,
+    ) -> Self {
+        Self {
+            config,
+            header: Header { journal: 1, epoch, segment: 0, lost: 0, policy, engine },
+            run: None,
+            segment: None,
+            failure: None,
+            buffer: Vec::new(),
+            buffered: 0,
+            last: 0,
+            credit: CREDIT,
+            accepted: 0,
+            omitted: 0,
+            lost: 0,
+        }
+    }
+
+    /// An event that the engine is about to be given.
     pub(crate) fn event(&mut self, now: Timestamp, event: &TokenEvent) {
+        if self.config.is_none() {
+            return;
+        }
+        if self.failure.as_ref().is_some_and(|(_, retry)| now >= *retry) {
+            self.open(now);
+        }
+        if self.segment.is_none() {
+            self.lose(1);
+            return;
+        }
+        self.last = self.buffer.len();
+        self.buffered += 1;
         self.line(&EventLine { now_ns: now, event });
     }
 
+    /// The engine has refused the last event.
+    pub(crate) fn refused(&mut self, now: Timestamp) {
+        if self.segment.is_none() {
+            return;
+        }
+        if self.credit == 0 {
+            self.buffer.truncate(self.last);
+            self.buffered = self.buffered.saturating_sub(1);
+            self.omitted += 1;
+            return;
+        }
+        self.credit -= 1;
+        self.write_omitted(now);
+    }
+
+    /// The engine has accepted the last event, with these orders.
     pub(crate) fn actions(&mut self, now: Timestamp, actions: &[TokenAction]) {
-        if self.actions {
+        self.accepted += 1;
+        if self.accepted >= CREDIT {
+            (self.accepted, self.credit) = (0, CREDIT.min(self.credit + 1));
+        }
+        if self.config.as_ref().is_some_and(|config| config.actions) {
             self.line(&ActionsLine { now_ns: now, actions });
         }
     }
 
+    /// Who a client is.
     pub(crate) fn note(&mut self, now: Timestamp, note: &Note) {
         self.line(&NoteLine { now_ns: now, note });
     }
 
-    /// Lines lost since the journal stopped; 0 while it is well, or was never wanted.
+    /// Events lost since the daemon started, because they could not be written.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
     }
 
-    fn line(&mut self, line: &impl Serialize) {
-        let Some(target) = &mut self.target else {
-            self.lost += u64::from(self.lost > 0);
+    /// Why nothing is written at present although a journal is wanted.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failure.as_ref().map(|(why, _)| why.as_str())
+    }
+
+    /// Hands all lines so far to the kernel.
+    pub(crate) fn flush(&mut self, now: Timestamp) {
+        if self.buffer.is_empty() {
             return;
-        };
-        self.scratch.clear();
-        let written =
-            serde_json::to_writer(&mut self.scratch, line).map_err(io::Error::from).and_then(|()| {
-                self.scratch.push(b'\n');
-                target.append(&self.scratch)
-            });
-        if let Err(error) = written {
-            tracing::error!(%error, dir = %target.dir.display(), "the journal stops here");
-            self.target = None;
-            self.lost = 1;
+        }
+        let max_file = self.config.as_ref().map_or(0, |config| config.max_file.0);
+        let full = |segment: &Segment| segment.length + self.buffer.len() as u64 > max_file;
+        if self.segment.as_ref().is_some_and(full) {
+            self.open(now);
+        }
+        let written = self.segment.as_mut().map(|segment| segment.append(&self.buffer));
+        if let Some(Err(error)) = written {
+            self.fail(now, &error);
+        }
+        if self.segment.is_none() {
+            self.lose(self.buffered);
+        }
+        self.buffer.clear();
+        (self.buffered, self.last) = (0, 0);
+    }
+
+    /// The daemon stops.
+    pub(crate) fn finish(&mut self, now: Timestamp) {
+        self.write_omitted(now);
+        self.flush(now);
+    }
+
+    fn write_omitted(&mut self, now: Timestamp) {
+        if self.omitted > 0 && self.segment.is_some() {
+            self.line(&OmittedLine { now_ns: now, omitted: self.omitted });
+            self.omitted = 0;
         }
     }
 
-    /// Cuts the file to its length. What is not finished stays readable too.
-    pub(crate) fn finish(&mut self) {
-        if let Some(target) = self.target.take() {
-            target.segment.finish();
+    fn line(&mut self, line: &impl Serialize) {
+        if self.segment.is_some() {
+            // Writing to a Vec cannot fail, nor do these types fail to serialise.
+            let _ = serde_json::to_writer(&mut self.buffer, line);
+            self.buffer.push(b'\n');
         }
+    }
+
+    fn lose(&mut self, events: u64) {
+        self.lost += events;
+        self.header.lost += events;
+        if self.header.lost > 0 {
+            // Not a run's beginning any more, whatever comes.
+            self.header.segment = self.header.segment.max(1);
+        }
+    }
+
+    /// Opens the next segment.
+    fn open(&mut self, now: Timestamp) {
+        self.segment = None;
+        let Some(config) = &self.config else { return };
+        let opened = fs::create_dir_all(&config.dir).and_then(|()| {
+            let run = self.run.map_or_else(|| next_run(&config.dir), Ok)?;
+            let segment = Segment::create(&config.dir, run, &self.header)?;
+            delete_old(config, &segment.path);
+            Ok((run, segment))
+        });
+        match opened {
+            Err(error) => self.fail(now, &error),
+            Ok((run, segment)) => {
+                if self.failure.take().is_some() {
+                    tracing::info!(file = %segment.path.display(), lost = self.lost, "the journal is written again");
+                }
+                (self.run, self.segment) = (Some(run), Some(segment));
+                self.header.segment += 1;
+                self.header.lost = 0;
+            }
+        }
+    }
+
+    fn fail(&mut self, now: Timestamp, error: &io::Error) {
+        let dir = self.config.as_ref().map(|config| config.dir.display().to_string()).unwrap_or_default();
+        if self.failure.is_none() {
+            tracing::error!(%error, dir, retry = %RETRY, "the journal cannot be written: events are lost");
+        }
+        self.failure = Some((format!("{dir}: {error}"), now.saturating_add(RETRY)));
+        // Another daemon's file may have the next name.
+        (self.segment, self.run) = (None, None);
     }
 }
 
-impl Target {
-    fn append(&mut self, line: &[u8]) -> io::Result<()> {
-        let length = self.segment.base + self.segment.at as u64;
-        if length + line.len() as u64 > self.max_file {
-            self.header.segment += 1;
-            let next = Segment::create(&self.dir, &self.header)?;
-            std::mem::replace(&mut self.segment, next).finish();
-            self.delete_old();
-        }
-        self.segment.append(line)
+/// A panic must not take the event that caused it along.
+impl Drop for Journal {
+    fn drop(&mut self) {
+        self.flush(Timestamp::ZERO);
     }
+}
 
-    /// Keeps the newest files. Old runs count too, so that restarts cannot fill the disk.
-    fn delete_old(&self) {
-        let mut files = segments(&self.dir).unwrap_or_default();
-        files.truncate(files.len().saturating_sub(self.keep_files));
-        for file in files {
-            if let Err(error) = fs::remove_file(&file) {
-                tracing::warn!(%error, file = %file.display(), "cannot delete an old journal file");
-            }
+/// Keeps the newest files and `live`. Old runs count too, so that restarts cannot fill the disk.
+fn delete_old(config: &JournalConfig, live: &Path) {
+    let mut files = segments(&config.dir).unwrap_or_default();
+    files.truncate(files.len().saturating_sub(config.keep_files));
+    for file in files.iter().filter(|file| *file != live) {
+        if let Err(error) = fs::remove_file(file) {
+            tracing::warn!(%error, file = %file.display(), "cannot delete an old journal file");
         }
     }
 }
 
 impl Segment {
-    fn create(dir: &Path, header: &Header) -> io::Result<Self> {
-        let path = dir.join(file_name(header.epoch, header.segment));
+    fn create(dir: &Path, run: u64, header: &Header) -> io::Result<Self> {
+        let path = dir.join(file_name(run, header.segment));
         // Names and processes of tenants are in it: for the daemon's user only.
-        let file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
-        let map = map_chunk(&file, 0)?;
-        let mut segment = Self { file, map, base: 0, at: 0 };
+        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
+        let mut segment = Self { file, path, length: 0 };
         let mut line = serde_json::to_vec(header)?;
         line.push(b'\n');
-        segment.append(&line)?;
+        if let Err(error) = segment.append(&line) {
+            // On a full disk each attempt would leave an empty file.
+            let _ = fs::remove_file(&segment.path);
+            return Err(error);
+        }
         Ok(segment)
     }
 
-    fn append(&mut self, mut bytes: &[u8]) -> io::Result<()> {
-        loop {
-            let mut room = &mut self.map[self.at..];
-            let written = room.write(bytes)?;
-            self.at += written;
-            bytes = &bytes[written..];
-            if bytes.is_empty() {
-                return Ok(());
-            }
-            self.base += CHUNK;
-            self.at = 0;
-            self.map = map_chunk(&self.file, self.base)?;
-        }
-    }
-
-    fn finish(self) {
-        let length = self.base + self.at as u64;
-        drop(self.map);
-        if let Err(error) = self.file.set_len(length) {
-            tracing::warn!(%error, "cannot cut a journal file to its length");
-        }
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.length += bytes.len() as u64;
+        Ok(())
     }
 }
 
-fn map_chunk(file: &File, base: u64) -> io::Result<MmapMut> {
-    // Allocated, not only extended: a page without a block behind it would be a SIGBUS on a full disk.
-    match rustix::io::retry_on_intr(|| fallocate(file, FallocateFlags::empty(), base, CHUNK)) {
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-            file.write_all_at(&vec![0; usize::try_from(CHUNK).unwrap_or(0)], base)?;
+/// One more than the largest run in a directory.
+fn next_run(dir: &Path) -> io::Result<u64> {
+    let mut last = 0;
+    for entry in fs::read_dir(dir)? {
+        if let Some((run, _)) = entry?.file_name().to_str().and_then(number_of) {
+            last = last.max(run);
         }
-        other => other?,
     }
-    let mut options = MmapOptions::new();
-    options.offset(base).len(usize::try_from(CHUNK).map_err(io::Error::other)?);
-    // SAFETY: the daemon made this file for itself alone (mode 0600, named by its epoch) and nothing of it is read
-    // through the mapping, so that others' changes cannot break a reference's promise.
-    let map = unsafe { options.map_mut(file)? };
-    // Faults all pages in now rather than one in every forty events; where that is not supported, it is later.
-    let _ = map.advise(memmap2::Advice::PopulateWrite);
-    Ok(map)
+    last.checked_add(1).ok_or_else(|| io::Error::other("run numbers are used up: the largest is 2^64 - 1"))
 }
 
-/// The journal files of a directory, oldest first. What has another name than a daemon gives is none.
+/// The journal files of a directory, oldest first. Files with names that no daemon gives are not among them.
 pub fn segments(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -313,14 +423,14 @@ pub fn segments(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files.into_iter().map(|(_, path)| path).collect())
 }
 
-fn file_name(epoch: u64, segment: u32) -> String {
-    format!("{epoch:020}-{segment:06}.jsonl")
+fn file_name(run: u64, segment: u32) -> String {
+    format!("{run:020}-{segment:06}.jsonl")
 }
 
-/// Epoch and segment of a file by its name.
+/// Run and segment of a file by its name.
 fn number_of(name: &str) -> Option<(u64, u32)> {
-    let (epoch, segment) = name.strip_suffix(".jsonl")?.split_once('-')?;
-    let number = (epoch.parse().ok()?, segment.parse().ok()?);
+    let (run, segment) = name.strip_suffix(".jsonl")?.split_once('-')?;
+    let number = (run.parse().ok()?, segment.parse().ok()?);
     (file_name(number.0, number.1) == name).then_some(number)
 }
 
@@ -339,101 +449,4 @@ pub fn read(path: &Path) -> io::Result<impl Iterator<Item = io::Result<Line>>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use gshare_core::{Bytes, ClientId};
-
-    fn config(dir: &Path, max_file: u64, keep_files: usize) -> JournalConfig {
-        JournalConfig { dir: dir.to_owned(), max_file: Bytes(max_file), keep_files, actions: true }
-    }
-
-    fn asked(n: u32) -> TokenEvent {
-        TokenEvent::TokenRequested { client: ClientId::new(n, 0) }
-    }
-
-    #[test]
-    fn what_was_written_is_there_without_a_finish_and_across_chunks() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(
-            &config(dir.path(), 1 << 30, 4),
-            7,
-            TokenPolicy::default(),
-            serde_json::json!({}),
-        )
-        .unwrap();
-        let count = 30_000u32;
-        for n in 0..count {
-            journal.event(Timestamp::from_nanos(u64::from(n)), &asked(n));
-        }
-        // As a kill would leave it: no finish, no drop.
-        std::mem::forget(journal);
-        let files = segments(dir.path()).unwrap();
-        assert!(fs::metadata(&files[0]).unwrap().len() > CHUNK);
-        let lines: Vec<Line> = read(&files[0]).unwrap().map(Result::unwrap).collect();
-        assert_eq!(lines[0].epoch, Some(7));
-        let events: Vec<_> = lines.iter().filter_map(|line| line.event).collect();
-        assert!(events.iter().copied().eq((0..count).map(asked)));
-    }
-
-    #[test]
-    fn a_line_cut_short_ends_the_journal_quietly() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("x.jsonl");
-        fs::write(&path, b"{\"now_ns\":1}\n{\"now_ns\":2}\n{\"now_n\0\0\0\0").unwrap();
-        let times: Vec<_> = read(&path).unwrap().map(|line| line.unwrap().now_ns).collect();
-        assert_eq!(times, [Some(1), Some(2)]);
-    }
-
-    #[test]
-    fn a_full_segment_is_followed_by_the_next_and_the_oldest_go() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut journal =
-            Journal::create(&config(dir.path(), 4096, 3), 7, TokenPolicy::default(), serde_json::json!({}))
-                .unwrap();
-        for n in 0..1000 {
-            journal.event(Timestamp::from_nanos(u64::from(n)), &asked(n));
-        }
-        journal.finish();
-        let files = segments(dir.path()).unwrap();
-        assert_eq!(files.len(), 3);
-        let numbers: Vec<_> =
-            files.iter().map(|file| read(file).unwrap().next().unwrap().unwrap().segment.unwrap()).collect();
-        assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "{numbers:?}");
-        assert!(files.iter().all(|file| fs::metadata(file).unwrap().len() <= 4096), "cut to length");
-        let last = read(&files[2]).unwrap().last().unwrap().unwrap();
-        assert_eq!(last.event, Some(asked(999)));
-    }
-
-    #[test]
-    fn only_files_of_its_own_are_deleted() {
-        let dir = tempfile::tempdir().unwrap();
-        let others =
-            ["0.jsonl", "notes.jsonl", "1-000001.jsonl", "00000000000000000001-1.jsonl", "x-000001.jsonl"];
-        for name in others {
-            fs::write(dir.path().join(name), "mine").unwrap();
-        }
-        for epoch in 1..=4 {
-            let config = config(dir.path(), 4096, 2);
-            let journal = Journal::create(&config, epoch, TokenPolicy::default(), serde_json::json!({}));
-            journal.unwrap().finish();
-        }
-        assert!(others.iter().all(|name| dir.path().join(name).exists()));
-        let names = [3, 4].map(|epoch| dir.path().join(file_name(epoch, 0)));
-        assert_eq!(segments(dir.path()).unwrap(), names);
-        assert!(number_of(&file_name(7, 1_000_000)) > number_of(&file_name(7, 999_999)));
-    }
-
-    #[test]
-    fn a_journal_that_cannot_be_written_counts_what_it_loses() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut journal =
-            Journal::create(&config(dir.path(), 4096, 3), 7, TokenPolicy::default(), serde_json::json!({}))
-                .unwrap();
-        // A directory that is gone cannot take the next segment.
-        fs::remove_dir_all(dir.path()).unwrap();
-        for n in 0..1000 {
-            journal.event(Timestamp::from_nanos(u64::from(n)), &asked(n));
-        }
-        assert!(journal.lost() > 900);
-    }
-}
+mod tests;

@@ -167,6 +167,7 @@ pub struct Metrics {
     pub(crate) connects: Counter,
     pub(crate) reloads: Family<ReasonLabelSet, Counter>,
     journal_lost: Gauge,
+    journal_failed: Gauge,
     refused_events: Family<ReasonLabel, Counter>,
     drops: Family<ReasonLabel, Counter>,
     // One scrape at a time: it clears and fills the families of clients.
@@ -194,12 +195,17 @@ impl Default for Metrics {
         let memory_denied = counter("memory_denied", "Reservations of memory that did not fit");
         let connects = counter("connects", "Connections accepted");
         let per_client = PerClient::default();
-        let (reloads, refused_events, drops, journal_lost) =
-            (Family::default(), Family::default(), Family::default(), Gauge::default());
+        let (reloads, refused_events, drops) = (Family::default(), Family::default(), Family::default());
+        let (journal_lost, journal_failed) = (Gauge::default(), Gauge::default());
         registry.register("reloads", "Reloads of the configuration", reloads.clone());
         registry.register("refused_events", "Events that the token engine refused", refused_events.clone());
         registry.register("dropped_connections", "Connections ended by the daemon", drops.clone());
         registry.register("journal_lost_events", "Events missing in the journal", journal_lost.clone());
+        registry.register(
+            "journal_failed",
+            "1 while a journal is configured and cannot be written",
+            journal_failed.clone(),
+        );
         let c = &per_client;
         let second = || Unit::Seconds;
         // As Prometheus names them; the crate's own would be plural.
@@ -239,6 +245,7 @@ impl Default for Metrics {
             connects,
             reloads,
             journal_lost,
+            journal_failed,
             refused_events,
             drops,
             per_client: Mutex::new(per_client),
@@ -267,6 +274,7 @@ impl Metrics {
         let families = self.per_client.lock();
         families.fill(snapshot);
         self.journal_lost.set(i64::try_from(snapshot.journal_lost).unwrap_or(i64::MAX));
+        self.journal_failed.set(i64::from(snapshot.journal_failure.is_some()));
         let mut text = String::new();
         // Writing to a String cannot fail.
         let _ = encode(&mut text, &self.registry);

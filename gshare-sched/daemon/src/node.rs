@@ -593,8 +593,18 @@ impl Node {
         self.journal.lost()
     }
 
+    /// Why no journal is written although one is configured.
+    pub(crate) fn journal_failure(&self) -> Option<&str> {
+        self.journal.failure()
+    }
+
+    /// Writes down what was journalled so far; to be called before frames are sent.
+    pub(crate) fn write_journal(&mut self) {
+        self.journal.flush(self.now);
+    }
+
     pub(crate) fn finish(&mut self) {
-        self.journal.finish();
+        self.journal.finish(self.now);
     }
 
     /// Journals an event, hands it to the engine, and turns its orders into frames.
@@ -617,6 +627,7 @@ impl Node {
         if let Err(error) = self.engine.handle(now, event, &mut self.actions) {
             // Nothing changed. A return or report that crossed a revoke on the wire ends here.
             self.metrics.refused_event(token_error_label(&error));
+            self.journal.refused(now);
             tracing::debug!(%error, ?event, "the engine refused an event");
             return false;
         }

@@ -146,7 +146,7 @@ impl DaemonBuilder {
             }
         };
         let scaling = crate::scaling::Scaling::new(config.max_clients)?;
-        // The only use of the wall clock: a number that no earlier run has had.
+        // The only use of the wall clock: a number by which people tell runs apart. Nothing depends on its order.
         let epoch = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
         let epoch = u64::try_from(epoch).unwrap_or(u64::MAX);
         let setup = |what: &Path| {
@@ -159,8 +159,8 @@ impl DaemonBuilder {
         let admin = bind_admin(&config.admin_socket).map_err(setup(&config.admin_socket))?;
         let journal = match &config.journal {
             None => Journal::off(),
-            Some(journal) => Journal::create(journal, epoch, config.tokens.policy, described)
-                .map_err(setup(&journal.dir))?,
+            // Without a journal the node is still served: a full disk must not take the GPUs away.
+            Some(journal) => Journal::create(journal, epoch, config.tokens.policy, described),
         };
         let file = Path::new(cpu_latency::FILE);
         let cpu_latency = CpuLatency::new(file, config.cpu_latency).map_err(setup(file))?;
@@ -555,10 +555,12 @@ impl Daemon {
             }
         }
         self.effects.clear();
+        self.node.write_journal();
     }
 
     /// Sends without waiting; `false` when the peer is too far behind.
     fn send(&mut self, id: ConnId, message: &ToClient) -> bool {
+        self.node.write_journal();
         let Some(conn) = self.conns.get_mut(id.slot, id.generation) else { return true };
         self.frame.clear();
         message.encode(conn.sent.stamp(), &mut self.frame);
@@ -641,6 +643,7 @@ impl Daemon {
             processes: self.node.session_count(),
             drops: self.metrics.drops(),
             journal_lost: self.node.journal_lost(),
+            journal_failure: self.node.journal_failure().map(str::to_owned),
             devices,
             clients,
         }

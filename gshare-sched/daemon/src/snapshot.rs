@@ -29,6 +29,9 @@ pub struct Snapshot {
     pub drops: BTreeMap<String, u64>,
     /// Events that are not in the journal because it could not be written.
     pub journal_lost: u64,
+    /// Why no journal is written at present although one is configured.
+    #[serde(default)]
+    pub journal_failure: Option<String>,
     /// Its devices.
     pub devices: Vec<DeviceSnapshot>,
     /// Its clients, by slot.

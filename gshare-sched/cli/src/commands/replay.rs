@@ -32,6 +32,7 @@ struct Run {
     /// Whether the journal has the run from its start, so that the engine's orders are comparable.
     from_start: bool,
     events: u64,
+    /// Events that the engine refused, those included that the journal only counts.
     refused: u64,
     grants: u64,
     revokes: u64,
@@ -96,7 +97,7 @@ fn print(run: &Run) {
         run.epoch, run.events, run.grants, run.revokes, run.throttles, run.refused
     );
     match (run.from_start, run.compared) {
-        (false, _) => println!("  its first file is gone: orders are not compared"),
+        (false, _) => println!("  its beginning is missing: orders are not compared"),
         (true, 0) => println!("  orders were not recorded: replayed, nothing to compare"),
         (true, n) => println!("  {n} recorded orders compared, {} differ", run.differences),
     }
@@ -129,7 +130,8 @@ fn replay(files: &[PathBuf]) -> anyhow::Result<Vec<Run>> {
             let line = line.with_context(context)?;
             if let Some(epoch) = line.epoch {
                 match runs.last_mut() {
-                    Some(last) if last.run.epoch == epoch => last.run.files += 1,
+                    // After a gap the engine's state is unknown, as where the first file is gone.
+                    Some(last) if last.run.epoch == epoch && line.lost == 0 => last.run.files += 1,
                     _ => runs.push(Replay::new(epoch, &line).with_context(context)?),
                 }
                 continue;
@@ -181,6 +183,7 @@ impl Replay {
         if let Some(note) = &line.note {
             self.names.insert(note.client, (note.name.clone(), note.pid));
         }
+        self.run.refused += line.omitted.unwrap_or(0);
         let Some(now) = line.now_ns else { return };
         if let Some(event) = line.event {
             self.event(now, event);

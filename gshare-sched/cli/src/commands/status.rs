@@ -45,6 +45,9 @@ pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f6
         };
         let _ = writeln!(out, "{} {} {memory}", device.gpu, device.uuid);
     }
+    if let Some(why) = &snapshot.journal_failure {
+        let _ = writeln!(out, "WARNING: no journal is written: {why}");
+    }
     if snapshot.journal_lost > 0 {
         let _ = writeln!(out, "the journal has lost {} events", snapshot.journal_lost);
     }
