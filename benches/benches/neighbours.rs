@@ -101,7 +101,7 @@ fn share(gshare: &Path, sharing: &str, dues: &[Duration]) -> (Vec<Duration>, f64
     let (infer, train): (&[&str], &[&str]) = match sharing {
         "fixed" => (&["--quota", "0.5"], &["--quota", "0.5"]),
         "co_scaled" => {
-            (&["--quota", "0.5:1.0", "--slo-sensitive=15"], &["--quota", "0.2:1.0", "--best-effort"])
+            (&["--quota", "0.5:1.0", "--slo-sensitive=15"], &["--quota", "0:1.0", "--best-effort"])
         }
         _ => (&["--quota", "0.5:1.0"], &["--quota", "0.2:1.0"]),
     };

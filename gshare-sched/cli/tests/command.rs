@@ -53,6 +53,19 @@ fn recording() -> Local {
     Local { running: Some(gshared::Daemon::new(config).unwrap().spawn().unwrap()), dir }
 }
 
+/// A daemon that cannot write its journal says so where people look.
+#[test]
+fn status_warns_of_a_journal_that_is_not_written() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("file"), "in the way").unwrap();
+    let mut config = gshared::Config::at(dir.path().join("gshare.sock"));
+    config.journal = Some(JournalConfig::new(dir.path().join("file/journal")));
+    let daemon = Local { running: Some(gshared::Daemon::new(config).unwrap().spawn().unwrap()), dir };
+    let output = gshare().args(["status", "--socket"]).arg(daemon.socket()).output().unwrap();
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(table.contains("WARNING: no journal is written: ") && table.contains("file/journal"), "{table}");
+}
+
 #[test]
 fn status_prints_one_json_object_with_fractions() {
     let daemon = Local::start();

@@ -71,6 +71,21 @@ fn a_private_daemon_stays_as_long_as_the_program_it_was_started_for() {
     within(|| (!socket.exists()).then_some(()));
 }
 
+/// The daemon that was named may have a configuration, which a private one has not.
+#[test]
+fn a_socket_that_was_named_is_not_given_a_daemon_of_another_kind() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("none.sock");
+    let output = hooked::run(dir.path(), &socket, &[])
+        .args(["sh", "-c", "echo it ran"])
+        .stderr(std::process::Stdio::piped())
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains(&format!("no daemon listens at {}", socket.display())), "{error}");
+    assert!(!output.status.success() && output.stdout.is_empty() && !socket.exists());
+}
+
 #[test]
 fn a_program_under_run_is_a_client_with_the_share_it_was_given() {
     let daemon = Local::start();

@@ -10,7 +10,10 @@ const TABLE: &str = r#"{"points":[
 {"sm_basis_points":10000,"quota_basis_points":10000,"batch":1,"throughput_milli_rps":80000,"p50_ns":12500000,"p95_ns":12500000}]}"#;
 
 fn gshare(folder: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_gshare")).arg("profile").args(args).current_dir(folder).output().unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gshare"));
+    // A private daemon of its own.
+    command.env_remove("GSHARE_SOCKET").env("XDG_RUNTIME_DIR", folder);
+    command.arg("profile").args(args).current_dir(folder).output().unwrap()
 }
 
 fn json(output: &Output) -> serde_json::Value {
@@ -72,22 +75,8 @@ fn an_slo_that_no_point_meets_and_a_table_that_is_none_are_said_by_name() {
 #[test]
 fn a_program_under_the_hook_is_profiled_and_one_that_hangs_is_not_waited_for() {
     let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("sock");
-    let socket = socket.to_str().unwrap();
-    let common = [
-        "--strategy",
-        "line",
-        "--batch",
-        "1,4",
-        "--time",
-        "6s",
-        "--steady",
-        "100",
-        "--sim",
-        "--socket",
-        socket,
-        "--json",
-    ];
+    let common =
+        ["--strategy", "line", "--batch", "1,4", "--time", "6s", "--steady", "100", "--sim", "--json"];
     // A busy machine makes it slower, and never faster.
     let script = "echo ready; while read line; do sleep 0.0$GSHARE_BATCH; echo done; done";
     let args = [&common[..], &["--name", "good", "--", "sh", "-c", script]].concat();
@@ -110,12 +99,13 @@ fn how_busy_the_gpu_was_is_asked_of_nvml_and_warps_are_not_made_up() {
     let folder = tempfile::tempdir().unwrap();
     let grid = ["--strategy", "grid", "--sms", "50,100", "--quotas", "100", "--report", "report.html"];
     let output = Command::new(env!("CARGO_BIN_EXE_gshare"))
-        .args(["profile", "--json", "--sim=tiny", "--time", "6s", "--steady", "100", "--socket"])
-        .arg(folder.path().join("sock"))
+        .args(["profile", "--json", "--sim=tiny", "--time", "6s", "--steady", "100"])
         .args(grid)
         .args(["--", env!("CARGO_BIN_EXE_gshare-fixture"), "spin", "--memory", "64MiB", "--answer", "4"])
         .current_dir(folder.path())
-        // A device of its own.
+        // A daemon and a device of its own.
+        .env_remove("GSHARE_SOCKET")
+        .env("XDG_RUNTIME_DIR", folder.path())
         .env("GSHARE_SIM_DEVICE", folder.path().join("device"))
         .output()
         .unwrap();

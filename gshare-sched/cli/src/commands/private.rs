@@ -91,6 +91,21 @@ fn hold(path: &Path) -> Option<OwnedFd> {
     matches!(answer, (_, ToClient::Welcome { .. })).then_some(socket)
 }
 
+/// Joins the daemon at a socket that the user named. None is started: the one that was meant may have a configuration.
+///
+/// # Errors
+/// No daemon listens there.
+pub(crate) fn named(path: &Path) -> anyhow::Result<Held> {
+    anyhow::ensure!(
+        listens(path),
+        "no daemon listens at {}: start one with `gshare daemon --socket {0}`, or leave out --socket and GSHARE_SOCKET for a \
+         private one",
+        path.display()
+    );
+    let private = path.parent() == Some(&runtime_dir());
+    Ok(Held { started: false, _connection: private.then(|| hold(path)).flatten() })
+}
+
 /// Makes sure that a daemon listens at `path`: starts a private one if none does.
 pub(crate) fn ensure(path: &Path) -> anyhow::Result<Held> {
     let dir = path.parent().context("a socket needs a directory")?;

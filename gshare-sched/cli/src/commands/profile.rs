@@ -370,8 +370,17 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
         )?),
         Some(_) => eprintln!("gshare: simulated device"),
     }
-    let socket = options.place.named().unwrap_or_else(|| private::socket(options.sim.is_some()));
-    let held = private::ensure(&socket)?;
+    let (socket, held) = match options.place.named() {
+        Some(socket) => {
+            let held = private::named(&socket)?;
+            (socket, held)
+        }
+        None => {
+            let socket = private::socket(options.sim.is_some());
+            let held = private::ensure(&socket)?;
+            (socket, held)
+        }
+    };
     // A partition that nobody enforces would be measured as if it were the whole.
     let partitioned = options.sim.is_some() || gshared::mps::Mps::find().is_some_and(|mps| mps.is_running());
     let (sim, command, place) = (options.sim.clone(), options.command.clone(), options.place.clone());

@@ -51,12 +51,12 @@ pub(crate) struct Options {
     /// Name of the instance, unique on the node [default: program and pid].
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// It has a latency to keep: others give way when its launching cycles get longer by more than so many per cent
-    /// [60 where none is said].
-    #[arg(long, value_name = "PERCENT", num_args = 0..=1, require_equals = true, default_missing_value = "60",
+    /// The program has a latency to keep: others give way when its launching cycles get longer by more than so many
+    /// per cent [30 if left out].
+    #[arg(long, value_name = "PERCENT", num_args = 0..=1, require_equals = true, default_missing_value = "",
         conflicts_with = "best_effort", value_parser = parse_tolerance)]
     pub(crate) slo_sensitive: Option<ServiceClass>,
-    /// It takes what those with a latency leave, and at least a little of it.
+    /// The program takes what those with a latency to keep leave, and at least the request of its --quota.
     #[arg(long)]
     pub(crate) best_effort: bool,
     /// What launches do when the daemon is gone: keep the last share, or fail.
@@ -70,6 +70,9 @@ pub(crate) struct Options {
 }
 
 fn parse_tolerance(text: &str) -> Result<ServiceClass, String> {
+    if text.is_empty() {
+        return Ok(ServiceClass::SLO_SENSITIVE);
+    }
     let percent = text.strip_suffix('%').unwrap_or(text).parse().ok();
     percent.and_then(ServiceClass::slo_sensitive).ok_or_else(|| "need 1 to 100 (per cent)".into())
 }
@@ -129,11 +132,15 @@ fn ignored() -> u64 {
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// The socket that was named, the node's, or a private one; a daemon listens there as long as the second lives.
+/// The socket that was named, the node's, or a private one; a daemon listens there as long as the second lives. Only a
+/// private daemon is started if need be: one that was named has a configuration that a private one has not.
 pub(super) fn socket(place: &Where, simulated: bool) -> anyhow::Result<(PathBuf, private::Held)> {
     let node = PathBuf::from(gshared::config::DEFAULT_SOCKET);
     let socket = match place.named() {
-        Some(socket) => socket,
+        Some(socket) => {
+            let held = private::named(&socket)?;
+            return Ok((socket, held));
+        }
         // A simulated device is nothing for the node's daemon.
         None if !simulated && private::listens(&node) => node,
         None => private::socket(simulated),
@@ -235,4 +242,27 @@ fn wait(mut child: Child, mut signals: SignalsInfo<WithOrigin>) -> anyhow::Resul
     let _ = forwarder.join();
     waited?;
     Ok(child.wait()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{Args as _, FromArgMatches as _};
+
+    /// The command, the configuration and the library mean the same by a class without a tolerance.
+    #[test]
+    fn the_tolerance_that_is_left_out_is_the_librarys() {
+        let class = |argument: &str| {
+            let command = Options::augment_args(clap::Command::new("run"));
+            let matches = command.try_get_matches_from(["run", argument, "true"]).unwrap();
+            Options::from_arg_matches(&matches).unwrap().slo_sensitive
+        };
+        assert_eq!(class("--slo-sensitive"), Some(ServiceClass::SLO_SENSITIVE));
+        assert_eq!(class("--slo-sensitive=60"), ServiceClass::slo_sensitive(60));
+        let mut command = Options::augment_args(clap::Command::new("run"));
+        let help = command.render_long_help().to_string();
+        let percent = ServiceClass::SLO_SENSITIVE.to_string();
+        let percent = percent.strip_prefix("slo-sensitive:").unwrap();
+        assert!(help.contains(&format!("[{percent} if left out]")), "{help}");
+    }
 }

@@ -9,8 +9,9 @@
 //! 1. Only clients that said their class take part. Everybody else keeps the share that was promised, and is not in the way of
 //!    anybody's: the sum of what is promised to those who take part may not be more than the GPU.
 //! 2. On a GPU without an SLO-sensitive client nothing is scaled: each has its whole quota, as if there were no scaler.
-//! 3. Otherwise a client's limit is what it is issued, at least [`LEAST`] and never more than its quota's; what it is
-//!    guaranteed is at most that. The quota itself does not change: it is what the co-scaler works within.
+//! 3. Otherwise a client's limit is what it is issued, at least its request and [`LEAST`], and never more than its quota's
+//!    limit. Its request is kept: a guarantee holds for best-effort clients too, and one that shall give way altogether
+//!    asks for none (`0:1.0`). The quota itself does not change: it is what the co-scaler works within.
 //! 4. A class that cannot be had (more would be promised than the GPU has) is reported, and the client keeps its share.
 //!
 //! # Cost
@@ -196,8 +197,8 @@ impl Scaling {
 fn share(quota: QuotaRange, issued: u64, max_tokens: u64) -> QuotaRange {
     let points = issued.saturating_mul(10_000) / max_tokens.max(1);
     let points = u16::try_from(points).unwrap_or(u16::MAX).max(LEAST);
-    let limit = Quota::new(points).unwrap_or(Quota::WHOLE).min(quota.limit());
-    QuotaRange::new(quota.request().min(limit), limit).unwrap_or(quota)
+    let limit = Quota::new(points).unwrap_or(Quota::WHOLE).max(quota.request()).min(quota.limit());
+    QuotaRange::new(quota.request(), limit).unwrap_or(quota)
 }
 
 #[cfg(test)]
@@ -240,12 +241,17 @@ mod tests {
                 let mut resizes = Vec::new();
                 let used = |client: ClientId| self.used.get(&client).copied();
                 self.scaling.period(self.now, used, &mut resizes);
-                let mut limits = 0;
                 for resize in resizes {
-                    self.shares.insert(resize.client, resize.quota);
-                    limits = self.shares.values().map(|share| u32::from(share.limit().get())).sum();
+                    let before = self.shares.insert(resize.client, resize.quota).unwrap();
+                    assert_eq!(resize.quota.request(), before.request(), "a request is kept");
                 }
+                // Requests that are kept may add to what the owner is issued, and nothing else.
+                let beyond = |share: &QuotaRange| match share.limit() == share.request() {
+                    true => 0,
+                    false => u32::from(share.limit().get()),
+                };
                 let owned = self.scaling.gpu(GPU) != Some(ScaleState::None);
+                let limits: u32 = self.shares.values().map(beyond).sum();
                 assert!(!owned || limits <= 10_000, "never more than the GPU");
             }
         }
@@ -277,7 +283,7 @@ mod tests {
     fn a_slow_iteration_takes_from_the_trainer_and_gives_to_its_owner() {
         let mut bench = Bench::new();
         bench.join(OWNER, "0.4:0.9", ServiceClass::SLO_SENSITIVE);
-        bench.join(TRAINER, "0.2:1.0", ServiceClass::BestEffort);
+        bench.join(TRAINER, "0:1.0", ServiceClass::BestEffort);
         bench.periods(40, &[TRAINER]);
         let both = [OWNER, TRAINER];
         bench.periods(6, &both);
@@ -296,6 +302,18 @@ mod tests {
         bench.periods(1, &both);
         assert_eq!(bench.scaling.client(OWNER).unwrap().state.to_string(), "emergency x2.20");
         assert!(bench.shares[&TRAINER].limit() < Quota::from_percent(10).unwrap());
+    }
+
+    #[test]
+    fn a_trainer_that_was_promised_a_share_keeps_it_whatever_its_neighbour_needs() {
+        let mut bench = Bench::new();
+        bench.join(OWNER, "0.4:0.9", ServiceClass::SLO_SENSITIVE);
+        bench.join(TRAINER, "0.2:1.0", ServiceClass::BestEffort);
+        bench.periods(40, &[TRAINER]);
+        bench.periods(6, &[OWNER, TRAINER]);
+        bench.cycle(20);
+        bench.periods(1, &[OWNER, TRAINER]);
+        assert_eq!(bench.shares[&TRAINER], quota("0.2:0.2"), "1 % before: less than was promised");
     }
 
     #[test]
