@@ -4,25 +4,25 @@
 //! {"query":"snapshot"}    ──▶    ◀── a Snapshot
 //! {"query":"metrics"}     ──▶    ◀── {"text":"…"}
 //! ```
-//! The admin socket is a stream socket of its own, served by a thread of its own: a slow reader delays no other client.
-//! Before a snapshot the clients are asked how much memory they use, for a fifth of a second at most
-//! (`inquiry.rs`). The users that may connect may ask.
+//! The admin socket is a stream socket of its own. Users who may connect to the daemon may also ask. Connections are
+//! served side by side and are bounded in number, so a silent peer or a slow reader delays nobody but itself. Before a
+//! snapshot the clients are asked how much memory they use, for a fifth of a second at most (`inquiry.rs`).
 
-use crate::handle::{Access, Handle};
-use crate::peer::Peer;
-use crate::server::DaemonError;
+use crate::handle::Handle;
 use crate::snapshot::Snapshot;
 use serde::{Deserialize, Serialize};
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::UnixStream;
 
-/// How long who asks waits for the daemon.
+/// Time-out of a client's reads and writes.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the daemon takes for one question, whatever it is kept waiting by: less than others wait for their turn.
-const TURN: Duration = Duration::from_secs(2);
-/// The longest question.
+/// Longest time for a question and its answer.
+const TURN: Duration = Duration::from_secs(5);
+/// Most bytes of a question.
 const MAX_QUERY: u64 = 4096;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -53,7 +53,7 @@ pub fn metrics(socket: &Path) -> io::Result<String> {
 }
 
 fn ask<T: for<'de> Deserialize<'de>>(socket: &Path, query: &Query) -> io::Result<T> {
-    let mut stream = UnixStream::connect(socket)?;
+    let mut stream = StdUnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut line = serde_json::to_vec(query)?;
@@ -64,85 +64,28 @@ fn ask<T: for<'de> Deserialize<'de>>(socket: &Path, query: &Query) -> io::Result
     Ok(serde_json::from_str(&answer)?)
 }
 
-/// Answers questions until the daemon is gone.
-pub(crate) fn serve(listener: &UnixListener, handle: &Handle, access: &Access) {
-    loop {
-        let stream = match listener.accept() {
-            Ok((stream, _)) => stream,
-            // It was shut down.
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
-            Err(error) => {
-                tracing::debug!(%error, "an admin question was not heard");
-                // No descriptor left, most likely: others have to close theirs first.
-                std::thread::sleep(Duration::from_millis(10));
-                continue;
-            }
-        };
-        let allowed = || match access.allows(Peer::of(&stream)?.uid) {
-            true => Ok(()),
-            false => Err(io::Error::from(io::ErrorKind::PermissionDenied)),
-        };
-        let answered = allowed().and_then(|()| answer(&stream, handle));
-        match answered {
-            Ok(true) => {}
-            Ok(false) => return,
-            Err(error) => tracing::debug!(%error, "an admin question was not answered"),
-        }
+/// Answers the question of one connection, and closes it.
+pub(crate) async fn answer(stream: UnixStream, handle: Handle) {
+    match tokio::time::timeout(TURN, converse(stream, &handle)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "a question was not answered"),
+        Err(_) => tracing::debug!("a question took longer than {TURN:?}"),
     }
 }
 
-/// A stream until some time: its own time-outs are for each read and write alone.
-struct Bounded<'a> {
-    stream: &'a UnixStream,
-    until: Instant,
-}
-
-impl Bounded<'_> {
-    fn left(&self) -> io::Result<Option<Duration>> {
-        match self.until.saturating_duration_since(Instant::now()) {
-            Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
-            left => Ok(Some(left)),
-        }
-    }
-}
-
-impl Read for Bounded<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
-        self.stream.read(buffer)
-    }
-}
-
-impl Write for Bounded<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Answers one question; `false` when the daemon is gone.
-fn answer(stream: &UnixStream, handle: &Handle) -> io::Result<bool> {
-    let mut stream = Bounded { stream, until: Instant::now() + TURN };
+async fn converse(mut stream: UnixStream, handle: &Handle) -> io::Result<()> {
     let mut line = String::new();
-    BufReader::new((&mut stream).take(MAX_QUERY)).read_line(&mut line)?;
-    let answer = match serde_json::from_str(&line) {
-        Ok(Query::Snapshot) => handle.snapshot().and_then(|snapshot| json(&snapshot)),
-        Ok(Query::Metrics) => handle.metrics().and_then(|text| json(&Text { text })),
+    BufReader::new((&mut stream).take(MAX_QUERY)).read_line(&mut line).await?;
+    let bytes = match serde_json::from_str(&line) {
+        Ok(Query::Snapshot) => json(&handle.snapshot_later().await.map_err(io::Error::other)?),
+        Ok(Query::Metrics) => json(&Text { text: handle.metrics_later().await.map_err(io::Error::other)? }),
         Err(error) => json(&Failure { error: format!("not a query: {error}") }),
-    };
-    match answer {
-        Err(DaemonError::Stopped) => Ok(false),
-        Err(error) => Err(io::Error::other(error)),
-        Ok(bytes) => stream.write_all(&bytes).map(|()| true),
-    }
+    }?;
+    stream.write_all(&bytes).await
 }
 
-fn json(value: &impl Serialize) -> Result<Vec<u8>, DaemonError> {
-    let mut bytes = serde_json::to_vec(value).map_err(io::Error::from)?;
+fn json(value: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut bytes = serde_json::to_vec(value)?;
     bytes.push(b'\n');
     Ok(bytes)
 }

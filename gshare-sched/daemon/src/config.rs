@@ -22,6 +22,7 @@
 //! # Ok::<(), gshared::ConfigError>(())
 //! ```
 
+use crate::names::{is_printable, printable};
 use gshare_core::scale::ServiceClass;
 use gshare_core::{Bytes, Duration, QuotaRange, ResourceSpec, SmShare, SpecError, TokenScheduler};
 use gshare_sched::token::{self, MultiToken, MultiTokenConfig, SlotScheduler};
@@ -83,8 +84,8 @@ pub struct Config {
     pub socket: PathBuf,
     /// The socket of `gshare status` and `gshare top`; beside the other one by default.
     pub admin_socket: PathBuf,
-    /// Where Prometheus finds its metrics: `127.0.0.1:9478` or `unix:/path`. Nowhere by default, since a port is
-    /// something to be asked for.
+    /// Address of the Prometheus endpoint: `127.0.0.1:9478`, a port alone for loopback, `0.0.0.0:9478` for other hosts,
+    /// or `unix:/path`. None by default, since a port is something to be asked for.
     pub metrics: Option<MetricsAddress>,
     /// Most clients (process, GPU) at a time. 1024: more than a node's GPUs can serve.
     pub max_clients: u32,
@@ -209,7 +210,7 @@ pub struct DeviceConfig {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MetricsAddress {
-    /// A loopback address and port.
+    /// An address and port.
     Tcp(std::net::SocketAddr),
     /// A UNIX socket.
     Unix(PathBuf),
@@ -224,20 +225,18 @@ impl fmt::Display for MetricsAddress {
     }
 }
 
-/// Metrics name tenants and processes, so they are for this node only; a scraper comes through a local proxy.
+/// A port without an address is on loopback: metrics name tenants, so other hosts see them only if the operator says so.
 impl FromStr for MetricsAddress {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             return Ok(Self::Unix(path.into()));
         }
-        let address: std::net::SocketAddr = text.parse().map_err(|_| {
-            format!("`{text}` is neither a loopback address such as `127.0.0.1:9478` nor `unix:/path`")
-        })?;
-        if !address.ip().is_loopback() {
-            return Err(format!("`{text}` is not a loopback address such as `127.0.0.1:9478`"));
-        }
-        Ok(Self::Tcp(address))
+        let loopback = |port| std::net::SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, port));
+        let address = text.parse().ok().or_else(|| text.parse().ok().map(loopback));
+        address.map(Self::Tcp).ok_or_else(|| {
+            format!("`{text}` is not an address: need `127.0.0.1:9478`, `9478` for loopback, or `unix:/path`")
+        })
     }
 }
 
@@ -684,6 +683,10 @@ impl RawClient {
             let message = format!("is {} bytes long: need 1 to {}", name.len(), gshare_core::wire::MAX_TEXT);
             return Err(source.error(&self.name, "client: name", message));
         }
+        if !is_printable(name) {
+            let message = format!("`{}` has characters that cannot be printed", printable(name));
+            return Err(source.error(&self.name, "client: name", message));
+        }
         let key = |key: &str| format!("client `{name}`: {key}");
         let quota = match &self.quota {
             None => QuotaRange::BEST_EFFORT,
@@ -810,6 +813,10 @@ mod tests {
         let tolerant = class("quota = '0.3:0.8'\nclass = 'slo-sensitive:30'");
         assert_eq!(tolerant, ServiceClass::slo_sensitive(30));
         assert_eq!(class("quota = 0.3\nclass = 'slo-sensitive'"), Some(ServiceClass::SLO_SENSITIVE));
+        // The example says what is in force.
+        let percent = ServiceClass::SLO_SENSITIVE.to_string();
+        let says = format!("{} if left\n", percent.strip_prefix("slo-sensitive:").unwrap());
+        assert!(include_str!("../dist/gshared.toml").contains(&says), "{says}");
         assert_eq!(class("quota = 0.3"), None, "as the process asks");
         let error = |rest: &str| config(rest).unwrap_err().to_string();
         assert_eq!(
@@ -859,7 +866,12 @@ mod tests {
             Some(Duration::from_micros(20))
         );
         assert!(error("max_clients = 0").contains("max_clients: 0 is out of range: need 1 to 65536"));
-        assert!(error("metrics = '0.0.0.0:80'").contains("not a loopback address"));
+        let metrics = |text: &str| Config::parse(text).unwrap().metrics.unwrap().to_string();
+        assert_eq!(metrics("metrics = 9478"), "127.0.0.1:9478", "other hosts only if they are named");
+        assert_eq!(metrics("metrics = '0.0.0.0:80'"), "0.0.0.0:80");
+        assert!(error("metrics = 'nowhere'").contains("need `127.0.0.1:9478`, `9478` for loopback"));
+        let name = "line 2: client: name: `a\\u{1b}[2J` has characters that cannot be printed";
+        assert_eq!(error("[[client]]\nname = \"a\\u001b[2J\""), name);
         assert!(error("[journal]\ndir = '/x'\nkeep_files = 0").contains("journal.keep_files"));
         assert!(error("window = 5").contains("with its unit"));
     }

@@ -7,14 +7,35 @@ use crate::snapshot::Snapshot;
 use parking_lot::RwLock;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
-/// What a host asks of the daemon's loop.
+/// Takes an answer of the daemon's loop, without waiting.
+pub(crate) struct Reply<T>(Box<dyn FnOnce(T) + Send>);
+
+impl<T> Reply<T> {
+    fn new(take: impl FnOnce(T) + Send + 'static) -> Self {
+        Self(Box::new(take))
+    }
+
+    pub(crate) fn send(self, answer: T) {
+        self.0(answer);
+    }
+}
+
+impl<T> fmt::Debug for Reply<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reply")
+    }
+}
+
+/// A request of a host to the daemon's loop.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Snapshot(SyncSender<Snapshot>),
+    Snapshot(Reply<Snapshot>),
     Reload(Box<Config>, SyncSender<Result<(), ConfigError>>),
     Stop,
 }
@@ -73,13 +94,15 @@ pub struct Handle {
     commands: Sender<Command>,
     wake: Arc<OwnedFd>,
     metrics: Arc<Metrics>,
+    /// The last snapshot for a question of a socket, and when it was asked for.
+    shared: Arc<tokio::sync::Mutex<Option<(Instant, Snapshot)>>>,
 }
 
 pub(crate) fn line(metrics: Arc<Metrics>) -> rustix::io::Result<(Handle, Inbox)> {
     let (sender, receiver) = channel();
     let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let inbox = Inbox { commands: receiver, wake: Arc::clone(&wake) };
-    Ok((Handle { commands: sender, wake, metrics }, inbox))
+    Ok((Handle { commands: sender, wake, metrics, shared: Arc::default() }, inbox))
 }
 
 impl Handle {
@@ -98,8 +121,26 @@ impl Handle {
     /// The daemon as it is now.
     pub fn snapshot(&self) -> Result<Snapshot, DaemonError> {
         let (sender, receiver) = sync_channel(1);
-        self.send(Command::Snapshot(sender))?;
+        self.send(Command::Snapshot(Reply::new(move |snapshot| drop(sender.send(snapshot)))))?;
         receiver.recv().map_err(|_| DaemonError::Stopped)
+    }
+
+    /// As [`snapshot`](Self::snapshot), without blocking the thread. The loop is asked once at a time, and questions that
+    /// came meanwhile share the next answer: however many there are, each waits for two at most.
+    pub(crate) async fn snapshot_later(&self) -> Result<Snapshot, DaemonError> {
+        let came = Instant::now();
+        let mut shared = self.shared.lock().await;
+        if let Some((asked, snapshot)) = &*shared
+            && *asked >= came
+        {
+            return Ok(snapshot.clone());
+        }
+        let asked = Instant::now();
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        self.send(Command::Snapshot(Reply::new(move |snapshot| drop(sender.send(snapshot)))))?;
+        let snapshot = receiver.await.map_err(|_| DaemonError::Stopped)?;
+        *shared = Some((asked, snapshot.clone()));
+        Ok(snapshot)
     }
 
     /// Puts another configuration in force, or changes nothing and says why.
@@ -117,6 +158,11 @@ impl Handle {
     /// All metrics in Prometheus' text form.
     pub fn metrics(&self) -> Result<String, DaemonError> {
         Ok(self.metrics.encode(&self.snapshot()?))
+    }
+
+    /// As [`metrics`](Self::metrics), without blocking the thread.
+    pub(crate) async fn metrics_later(&self) -> Result<String, DaemonError> {
+        Ok(self.metrics.encode(&self.snapshot_later().await?))
     }
 
     /// Asks the daemon to stop; does not wait for it.

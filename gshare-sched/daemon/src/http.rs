@@ -1,79 +1,113 @@
 //! The Prometheus endpoint: `GET /metrics`, and `GET /healthz`.
+//!
+//! One request per connection. The header must be there within [`HEADER`], and the answer must be read within
+//! [`WHOLE`], or the connection is closed.
 
 use crate::config::MetricsAddress;
 use crate::handle::Handle;
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
 use std::io;
-use std::sync::Arc;
-use std::thread::JoinHandle;
-use tiny_http::{Header, Method, Response, Server};
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Serves until it is dropped.
+/// Longest time for the header of a request.
+const HEADER: Duration = Duration::from_secs(5);
+/// Longest time for a request and its answer.
+const WHOLE: Duration = Duration::from_secs(10);
+/// Most bytes of a request's header; also the least that the library takes.
+const MAX_HEADER: usize = 8192;
+/// Media type of the answer.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// A bound address that is not served yet.
 #[derive(Debug)]
-pub(crate) struct Endpoint {
-    server: Arc<ServerBox>,
-    thread: Option<JoinHandle<()>>,
-    unlink: Option<std::path::PathBuf>,
+pub(crate) enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, PathBuf),
 }
 
-struct ServerBox(Server);
-
-impl std::fmt::Debug for ServerBox {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?}", self.0.server_addr())
-    }
-}
-
-impl Endpoint {
-    pub(crate) fn start(address: &MetricsAddress, handle: Handle) -> io::Result<Self> {
-        let (server, unlink) = match address {
-            MetricsAddress::Tcp(address) => (Server::http(address), None),
+impl Listener {
+    /// Binds an address.
+    ///
+    /// # Errors
+    /// The address is in use, or this process may not use it.
+    pub(crate) fn bind(address: &MetricsAddress) -> io::Result<Self> {
+        match address {
+            MetricsAddress::Tcp(address) => {
+                if !address.ip().is_loopback() {
+                    tracing::warn!(%address, "metrics name tenants, and other hosts can read them");
+                }
+                TcpListener::bind(address).map(Self::Tcp)
+            }
             MetricsAddress::Unix(path) => {
                 // Left behind by a daemon that was killed.
                 let _ = std::fs::remove_file(path);
-                (Server::http_unix(path), Some(path.clone()))
+                Ok(Self::Unix(UnixListener::bind(path)?, path.clone()))
             }
-        };
-        let server = Arc::new(ServerBox(server.map_err(io::Error::other)?));
-        let shared = Arc::clone(&server);
-        let thread = std::thread::Builder::new()
-            .name("gshared-metrics".into())
-            .stack_size(256 << 10)
-            .spawn(move || serve(&shared.0, &handle))?;
-        Ok(Self { server, thread: Some(thread), unlink })
-    }
-}
-
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        self.server.0.unblock();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
         }
-        if let Some(path) = &self.unlink {
-            let _ = std::fs::remove_file(path);
+    }
+
+    /// The file of a UNIX socket.
+    pub(crate) fn path(&self) -> Option<PathBuf> {
+        match self {
+            Self::Tcp(_) => None,
+            Self::Unix(_, path) => Some(path.clone()),
         }
     }
 }
 
-fn serve(server: &Server, handle: &Handle) {
-    // `recv` fails when it is unblocked.
-    while let Ok(request) = server.recv() {
-        let known = matches!(request.method(), Method::Get | Method::Head);
-        let response = match (known, request.url()) {
-            (true, "/metrics") => match handle.metrics() {
-                Ok(text) => {
-                    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-                    let header = Header::from_bytes("Content-Type", kind).ok();
-                    let response = Response::from_string(text);
-                    header.into_iter().fold(response, Response::with_header)
-                }
-                Err(error) => Response::from_string(error.to_string()).with_status_code(503),
-            },
-            (true, "/healthz") => Response::from_string("ok\n"),
-            _ => Response::from_string("see /metrics\n").with_status_code(404),
-        };
-        if let Err(error) = request.respond(response) {
-            tracing::debug!(%error, "a scrape was not answered");
-        }
+/// Answers the request of one connection, and closes it.
+pub(crate) async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, handle: Handle) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let handle = handle.clone();
+        async move { Ok::<_, Infallible>(respond(&request, &handle).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER)
+        .max_buf_size(MAX_HEADER)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
+    match tokio::time::timeout(WHOLE, connection).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "a request for metrics failed"),
+        Err(_) => tracing::debug!("a request for metrics took longer than {WHOLE:?}"),
     }
+}
+
+async fn respond(request: &Request<Incoming>, handle: &Handle) -> Response<Full<Bytes>> {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "need GET or HEAD\n");
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return response;
+    }
+    match request.uri().path() {
+        "/metrics" => match handle.metrics_later().await {
+            Ok(metrics) => {
+                let mut response = text(StatusCode::OK, metrics);
+                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(OPEN_METRICS));
+                response
+            }
+            Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+        },
+        "/healthz" => text(StatusCode::OK, "ok\n"),
+        _ => text(StatusCode::NOT_FOUND, "see /metrics\n"),
+    }
+}
+
+fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
 }

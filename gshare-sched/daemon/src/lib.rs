@@ -51,7 +51,9 @@ pub mod clock;
 pub mod command;
 pub mod config;
 mod cpu_latency;
+mod crowd;
 mod debts;
+mod front;
 pub mod journal;
 pub mod mps;
 
@@ -60,6 +62,7 @@ mod http;
 mod inquiry;
 mod memory;
 mod metrics;
+mod names;
 mod node;
 mod peer;
 mod scaling;

@@ -1,16 +1,24 @@
-//! Counters and gauges, in Prometheus' text form.
+//! Counters, gauges and histograms, in Prometheus' text form.
 //!
-//! What happens per event is a counter without labels: one atomic addition. What belongs to a client is taken from a
-//! [`Snapshot`](crate::Snapshot) when it is asked for, so that a client that is gone leaves no label behind.
+//! Events are counted without labels. Series of clients are taken from a [`Snapshot`](crate::Snapshot) at each scrape,
+//! summed over the processes of an instance and labelled by its name, class, user and the GPU's UUID. There are at most as
+//! many as clients (`max_clients`), and an instance without processes leaves none behind. GPU time that a process used
+//! after the last scrape before its end is not in its instance's sum.
+//!
+//! `gshare_token_wait_seconds` is the time from a request, as the token engine gets it, to the grant.
+//! `gshare_token_overuse_seconds` is what a returned token used beyond its budget.
 
-use crate::snapshot::Snapshot;
+use crate::snapshot::{ClientSnapshot, Snapshot};
 use gshare_core::wire::{RefusalCode, WireError};
+use gshare_core::{Bytes, ClientId, Duration, LeaseId, Timestamp, TokenAction, TokenEvent};
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -129,11 +137,30 @@ struct DeviceLabels {
     uuid: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ClientLabels {
+/// Labels of an instance on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
+struct InstanceLabels {
     name: String,
-    gpu: u32,
-    pid: i32,
+    class: &'static str,
+    uuid: String,
+    uid: u32,
+}
+
+/// What an instance, or a client, has used so far.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    used: Duration,
+    waited: Duration,
+    launches: u64,
+}
+
+/// A client of the token engine, as the histograms need it.
+#[derive(Debug, Default)]
+struct OpenClient {
+    /// Time of a request that is not granted yet.
+    asked: Option<Timestamp>,
+    /// The last lease, and its budget.
+    lease: Option<(LeaseId, Duration)>,
 }
 
 type Seconds = Counter<f64, AtomicU64>;
@@ -141,13 +168,16 @@ type Ratio = Gauge<f64, AtomicU64>;
 
 #[derive(Debug, Default)]
 struct PerClient {
-    gpu_seconds: Family<ClientLabels, Seconds>,
-    waited_seconds: Family<ClientLabels, Seconds>,
-    launches: Family<ClientLabels, Counter>,
-    request: Family<ClientLabels, Ratio>,
-    limit: Family<ClientLabels, Ratio>,
-    sm: Family<ClientLabels, Ratio>,
-    memory: Family<ClientLabels, Gauge>,
+    /// Clients as the last scrape saw them.
+    seen: BTreeMap<ClientId, Sums>,
+    sums: BTreeMap<InstanceLabels, Sums>,
+    gpu_seconds: Family<InstanceLabels, Seconds>,
+    waited_seconds: Family<InstanceLabels, Seconds>,
+    launches: Family<InstanceLabels, Counter>,
+    request: Family<InstanceLabels, Ratio>,
+    limit: Family<InstanceLabels, Ratio>,
+    sm: Family<InstanceLabels, Ratio>,
+    memory: Family<InstanceLabels, Gauge>,
     device_memory: Family<DeviceLabels, Gauge>,
     device_held: Family<DeviceLabels, Gauge>,
     connections: Gauge,
@@ -170,6 +200,9 @@ pub struct Metrics {
     journal_failed: Gauge,
     refused_events: Family<ReasonLabel, Counter>,
     drops: Family<ReasonLabel, Counter>,
+    wait: Histogram,
+    overuse: Histogram,
+    open: Mutex<BTreeMap<ClientId, OpenClient>>,
     // One scrape at a time: it clears and fills the families of clients.
     per_client: Mutex<PerClient>,
 }
@@ -194,6 +227,23 @@ impl Default for Metrics {
         let throttles = counter("throttles", "Requests that must wait because a limit was reached");
         let memory_denied = counter("memory_denied", "Reservations of memory that did not fit");
         let connects = counter("connects", "Connections accepted");
+        // 0.1 ms to 26 s, and 10 us to 2.6 s.
+        let wait = Histogram::new(exponential_buckets(1e-4, 4.0, 10));
+        let overuse = Histogram::new(exponential_buckets(1e-5, 4.0, 10));
+        registry.register_with_unit(
+            "token_wait",
+            "Time from a request for a token to its grant",
+            Unit::Seconds,
+            wait.clone(),
+        );
+        registry.register_with_unit(
+            "token_overuse",
+            "GPU time that a returned token used beyond its budget",
+            Unit::Seconds,
+            overuse.clone(),
+        );
+        let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "Version of the daemon", build);
         let per_client = PerClient::default();
         let (reloads, refused_events, drops) = (Family::default(), Family::default(), Family::default());
         let (journal_lost, journal_failed) = (Gauge::default(), Gauge::default());
@@ -248,6 +298,9 @@ impl Default for Metrics {
             journal_failed,
             refused_events,
             drops,
+            wait,
+            overuse,
+            open: Mutex::default(),
             per_client: Mutex::new(per_client),
         }
     }
@@ -271,8 +324,7 @@ impl Metrics {
 
     /// Everything in Prometheus' text form, with the clients and devices of the snapshot.
     pub fn encode(&self, snapshot: &Snapshot) -> String {
-        let families = self.per_client.lock();
-        families.fill(snapshot);
+        self.per_client.lock().fill(snapshot);
         self.journal_lost.set(i64::try_from(snapshot.journal_lost).unwrap_or(i64::MAX));
         self.journal_failed.set(i64::from(snapshot.journal_failure.is_some()));
         let mut text = String::new();
@@ -282,38 +334,116 @@ impl Metrics {
     }
 }
 
+impl Metrics {
+    /// The engine has handled an event with these orders.
+    pub(crate) fn observe(&self, now: Timestamp, event: &TokenEvent, orders: &[TokenAction]) {
+        let mut open = self.open.lock();
+        match *event {
+            TokenEvent::TokenRequested { client } => {
+                open.entry(client).or_default().asked.get_or_insert(now);
+            }
+            TokenEvent::TokenReturned { client, lease, used, again } => {
+                let entry = open.entry(client).or_default();
+                if let Some((_, budget)) = entry.lease.take_if(|(held, _)| *held == lease) {
+                    self.overuse.observe(seconds(used.saturating_sub(budget)));
+                }
+                if again {
+                    entry.asked.get_or_insert(now);
+                }
+            }
+            TokenEvent::ClientLeft { client } => drop(open.remove(&client)),
+            _ => {}
+        }
+        for order in orders {
+            if let TokenAction::Grant { client, lease, budget, .. } = *order
+                && let Some(entry) = open.get_mut(&client)
+            {
+                entry.lease = Some((lease, budget));
+                if let Some(asked) = entry.asked.take() {
+                    self.wait.observe(seconds(now.saturating_since(asked)));
+                }
+            }
+        }
+    }
+}
+
 impl PerClient {
-    fn fill(&self, snapshot: &Snapshot) {
-        let bytes = |bytes: gshare_core::Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX);
-        #[expect(clippy::cast_precision_loss, reason = "a report")]
-        let seconds = |time: gshare_core::Duration| time.as_nanos() as f64 / 1e9;
-        self.gpu_seconds.clear();
-        self.waited_seconds.clear();
-        self.launches.clear();
-        self.request.clear();
-        self.limit.clear();
-        self.sm.clear();
-        self.memory.clear();
-        self.device_memory.clear();
-        self.device_held.clear();
+    fn fill(&mut self, snapshot: &Snapshot) {
+        self.count(snapshot);
+        let bytes = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX);
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         self.connections.set(count(snapshot.connections));
         self.processes.set(count(snapshot.processes));
         self.clients.set(count(snapshot.clients.len()));
+        self.device_memory.clear();
+        self.device_held.clear();
         for device in &snapshot.devices {
             let labels = DeviceLabels { gpu: device.gpu.0, uuid: device.uuid.clone() };
             self.device_memory.get_or_create(&labels).set(bytes(device.memory_bytes));
             self.device_held.get_or_create(&labels).set(bytes(device.held_bytes));
         }
+        self.gpu_seconds.clear();
+        self.waited_seconds.clear();
+        self.launches.clear();
+        for (labels, sums) in &self.sums {
+            self.gpu_seconds.get_or_create(labels).inc_by(seconds(sums.used));
+            self.waited_seconds.get_or_create(labels).inc_by(seconds(sums.waited));
+            self.launches.get_or_create(labels).inc_by(sums.launches);
+        }
+        self.request.clear();
+        self.limit.clear();
+        self.sm.clear();
+        self.memory.clear();
         for client in &snapshot.clients {
-            let labels = ClientLabels { name: client.name.clone(), gpu: client.gpu.0, pid: client.pid };
-            self.gpu_seconds.get_or_create(&labels).inc_by(seconds(client.total_used_ns));
-            self.waited_seconds.get_or_create(&labels).inc_by(seconds(client.waited_ns));
-            self.launches.get_or_create(&labels).inc_by(client.launches);
+            let labels = InstanceLabels::of(client, snapshot);
             self.request.get_or_create(&labels).set(client.quota_request);
             self.limit.get_or_create(&labels).set(client.quota_limit);
             self.sm.get_or_create(&labels).set(client.sm);
-            self.memory.get_or_create(&labels).set(bytes(client.memory_bytes));
+            self.memory.get_or_create(&labels).inc_by(bytes(client.memory_bytes));
+        }
+    }
+
+    /// Adds what clients used since the last scrape to their instance's sums. A process that leaves must not make a sum
+    /// smaller, which would read as a restart; a label without processes goes.
+    fn count(&mut self, snapshot: &Snapshot) {
+        let before = std::mem::take(&mut self.seen);
+        let mut sums = std::mem::take(&mut self.sums);
+        for client in &snapshot.clients {
+            let labels = InstanceLabels::of(client, snapshot);
+            let now =
+                Sums { used: client.total_used_ns, waited: client.waited_ns, launches: client.launches };
+            let last = before.get(&client.client).copied().unwrap_or_default();
+            let mut sum = self.sums.get(&labels).or(sums.get(&labels)).copied().unwrap_or_default();
+            sum.used = sum.used.saturating_add(now.used.saturating_sub(last.used));
+            sum.waited = sum.waited.saturating_add(now.waited.saturating_sub(last.waited));
+            sum.launches = sum.launches.saturating_add(now.launches.saturating_sub(last.launches));
+            sums.remove(&labels);
+            self.sums.insert(labels, sum);
+            self.seen.insert(client.client, now);
         }
     }
 }
+
+impl InstanceLabels {
+    fn of(client: &ClientSnapshot, snapshot: &Snapshot) -> Self {
+        let device = snapshot.devices.iter().find(|device| device.gpu == client.gpu);
+        Self {
+            name: client.name.clone(),
+            class: match client.class {
+                None => "none",
+                Some(class) if class.is_slo_sensitive() => "slo_sensitive",
+                Some(_) => "best_effort",
+            },
+            uuid: device.map(|device| device.uuid.clone()).unwrap_or_default(),
+            uid: client.uid,
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a report")]
+fn seconds(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests;

@@ -46,6 +46,7 @@ use crate::inquiry::{Inquiries, Over, Purpose};
 use crate::journal::{Journal, Note};
 use crate::memory::{self, ClientAccount, Ledger};
 use crate::metrics::{DropReason, Metrics};
+use crate::names::{is_printable, printable};
 use crate::peer::Peer;
 use crate::scaling::{Resize, Scaling};
 use crate::slots::Slots;
@@ -315,6 +316,7 @@ impl Node {
                 }
             }
             ToDaemon::Hello { run, name, program, spec, on_loss, pid_start, pid } => {
+                let program = printable(&program).into_owned();
                 let run = if run == 0 { u64::from(peer.pid.unsigned_abs()) << 32 ^ pid_start } else { run };
                 let name = match peer.pid {
                     _ if !name.is_empty() => name,
@@ -632,6 +634,7 @@ impl Node {
             return false;
         }
         self.journal.actions(now, &self.actions);
+        self.metrics.observe(now, &event, &self.actions);
         if let Some((client, old)) = changes {
             self.limit_changed(now, TenantId(client), old);
         }
@@ -769,6 +772,10 @@ impl Node {
         let refusal = |code, text: String| Refusal { code, text };
         if self.sessions.contains_key(&conn) {
             return refusal(RefusalCode::Protocol, "Hello was said already".into()).push(conn, out);
+        }
+        if !is_printable(&hello.name) {
+            let text = format!("name `{}` has characters that cannot be printed", printable(&hello.name));
+            return refusal(RefusalCode::BadSpec, text).push(conn, out);
         }
         let id = match self.names.get(&hello.name) {
             Some(id) => {

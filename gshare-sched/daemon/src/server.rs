@@ -1,11 +1,12 @@
 //! The daemon's loop: sockets, pidfds, clock and commands around a [`Node`].
 
-use crate::admin;
 use crate::clock::{Clock, MonotonicClock};
 use crate::config::{Config, ConfigError};
 use crate::cpu_latency::{self, CpuLatency};
-use crate::handle::{Access, Command, Handle, Inbox, Running, line};
-use crate::http::Endpoint;
+use crate::crowd::admits;
+use crate::front::{Front, Listeners};
+use crate::handle::{Access, Command, Handle, Inbox, Reply, Running, line};
+use crate::http;
 use crate::journal::Journal;
 use crate::metrics::{DropReason, Metrics, ReasonLabelSet};
 use crate::node::{ConnId, Effect, Node};
@@ -26,14 +27,13 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, 
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 
 /// Why a daemon cannot start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -166,13 +166,11 @@ impl DaemonBuilder {
         let cpu_latency = CpuLatency::new(file, config.cpu_latency).map_err(setup(file))?;
         let metrics = Arc::new(Metrics::default());
         let (handle, inbox) = line(Arc::clone(&metrics))?;
-        let endpoint = match &config.metrics {
-            None => None,
-            Some(address) => Some(
-                Endpoint::start(address, handle.clone())
-                    .map_err(|source| DaemonError::Setup { what: format!("metrics = {address}"), source })?,
-            ),
+        let bind = |address| {
+            http::Listener::bind(address)
+                .map_err(|source| DaemonError::Setup { what: format!("metrics = {address}"), source })
         };
+        let endpoint = config.metrics.as_ref().map(bind).transpose()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = |tag: u64| epoll::EventData::new_u64(tag << 56);
         epoll::add(&epoll, &listener, data(LISTENER), epoll::EventFlags::IN)?;
@@ -186,8 +184,7 @@ impl DaemonBuilder {
             lock: Some(lock),
             access: Arc::new(Access::of(&config)),
             node: Node::new(config, engine, journal, Arc::clone(&metrics), epoch, scaling),
-            admin: Some(admin),
-            endpoint,
+            listeners: Some(Listeners { admin, metrics: endpoint }),
             clock,
             epoll,
             timer,
@@ -200,6 +197,7 @@ impl DaemonBuilder {
             metrics,
             epoch,
             conns: Slots::default(),
+            users: BTreeMap::new(),
             cpu_latency,
             hello_due: VecDeque::new(),
             effects: Vec::new(),
@@ -238,8 +236,8 @@ pub struct Daemon {
     resume_accept: Option<Timestamp>,
     /// When to stop, if nobody connects before.
     idle_due: Option<Timestamp>,
-    admin: Option<UnixListener>,
-    endpoint: Option<Endpoint>,
+    /// Sockets for questions, until the daemon runs.
+    listeners: Option<Listeners>,
     /// The sockets, then the lock.
     files: Vec<PathBuf>,
     /// Held until the files are gone.
@@ -249,12 +247,14 @@ pub struct Daemon {
     metrics: Arc<Metrics>,
     epoch: u64,
     conns: Slots<Conn>,
+    /// Connections by user.
+    users: BTreeMap<u32, u32>,
     cpu_latency: CpuLatency,
     /// Connections that have not said Hello, oldest first.
     hello_due: VecDeque<(Timestamp, ConnId)>,
     effects: Vec<Effect>,
     /// Questions for a snapshot that wait for a round of the node's.
-    asking: Vec<(u32, SyncSender<Snapshot>)>,
+    asking: Vec<(u32, Reply<Snapshot>)>,
     frame: Vec<u8>,
     /// One byte more than a frame, so that a longer one is seen as such.
     received: Box<[u8; MAX_FRAME + 1]>,
@@ -285,33 +285,20 @@ impl Daemon {
 
     /// Serves until it is told to stop.
     pub fn run(mut self) -> Result<(), DaemonError> {
-        let (admin, listener) = self.start_admin()?;
+        let listeners = self.listeners.take().ok_or(DaemonError::Stopped)?;
+        let front = Front::start(listeners, self.handle(), Arc::clone(&self.access))?;
         tracing::info!(socket = %self.files[0].display(), epoch = self.epoch, "listening");
         let served = self.serve();
         tracing::info!("stopping");
-        drop(self.endpoint.take());
+        drop(front);
         self.node.finish();
         let (files, lock) = (std::mem::take(&mut self.files), self.lock.take());
         drop(self);
-        // Not by a connection: the socket's file may be gone.
-        let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
-        let _ = admin.join();
         for file in files {
             let _ = std::fs::remove_file(file);
         }
         drop(lock);
         served
-    }
-
-    /// The thread that answers questions; it ends when the listener is shut down.
-    fn start_admin(&mut self) -> Result<(std::thread::JoinHandle<()>, UnixListener), DaemonError> {
-        let listener = self.admin.take().ok_or(DaemonError::Stopped)?;
-        let to_end_it = listener.try_clone()?;
-        let handle = self.handle();
-        let access = Arc::clone(&self.access);
-        let serve = move || admin::serve(&listener, &handle, &access);
-        let thread = std::thread::Builder::new().name("gshared-admin".into()).stack_size(256 << 10);
-        Ok((thread.spawn(serve)?, to_end_it))
     }
 
     fn serve(&mut self) -> Result<(), DaemonError> {
@@ -430,15 +417,7 @@ impl Daemon {
         };
         self.metrics.connects.inc();
         let Ok(peer) = Peer::of(&socket) else { return };
-        let refusal = if !self.access.allows(peer.uid) {
-            Some((RefusalCode::NotAllowed, format!("user {} may not use this daemon (allow_uids)", peer.uid)))
-        } else if self.conns.next(self.node.config().max_connections).is_none() {
-            let limit = self.node.config().max_connections;
-            Some((RefusalCode::Full, format!("{limit} connections are open already (max_connections)")))
-        } else {
-            None
-        };
-        if let Some((code, text)) = refusal {
+        if let Err((code, text)) = self.admit(peer.uid) {
             tracing::info!(uid = peer.uid, pid = peer.pid, text, "refused");
             self.frame.clear();
             ToClient::Refused { code, text }.encode(0, &mut self.frame);
@@ -456,11 +435,12 @@ impl Daemon {
             greeted: false,
         };
         let (slot, generation) = self.conns.insert(conn);
+        *self.users.entry(peer.uid).or_default() += 1;
         self.idle_due = None;
         let id = ConnId { slot, generation };
         let Some(conn) = self.conns.get(slot, generation) else { return };
         if epoll::add(&self.epoll, &conn.socket, Self::data(id, FRAME), epoll::EventFlags::IN).is_err() {
-            self.conns.remove(slot, generation);
+            self.forget(id);
             self.metrics.dropped(DropReason::Full);
             return;
         }
@@ -471,6 +451,43 @@ impl Daemon {
             .is_some_and(|(_, id)| self.conns.get(id.slot, id.generation).is_none_or(|conn| conn.greeted))
         {
             self.hello_due.pop_front();
+        }
+    }
+
+    /// Whether this user may have another connection, or the refusal.
+    fn admit(&self, uid: u32) -> Result<(), (RefusalCode, String)> {
+        if !self.access.allows(uid) {
+            return Err((
+                RefusalCode::NotAllowed,
+                format!("user {uid} may not use this daemon (allow_uids)"),
+            ));
+        }
+        let most = self.node.config().max_connections;
+        let (own, taken) = (self.users.get(&uid).copied().unwrap_or(0), self.conns.len());
+        if self.conns.next(most).is_none() {
+            return Err((
+                RefusalCode::Full,
+                format!("{most} connections are open already (max_connections)"),
+            ));
+        }
+        if !admits(own, u32::try_from(taken).unwrap_or(u32::MAX), most) {
+            let text = format!(
+                "user {uid} has {own} connections, and {taken} of {most} are open: the rest is for others \
+                 (max_connections)"
+            );
+            return Err((RefusalCode::Full, text));
+        }
+        Ok(())
+    }
+
+    /// Takes a connection out of the books.
+    fn forget(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.remove(id.slot, id.generation) else { return };
+        if let Some(count) = self.users.get_mut(&conn.peer.uid) {
+            *count -= 1;
+            if *count == 0 {
+                self.users.remove(&conn.peer.uid);
+            }
         }
     }
 
@@ -538,13 +555,10 @@ impl Daemon {
                     }
                 }
                 Effect::Stated(round) => {
-                    let (over, rest) =
-                        core::mem::take(&mut self.asking).into_iter().partition(|ask| ask.0 == round);
+                    let asking = core::mem::take(&mut self.asking);
+                    let (over, rest): (Vec<_>, Vec<_>) = asking.into_iter().partition(|ask| ask.0 == round);
                     self.asking = rest;
-                    let over: Vec<(u32, SyncSender<Snapshot>)> = over;
-                    for (_, reply) in over {
-                        let _ = reply.send(self.snapshot(now));
-                    }
+                    over.into_iter().for_each(|(_, reply)| reply.send(self.snapshot(now)));
                 }
                 Effect::Drop(id, reason) => {
                     if self.conns.get(id.slot, id.generation).is_some() {
@@ -600,7 +614,7 @@ impl Daemon {
         if let Some(conn) = self.conns.get(id.slot, id.generation) {
             let _ = epoll::delete(&self.epoll, &conn.socket);
         }
-        drop(self.conns.remove(id.slot, id.generation));
+        self.forget(id);
         self.node.closed(now, id, &mut self.effects);
         self.cpu_latency.set_shared(self.node.is_shared());
         self.idle(now);
@@ -615,9 +629,7 @@ impl Daemon {
                     self.asking.push((round, reply));
                     self.settle(now);
                 }
-                None => {
-                    let _ = reply.send(self.snapshot(now));
-                }
+                None => reply.send(self.snapshot(now)),
             },
             Command::Reload(config, reply) => {
                 let result = self.node.reload(now, *config, &mut self.effects);

@@ -265,7 +265,9 @@ fn metrics_are_served_where_the_configuration_says() {
         text
     };
     let text = get("/metrics");
-    let labels = format!("{{name=\"alice\",gpu=\"0\",pid=\"{}\"}}", std::process::id());
+    let uid = rustix::process::geteuid().as_raw();
+    let uuid = &daemon.handle().snapshot().unwrap().devices[0].uuid;
+    let labels = format!("{{name=\"alice\",class=\"none\",uuid=\"{uuid}\",uid=\"{uid}\"}}");
     assert!(text.starts_with("HTTP/1.1 200"), "{text}");
     assert!(text.contains(&format!("gshare_client_limit_ratio{labels} 0.5")), "{text}");
     assert!(text.contains("gshare_dropped_connections_total{reason=\"slow\"} 0"), "{text}");

@@ -2,7 +2,7 @@
 
 pub mod log;
 
-use crate::config::{JournalConfig, MpsMode};
+use crate::config::{JournalConfig, MetricsAddress, MpsMode};
 use crate::mps::Mps;
 use crate::{Config, Daemon, Handle};
 use anyhow::Context as _;
@@ -30,6 +30,9 @@ pub struct Options {
     /// Directory of the journal, instead of the configuration's.
     #[arg(long, value_name = "DIR")]
     journal: Option<PathBuf>,
+    /// Address of the Prometheus endpoint, instead of the configuration's: ADDRESS:PORT, PORT on loopback, or unix:PATH.
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<MetricsAddress>,
     /// Read the configuration, say whether it is good, and exit.
     #[arg(long)]
     check: bool,
@@ -52,6 +55,9 @@ impl Options {
             config.socket.clone_from(socket);
         }
         config.idle_exit = self.idle_exit;
+        if self.metrics.is_some() {
+            config.metrics.clone_from(&self.metrics);
+        }
         if let Some(dir) = &self.journal {
             config.journal = Some(JournalConfig::new(dir));
         }

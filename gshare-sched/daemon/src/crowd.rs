@@ -1,0 +1,86 @@
+//! Bounds on the connections of a service.
+//!
+//! # Problem
+//! Some peers connect and stay silent, by mistake or on purpose. A service that refuses newcomers once it is full is
+//! then closed to everybody; one without a bound runs out of descriptors.
+//!
+//! # Algorithm
+//! [`Crowd`], for services whose connections live for one short answer: a newcomer always gets in. When there is no room,
+//! the oldest connection of the user with the most is closed. So a flood by one user closes that user's own.
+//!
+//! [`admits`], for connections that live as long as their process and must not be closed for others: a user may have
+//! three times as many as are still free (dynamic thresholds, Choudhury and Hahne 1998). Example: of 4,096 the first user
+//! gets at most 3,072, the second 768 of the rest, the third 192.
+
+use std::collections::VecDeque;
+use tokio::task::AbortHandle;
+
+/// Connections that a user may have for each one that is still free.
+const PER_FREE: u64 = 3;
+
+/// Whether a user with `own` connections may have another, when `taken` of `most` are in use. One user alone is
+/// admitted up to three quarters of `most`, rounded up; a user without any as long as one is free.
+pub(crate) fn admits(own: u32, taken: u32, most: u32) -> bool {
+    u64::from(own) < PER_FREE * u64::from(most.saturating_sub(taken))
+}
+
+/// Connections being served, oldest first, with their users. See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Crowd {
+    most: usize,
+    open: VecDeque<(u32, AbortHandle)>,
+}
+
+impl Crowd {
+    /// A crowd of at most `most` connections.
+    pub(crate) fn new(most: usize) -> Self {
+        Self { most, open: VecDeque::new() }
+    }
+
+    /// A connection of this user is served by a task; another one is closed if need be.
+    pub(crate) fn enter(&mut self, uid: u32, task: AbortHandle) {
+        self.open.retain(|(_, task)| !task.is_finished());
+        self.open.push_back((uid, task));
+        if self.open.len() > self.most {
+            let uids: Vec<u32> = self.open.iter().map(|(uid, _)| *uid).collect();
+            if let Some((_, task)) = victim(&uids).and_then(|index| self.open.remove(index)) {
+                task.abort();
+            }
+        }
+    }
+}
+
+/// The first place of the user that occurs most often; of two such users, the one whose connection is older.
+fn victim(uids: &[u32]) -> Option<usize> {
+    let count = |uid: u32| uids.iter().filter(|other| **other == uid).count();
+    (0..uids.len()).rev().max_by_key(|index| count(uids[*index]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_of_the_user_with_the_most_makes_room() {
+        assert_eq!(victim(&[]), None);
+        assert_eq!(victim(&[7]), Some(0));
+        assert_eq!(victim(&[7, 9, 9]), Some(1));
+        assert_eq!(victim(&[7, 9, 9, 7]), Some(0));
+        assert_eq!(victim(&[5, 9, 7, 9, 9]), Some(1));
+    }
+
+    #[test]
+    fn no_number_of_users_below_six_locks_the_next_one_out() {
+        let (most, mut taken) = (4096, 0);
+        let mut had = Vec::new();
+        for _ in 0..6 {
+            let mut own = 0;
+            while admits(own, taken, most) {
+                (own, taken) = (own + 1, taken + 1);
+            }
+            had.push(own);
+        }
+        assert_eq!(had, [3072, 768, 192, 48, 12, 3]);
+        assert!(admits(0, 1, 2) && !admits(0, 2, 2) && !admits(0, 3, 2));
+    }
+}

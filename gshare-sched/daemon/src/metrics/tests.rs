@@ -1,0 +1,81 @@
+use super::*;
+use gshare_core::GpuId;
+
+fn snapshot(clients: &[(u32, &str, u64)]) -> Snapshot {
+    let client = |&(slot, name, used): &(u32, &str, u64)| {
+        serde_json::json!({
+            "client": ClientId::new(slot, 0), "name": name, "pid": 77, "uid": 1000, "program": "p", "gpu": 0,
+            "quota_request": 0.2, "quota_limit": 0.5, "sm": 1.0, "measured": 0.0, "total_used_ns": used,
+            "window_used_ns": 0, "holds_token": false, "waiting_ns": null, "waited_ns": 0, "launches": 3,
+            "memory_bytes": 10, "memory_limit_bytes": null, "on_daemon_loss": "open",
+        })
+    };
+    serde_json::from_value(serde_json::json!({
+        "now_ns": 0, "epoch": 1, "pid": 1, "version": "", "socket": "", "connections": 0, "processes": 0, "drops": {},
+        "journal_lost": 0,
+        "devices": [{"gpu": GpuId(0), "uuid": "MIG-1", "memory_bytes": 0, "held_bytes": 0, "clients": 1}],
+        "clients": clients.iter().map(client).collect::<Vec<_>>(),
+    }))
+    .unwrap()
+}
+
+/// The value of a series, if it is there.
+fn value(text: &str, series: &str) -> Option<String> {
+    text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ').map(str::to_owned))
+}
+
+const ALICE: &str = "{name=\"alice\",class=\"none\",uuid=\"MIG-1\",uid=\"1000\"}";
+
+#[test]
+fn processes_of_an_instance_are_one_series_that_never_shrinks() {
+    let metrics = Metrics::default();
+    let used = |clients: &[(u32, &str, u64)]| {
+        let text = metrics.encode(&snapshot(clients));
+        assert!(!text.contains("pid="), "{text}");
+        value(&text, &format!("gshare_client_gpu_seconds_total{ALICE}"))
+    };
+    let (second, half) = (1_000_000_000, 500_000_000);
+    assert_eq!(used(&[(0, "alice", second), (1, "alice", half)]).as_deref(), Some("1.5"));
+    assert_eq!(used(&[(1, "alice", second)]).as_deref(), Some("2.0"), "the sum of one that left is kept");
+    assert_eq!(used(&[(2, "bob", half)]), None, "an instance that is gone leaves no series");
+    let text = metrics.encode(&snapshot(&[(0, "alice", 0), (1, "alice", 0)]));
+    assert_eq!(value(&text, &format!("gshare_client_memory_bytes{ALICE}")).as_deref(), Some("20"));
+}
+
+#[test]
+fn waits_for_tokens_and_overuse_have_histograms_and_the_build_is_named() {
+    let metrics = Metrics::default();
+    let (client, at) = (ClientId::new(0, 0), Timestamp::from_millis);
+    let lease = |n: u64, budget: u64| TokenAction::Grant {
+        client,
+        lease: LeaseId(n),
+        budget: Duration::from_millis(budget),
+        expires: at(99),
+    };
+    let returned = |n: u64, used: u64, again: bool| TokenEvent::TokenReturned {
+        client,
+        lease: LeaseId(n),
+        used: Duration::from_millis(used),
+        again,
+    };
+    metrics.observe(at(0), &TokenEvent::TokenRequested { client }, &[]);
+    metrics.observe(at(30), &TokenEvent::DeadlineReached, &[lease(1, 10)]);
+    // Used 15 ms of 10, and asks for more: granted 2 ms later.
+    metrics.observe(at(50), &returned(1, 15, true), &[]);
+    metrics.observe(at(52), &TokenEvent::DeadlineReached, &[lease(2, 10)]);
+    metrics.observe(at(60), &returned(2, 4, false), &[]);
+    metrics.observe(at(61), &returned(2, 9, false), &[]);
+    metrics.observe(at(70), &TokenEvent::ClientLeft { client }, &[]);
+    assert!(metrics.open.lock().is_empty());
+    let text = metrics.encode(&snapshot(&[]));
+    for (series, wanted) in [
+        ("gshare_token_wait_seconds_sum", "0.032"),
+        ("gshare_token_wait_seconds_count", "2"),
+        ("gshare_token_wait_seconds_bucket{le=\"0.0064\"}", "1"),
+        ("gshare_token_overuse_seconds_sum", "0.005"),
+        ("gshare_token_overuse_seconds_count", "2"),
+        (concat!("gshare_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"}"), "1"),
+    ] {
+        assert_eq!(value(&text, series).as_deref(), Some(wanted), "{series} in {text}");
+    }
+}

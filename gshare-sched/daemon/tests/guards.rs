@@ -1,0 +1,167 @@
+//! What silent, greedy and malicious peers cannot do.
+
+mod common;
+
+use common::{Client, Forked, Local, attached, spec, within};
+use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
+use gshare_core::{Bytes, ResourceSpec};
+use gshared::config::{JournalConfig, MetricsAddress};
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+
+/// Eight that connect to the admin socket and say nothing, as after a `gshare status` that was stopped.
+#[test]
+fn silent_questions_keep_nobody_from_asking() {
+    let daemon = Local::start();
+    let admin = daemon.dir.path().join("gshare-admin.sock");
+    let _silent: Vec<_> = (0..100).map(|_| UnixStream::connect(&admin).unwrap()).collect();
+    assert!(gshared::admin::snapshot(&admin).unwrap().clients.is_empty());
+    assert!(gshared::admin::metrics(&admin).unwrap().contains("gshare_build_info"));
+}
+
+fn get(endpoint: &std::path::Path, url: &str) -> String {
+    let mut stream = UnixStream::connect(endpoint).unwrap();
+    stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
+    write!(stream, "GET {url} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn half_open_requests_and_a_reader_that_stalls_keep_nobody_from_the_metrics() {
+    let dir = tempfile::tempdir().unwrap();
+    let endpoint = dir.path().join("metrics.sock");
+    let daemon = Local::with(|config| config.metrics = Some(MetricsAddress::Unix(endpoint.clone())));
+    // Many requests at once whose answers it does not read: more than a socket's buffers hold.
+    let mut stalled = UnixStream::connect(&endpoint).unwrap();
+    stalled.set_write_timeout(Some(std::time::Duration::from_millis(200))).unwrap();
+    for _ in 0..1000 {
+        if stalled.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").is_err() {
+            break;
+        }
+    }
+    let _half: Vec<_> = (0..300)
+        .map(|_| {
+            let mut stream = UnixStream::connect(&endpoint).unwrap();
+            // One that was closed for a newcomer meanwhile has done its part.
+            let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost:");
+            stream
+        })
+        .collect();
+    for _ in 0..3 {
+        let text = get(&endpoint, "/metrics");
+        assert!(text.starts_with("HTTP/1.1 200") && text.contains("gshare_build_info"), "{text}");
+    }
+    let post = {
+        let mut stream = UnixStream::connect(&endpoint).unwrap();
+        stream.write_all(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    assert!(post.starts_with("HTTP/1.1 405"), "{post}");
+    drop(daemon);
+}
+
+#[test]
+fn one_user_cannot_take_all_connections() {
+    if !rustix::process::geteuid().is_root() {
+        // Being several users takes root.
+        return;
+    }
+    let daemon = Local::with(|config| {
+        config.max_connections = 16;
+        config.allow_any_user = true;
+    });
+    // Other users come through it.
+    std::fs::set_permissions(daemon.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = daemon.socket();
+    let mut held: Vec<_> = (0..12).map(|_| Client::connect(&path)).collect();
+    within(|| (daemon.snapshot().connections == 12).then_some(()));
+    match Client::connect(&path).receive() {
+        Some(ToClient::Refused { code: RefusalCode::Full, text }) => {
+            assert!(text.starts_with("user 0 has 12 connections, and 12 of 16 are open"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    for uid in [65_533, 65_534] {
+        let path = path.clone();
+        let enters = move || drop(attached(&path, 2, &format!("user-{uid}"), ResourceSpec::UNLIMITED));
+        assert!(Forked::run(Some(uid), enters).wait(), "user {uid}");
+    }
+    // What is given back can be had again.
+    held.truncate(11);
+    within(|| (daemon.snapshot().connections == 11).then_some(()));
+    Client::connect(&path).enter(1, "flood", ResourceSpec::UNLIMITED);
+}
+
+#[test]
+fn names_that_a_terminal_would_obey_are_refused_and_programs_are_escaped() {
+    let daemon = Local::start();
+    let mut client = Client::connect(&daemon.socket());
+    client.hello(1, "a\u{1b}[2Jb", ResourceSpec::UNLIMITED);
+    match client.receive() {
+        Some(ToClient::Refused { code: RefusalCode::BadSpec, text }) => {
+            assert_eq!(text, "name `a\\u{1b}[2Jb` has characters that cannot be printed");
+        }
+        other => panic!("{other:?}"),
+    }
+    let mut client = Client::connect(&daemon.socket());
+    client.send(&ToDaemon::Hello {
+        pid_start: 0,
+        pid: 0,
+        run: 0,
+        name: String::new(),
+        program: "p\u{1b}]0;x\u{7}".into(),
+        spec: spec("0.2:0.5", 100, None),
+        on_loss: OnDaemonLoss::Open,
+    });
+    client.attach(Bytes::ZERO);
+    let snapshot = daemon.snapshot();
+    assert_eq!(snapshot.clients[0].program, "p\\u{1b}]0;x\\u{7}");
+    assert_eq!(snapshot.clients[0].name, format!("p\\u{{1b}}]0;x\\u{{7}}-{}", std::process::id()));
+}
+
+/// As on a full disk, or where the directory is not mounted.
+#[test]
+fn without_a_place_for_its_journal_the_daemon_serves_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "in the way").unwrap();
+    let daemon = Local::with(|config| config.journal = Some(JournalConfig::new(file.join("journal"))));
+    let (mut client, id) = attached(&daemon.socket(), 1, "alice", ResourceSpec::UNLIMITED);
+    client.send(&ToDaemon::TokenRequest { client: id });
+    client.granted();
+    let snapshot = daemon.snapshot();
+    let why = snapshot.journal_failure.unwrap();
+    assert!(why.contains(file.to_str().unwrap()), "{why}");
+    assert!(snapshot.journal_lost >= 2, "{}", snapshot.journal_lost);
+    let text = daemon.running.as_ref().unwrap().handle().metrics().unwrap();
+    assert!(text.contains("gshare_journal_failed 1"), "{text}");
+}
+
+const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/dist/gshared.service");
+
+/// The service comes back after any number of failures, may reach the GPUs, and is hardened by systemd's own measure.
+#[test]
+fn the_unit_comes_back_and_is_hardened() {
+    let unit = std::fs::read_to_string(UNIT).unwrap();
+    for line in
+        ["Restart=always", "StartLimitIntervalSec=0", "DevicePolicy=closed", "DeviceAllow=char-nvidia* rw"]
+    {
+        assert!(unit.lines().any(|other| other == line), "{line}");
+    }
+    let capabilities = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
+    assert!(!capabilities.contains("SYS_"), "{capabilities}");
+    let analyze = std::process::Command::new("systemd-analyze")
+        .args(["security", "--offline=true", "--no-pager", "--threshold=30", UNIT])
+        .output();
+    match analyze {
+        Ok(output) => {
+            let report = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success(), "beyond 3.0: {report}");
+        }
+        Err(_) => eprintln!("not measured: systemd-analyze is not installed"),
+    }
+}
