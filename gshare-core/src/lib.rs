@@ -24,6 +24,7 @@ pub mod resource;
 pub mod scale;
 pub mod store;
 pub mod token;
+pub mod trace;
 pub mod units;
 pub mod wire;
 

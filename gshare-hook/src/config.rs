@@ -10,6 +10,7 @@
 //! | `GSHARE_SM` | SM partition in per cent | 100 |
 //! | `GSHARE_MEM` | GPU memory, such as `256MiB` | no limit |
 //! | `GSHARE_CLASS` | `slo-sensitive[:PERCENT]` or `best-effort`: how it is treated beside others | its share is fixed |
+//! | `GSHARE_TRACE`, `GSHARE_TRACE_RING` | what is written down for `gshare trace`: [`crate::trace`] | waits, denials and the link |
 //! | `GSHARE_ON_DAEMON_LOSS` | `open`: keep the share by the local clock; `closed`: launches fail | `open` |
 //!
 //! The daemon's own configuration goes before what is asked here. With no daemon and no limits the hook stands aside.
@@ -18,6 +19,7 @@
 use std::ffi::OsString;
 
 use gshare_core::scale::ServiceClass;
+use gshare_core::trace::Category;
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, QuotaRange, ResourceSpec, SmShare};
 
@@ -43,6 +45,8 @@ pub(crate) struct Config {
     pub(crate) class: Option<ServiceClass>,
     /// What to do when the daemon is gone.
     pub(crate) on_loss: OnDaemonLoss,
+    /// What is written down of what happens.
+    pub(crate) trace: Wanted,
     /// What could not be read, for people.
     pub(crate) complaints: Vec<String>,
 }
@@ -62,12 +66,16 @@ impl Config {
         let (disable, name, run) = (text("GSHARE_DISABLE"), text("GSHARE_NAME"), text("GSHARE_RUN"));
         let (quota, sm, memory) = (text("GSHARE_QUOTA"), text("GSHARE_SM"), text("GSHARE_MEM"));
         let (class, on_loss) = (text("GSHARE_CLASS"), text("GSHARE_ON_DAEMON_LOSS"));
+        let words = text("GSHARE_TRACE").unwrap_or_default();
         let run = parsed("GSHARE_RUN", run, |t| t.parse::<u64>().map_err(|e| e.to_string()), &mut complaints);
         let quota = parsed("GSHARE_QUOTA", quota, read::<QuotaRange>, &mut complaints);
         let sm = parsed("GSHARE_SM", sm, read::<SmShare>, &mut complaints);
         let memory = parsed("GSHARE_MEM", memory, read::<Bytes>, &mut complaints);
         let class = parsed("GSHARE_CLASS", class, read::<ServiceClass>, &mut complaints);
         let on_loss = parsed("GSHARE_ON_DAEMON_LOSS", on_loss, policy, &mut complaints).unwrap_or_default();
+        let file = get("GSHARE_TRACE_RING").filter(|name| !name.is_empty());
+        let (trace, unknown) = Wanted::read(&words, file);
+        complaints.extend(unknown.err().map(|error| format!("GSHARE_TRACE={words}: {error}")));
         let range = quota.unwrap_or(QuotaRange::BEST_EFFORT);
         let spec = ResourceSpec::new(range, sm.unwrap_or(SmShare::WHOLE), memory).unwrap_or_else(|error| {
             complaints.push(format!("GSHARE_SM, GSHARE_MEM: {error}"));
@@ -82,8 +90,45 @@ impl Config {
             limited: quota.is_some_and(|q| q.limit() != QuotaRange::BEST_EFFORT.limit()) || memory.is_some(),
             class,
             on_loss,
+            trace,
             complaints,
         }
+    }
+}
+
+/// Words of the simulated driver, which reads the same variable.
+const OF_THE_SIMULATOR: [&str; 3] = ["calls", "lookups", "tables"];
+
+/// What is to be traced: `GSHARE_TRACE` and `GSHARE_TRACE_RING`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// Bits of categories; 0 for no ring.
+    pub(crate) traced: u64,
+    /// Where the ring is to stay.
+    pub(crate) file: Option<OsString>,
+}
+
+impl Wanted {
+    /// Reads `GSHARE_TRACE`; a word that nobody knows is an error, and left out.
+    pub(crate) fn read(words: &str, file: Option<OsString>) -> (Self, Result<(), String>) {
+        let (mut traced, mut own, mut unknown) = (0, false, Vec::new());
+        for word in words.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+            match Category::ALL.iter().find(|(name, _)| *name == word) {
+                Some((_, category)) => (traced, own) = (traced | category.bit(), true),
+                None if word == "none" => own = true,
+                None if OF_THE_SIMULATOR.contains(&word) => {}
+                None => unknown.push(word),
+            }
+        }
+        if !own {
+            traced = Category::Gate.bit() | Category::Link.bit();
+        }
+        let complaint = format!(
+            "{} unknown; known are gate, memory, link, none, and for the simulated driver {}",
+            unknown.join(", "),
+            OF_THE_SIMULATOR.join(", ")
+        );
+        (Self { traced, file }, if unknown.is_empty() { Ok(()) } else { Err(complaint) })
     }
 }
 

@@ -59,6 +59,7 @@ use crate::driver::real;
 use crate::hold::Begun;
 use crate::lifecycle::{self, Runtime};
 use crate::tls;
+use crate::trace::{Cause, Waiting};
 
 /// Streams that a thread's launches are tracked on at once.
 const RUNS: usize = 4;
@@ -381,6 +382,7 @@ pub(crate) struct Device {
     pub(crate) shut: AtomicBool,
     pub(crate) waiting: AtomicU64,
     pub(crate) waited_ns: AtomicU64,
+    pub(crate) why: Cause,
     line: Mutex<Line>,
     moved: Condvar,
 }
@@ -401,6 +403,7 @@ impl Device {
             shut: AtomicBool::new(false),
             waiting: AtomicU64::new(0),
             waited_ns: AtomicU64::new(0),
+            why: Cause::new(),
             line: Mutex::default(),
             moved: Condvar::new(),
         }
@@ -422,6 +425,7 @@ impl Device {
     fn wait_for_credit(&self, runtime: &Runtime, thread: &ThreadRecord, cost: u64) -> bool {
         let began = clock::now_ns();
         end_segments(thread, Ending::Waiting);
+        let mut wait = Waiting::new(runtime, self, began);
         self.waiting.fetch_add(1, Ordering::AcqRel);
         runtime.wake_helper();
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
@@ -449,6 +453,7 @@ impl Device {
             if gone {
                 break true;
             }
+            wait.look(now);
             line = self
                 .moved
                 .wait_timeout(line, StdDuration::from_millis(10))
@@ -463,6 +468,7 @@ impl Device {
         self.waiting.fetch_sub(1, Ordering::AcqRel);
         self.waited_ns.fetch_add(clock::now_ns() - began, Ordering::Relaxed);
         self.moved.notify_all();
+        wait.end(cost, passed);
         passed
     }
 }
@@ -913,12 +919,14 @@ fn probe(
     slack: u64,
 ) -> Ticket {
     if device.costs.probes(row) >= PROBES && !CONTROL.capturing() {
+        let began = clock::now_ns();
         end_segments(thread, Ending::Waiting);
         runtime.wake_helper();
         let line = device.line.lock().unwrap_or_else(PoisonError::into_inner);
         drop(device.moved.wait_timeout_while(line, PROBE_WAIT, |_| {
             device.costs.known(row).is_none() && device.costs.probes(row) >= PROBES
         }));
+        runtime.waited_for_measurement(device, began);
     }
     let cost = device.costs.known(row).unwrap_or_else(|| device.costs.guess());
     device.costs.probe(row);

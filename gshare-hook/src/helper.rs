@@ -31,6 +31,8 @@
 //! again. The connection is tried again with a jittered delay; the hook then says Hello and Attach again and re-states the memory
 //! it holds.
 
+mod explain;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -299,6 +301,9 @@ struct Account {
     /// When something last completed, and when a launch was last let in because nothing did.
     moved: u64,
     let_in: u64,
+    /// When a token was last asked for, and until when the daemon gives none.
+    asked_at: u64,
+    throttled: u64,
 }
 
 impl Helper {
@@ -398,6 +403,7 @@ impl Helper {
     }
 
     fn say(&mut self, message: &ToDaemon) {
+        self.note_said(message, clock::now_ns());
         if let Link::Up(connection) = &mut self.link {
             let sent = connection.send(message);
             self.lose_on_error(sent);
@@ -406,6 +412,7 @@ impl Helper {
 
     /// The connection is gone: what was asked will not be answered.
     fn lose(&mut self, now: u64) {
+        let welcomed = matches!(self.link, Link::Up(_));
         let mut outage = match self.link {
             Link::Up(_) => Outage { since: now, delay: RECONNECT.0 },
             Link::Greeting(.., outage) => outage,
@@ -441,6 +448,7 @@ impl Helper {
             }
         }
         self.back_off(now, outage);
+        self.note_lost(welcomed, now);
         self.serve(later);
     }
 
@@ -466,8 +474,12 @@ impl Helper {
                         let _ = connection.send(&ToDaemon::Class { class });
                     }
                     self.link = Link::Greeting(connection, now + WELCOME, outage);
+                    self.note_connected();
                 }
-                Err(_) => self.back_off(now, outage),
+                Err(error) => {
+                    self.back_off(now, outage);
+                    self.note_not_connected(&error, now);
+                }
             },
         }
     }
@@ -488,6 +500,7 @@ impl Helper {
     }
 
     fn hear(&mut self, message: ToClient) {
+        self.note_heard(&message);
         let now = clock::now_ns();
         match message {
             ToClient::Welcome { .. } => {
@@ -725,6 +738,7 @@ impl Helper {
             let all = account.overlap.look(now, waiting_threads);
             account.device.measures_all.store(all, Ordering::Relaxed);
             account.crowded = crowded;
+            account.explain(&self.link, self.runtime.config.on_loss, now);
             account.collect(now);
             account.presume(&threads, now);
             account.unstick(now);
@@ -865,6 +879,8 @@ impl Account {
             crowded: false,
             moved: 0,
             let_in: 0,
+            asked_at: 0,
+            throttled: 0,
         }
     }
 

@@ -23,6 +23,7 @@
 //! | `helper`, `transport` | the one thread: leases, measurements, the daemon |
 //! | `context` | events and time line of a CUDA context |
 //! | `control`, `lifecycle`, `tls`, `config` | beginning, fork, exit, threads, environment |
+//! | `trace` | what launches wait for, in a ring that `gshare trace` reads |
 //! | `nvml` | the same view of memory through NVML |
 //!
 //! # A launch
@@ -105,4 +106,5 @@ mod nvml;
 mod resolve;
 mod timing;
 mod tls;
+mod trace;
 mod transport;

@@ -15,6 +15,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration as StdDuration;
 
+use gshare_core::trace::Event;
 use gshare_cuda_abi::types::{CUdevice, sys};
 
 use crate::config::Config;
@@ -23,6 +24,7 @@ use crate::control::{CONTROL, State};
 use crate::driver::real;
 use crate::gate::{Device, ThreadRecord};
 use crate::memory::{Account, Book};
+use crate::trace::Trace;
 use crate::transport::Descriptor;
 use crate::{clock, gate, helper, resolve, tls};
 
@@ -127,6 +129,7 @@ pub(crate) struct Runtime {
     /// A daemon has taken a device.
     served: AtomicBool,
     pub(crate) beat: AtomicU64,
+    pub(crate) trace: Option<Trace>,
 }
 
 impl Runtime {
@@ -172,7 +175,10 @@ impl Runtime {
         self.uuids.lock().unwrap_or_else(PoisonError::into_inner).push((ordinal, uuid));
         let answer = Answer::default();
         self.ask(Request::Attach(device, uuid, answer.clone()));
-        if answer.wait(ATTACH_WAIT) == Some(true) {
+        let asked = clock::now_ns();
+        let answer = answer.wait(ATTACH_WAIT);
+        self.asked_for_device(device, asked, answer);
+        if answer == Some(true) {
             self.served.store(true, Ordering::Relaxed);
         }
         slot.store(core::ptr::from_ref(device).cast_mut(), Ordering::Release);
@@ -261,12 +267,15 @@ impl Runtime {
     /// Takes bytes from a device's account, asking the daemon if need be. `false`: out of memory.
     pub(crate) fn reserve(&self, device: &'static Device, bytes: u64) -> bool {
         if device.memory.reserve(bytes).is_ok() {
-            return true;
+            return self.charged(device, bytes);
         }
         // The helper thread takes them for this one as soon as they are granted: another thread cannot be faster.
         let answer = Answer::default();
         self.ask(Request::Memory(device, bytes, answer.clone()));
-        answer.wait(ANSWER_WAIT) == Some(true)
+        match answer.wait(ANSWER_WAIT) {
+            Some(true) => self.charged(device, bytes),
+            answer => self.denied(device, bytes, answer.is_some()),
+        }
     }
 
     /// Free and total memory of a device as the program shall see them, from what the driver says. The daemon is asked
@@ -291,9 +300,12 @@ impl Runtime {
     pub(crate) fn release(&self, ordinal: i32, bytes: u64) {
         if let Some(device) = self.known_device(ordinal)
             && bytes > 0
-            && let Some(surplus) = device.memory.release(bytes)
         {
-            self.ask(Request::Release(device, surplus.0));
+            let surplus = device.memory.release(bytes);
+            self.released(device, bytes);
+            if let Some(surplus) = surplus {
+                self.ask(Request::Release(device, surplus.0));
+            }
         }
     }
 }
@@ -410,6 +422,10 @@ fn decide(device: Option<CUdevice>) -> Option<State> {
     if unsafe { libc::pthread_key_create(&raw mut thread_key, Some(thread_ends)) } != 0 {
         return Some(State::Off);
     }
+    let trace = Trace::begin(&config.trace).unwrap_or_else(|error| {
+        tell(&format!("{error} (no trace)"));
+        None
+    });
     let runtime: &'static Runtime = Box::leak(Box::new(Runtime {
         config,
         contexts: Contexts::default(),
@@ -424,6 +440,7 @@ fn decide(device: Option<CUdevice>) -> Option<State> {
         bell: Descriptor::new(bell),
         served: AtomicBool::new(false),
         beat: AtomicU64::new(clock::now_ns()),
+        trace,
     }));
     helper::look_up();
     if !start_helper(runtime) {
@@ -528,6 +545,9 @@ pub(crate) fn stand_aside(why: &str) {
     if CONTROL.state() != State::Off as u32 {
         CONTROL.set_state(State::Off);
         tell(&format!("not metering any more: {why}"));
+        if let Some(runtime) = CONTROL.runtime() {
+            runtime.trace(None, Event::StoodAside {});
+        }
     }
     if let Some(runtime) = CONTROL.runtime() {
         for slot in &runtime.devices {

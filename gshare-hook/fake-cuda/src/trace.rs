@@ -40,7 +40,7 @@ const TABLES: u8 = 4;
 const UNREAD: u8 = 0x80;
 const WORDS: [(&str, u8); 3] = [("calls", CALLS), ("lookups", LOOKUPS), ("tables", TABLES)];
 /// Words of the hook, which reads the same variable.
-const OF_THE_HOOK: [&str; 3] = ["gate", "memory", "link"];
+const OF_THE_HOOK: [&str; 4] = ["gate", "memory", "link", "none"];
 /// Longest line, in bytes.
 const LONGEST: usize = 4096;
 /// Longest text argument shown, in characters.

@@ -134,7 +134,7 @@ fn unknown_words_are_reported_and_left_out() {
     let out = run(TEST, dir.path(), &[("GSHARE_TRACE", "everything, tables")]);
     let said = String::from_utf8(out.stderr).unwrap();
     assert!(
-        said.contains("everything unknown; known are calls, lookups, tables, gate, memory, link"),
+        said.contains("everything unknown; known are calls, lookups, tables, gate, memory, link, none"),
         "{said}"
     );
     assert!(said.contains(": UNKNOWN TABLE\n") && !said.contains("call "), "{said}");

@@ -23,6 +23,7 @@ pub(crate) mod spin;
 mod status;
 mod store;
 mod top;
+mod trace;
 
 use anyhow::Context as _;
 use gshared::command::{self as daemon, log};
@@ -44,6 +45,7 @@ enum Command {
     Run(run::Options),
     Status(status::Options),
     Top(top::Options),
+    Trace(trace::Options),
     Engine(engine::Options),
     Replay(replay::Options),
     Pack(pack::Options),
@@ -67,6 +69,7 @@ pub fn execute(gshare: Gshare) -> ExitCode {
         Command::Run(options) => run::run(&options).unwrap_or_else(|error| log::exit(Err(error))),
         Command::Status(options) => log::exit(status::run(&options)),
         Command::Top(options) => log::exit(top::run(&options)),
+        Command::Trace(options) => log::exit(trace::run(&options)),
         Command::Engine(options) => log::exit(engine::run(&options)),
         Command::Replay(options) => log::exit(replay::run(&options)),
         Command::Profile(options) => log::exit(profile::run(&options)),
