@@ -78,7 +78,7 @@ fn a_socket_that_was_named_is_not_given_a_daemon_of_another_kind() {
     let socket = dir.path().join("none.sock");
     let output = hooked::run(dir.path(), &socket, &[])
         .args(["sh", "-c", "echo it ran"])
-        .stderr(std::process::Stdio::piped())
+        .stderr(Stdio::piped())
         .output()
         .unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
