@@ -122,6 +122,7 @@ pub struct Config {
     pub devices: Vec<DeviceConfig>,
     clients: BTreeMap<String, ResourceSpec>,
     classes: BTreeMap<String, ServiceClass>,
+    owners: BTreeMap<String, u32>,
 }
 
 /// Who decides about tokens.
@@ -314,6 +315,7 @@ impl Default for Config {
             devices: Vec::new(),
             clients: BTreeMap::new(),
             classes: BTreeMap::new(),
+            owners: BTreeMap::new(),
         }
     }
 }
@@ -366,6 +368,16 @@ impl Config {
     /// Promises a client of this name a share, or another one.
     pub fn set_client(&mut self, name: impl Into<String>, spec: ResourceSpec) {
         self.clients.insert(name.into(), spec);
+    }
+
+    /// The only user who may use a name; `None`: whoever is first, for as long as its processes live.
+    pub fn owner(&self, name: &str) -> Option<u32> {
+        self.owners.get(name).copied()
+    }
+
+    /// Reserves a name for a user.
+    pub fn set_owner(&mut self, name: impl Into<String>, uid: u32) {
+        self.owners.insert(name.into(), uid);
     }
 
     /// How the configuration treats a client of this name beside others; `None`: as its process asks.
@@ -482,6 +494,7 @@ struct RawClient {
     sm: Option<Spanned<Loose>>,
     memory: Option<Spanned<Loose>>,
     class: Option<Spanned<Loose>>,
+    user: Option<u32>,
 }
 
 /// Any text or number, unparsed.
@@ -557,10 +570,11 @@ impl RawConfig {
                 return Err(source.error(&device.uuid, format!("device `{uuid}`"), "is listed twice"));
             }
         }
-        let (mut clients, mut classes) = (BTreeMap::new(), BTreeMap::new());
+        let (mut clients, mut classes, mut owners) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         for client in &self.client {
             let spec = client.check(&source, &devices)?;
             let name = client.name.get_ref();
+            owners.extend(client.user.map(|uid| (name.clone(), uid)));
             classes.extend(client.class(&source)?.map(|class| (name.clone(), class)));
             if clients.insert(name.clone(), spec).is_some() {
                 let key = format!("client `{name}`: name");
@@ -635,6 +649,7 @@ impl RawConfig {
             devices,
             clients,
             classes,
+            owners,
         })
     }
 }

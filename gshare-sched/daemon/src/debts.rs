@@ -5,18 +5,30 @@
 //! process per job leaves with each of them, and would never be held to the limit.
 //!
 //! # Algorithm
-//! Overuse of an instance whose last process leaves a device is kept under its name and the device, and is paid
-//! back at the rate of the limit. Processes that join under that name get no token until nothing is left. Example: limit
-//! 10 %, one kernel of 5 s, then the end: the next process of that name waits for what is left of 50 s.
+//! Overuse of an instance whose last process leaves a device is kept under its user, its name and the device, and is
+//! paid back at the rate of the limit. Processes of that user that join under that name get no token until nothing is
+//! left. Example: limit 10 %, one kernel of 5 s, then the end: the next process of that name waits for what is left of
+//! 50 s. Another user who used the name meanwhile leaves nothing behind for its owner.
+//!
+//! # Bound
+//! No process waits longer than [`MAX_WAIT`], 100 s: an overuse that could not be paid back by then is not kept. So
+//! limits of 10 % and more are held in full, since the engine carries at most 10 s of overuse; below, the rest is
+//! forgiven.
 //!
 //! While a process of the instance is there, its account in the engine goes on, and all its processes are under it.
 //!
 //! # Cost
-//! One entry per name and device in debt, at most as many as the daemon has clients; the smallest goes first.
+//! One entry per user, name and device in debt, at most as many as the daemon has clients; the smallest goes first.
 
 use crate::config::DeviceUuid;
 use gshare_core::{Duration, Quota, Timestamp};
 use std::collections::BTreeMap;
+
+/// The longest time that a debt keeps a process waiting.
+pub(crate) const MAX_WAIT: Duration = Duration::from_secs(100);
+
+/// User, name of the instance, and device.
+pub(crate) type Debtor = (u32, String, DeviceUuid);
 
 #[derive(Debug, Clone, Copy)]
 struct Debt {
@@ -32,22 +44,23 @@ impl Debt {
     }
 }
 
-/// Debts by name and device. See the [module](self).
+/// Debts by user, name and device. See the [module](self).
 #[derive(Debug, Default)]
-pub(crate) struct Debts(BTreeMap<(String, DeviceUuid), Debt>);
+pub(crate) struct Debts(BTreeMap<Debtor, Debt>);
 
 impl Debts {
     /// An instance has left that had so much beyond its limit. `most`: what is kept of one name, and of how many.
     pub(crate) fn add(
         &mut self,
         now: Timestamp,
-        key: (String, DeviceUuid),
+        key: Debtor,
         owed: Duration,
         limit: Quota,
         most: (Duration, usize),
     ) {
         let before = self.0.get(&key).map_or(Duration::ZERO, |debt| debt.left(now));
-        let debt = Debt { owed: before.saturating_add(owed).min(most.0), since: now, limit };
+        let debt =
+            Debt { owed: before.saturating_add(owed).min(most.0).min(limit.of(MAX_WAIT)), since: now, limit };
         self.0.insert(key, debt);
         if self.0.len() > most.1 {
             self.0.retain(|_, debt| !debt.left(now).is_zero());
@@ -61,8 +74,8 @@ impl Debts {
     }
 
     /// How long one that joins with this limit has to wait.
-    pub(crate) fn wait(&mut self, now: Timestamp, key: &(String, DeviceUuid), limit: Quota) -> Duration {
-        let left = self.0.get(key).map_or(Duration::ZERO, |debt| debt.left(now));
+    pub(crate) fn wait(&mut self, now: Timestamp, key: &Debtor, limit: Quota) -> Duration {
+        let left = self.0.get(key).map_or(Duration::ZERO, |debt| debt.left(now)).min(limit.of(MAX_WAIT));
         if left.is_zero() || limit.is_zero() {
             self.0.remove(key);
             return Duration::ZERO;
@@ -85,8 +98,8 @@ mod tests {
 
     const MOST: (Duration, usize) = (Duration::from_secs(10), 3);
 
-    fn key(name: &str) -> (String, DeviceUuid) {
-        (name.to_owned(), DeviceUuid([0; 16]))
+    fn key(name: &str) -> Debtor {
+        (1000, name.to_owned(), DeviceUuid([0; 16]))
     }
 
     fn at(ms: u64) -> Timestamp {
@@ -116,13 +129,37 @@ mod tests {
     }
 
     #[test]
+    fn no_debt_keeps_anybody_waiting_longer_than_the_bound() {
+        for points in [1, 10, 100, 1_000, 9_999] {
+            let limit = Quota::new(points).unwrap();
+            let mut debts = Debts::default();
+            debts.add(at(0), key("a"), ms(10_000), limit, MOST);
+            let wait = debts.wait(at(0), &key("a"), limit);
+            assert!(wait <= MAX_WAIT && wait >= ms(10_000), "{wait} at {limit}");
+            debts.add(at(0), key("a"), ms(10_000), Quota::WHOLE, MOST);
+            assert!(
+                debts.wait(at(0), &key("a"), limit) <= MAX_WAIT,
+                "nor when the limit shrinks, at {limit}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_name_used_by_another_user_leaves_no_debt() {
+        let mut debts = Debts::default();
+        let (_, name, device) = key("a");
+        debts.add(at(0), (65_534, name, device), ms(500), percent(10), MOST);
+        assert_eq!(debts.wait(at(0), &key("a"), percent(10)), Duration::ZERO);
+    }
+
+    #[test]
     fn no_more_debts_are_kept_than_there_may_be() {
         let mut debts = Debts::default();
         for (name, owed) in [("a", 10), ("b", 30), ("c", 20), ("d", 40), ("e", 50)] {
             debts.add(at(0), key(name), ms(owed), percent(10), MOST);
         }
-        assert_eq!(debts.0.keys().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["b", "d", "e"]);
+        assert_eq!(debts.0.keys().map(|(_, name, _)| name.as_str()).collect::<Vec<_>>(), ["b", "d", "e"]);
         debts.add(at(450), key("f"), ms(1), percent(10), MOST);
-        assert_eq!(debts.0.keys().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["e", "f"]);
+        assert_eq!(debts.0.keys().map(|(_, name, _)| name.as_str()).collect::<Vec<_>>(), ["e", "f"]);
     }
 }

@@ -7,7 +7,7 @@
 //! it hands out are leases, renewed ahead of time.
 //!
 //! ```text
-//!  process + hook ──┐                        ┌─ journal   (now, event), before it is acted on
+//!  process + hook ──┐                        ┌─ journal   (now, event), before its frames are sent
 //!  process + hook ──┼─ SOCK_SEQPACKET ─▶ Daemon ─▶ token engine ─▶ Grant, Revoke, Throttle
 //!  process + hook ──┘                        ├─ memory ledger
 //!                                            ├─ admin socket: snapshots for `gshare status`

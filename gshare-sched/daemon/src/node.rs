@@ -11,7 +11,8 @@
 //! - **tenant**: one instance on one GPU, with one or several clients, its members; what the engine schedules.
 //!
 //! # Rules
-//! 1. A name belongs to one run while any of its processes lives. Another run with that name is refused.
+//! 1. A name belongs to one run of one user while any of its processes lives. Another run with that name is refused, and
+//!    so is another user, whatever number its run has. The configuration may reserve a name for a user.
 //! 2. The spec is the configuration's for that name; else what the first process of the run asked for, if the
 //!    configuration lets unlisted clients in.
 //! 3. A tenant has one account in the engine, with the whole share of its instance; its members hold its token in turns
@@ -100,7 +101,9 @@ struct Session {
 #[derive(Debug)]
 struct Instance {
     name: String,
-    run: u64,
+    run: RunId,
+    /// User of its first process, and so of all.
+    uid: u32,
     /// What its first process asked for, used where the configuration says nothing.
     asked: ResourceSpec,
     spec: ResourceSpec,
@@ -317,7 +320,10 @@ impl Node {
             }
             ToDaemon::Hello { run, name, program, spec, on_loss, pid_start, pid } => {
                 let program = printable(&program).into_owned();
-                let run = if run == 0 { u64::from(peer.pid.unsigned_abs()) << 32 ^ pid_start } else { run };
+                let run = match run {
+                    0 => RunId::Process { pid: peer.pid, start: pid_start },
+                    number => RunId::Number(number),
+                };
                 let name = match peer.pid {
                     _ if !name.is_empty() => name,
                     // In a PID namespace that is not ours to see.
@@ -779,7 +785,9 @@ impl Node {
         }
         let id = match self.names.get(&hello.name) {
             Some(id) => {
-                let instance = self.instances.get(id).filter(|instance| instance.run == hello.run);
+                // The number of a run may be seen or computed by others, its user cannot be made up.
+                let own = |instance: &&Instance| instance.run == hello.run && instance.uid == peer.uid;
+                let instance = self.instances.get(id).filter(own);
                 if instance.is_none() {
                     let owner = self.sessions.values().find(|session| session.instance == *id);
                     let pid = owner.map_or(0, |session| session.peer.pid);
@@ -790,6 +798,10 @@ impl Node {
                 *id
             }
             None => {
+                if let Some(owner) = self.config.owner(&hello.name).filter(|owner| *owner != peer.uid) {
+                    let text = format!("name `{}` belongs to user {owner}, not {}", hello.name, peer.uid);
+                    return refusal(RefusalCode::NotAllowed, text).push(conn, out);
+                }
                 let listed = self.config.client(&hello.name);
                 if listed.is_none() && !self.config.allow_unlisted {
                     let text = format!(
@@ -803,6 +815,7 @@ impl Node {
                 let instance = Instance {
                     name: hello.name.clone(),
                     run: hello.run,
+                    uid: peer.uid,
                     asked: hello.spec,
                     spec: listed.copied().unwrap_or(hello.spec),
                     sessions: 0,
@@ -914,6 +927,11 @@ impl Node {
         {
             return refuse(RefusalCode::BadSpec, error.to_string());
         }
+        if device_memory > Bytes::ZERO && allocated > device_memory {
+            // Believed, it would leave nothing to anybody.
+            let text = format!("{allocated} allocated is more than the device has: {device_memory}");
+            return refuse(RefusalCode::BadSpec, text);
+        }
         let tenant = instance.tenants.get(&gpu).copied();
         let present = tenant.and_then(|id| self.tenant(id)).map_or(0, |tenant| tenant.turns.members().len());
         let members = present + 1;
@@ -992,13 +1010,13 @@ impl Node {
         let Some(entry) = self.instances.get(&instance) else {
             return Err(full("no such instance".into()));
         };
-        let (spec, name) = (entry.spec, entry.name.clone());
+        let (spec, name, uid) = (entry.spec, entry.name.clone(), entry.uid);
         let (id, share) = (ClientId::new(slot, generation), Share { quota: spec.quota(), sm: spec.sm() });
         if !self.token(now, TokenEvent::ClientJoined { client: id, gpu, share }, out) {
             return Err(full("the token engine takes no more clients or devices".into()));
         }
         let limit = spec.quota().limit();
-        let resumes = now.saturating_add(self.debts.wait(now, &(name, uuid), limit));
+        let resumes = now.saturating_add(self.debts.wait(now, &(uid, name, uuid), limit));
         self.tenants.insert(Tenant {
             gpu,
             instance,
@@ -1062,7 +1080,7 @@ impl Node {
                 (self.instances.get(&tenant.instance), self.device(tenant.gpu))
         {
             let most = (self.max_debt, self.config.max_clients as usize);
-            self.debts.add(now, (instance.name.clone(), device.uuid), owed, limit, most);
+            self.debts.add(now, (instance.uid, instance.name.clone(), device.uuid), owed, limit, most);
         }
         self.token(now, TokenEvent::ClientLeft { client: id.0 }, out);
         self.scaling.leave(now, id.0);
@@ -1359,8 +1377,17 @@ impl std::fmt::Debug for Node {
     }
 }
 
+/// What tells runs of one name apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RunId {
+    /// The number that a starter gave to all processes of the run.
+    Number(u64),
+    /// A process that was given none is a run of its own.
+    Process { pid: i32, start: u64 },
+}
+
 struct Hello {
-    run: u64,
+    run: RunId,
     name: String,
     program: String,
     spec: ResourceSpec,

@@ -66,16 +66,7 @@ fn half_open_requests_and_a_reader_that_stalls_keep_nobody_from_the_metrics() {
 
 #[test]
 fn one_user_cannot_take_all_connections() {
-    if !rustix::process::geteuid().is_root() {
-        // Being several users takes root.
-        return;
-    }
-    let daemon = Local::with(|config| {
-        config.max_connections = 16;
-        config.allow_any_user = true;
-    });
-    // Other users come through it.
-    std::fs::set_permissions(daemon.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let Some(daemon) = shared_by_all(|config| config.max_connections = 16) else { return };
     let path = daemon.socket();
     let mut held: Vec<_> = (0..12).map(|_| Client::connect(&path)).collect();
     within(|| (daemon.snapshot().connections == 12).then_some(()));
@@ -94,6 +85,96 @@ fn one_user_cannot_take_all_connections() {
     held.truncate(11);
     within(|| (daemon.snapshot().connections == 11).then_some(()));
     Client::connect(&path).enter(1, "flood", ResourceSpec::UNLIMITED);
+}
+
+/// Such a figure filled the device: nobody could reserve anything.
+#[test]
+fn more_memory_than_the_device_has_is_not_believed() {
+    let daemon = Local::start();
+    let (mut bystander, id) = attached(&daemon.socket(), 1, "bystander", ResourceSpec::UNLIMITED);
+    let mut liar = Client::connect(&daemon.socket());
+    liar.enter(2, "liar", ResourceSpec::UNLIMITED);
+    let (device, device_memory) = (common::DEVICE, common::DEVICE_MEMORY);
+    let allocated = Bytes::from_gib(1 << 20);
+    liar.send(&ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part: None });
+    match liar.receive() {
+        Some(ToClient::Refused { code: RefusalCode::BadSpec, text }) => {
+            assert!(text.ends_with("is more than the device has: 1 GiB"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(bystander.reserve(id, Bytes::from_mib(512), Bytes::ZERO), Ok(Bytes::from_mib(512)));
+}
+
+/// A daemon for all users; `None` where this process cannot become another user.
+fn shared_by_all(change: impl FnOnce(&mut gshared::Config)) -> Option<Local> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can be another user");
+        return None;
+    }
+    let daemon = Local::with(|config| {
+        config.allow_any_user = true;
+        change(config);
+    });
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(daemon.dir.path(), mode).unwrap();
+    Some(daemon)
+}
+
+fn refused(path: &std::path::Path, run: u64, name: &str) -> (RefusalCode, String) {
+    let mut client = Client::connect(path);
+    client.hello(run, name, ResourceSpec::UNLIMITED);
+    match client.receive() {
+        Some(ToClient::Refused { code, text }) => (code, text),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The number of a run is in its environment, and hosts compute it from a name: it is no secret.
+#[test]
+fn another_user_cannot_join_a_run_nor_take_a_name_that_is_reserved() {
+    let Some(daemon) = shared_by_all(|config| config.set_owner("bob", 1000)) else { return };
+    let path = daemon.socket();
+    let (_alice, _) = attached(&path, 7, "alice", ResourceSpec::UNLIMITED);
+    let other = path.clone();
+    let joins = move || {
+        assert_eq!(refused(&other, 7, "alice").0, RefusalCode::DuplicateName);
+        let (code, text) = refused(&other, 7, "bob");
+        assert_eq!(
+            (code, text.as_str()),
+            (RefusalCode::NotAllowed, "name `bob` belongs to user 1000, not 65534")
+        );
+    };
+    assert!(Forked::run(Some(65_534), joins).wait());
+    attached(&path, 7, "alice", ResourceSpec::UNLIMITED);
+    let owner = move || drop(attached(&path, 7, "bob", ResourceSpec::UNLIMITED));
+    assert!(Forked::run(Some(1000), owner).wait());
+}
+
+/// One frame of another user under its name cost the next process of the name's owner up to hours.
+#[test]
+fn the_overuse_of_another_user_is_not_paid_back_by_the_owner_of_the_name() {
+    let Some(daemon) = shared_by_all(|_| {}) else { return };
+    let path = daemon.socket();
+    let capped = spec("0.1:0.1", 100, None);
+    let other = path.clone();
+    let overuses = move || {
+        let (mut client, id) = attached(&other, 7, "alice", capped);
+        client.send(&ToDaemon::TokenRequest { client: id });
+        let (lease, _) = client.granted();
+        let used = gshare_core::Duration::from_secs(9);
+        client.send(&ToDaemon::TokenReturn { client: id, lease, used, again: 0 });
+    };
+    assert!(Forked::run(Some(65_534), overuses).wait());
+    within(|| daemon.snapshot().clients.is_empty().then_some(()));
+    let (mut alice, id) = attached(&path, 8, "alice", capped);
+    alice.send(&ToDaemon::TokenRequest { client: id });
+    let throttled = alice.until(|message| match message {
+        ToClient::Grant { .. } => Some(false),
+        ToClient::Throttle { .. } => Some(true),
+        _ => None,
+    });
+    assert!(!throttled);
 }
 
 #[test]
