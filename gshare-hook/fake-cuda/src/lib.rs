@@ -67,7 +67,7 @@
 //! - Kernels and global variables are looked up in the images that a program loads (`image`). An image that cannot be read
 //!   accepts every name; `GSHARE_TRACE=tables` says why. Variables are not initialised from their image.
 //! - Calls that queue work take the time in their caller that the profile says, before that work is queued; other calls take what they
-//!   take here ([`profile::Calls`]).
+//!   take here ([`gshare_fake_cuda_spec::Calls`]).
 //! - Memory is charged to the byte asked for; a real driver rounds. Managed memory is charged to its device at once.
 //! - Branches of a graph run one after the other. Stream priorities are ignored. Conditional nodes, textures, surfaces,
 //!   external memory, multicast and memory on the host through pools and handles are not supported.

@@ -1,8 +1,8 @@
 //! NVML over the same device file, as far as monitors and frameworks ask for it. It needs no `cuInit`, attaches no process and,
 //! as the real one, does not look at `CUDA_VISIBLE_DEVICES`.
 //!
-//! Here: handles, identity, memory, processes, MIG. [`board`]: what the profile's board says of itself and what a sensor would
-//! say. [`links`]: PCI Express, peers, affinity. [`gpm`]: utilisation over time. [`unsupported`]: every other name of NVML,
+//! Here: handles, identity, memory, processes, MIG. `board`: what the profile's board says of itself and what a sensor would
+//! say. `links`: PCI Express, peers, affinity. `gpm`: utilisation over time. `unsupported`: every other name of NVML,
 //! with the answer that a card without the function gives. Names, structures and codes are those of NVIDIA's `nvml.h`.
 #![allow(unsafe_code, unsafe_op_in_unsafe_fn)] // C entry points: their contract is NVML's
 #![allow(clippy::missing_safety_doc, missing_docs, unreachable_pub, non_snake_case)] // idem

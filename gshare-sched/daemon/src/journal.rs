@@ -22,9 +22,9 @@
 //! 1. `run` is one more than the largest run in the directory when the daemon starts. No clock takes part, so a new
 //!    file always sorts after the old ones, and the oldest can be deleted by their names.
 //! 2. The engine's refusal of an event changes nothing, so a replay does not need the event. Refused events use up a
-//!    credit: [`CREDIT`] at first, one more per [`CREDIT`] accepted events. Beyond that they are counted, not written.
+//!    credit: `CREDIT` at first, one more per `CREDIT` accepted events. Beyond that they are counted, not written.
 //!    Example: of 100,000 stale reports in a row the journal has 64 and one line that says `"omitted":99936`.
-//! 3. After a failed write (a full disk) the journal stops, and the daemon goes on. [`RETRY`] later the next event
+//! 3. After a failed write (a full disk) the journal stops, and the daemon goes on. `RETRY` later the next event
 //!    opens a new segment, whose header says in `lost` how many events are missing before it.
 //!
 //! # Guarantee
