@@ -90,7 +90,10 @@ impl Bench {
             ToClient::MemoryGrant { bytes, .. } => {
                 holder.held += bytes.0;
                 let (asked, _) = holder.asks.pop_front().expect("asked");
-                assert!(holder.held - holder.used >= asked);
+                // Its slack may have been called back for a sibling since it asked: it asks for the rest.
+                if holder.held - holder.used < asked {
+                    return self.allocate(index, asked);
+                }
                 holder.used += asked;
                 self.granted += 1;
             }
