@@ -1,6 +1,7 @@
 //! The text that names what is simulated, `PROFILE,driver=12.8,devices=4` or `a100,mig=3g.40gb+2g.20gb`, and the environment
 //! variables that say the same.
 
+use std::fmt;
 use std::str::FromStr;
 
 use crate::driver::{CudaRelease, CudaReleaseError};
@@ -89,6 +90,19 @@ impl FromStr for Spec {
             }
         }
         Ok(Self { profile, driver, devices: number, mig: mig.unwrap_or_default() })
+    }
+}
+
+impl fmt::Display for Spec {
+    /// Writes the text that [`from_str`](Self::from_str) reads.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = self.variables().into_iter().map(|(key, value)| match key {
+            DRIVER => format!("driver={value}"),
+            DEVICES => format!("devices={value}"),
+            MIG => format!("mig={value}"),
+            _ => value,
+        });
+        f.write_str(&parts.collect::<Vec<_>>().join(","))
     }
 }
 
@@ -235,6 +249,7 @@ mod tests {
             let variables = said.variables();
             let find = |key: &str| variables.iter().find(|(k, _)| *k == key).map(|(_, v)| v.clone());
             assert_eq!(Spec::of_variables(find).unwrap(), said);
+            assert_eq!(said.to_string(), text);
         }
         let variable = |key: &str| match key {
             MIG => Some(" 3g.40gb, 2g.20gb".to_owned()),

@@ -1,9 +1,10 @@
 //! `gshare demo`: programs that never synchronise, sharing one device in the shares they were given.
 //!
 //! Three hooked processes with request:limit 20:20, 30:30 and 50:50 per cent, then one leaves and the others, with a
-//! limit of 100 %, take its time. Shares are measured by who must know: on the simulated device its ground truth (time
-//! with a kernel of the process running), on a real one the hooks' event timing as the daemon books it.
+//! limit of 100 %, take its time. Shares are measured by who must know: on a simulated device of the demo's own its ground truth
+//! (time with a kernel of the process running), elsewhere the hooks' event timing as the daemon books it.
 
+use super::sim::{self, Kind, Simulate};
 use super::{Where, cuda, print_json, run as under_hook, spin};
 use anyhow::Context as _;
 use gshare_core::wire::OnDaemonLoss;
@@ -30,14 +31,13 @@ pub(crate) struct Options {
     /// One process capped at 10, 20, … 90 %, instead of three processes.
     #[arg(long)]
     caps: bool,
-    /// Simulate the device even where there is a real one: a profile such as v100, a100 or h200, or a profile file.
-    #[arg(long, value_name = "PROFILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    sim: Option<String>,
+    #[command(flatten)]
+    simulate: Simulate,
 }
 
 #[derive(Debug, Serialize)]
 struct Report {
-    device: &'static str,
+    device: Kind,
     phases: Vec<Phase>,
 }
 
@@ -63,8 +63,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let hook = HOOK.find()?;
     warn_of_load();
-    let simulated = options.sim.is_some() || cuda::Driver::load().and_then(|driver| driver.init()).is_err();
-    let mut stage = Stage::new(hook, simulated, options)?;
+    let mut stage = Stage::new(hook, options)?;
     let report = if options.caps { caps(&mut stage)? } else { shares(&mut stage)? };
     if options.json {
         return print_json(&report);
@@ -84,7 +83,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             );
         }
     }
-    println!("device: {}", report.device);
+    println!("device: {}", report.device.name());
     Ok(())
 }
 
@@ -118,7 +117,7 @@ fn shares(stage: &mut Stage) -> anyhow::Result<Report> {
     stage.stop("carol")?;
     stage.promise(&[("alice", "0.2:1"), ("bob", "0.3:1")])?;
     let second = stage.measure("carol has left: limits of 100 %")?;
-    Ok(Report { device: stage.device(), phases: vec![first, second] })
+    Ok(Report { device: stage.kind, phases: vec![first, second] })
 }
 
 fn caps(stage: &mut Stage) -> anyhow::Result<Report> {
@@ -131,7 +130,7 @@ fn caps(stage: &mut Stage) -> anyhow::Result<Report> {
         }
         phases.push(stage.measure(&format!("one process: {tenth}0 %"))?);
     }
-    Ok(Report { device: stage.device(), phases })
+    Ok(Report { device: stage.kind, phases })
 }
 
 /// A daemon, a device and the programs on it.
@@ -141,7 +140,10 @@ struct Stage {
     daemon: Running,
     promises: BTreeMap<String, ResourceSpec>,
     hook: PathBuf,
-    sim: Option<(String, cuda::Truth)>,
+    kind: Kind,
+    simulate: Simulate,
+    /// Of a simulated device of its own.
+    truth: Option<cuda::Truth>,
     seconds: u64,
     dir: tempfile::TempDir,
 }
@@ -159,24 +161,33 @@ impl Drop for Program {
 }
 
 impl Stage {
-    fn new(hook: PathBuf, simulated: bool, options: &Options) -> anyhow::Result<Self> {
+    fn new(hook: PathBuf, options: &Options) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("gshare-demo-").tempdir()?;
         let daemon = Daemon::new(Config::at(dir.path().join("gshare.sock")))?.spawn()?;
-        let sim = if simulated {
-            eprintln!("gshare: simulated device");
-            let profile = options.sim.clone().unwrap_or_default();
-            let library = SIMULATOR.find()?;
-            Some((profile, cuda::Truth::load(&library, &dir.path().join("device"))?))
-        } else {
-            eprintln!("gshare: real device");
-            None
+        // The driver that programs find without `--sim`, if a device is there.
+        let found = cuda::Driver::load().and_then(|driver| driver.init().map(|()| sim::kind(&driver)));
+        let (kind, own) = match (&options.simulate.sim, found) {
+            (None, Ok(kind)) => (kind, None),
+            (spec, _) => (Kind::Simulated, Some(spec.clone().unwrap_or_default())),
         };
+        eprintln!("gshare: {} device", kind.name());
+        let truth = match own {
+            Some(_) => Some(cuda::Truth::load(&SIMULATOR.find()?, &dir.path().join("device"))?),
+            None => None,
+        };
+        let simulate = Simulate { sim: own };
         let seconds = options.seconds.unwrap_or(if options.caps { 5 } else { 10 });
-        Ok(Self { programs: BTreeMap::new(), daemon, promises: BTreeMap::new(), hook, sim, seconds, dir })
-    }
-
-    fn device(&self) -> &'static str {
-        if self.sim.is_some() { "simulated" } else { "real" }
+        Ok(Self {
+            programs: BTreeMap::new(),
+            daemon,
+            promises: BTreeMap::new(),
+            hook,
+            kind,
+            simulate,
+            truth,
+            seconds,
+            dir,
+        })
     }
 
     fn socket(&self) -> PathBuf {
@@ -200,7 +211,7 @@ impl Stage {
     fn start(&mut self, name: &str) -> anyhow::Result<()> {
         let program = std::env::current_exe()?;
         let options = under_hook::Options {
-            sim: self.sim.as_ref().map(|(profile, _)| profile.clone()),
+            simulate: self.simulate.clone(),
             quota: None,
             sm: None,
             mem: None,
@@ -212,7 +223,9 @@ impl Stage {
             command: vec![program.into(), spin::NAME.into()],
         };
         let mut prepared = under_hook::prepare(&options, &self.hook, &self.socket())?;
-        prepared.command.env("GSHARE_SIM_DEVICE", self.dir.path().join("device"));
+        if self.truth.is_some() {
+            prepared.command.env("GSHARE_SIM_DEVICE", self.dir.path().join("device"));
+        }
         let child = prepared.command.spawn().context("the demo's program")?;
         let mut program = Program { child, _simulator: prepared.simulator };
         let start = Instant::now();
@@ -276,8 +289,8 @@ impl Stage {
     /// GPU time that each program has used, as far as it can be known from outside.
     fn used(&self) -> anyhow::Result<BTreeMap<String, Used>> {
         let mut used = BTreeMap::new();
-        match &self.sim {
-            Some((_, truth)) => {
+        match &self.truth {
+            Some(truth) => {
                 let truth = truth.read()?;
                 for (name, program) in &self.programs {
                     let busy = truth.busy_ns(program.child.id());

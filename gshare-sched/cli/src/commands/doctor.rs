@@ -1,5 +1,6 @@
 //! `gshare doctor`: what is there, and what to do about what is not.
 
+use super::sim::{self, Simulate};
 use super::{Where, bypass, cuda, print_json, private};
 use gshare_runner::libraries::{HOOK, SIMULATOR};
 use gshared::mps::Mps;
@@ -9,6 +10,8 @@ use serde::Serialize;
 /// about each.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
+    #[command(flatten)]
+    simulate: Simulate,
     #[command(flatten)]
     place: Where,
     /// Print one JSON object: {"device": "real", "simulated" or "none", "checks": [{"check", "status", "found", "advice"}]}.
@@ -39,7 +42,15 @@ fn check(check: &'static str, status: Status, found: impl Into<String>, advice: 
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    if let Some((mut command, _until_it_has_ended)) = options.simulate.again()? {
+        let status = command.status()?;
+        anyhow::ensure!(status.success(), "doctor on the simulated device: {status}");
+        return Ok(());
+    }
     let (device, mut checks) = driver();
+    if device == "simulated" {
+        checks.push(jax());
+    }
     checks.extend(mig());
     checks.push(mps());
     checks.extend(permissions());
@@ -80,8 +91,8 @@ fn driver() -> (&'static str, Vec<Check>) {
         let advice = "the driver is there but no device is: see nvidia-smi, and the permissions below";
         return ("none", vec![check("driver", Status::Bad, format!("{version}, {error:#}"), Some(advice))]);
     }
-    let simulated = driver.is_simulated();
-    let (kind, word) = if simulated { ("simulated", "simulated, ") } else { ("real", "") };
+    let kind = sim::kind(&driver);
+    let word = if kind.is_simulated() { "simulated, " } else { "" };
     let nvml = cuda::Nvml::load().and_then(|nvml| nvml.driver_version());
     let nvml =
         nvml.map_or_else(|error| format!("; NVML: {error:#}"), |version| format!("; driver {version}"));
@@ -92,7 +103,15 @@ fn driver() -> (&'static str, Vec<Check>) {
         let memory = gshare_core::Bytes(u64::try_from(memory).unwrap_or(0));
         checks.push(check("device", Status::Good, format!("{device}: {name}, {memory}"), None));
     }
-    (kind, checks)
+    (kind.name(), checks)
+}
+
+fn jax() -> Check {
+    if sim::jax_would_look() {
+        check("jax", Status::Good, "JAX looks for a driver: a device node is there", None)
+    } else {
+        check("jax", Status::Notice, "JAX takes the CPU: no device node is there", Some(sim::JAX_ADVICE))
+    }
 }
 
 fn mig() -> Option<Check> {

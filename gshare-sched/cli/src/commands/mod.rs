@@ -19,6 +19,7 @@ mod profile;
 mod replay;
 mod run;
 mod serve;
+mod sim;
 pub(crate) mod spin;
 mod status;
 mod store;

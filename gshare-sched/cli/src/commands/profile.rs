@@ -1,11 +1,13 @@
 //! `gshare profile`: measures a program at the settings that a strategy asks for, each under the share it names.
 
 use super::run::{self as under_hook, Prepared};
-use super::{Where, cuda, print_json, private};
+use super::sim::{Kind, Simulate};
+use super::{Where, print_json, private};
 use anyhow::{Context as _, ensure};
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{BasisPoints, Duration, Quota, QuotaRange, SmShare};
+use gshare_fake_cuda_spec::Spec;
 use gshare_profile::executor::{Executor, simulated_gpu};
 use gshare_profile::load::Load;
 use gshare_profile::meter::{NvmlMeter, Utilisation};
@@ -87,9 +89,8 @@ pub(crate) struct Options {
     /// --table: how much batches vary, in per cent.
     #[arg(long, value_name = "PERCENT", default_value_t = 5)]
     noise: u16,
-    /// Run on a simulated device: a profile such as v100, a100 or h200, or a profile file.
-    #[arg(long, value_name = "DEVICE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    sim: Option<String>,
+    #[command(flatten)]
+    simulate: Simulate,
     #[command(flatten)]
     place: Where,
     /// The program and its arguments.
@@ -311,10 +312,10 @@ fn context(options: &Options) -> String {
             words.join(" ")
         }
     };
-    let device = match options.sim.as_deref() {
-        None => String::new(),
-        Some("") => " on a simulated device".to_owned(),
-        Some(profile) => format!(" on a simulated {profile}"),
+    let device = match (&options.simulate.sim, options.simulate.kind()) {
+        (Some(spec), _) if *spec != Spec::default() => format!(" on a simulated {spec}"),
+        (_, Ok(Kind::Simulated)) if options.table.is_none() => " on a simulated device".to_owned(),
+        _ => String::new(),
     };
     format!("{what}{device}, load {}{}", options.load, if options.steps { ", steps" } else { "" })
 }
@@ -364,26 +365,22 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
         return Ok(Box::new(simulated_gpu(table, Duration::from_millis(500), noise, options.seed)));
     }
     let hook = HOOK.find()?;
-    match &options.sim {
-        None => drop(cuda::Driver::load().context(
-            "no CUDA driver on this machine. To profile on a simulated device, add --sim: gshare profile --sim -- …",
-        )?),
-        Some(_) => eprintln!("gshare: simulated device"),
-    }
+    let simulated = options.simulate.announce("profile")?.is_simulated();
     let (socket, held) = match options.place.named() {
         Some(socket) => {
             let held = private::named(&socket)?;
             (socket, held)
         }
         None => {
-            let socket = private::socket(options.sim.is_some());
+            let socket = private::socket(simulated);
             let held = private::ensure(&socket)?;
             (socket, held)
         }
     };
     // A partition that nobody enforces would be measured as if it were the whole.
-    let partitioned = options.sim.is_some() || gshared::mps::Mps::find().is_some_and(|mps| mps.is_running());
-    let (sim, command, place) = (options.sim.clone(), options.command.clone(), options.place.clone());
+    let partitioned = simulated || gshared::mps::Mps::find().is_some_and(|mps| mps.is_running());
+    let (simulate, command, place) =
+        (options.simulate.clone(), options.command.clone(), options.place.clone());
     let mut number = 0;
     // The directory of the simulated driver must outlive the program that uses it: until the next one starts.
     let mut kept: Option<SimulatorDir> = None;
@@ -395,7 +392,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
         }
         let quota = QuotaRange::new(at.quota, at.quota).map_err(|error| error.to_string())?;
         let options = under_hook::Options {
-            sim: sim.clone(),
+            simulate: simulate.clone(),
             quota: Some(quota),
             sm: Some(at.sm),
             mem: None,
@@ -428,7 +425,7 @@ fn nvml(options: &Options) -> anyhow::Result<Option<NvmlMeter>> {
     if first.starts_with("MIG-") {
         return Ok(None);
     }
-    let library = match &options.sim {
+    let library = match &options.simulate.sim {
         Some(_) => SIMULATOR.find()?,
         None => PathBuf::from("libnvidia-ml.so.1"),
     };

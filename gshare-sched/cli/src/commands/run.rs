@@ -12,12 +12,13 @@
 //! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, where MPS runs or the device is simulated |
 //! | `CUDA_MPS_PIPE_DIRECTORY` | where MPS runs: its pipes, which the service has in a directory of its own |
 
-use super::{Where, cuda, private};
+use super::sim::{self, Kind, Simulate};
+use super::{Where, private};
 use anyhow::Context as _;
 use gshare_core::scale::ServiceClass;
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, QuotaRange, SmShare};
-use gshare_runner::libraries::{HOOK, SimulatorDir, prepend};
+use gshare_runner::libraries::{HOOK, SimulatorDir};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
@@ -36,9 +37,8 @@ use std::process::{Child, Command, ExitCode};
 /// goes before the options here.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Run on a simulated device: a profile such as v100, a100 or h200, or a profile file.
-    #[arg(long, value_name = "PROFILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    pub(crate) sim: Option<String>,
+    #[command(flatten)]
+    pub(crate) simulate: Simulate,
     /// Share of GPU time: `request:limit` such as 0.3:0.8, or one share for both [default: whatever is free].
     #[arg(long, value_name = "SHARE")]
     pub(crate) quota: Option<QuotaRange>,
@@ -99,16 +99,12 @@ fn parse_loss(text: &str) -> Result<OnDaemonLoss, String> {
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     let hook = HOOK.find()?;
-    if options.sim.is_none() {
-        cuda::Driver::load().context(
-            "no CUDA driver on this machine. To run on a simulated device, add --sim: gshare run --sim -- …",
-        )?;
-    }
-    if options.sim.is_some() {
-        eprintln!("gshare: simulated device");
+    let kind = options.simulate.announce("run")?;
+    if kind.is_simulated() && !sim::jax_would_look() && sim::has_jax(Path::new(&options.command[0])) {
+        eprintln!("gshare: {}", sim::JAX_ADVICE);
     }
     // Kept until the program has ended.
-    let (socket, _held) = socket(&options.place, options.sim.is_some())?;
+    let (socket, _held) = socket(&options.place, kind.is_simulated())?;
     let prepared = prepare(options, &hook, &socket)?;
     let program = options.command[0].to_string_lossy().into_owned();
     let Prepared { mut command, simulator } = prepared;
@@ -197,22 +193,13 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
         OnDaemonLoss::Closed => "closed",
     };
     set("GSHARE_ON_DAEMON_LOSS", Some(policy.into()));
-    let simulator = match &options.sim {
-        None => None,
-        Some(profile) => {
-            if !profile.is_empty() {
-                command.env("GSHARE_SIM_PROFILE", profile);
-            }
-            let dir = SimulatorDir::new()?;
-            command.env("LD_LIBRARY_PATH", prepend("LD_LIBRARY_PATH", dir.path()));
-            Some(dir)
-        }
-    };
-    let mps = gshared::mps::Mps::find().filter(|mps| simulator.is_none() && mps.is_running());
+    let simulator = options.simulate.prepare(&mut command)?;
+    let simulated = options.simulate.kind().is_ok_and(Kind::is_simulated);
+    let mps = gshared::mps::Mps::find().filter(|mps| !simulated && mps.is_running());
     if let Some(mps) = &mps {
         command.env("CUDA_MPS_PIPE_DIRECTORY", mps.pipe_dir());
     }
-    if let (true, Some(sm)) = (simulator.is_some() || mps.is_some(), options.sm) {
+    if let (true, Some(sm)) = (simulated || mps.is_some(), options.sm) {
         command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", sm.to_string().trim_end_matches('%'));
     }
     Ok(Prepared { command, simulator })

@@ -1,10 +1,11 @@
 //! `gshare serve`: model processes on the GPUs of this node, fed from standard input.
 
+use super::sim::{Kind, Simulate};
 use super::{Where, run as under_hook};
 use anyhow::Context as _;
 use gshare_core::request::{GpuKind, ModelProfile, RequestId, TenantId};
 use gshare_core::{Bytes, Duration, GpuId, ModelId};
-use gshare_runner::libraries::{HOOK, SimulatorDir, prepend};
+use gshare_runner::libraries::HOOK;
 use gshare_runner::manager::{
     Ending, GpuSpec, Hook, ManagerConfig, Program, Serving, ServingHandle, Submission,
 };
@@ -37,9 +38,8 @@ pub(crate) struct Options {
     /// The GPUs and models: a TOML file; a table `scheduler` has the settings of `gshare engine request`.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Run on a simulated device: a profile such as v100, a100 or h200, or a profile file.
-    #[arg(long, value_name = "PROFILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    sim: Option<String>,
+    #[command(flatten)]
+    simulate: Simulate,
     #[command(flatten)]
     place: Where,
 }
@@ -107,19 +107,16 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(&options.config).with_context(context)?;
     let file: File = toml::from_str(&text).with_context(context)?;
     let hook = HOOK.find()?;
-    let (socket, _held) = under_hook::socket(&options.place, options.sim.is_some())?;
+    // Models without a GPU need no driver.
+    let simulated = options.simulate.kind().is_ok_and(Kind::is_simulated);
+    if simulated {
+        eprintln!("gshare: simulated device");
+    }
+    let (socket, _held) = under_hook::socket(&options.place, simulated)?;
     let mut config = ManagerConfig::default();
     config.hook = Some(Hook { preload: hook, socket });
-    let mut simulator = None;
-    if let Some(profile) = &options.sim {
-        eprintln!("gshare: simulated device");
-        let dir = SimulatorDir::new()?;
-        config.environment.push(("LD_LIBRARY_PATH".into(), prepend("LD_LIBRARY_PATH", dir.path())));
-        if !profile.is_empty() {
-            config.environment.push(("GSHARE_SIM_PROFILE".into(), profile.into()));
-        }
-        simulator = Some(dir);
-    }
+    let (variables, simulator) = options.simulate.environment()?.unzip();
+    config.environment.extend(variables.into_iter().flatten());
     let settings = file.scheduler.unwrap_or_else(SchedulerConfig::evict_cost_aware);
     let serving = Serving::spawn(config, Box::new(LocalityScheduler::new(settings)?))?;
     let models = set_up(&serving.handle(), &file.gpu, file.model).with_context(context)?;

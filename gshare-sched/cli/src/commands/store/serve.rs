@@ -2,13 +2,14 @@
 
 use super::DEFAULT_SOCKET;
 use crate::commands::serve::Text;
+use crate::commands::sim::Simulate;
 use anyhow::Context as _;
 use gshare_core::store::StoreLimits;
 use gshare_core::{Bytes, Duration};
 use gshare_modelstore::backend::ModelBackend;
 use gshare_modelstore::backend::cuda::{IpcBackend, PinnedBackend, VmmBackend};
 use gshare_modelstore::server::{Server, ServerConfig};
-use gshare_runner::libraries::{SimulatorDir, prepend};
+use gshare_runner::libraries::SimulatorDir;
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use serde::Deserialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -51,9 +52,8 @@ pub(super) struct Serve {
     /// How memory of the GPU is shared [default: vmm].
     #[arg(long, value_enum)]
     sharing: Option<Sharing>,
-    /// Simulate the GPU: a profile such as v100, a100 or h200, or a profile file.
-    #[arg(long, value_name = "PROFILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    sim: Option<String>,
+    #[command(flatten)]
+    simulate: Simulate,
     /// Directory whose *.safetensors files are models for everybody, loaded when they are asked for.
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
@@ -147,14 +147,17 @@ impl Serve {
         let sharing = self.sharing.or(file.sharing);
         let device = self.device.or(file.device);
         if gpu.is_none() {
-            for (name, given) in
-                [("sim", self.sim.is_some()), ("device", device.is_some()), ("sharing", sharing.is_some())]
-            {
+            for (name, given) in [
+                ("sim", self.simulate.sim.is_some()),
+                ("device", device.is_some()),
+                ("sharing", sharing.is_some()),
+            ] {
                 anyhow::ensure!(!given, "`{name}` is about memory of a GPU, and `gpu` says no bytes of it");
             }
         }
-        if let Some(profile) = &self.sim {
-            return simulated(profile);
+        if let Some((command, dir)) = self.simulate.again()? {
+            eprintln!("gshare: simulated device");
+            return simulated(command, dir);
         }
         let socket = socket.map(Path::to_owned).or(file.socket).unwrap_or_else(|| DEFAULT_SOCKET.into());
         let mut config = ServerConfig::at(socket);
@@ -222,16 +225,8 @@ impl Serve {
 }
 
 /// Runs the same command where it finds the simulated driver.
-fn simulated(profile: &str) -> anyhow::Result<()> {
-    eprintln!("gshare: simulated device");
-    let dir = SimulatorDir::new()?;
-    let mut command = std::process::Command::new(std::env::current_exe()?);
-    command.args(std::env::args_os().skip(1).filter(|word| !word.to_string_lossy().starts_with("--sim")));
+fn simulated(mut command: std::process::Command, dir: SimulatorDir) -> anyhow::Result<()> {
     command.args(["--dies-with", &std::process::id().to_string()]);
-    command.env("LD_LIBRARY_PATH", prepend("LD_LIBRARY_PATH", dir.path()));
-    if !profile.is_empty() {
-        command.env("GSHARE_SIM_PROFILE", profile);
-    }
     // Before the child is there: a signal that comes between must not be lost.
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     let mut child = command.spawn()?;
