@@ -288,7 +288,8 @@ fn measure(case: &Case, stage: &Stage, seconds: f64) -> Outcome {
 struct TakeBack {
     client: Option<ClientStatus>,
     lease: u64,
-    asked: bool,
+    /// Since when its request has not been answered.
+    asked: Option<Timestamp>,
     /// When something is due: the lease is revoked, or granted again.
     due: Option<Timestamp>,
     revoked: Arc<Mutex<Vec<Timestamp>>>,
@@ -298,17 +299,17 @@ const TURN: gshare_core::Duration = gshare_core::Duration::from_millis(100);
 
 impl TakeBack {
     fn wants(&mut self, now: Timestamp, actions: &mut Vec<TokenAction>) {
-        self.asked = true;
+        self.asked = Some(now);
         if self.due.is_none() {
             self.grant(now, actions);
         }
     }
 
     fn grant(&mut self, now: Timestamp, actions: &mut Vec<TokenAction>) {
-        if let Some(status) = self.client.as_mut().filter(|_| self.asked) {
+        if let Some(status) = self.client.as_mut().filter(|_| self.asked.is_some()) {
             self.lease += 1;
             let lease = LeaseId(self.lease);
-            (status.holds, self.asked, self.due) = (Some(lease), false, Some(now.saturating_add(TURN)));
+            (status.holds, self.asked, self.due) = (Some(lease), None, Some(now.saturating_add(TURN)));
             let budget = gshare_core::Duration::from_secs(10);
             let expires = now.saturating_add(budget);
             actions.push(TokenAction::Grant { client: status.client, lease, budget, expires });
@@ -350,7 +351,7 @@ impl Engine for TakeBack {
                     actions.push(TokenAction::Revoke { client, lease, reason: RevokeReason::Expired });
                 } else {
                     self.due = None;
-                    self.asked = true;
+                    self.asked = Some(now);
                     self.grant(now, actions);
                 }
             }
@@ -366,7 +367,9 @@ impl Engine for TakeBack {
 
 impl TokenScheduler for TakeBack {
     fn client(&self, client: ClientId) -> Option<ClientStatus> {
-        self.client.filter(|status| status.client == client)
+        let mut status = self.client.filter(|status| status.client == client)?;
+        status.waiting_since = self.asked.filter(|_| status.holds.is_none());
+        Some(status)
     }
 
     fn window(&self) -> gshare_core::Duration {
