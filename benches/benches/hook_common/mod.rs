@@ -327,7 +327,7 @@ pub fn memory_info(setup: &Setup) -> u64 {
 
 /// Writes the profile of an imaginary device with 1 TiB, for one GPU.
 pub fn large_profile(path: &Path) {
-    let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/../gshare-hook/fake-cuda/profiles/tiny.toml");
+    let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/../gshare-hook/fake-cuda/spec/profiles/tiny.toml");
     let text = std::fs::read_to_string(tiny).expect("the profile is in the repository");
     let text = text
         .replace("memory_bytes = 1073741824", "memory_bytes = 1099511627776")
