@@ -131,6 +131,9 @@ fn bench(criterion: &mut Criterion) {
     group.sample_size(10).warm_up_time(std::time::Duration::from_millis(500));
     group.measurement_time(std::time::Duration::from_secs(2));
     for (gpus, models, waiting) in [(12, 35, 1_000), (200, 400, 2_000), (10_000, 20_000, 100_000)] {
+        if is_too_large(gpus) {
+            continue;
+        }
         let id =
             |name: &str| BenchmarkId::new(name, format!("{gpus}_gpus_{models}_models_{waiting}_waiting"));
         let o3 = SchedulerConfig::paper(Policy::LalbO3 { skip_limit: 25 });
@@ -178,6 +181,9 @@ fn memory() {
 fn short_runs() {
     const RUNS: usize = 301;
     for (gpus, models, waiting, events) in [(12, 35, 1_000, 1_000), (10_000, 20_000, 100_000, 2_000u32)] {
+        if is_too_large(gpus) {
+            continue;
+        }
         let o3 = SchedulerConfig::paper(Policy::LalbO3 { skip_limit: 25 });
         for (name, config) in [("lalbo3", o3), ("evict_cost_aware", SchedulerConfig::evict_cost_aware())] {
             let mut driver = Driver::new(engine(config), gpus, models, waiting);
@@ -193,6 +199,11 @@ fn short_runs() {
             );
         }
     }
+}
+
+/// With debug assertions every event walks over all that waits: only the small sizes are run then.
+fn is_too_large(gpus: u32) -> bool {
+    cfg!(debug_assertions) && gpus > 200
 }
 
 fn main() {
