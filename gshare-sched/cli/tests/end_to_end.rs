@@ -227,25 +227,6 @@ fn killed_holders_give_their_token_up_at_once() {
     assert_eq!(spinners.said(), "");
 }
 
-/// The memory of a process without a limit is on no account of the daemon's, and status tells it all the same.
-#[test]
-fn status_tells_what_a_process_without_a_limit_uses() {
-    let daemon = Local::start();
-    let mut command = hooked::run(daemon.dir.path(), &daemon.socket(), &["--name", "free", "--quota", "0.5"]);
-    let mut child = command
-        .arg(env!("CARGO_BIN_EXE_gshare-fixture"))
-        .args(["spin", "--memory", "16MiB"])
-        .spawn()
-        .unwrap();
-    let client = within(|| {
-        let snapshot = gshared::admin::snapshot(&daemon.dir.path().join("gshare-admin.sock")).ok()?;
-        snapshot.clients.into_iter().find(|client| client.memory_bytes > Bytes::ZERO)
-    });
-    child.kill().unwrap();
-    child.wait().unwrap();
-    assert_eq!((client.memory_limit_bytes, client.memory_bytes), (None, Bytes::from_mib(16)));
-}
-
 #[test]
 fn a_killed_daemon_is_survived_and_accounts_agree_after_its_return() {
     let dir = tempfile::tempdir().unwrap();

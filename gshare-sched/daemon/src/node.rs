@@ -1166,11 +1166,9 @@ impl Node {
         out: &mut Vec<Effect>,
     ) -> bool {
         let recall = u8::from(matches!(purpose, Purpose::Reserve { .. }));
-        // Without a limit a client holds nothing by the daemon's account, whatever it uses.
-        let all = purpose == Purpose::Status;
         let holds = |id: &ClientId| {
             let entry = self.clients.get(id.slot(), id.generation());
-            entry.is_some_and(|entry| all || entry.account.held() > Bytes::ZERO)
+            entry.is_some_and(|entry| entry.account.held() > Bytes::ZERO)
         };
         let holders = clients.into_iter().filter(holds);
         let Some((round, asked)) = self.inquiries.begin(now, purpose, holders, None) else { return false };
@@ -1201,8 +1199,10 @@ impl Node {
     /// Begins to ask all clients with a limit how much memory they use. The number of the round is an effect when it is
     /// over; `None`: there is none to ask.
     pub(crate) fn ask_for_use(&mut self, now: Timestamp, out: &mut Vec<Effect>) -> Option<u32> {
-        let clients =
-            self.clients.iter().map(|(slot, generation, _)| ClientId::new(slot, generation)).collect();
+        let limited = |(slot, generation, entry): (u32, u32, &Client)| {
+            self.memory_limit(entry.tenant).map(|_| ClientId::new(slot, generation))
+        };
+        let clients = self.clients.iter().filter_map(limited).collect();
         let asked = self.inquire(now, Purpose::Status, clients, out);
         asked.then(|| self.inquiries.last())
     }
@@ -1232,21 +1232,10 @@ impl Node {
         self.send(client, ToClient::MemoryView { client }, out);
     }
 
-    /// Memory of a tenant's device; zero where it is not known.
-    fn device_memory(&self, tenant: TenantId) -> Bytes {
-        let device = self.tenant(tenant).and_then(|tenant| self.devices.get(tenant.gpu.index())?.as_ref());
-        device.map_or(Bytes::ZERO, |device| device.memory)
-    }
-
     /// Memory that a client uses, as far as it said; else all that it holds.
     fn memory_of(&self, client: &Client) -> Bytes {
         let held = client.account.held();
-        let most = match self.memory_limit(client.tenant) {
-            Some(_) => held,
-            // Known from the process alone: no more than its device has.
-            None => self.device_memory(client.tenant),
-        };
-        client.used.map_or(held, |used| used.min(most))
+        client.used.map_or(held, |used| used.min(held))
     }
 
     /// A process is back that was served before: its siblings may be under way, with what they hold.

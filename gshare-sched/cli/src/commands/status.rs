@@ -69,7 +69,11 @@ pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f6
             percent(client.quota_limit),
             percent(measured(client)),
             percent(client.sm),
-            client.memory_bytes.to_string(),
+            // Without a limit the daemon keeps no account of it, and 0 B would read like a measurement.
+            match client.memory_limit_bytes {
+                Some(_) => client.memory_bytes.to_string(),
+                None => "not counted".to_owned(),
+            },
             client.memory_limit_bytes.map_or_else(|| "-".into(), |bytes| bytes.to_string()),
             client.waited_ns.to_string(),
             client.launches.to_string(),
