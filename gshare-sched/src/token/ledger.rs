@@ -112,7 +112,7 @@ impl Past {
 pub(super) struct Rank {
     pub(super) ineligible: bool,
     /// Eligible: minus its lag in proportion to its request, less a part of the time that it waits. Ineligible: time beyond its
-    /// request.
+    /// request in proportion to its limit.
     pub(super) key: i64,
     pub(super) asked: u64,
     pub(super) slot: u32,
@@ -282,7 +282,8 @@ impl Client {
         let lag = self.lag_then(gpu);
         let ineligible = lag <= 0;
         let key = if ineligible {
-            signed(self.surplus).saturating_sub(lag)
+            let beyond = signed(self.surplus).saturating_sub(lag);
+            beyond.saturating_mul(WHOLE) / signed(self.limit).max(1)
         } else if self.holds.is_some_and(|lease| lease.window != window) {
             // A kernel under a lease of an earlier window may not be charged yet.
             i64::MAX

@@ -46,7 +46,7 @@
 //!    - eligible: the largest `lag / r` first, after `1/12` of the time waited (four windows at most) is added: whole kernels divide
 //!      windows into equal parts but for microseconds, and the longer wait decides then. A client that still holds a lease of an
 //!      earlier window comes last, since a kernel under it may not be charged yet;
-//!    - ineligible: the smallest `surplus - lag` first, so that time over is shared equally;
+//!    - ineligible: the smallest `(surplus - lag) / l` first, so that time over is shared in proportion to the limits;
 //!    - then the longest wait, then the lower slot.
 //!
 //!    Each gets a token if its SMs fit. The first that does not fit gets a **reservation**: from the holders' latest
@@ -100,7 +100,7 @@
 //!   overuse is carried, so that the limit holds over time for kernels longer than a quota.
 //! - The paper forgets at the end of a window. Here lag is bounded and not forgotten: what a few long kernels cannot divide in one window
 //!   is made good in the next.
-//! - Time beyond the requests is shared equally and in tokens that shrink with the number of those who want it;
+//! - Time beyond the requests is shared in proportion to the limits and in tokens that shrink with the number of those who want it;
 //!   by `Q_miss` and whole tokens the same few take the end of every window.
 //! - Where the limits leave time over, overuse is paid back before more is given: a client of 20 % with kernels of 30 ms would
 //!   otherwise run at the start of two windows and not in the third.
