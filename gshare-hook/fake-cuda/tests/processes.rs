@@ -196,6 +196,11 @@ fn processes_of_several_pid_namespaces_share_the_device() {
         }
         children.push(start_one());
         assert_eq!(live().len(), 3);
+        // A client says that it is ready before its first launch.
+        while !live().iter().all(|(_, kernels)| *kernels > 0) {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{:?}", live());
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
         for child in children {
             let launched: u64 = output(child).trim().parse().unwrap();
             assert!(launched > 0);
