@@ -259,7 +259,7 @@ fn serve(
             peer.grant(client, LeaseId(leases), token, slack);
         }
         if ready[0]
-            && let Ok(socket) = rustix::net::accept(listener)
+            && let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC)
         {
             let client = ClientId::new(u32::try_from(peers.len()).unwrap(), 1);
             let (sent, received) = (Sequence::default(), Sequence::default());
