@@ -20,7 +20,8 @@ ARROWS = {
     "gshare-cuda-abi": set(),
     "gshare-fake-cuda-spec": set(),
     "gshare-fake-cuda": {"gshare-cuda-abi", "gshare-fake-cuda-spec"},
-    "gshare-hook": {"gshare-core", "gshare-cuda-abi"},
+    "gshare-meter": {"gshare-core"},
+    "gshare-hook": {"gshare-core", "gshare-cuda-abi", "gshare-meter"},
     "xtask": set(),
     "gshare-examples": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-sim"},
     "gshare-bench": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-sim"},
@@ -29,6 +30,7 @@ ARROWS = {
 LIGHT = {
     "gshare-core": {"thiserror", "serde", "schemars", "loom"},
     "gshare-sched": {"gshare-core", "thiserror", "serde", "schemars"},
+    "gshare-meter": {"gshare-core", "thiserror", "loom"},
 }
 
 

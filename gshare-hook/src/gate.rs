@@ -5,7 +5,7 @@
 //! take a lock, and must still hold the limit for a program that never synchronises.
 //!
 //! # Terms
-//! - **row**: what is known about the cost of this function at this size ([`crate::cost`]).
+//! - **row**: what is known about the cost of this function at this size ([`gshare_meter::cost`]).
 //! - **run**: consecutive launches of one thread on one stream. A thread keeps [`RUNS`] of them.
 //! - **segment**: the part of a run between two CUDA events. It is what is measured.
 //!
@@ -50,11 +50,12 @@ use std::time::Duration as StdDuration;
 use gshare_core::Duration;
 use gshare_core::gate::LaunchGate;
 use gshare_cuda_abi::types::CUresult;
+use gshare_meter::MemoryAccount;
+use gshare_meter::cost::{CostTable, Row, shape};
 
 use crate::clock;
 use crate::context::{self, Context, Event, Pair};
 use crate::control::{CONTROL, State};
-use crate::cost::{CostTable, Row, shape};
 use crate::driver::real;
 use crate::hold::Begun;
 use crate::lifecycle::{self, Runtime};
@@ -366,7 +367,7 @@ pub(crate) struct Device {
     pub(crate) ordinal: i32,
     pub(crate) gate: LaunchGate,
     pub(crate) costs: CostTable,
-    pub(crate) memory: crate::memory::Account,
+    pub(crate) memory: MemoryAccount,
     pub(crate) pending: Mutex<Vec<Pending>>,
     /// Launches on this device, counted where there are several.
     pub(crate) launches: AtomicU64,
@@ -374,7 +375,7 @@ pub(crate) struct Device {
     pub(crate) settled: AtomicU64,
     /// Launches that the driver refused: charged, to be given back.
     pub(crate) refused: AtomicU64,
-    /// Every segment is to be measured: see [`crate::timing::Overlap`].
+    /// Every segment is to be measured: see [`gshare_meter::timing::Overlap`].
     pub(crate) measures_all: AtomicBool,
     /// No limit of time applies: nothing is spent.
     pub(crate) free_running: AtomicBool,
@@ -388,7 +389,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub(crate) fn new(ordinal: i32, memory: crate::memory::Account) -> Self {
+    pub(crate) fn new(ordinal: i32, memory: MemoryAccount) -> Self {
         Self {
             ordinal,
             gate: LaunchGate::new(),

@@ -41,16 +41,16 @@ use gshare_core::gate::{LeaseLedger, LocalShare, Settlement};
 use gshare_core::scale::ServiceClass;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, Duration, LeaseId, Quota, ResourceSpec, SmShare, Timestamp};
+use gshare_meter::cost::{Row, Suspicion, surely};
+use gshare_meter::cycle::Cycles;
+use gshare_meter::timing::{Behind, Coverage, Overlap, Turns, taken};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::clock;
 use crate::context::Progress;
 use crate::control::{CONTROL, State};
-use crate::cost::{Row, Suspicion, surely};
-use crate::cycle::Cycles;
 use crate::gate::{Device, How, Pending, SHORT_NS, ThreadRecord};
 use crate::lifecycle::{self, Answer, Request, Runtime};
-use crate::timing::{Behind, Coverage, Overlap, Turns, taken};
 use crate::transport::Connection;
 
 /// In-flight bound before the daemon has named one.

@@ -17,7 +17,7 @@
 //! | `resolve` | `dlsym` and `cuGetProcAddress`: exactly the variant that was asked for |
 //! | `driver` | one saved pointer per real function |
 //! | `gate` | the launch path: predict, spend, measure sparsely, wait in line |
-//! | `cost`, `timing` | predicted cost per function; what measured intervals take of the time line |
+//! | [`gshare_meter`] | predicted cost per function; what measured intervals take of the time line; the memory account |
 //! | `hold` | keeping a stream waiting while a launch shorter than its call is measured |
 //! | `memory` | reserve, allocate, commit; one view of what is free |
 //! | `helper`, `transport` | the one thread: leases, measurements, the daemon |
@@ -93,8 +93,6 @@ mod clock;
 mod config;
 mod context;
 mod control;
-mod cost;
-mod cycle;
 mod driver;
 mod exports;
 mod gate;
@@ -104,7 +102,6 @@ mod lifecycle;
 mod memory;
 mod nvml;
 mod resolve;
-mod timing;
 mod tls;
 mod trace;
 mod transport;

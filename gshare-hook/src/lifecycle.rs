@@ -17,13 +17,14 @@ use std::time::Duration as StdDuration;
 
 use gshare_core::trace::Event;
 use gshare_cuda_abi::types::{CUdevice, sys};
+use gshare_meter::MemoryAccount;
 
 use crate::config::Config;
 use crate::context::Contexts;
 use crate::control::{CONTROL, State};
 use crate::driver::real;
 use crate::gate::{Device, ThreadRecord};
-use crate::memory::{Account, Book};
+use crate::memory::Book;
 use crate::trace::Trace;
 use crate::transport::Descriptor;
 use crate::{clock, gate, helper, resolve, tls};
@@ -167,7 +168,7 @@ impl Runtime {
             return Some(device);
         }
         let (uuid, total) = identity(ordinal)?;
-        let device: &'static Device = Box::leak(Box::new(Device::new(ordinal, Account::new(total))));
+        let device: &'static Device = Box::leak(Box::new(Device::new(ordinal, MemoryAccount::new(total))));
         // Until a daemon says otherwise, however long that takes.
         if let Some(limit) = self.config.spec.memory() {
             device.memory.limit_to(Some(limit));

@@ -8,17 +8,18 @@
 mod memory;
 
 use gshare_core::Bytes;
+use gshare_meter::MemoryAccount;
 use loom::sync::Arc;
 use loom::thread;
 
-use memory::{Account, Book, Key, Kind, Record};
+use memory::{Book, Key, Kind, Record};
 
 fn record(bytes: u64) -> Record {
     Record { bytes, device: 0, context: 0, links: 1 }
 }
 
-fn limited(limit: u64) -> Account {
-    let account = Account::new(1 << 30);
+fn limited(limit: u64) -> MemoryAccount {
+    let account = MemoryAccount::new(1 << 30);
     account.limit_to(Some(Bytes(limit)));
     account.grant(Bytes(limit));
     account

@@ -27,7 +27,7 @@
 use std::collections::VecDeque;
 
 /// How far back intervals are remembered, in ns.
-pub(crate) const MEMORY_NS: u64 = 2_000_000_000;
+pub const MEMORY_NS: u64 = 2_000_000_000;
 
 /// A piece of the time line, and how much of it is taken, evenly; in ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ fn part(of: u64, some: u64, all: u64) -> u64 {
 
 /// What is taken of a time line, in ns.
 #[derive(Debug, Default)]
-pub(crate) struct Coverage {
+pub struct Coverage {
     /// Disjoint, ascending.
     pieces: VecDeque<Piece>,
     /// Everything before this counts as taken.
@@ -69,12 +69,12 @@ pub(crate) struct Coverage {
 
 impl Coverage {
     /// Nothing taken.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self::default()
     }
 
     /// How much of `[start, end)` is not taken.
-    pub(crate) fn room(&self, start: u64, end: u64) -> u64 {
+    pub fn room(&self, start: u64, end: u64) -> u64 {
         let start = start.max(self.horizon);
         let first = self.pieces.partition_point(|piece| piece.end <= start);
         let within = self.pieces.range(first..).take_while(|piece| piece.start < end);
@@ -89,7 +89,7 @@ impl Coverage {
 
     /// Takes `amount` of `[start, end)`, evenly and where there is room; gives how much that was. Nothing that runs has begun before
     /// `oldest`.
-    pub(crate) fn add(&mut self, start: u64, end: u64, amount: u64, oldest: u64) -> u64 {
+    pub fn add(&mut self, start: u64, end: u64, amount: u64, oldest: u64) -> u64 {
         let whole = end.saturating_sub(start);
         let start = start.max(self.horizon);
         if end <= start || amount == 0 {
@@ -200,41 +200,41 @@ impl Coverage {
 /// several processes wait in the device and are measured with each other. What counts as waited is at most how much earlier
 /// turns are handed over: a turn that waited longer hands over a little less early, and so the excess goes away.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Behind(u64);
+pub struct Behind(u64);
 
 impl Behind {
     /// A turn waited so long.
-    pub(crate) fn seen(&mut self, waited: u64) {
+    pub fn seen(&mut self, waited: u64) {
         self.0 = waited.max(self.0 - self.0 / 4);
     }
 
     /// How long the next one may wait, in ns.
-    pub(crate) fn most(self) -> u64 {
+    pub fn most(self) -> u64 {
         self.0
     }
 }
 
 /// The turns of this process, as far as they touch others': how many it handed over, and when it did so last (in ns).
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Turns {
+pub struct Turns {
     handed_over: u64,
     last: u64,
 }
 
 impl Turns {
     /// The turn is another's from now on.
-    pub(crate) fn hand_over(&mut self, now: u64) {
+    pub fn hand_over(&mut self, now: u64) {
         (self.handed_over, self.last) = (self.handed_over + 1, now);
     }
 
     /// Whether the work of this turn is to be over before it is handed over: of the first four turns, and of one in sixteen. Whoever
     /// comes next then measures its first kernel without the end of this turn, which it cannot tell from it.
-    pub(crate) fn ends_first(self) -> bool {
+    pub fn ends_first(self) -> bool {
         self.handed_over < 4 || self.handed_over.is_multiple_of(16)
     }
 
     /// Whether what was launched at `opened` and over at `end` ran beside the beginning of another's turn.
-    pub(crate) fn outlasted(self, opened: u64, end: u64) -> bool {
+    pub fn outlasted(self, opened: u64, end: u64) -> bool {
         opened < self.last && self.last < end
     }
 }
@@ -243,7 +243,7 @@ impl Turns {
 /// then all of it is for a few milliseconds: what that covered, as a part of what it was predicted to take, is what the rest is
 /// charged until the next time.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Overlap {
+pub struct Overlap {
     /// The part, in 1024ths; `None` before it was first measured.
     part: Option<u64>,
     predicted: u64,
@@ -259,7 +259,7 @@ impl Overlap {
     const EVERY: u64 = 100_000_000;
 
     /// Whether everything is to be measured now; `threads` wait for work of theirs.
-    pub(crate) fn look(&mut self, now: u64, threads: usize) -> bool {
+    pub fn look(&mut self, now: u64, threads: usize) -> bool {
         if now < self.until {
             return true;
         }
@@ -279,7 +279,7 @@ impl Overlap {
     }
 
     /// Work that was launched at `opened`, predicted to take that long, covered so much that nothing else had.
-    pub(crate) fn seen(&mut self, opened: u64, predicted: u64, covered: u64) {
+    pub fn seen(&mut self, opened: u64, predicted: u64, covered: u64) {
         if (self.until.saturating_sub(Self::WINDOW)..self.until).contains(&opened) {
             self.predicted += predicted;
             self.covered += covered;
@@ -287,13 +287,13 @@ impl Overlap {
     }
 
     /// What work that was not measured is charged of the time that it was predicted to take.
-    pub(crate) fn of(&self, predicted: u64) -> u64 {
+    pub fn of(&self, predicted: u64) -> u64 {
         let part = self.part.unwrap_or(1024);
         u64::try_from(u128::from(predicted) * u128::from(part) / 1024).unwrap_or(predicted)
     }
 }
 
 /// What a segment takes of its interval, in ns: `length` of it, `predicted` for its launches.
-pub(crate) fn taken(length: u64, predicted: u64, dense: bool) -> u64 {
+pub fn taken(length: u64, predicted: u64, dense: bool) -> u64 {
     if dense { length } else { length.min(predicted) }
 }

@@ -16,14 +16,18 @@ const PAUSE: u64 = 5_000_000;
 
 /// One cycle: when its first and last launch were seen, in ns, and how many there were.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cycle {
-    pub(crate) first: u64,
-    pub(crate) last: u64,
-    pub(crate) launches: u64,
+pub struct Cycle {
+    /// When its first launch was seen, in ns.
+    pub first: u64,
+    /// When its last launch was seen, in ns.
+    pub last: u64,
+    /// How many launches it has.
+    pub launches: u64,
 }
 
 impl Cycle {
-    pub(crate) fn report(self, client: ClientId) -> ToDaemon {
+    /// The frame that reports it.
+    pub fn report(self, client: ClientId) -> ToDaemon {
         let time = Timestamp::from_nanos;
         ToDaemon::Iteration {
             client,
@@ -36,7 +40,7 @@ impl Cycle {
 
 /// The cycle that is open, and the counters at the last look.
 #[derive(Debug, Default)]
-pub(crate) struct Cycles {
+pub struct Cycles {
     open: Option<Cycle>,
     launches: u64,
     syncs: u64,
@@ -44,7 +48,7 @@ pub(crate) struct Cycles {
 
 impl Cycles {
     /// Looks at the counters; gives the cycle that ended since the last look.
-    pub(crate) fn look(&mut self, now: u64, launches: u64, syncs: u64, waiting: bool) -> Option<Cycle> {
+    pub fn look(&mut self, now: u64, launches: u64, syncs: u64, waiting: bool) -> Option<Cycle> {
         let new = launches.saturating_sub(self.launches);
         if new > 0 {
             let open = self.open.get_or_insert(Cycle { first: now, last: now, launches: 0 });

@@ -34,19 +34,19 @@ const ROWS: usize = 16_384;
 /// How far a key may lie from its place.
 const REACH: usize = 8;
 
-/// In place of a number of launches: see [`CostTable::doubt`]. Launches that are measured for it are added, up to so many: the first
-/// one may hold the end of another process's turn.
+/// Stands in place of a number of launches: see [`CostTable::doubt`]. Launches that are measured for it are added.
 const DOUBTED: u32 = 1 << 31;
-pub(crate) const MEASURED_FOR_A_DOUBT: u32 = 4;
+/// Launches that are measured for one doubt, at most: the first one may hold the end of another process's turn.
+pub const MEASURED_FOR_A_DOUBT: u32 = 4;
 
 /// Number of a row, as [`CostTable::find`] gives it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Row(u32);
+pub struct Row(u32);
 
 impl Row {
     /// In how many bits two rows differ is of no interest, only whether: one operation for a launch to add up.
     #[inline(always)]
-    pub(crate) fn difference(self, other: Self) -> u32 {
+    pub fn difference(self, other: Self) -> u32 {
         self.0 ^ other.0
     }
 }
@@ -62,7 +62,7 @@ struct Slot {
 
 /// The learned costs of one device.
 #[derive(Debug)]
-pub(crate) struct CostTable {
+pub struct CostTable {
     slots: Box<[Slot; ROWS]>,
     /// Per row, how many measurements there had been when it was last claimed or measured; 0 when it is of no use any more.
     used: Box<[AtomicU32]>,
@@ -75,7 +75,7 @@ pub(crate) struct CostTable {
 /// just that, and lie above all bits of a handle.
 #[inline(always)]
 #[allow(clippy::cast_possible_wrap, clippy::cast_precision_loss)] // sizes from 2^53 on may round up to the next shape
-pub(crate) fn shape(size: u64) -> u64 {
+pub fn shape(size: u64) -> u64 {
     (size as i64 as f64).to_bits() >> 50 << 50
 }
 
@@ -87,10 +87,10 @@ impl Default for CostTable {
 
 impl CostTable {
     /// What an unknown function is taken for before anything was measured, in ns.
-    pub(crate) const FIRST_GUESS: u64 = 500_000;
+    pub const FIRST_GUESS: u64 = 500_000;
 
     /// An empty table.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         let slot = || Slot { key: AtomicU64::new(0), cost: AtomicU32::new(0), probes: AtomicU32::new(0) };
         let slots: Box<[Slot]> = (0..ROWS).map(|_| slot()).collect();
         let Ok(slots) = slots.try_into() else { unreachable!("a slice of ROWS slots was just made") };
@@ -105,7 +105,7 @@ impl CostTable {
     /// The row of a key, and its cost in ns if anything was measured.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // numbers of rows are below ROWS
-    pub(crate) fn find(&self, handle: u64, shape: u64) -> (Row, Option<u64>) {
+    pub fn find(&self, handle: u64, shape: u64) -> (Row, Option<u64>) {
         let key = (handle ^ shape).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         let mut place = (key >> (u64::BITS - ROWS.ilog2())) as usize % ROWS;
         if self.slots[place].key.load(Ordering::Relaxed) != key {
@@ -160,49 +160,49 @@ impl CostTable {
     }
 
     /// The cost of a row in ns, if anything was measured.
-    pub(crate) fn known(&self, row: Row) -> Option<u64> {
+    pub fn known(&self, row: Row) -> Option<u64> {
         self.cost(row.0 as usize)
     }
 
     /// What an unknown function is taken for, in ns.
-    pub(crate) fn guess(&self) -> u64 {
+    pub fn guess(&self) -> u64 {
         self.typical.load(Ordering::Relaxed)
     }
 
     /// Counts one launch of a row that has no cost yet; gives how many there are now.
-    pub(crate) fn probe(&self, row: Row) -> u32 {
+    pub fn probe(&self, row: Row) -> u32 {
         self.slots[row.0 as usize].probes.fetch_add(1, Ordering::AcqRel) + 1
     }
 
     /// Launches of a row that went ahead before anything was known.
-    pub(crate) fn probes(&self, row: Row) -> u32 {
+    pub fn probes(&self, row: Row) -> u32 {
         self.slots[row.0 as usize].probes.load(Ordering::Acquire)
     }
 
     /// A launch of a row was not measured after all: nobody need wait for that.
-    pub(crate) fn not_measured(&self, row: Row) {
+    pub fn not_measured(&self, row: Row) {
         self.slots[row.0 as usize].probes.store(0, Ordering::Release);
     }
 
     /// A row that is known may have become longer, which its samples do not prove: its next launch is to be measured alone.
-    pub(crate) fn doubt(&self, row: Row) {
+    pub fn doubt(&self, row: Row) {
         self.slots[row.0 as usize].probes.store(DOUBTED, Ordering::Release);
     }
 
     /// Whether that was said of a row that is known.
-    pub(crate) fn is_doubted(&self, row: Row) -> bool {
+    pub fn is_doubted(&self, row: Row) -> bool {
         self.probes(row) >= DOUBTED && self.known(row).is_some()
     }
 
     /// Whether a launch is to be measured alone for that.
-    pub(crate) fn take_doubt(&self, row: Row) -> bool {
+    pub fn take_doubt(&self, row: Row) -> bool {
         let more = |probes| (probes < DOUBTED + MEASURED_FOR_A_DOUBT).then_some(probes + 1);
         let probes = &self.slots[row.0 as usize].probes;
         self.is_doubted(row) && probes.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }
 
     /// One more sample of a row, in ns.
-    pub(crate) fn learn(&self, row: Row, sample: u64) {
+    pub fn learn(&self, row: Row, sample: u64) {
         let slot = &self.slots[row.0 as usize];
         let measurements = self.measurements.fetch_add(1, Ordering::Relaxed);
         self.used[row.0 as usize].store(measurements.max(1), Ordering::Relaxed);
@@ -222,14 +222,14 @@ impl CostTable {
     }
 
     /// A row that is known costs this much, in ns.
-    pub(crate) fn set(&self, row: Row, cost: u64) {
+    pub fn set(&self, row: Row, cost: u64) {
         let cost = cost.min(u64::from(u32::MAX - 1));
         #[allow(clippy::cast_possible_truncation)] // just bounded
         self.slots[row.0 as usize].cost.store(cost as u32 + 1, Ordering::Relaxed);
     }
 
     /// Forgets what was measured for a handle that is gone: the next function there is another one.
-    pub(crate) fn forget(&self, handle: u64, shape: u64) {
+    pub fn forget(&self, handle: u64, shape: u64) {
         let (row, _) = self.find(handle, shape);
         self.reset(row.0 as usize);
         self.used[row.0 as usize].store(0, Ordering::Relaxed);
@@ -237,25 +237,25 @@ impl CostTable {
 }
 
 /// How many samples that may be too long must agree before they are believed.
-pub(crate) const SUSPECTS: u32 = 8;
+pub const SUSPECTS: u32 = 8;
 
 /// Samples in a row that lie above the cost of a row and may be too long.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Suspicion {
+pub struct Suspicion {
     count: u32,
     smallest: u64,
     /// The cost itself is such a sample: the next one below it replaces it.
-    pub(crate) cost_itself: bool,
+    pub cost_itself: bool,
 }
 
 impl Suspicion {
     /// Of a row whose first sample may have been too long, or not.
-    pub(crate) fn of_first(cost_itself: bool) -> Self {
+    pub fn of_first(cost_itself: bool) -> Self {
         Self { cost_itself, ..Self::default() }
     }
 
     /// One more; `Some` when there are enough: the cost that all of them prove.
-    pub(crate) fn add(&mut self, sample: u64) -> Option<u64> {
+    pub fn add(&mut self, sample: u64) -> Option<u64> {
         self.smallest = if self.count == 0 { sample } else { self.smallest.min(sample) };
         self.count += 1;
         if self.count < SUSPECTS {
@@ -268,7 +268,7 @@ impl Suspicion {
 
 /// The part of such a sample that the kernel surely took, where turns are handed over up to `early` ns before they are over. It is
 /// not cut by more than a 64th: shares are kept to less than 2 %.
-pub(crate) fn surely(sample: u64, early: u64) -> u64 {
+pub fn surely(sample: u64, early: u64) -> u64 {
     sample - early.min(sample / 64)
 }
 
