@@ -232,7 +232,7 @@ fn a_provider_that_was_killed_leaves_nothing_behind_and_comes_back_with_its_func
     first.deploy("plain", &format!(r#"{PLAIN},"secrets":["key"]"#));
     assert_eq!(first.call("POST", "/system/scale-function/resnet", r#"{"replicas":2}"#).0, 202);
     first.replicas("resnet", 2);
-    let served = pid(first.address, "/function/resnet");
+    let replica = pid(first.address, "/function/resnet");
     let plain = child_of(first.child.id(), "KERNELS=0");
     let address = first.address;
     let shown = first.line.replace(&address.to_string(), "127.0.0.1:8080");
@@ -242,16 +242,23 @@ fn a_provider_that_was_killed_leaves_nothing_behind_and_comes_back_with_its_func
         more(answered, 20);
         first.child.kill().unwrap();
         first.child.wait().unwrap();
-        within(|| !runs(served) && !runs(plain));
+        within(|| !runs(replica) && !runs(plain));
     });
-    // Nobody is there to answer 5xx: connections end.
-    assert!(seen.iter().all(|status| [200, 0].contains(status)) && seen.contains(&200), "{seen:?}");
+    // Connections end. The kernel kills the replicas as soon as one thread of the provider is dead; another thread may live long
+    // enough to answer 502 to what is in flight, one request for each of the 4 clients.
+    let count = |wanted| seen.iter().filter(|&&status| status == wanted).count();
+    let (served, broken, ended) = (count(200), count(502), count(0));
+    let all = seen.len();
+    assert!(
+        served > 0 && broken <= 4 && served + broken + ended == all,
+        "{served} {broken} {ended} of {all}"
+    );
     let second = Provider::start(dir.path(), &[]);
     second.replicas("resnet", 2);
     assert!(second.call("GET", "/function/plain/secret/key", "").1.contains("hunter2"));
     let (_, list) = second.call("GET", "/system/functions", "");
     assert_eq!(list.matches("\"name\":").count(), 2, "{list}");
-    assert_ne!(pid(second.address, "/function/resnet"), served);
+    assert_ne!(pid(second.address, "/function/resnet"), replica);
 }
 
 /// Not a test by itself: what [`requests_go_on_when_the_daemon_dies`] starts as a process.
