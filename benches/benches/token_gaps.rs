@@ -11,7 +11,10 @@
 //!   more: mean over all clients, and the largest;
 //! - `cases`: in how many it does, by more than 1 ms.
 //!
-//! Target: nobody is without the GPU for longer than a window. Nothing here is timed, and load does not matter.
+//! Then programs of different paces share a GPU: a pause of one must take nothing of another's request.
+//!
+//! Target: nobody is without the GPU for longer than a window, and no busy program gets less than its request, of the speed that it
+//! has alone, by more than 2 points. Nothing here is timed, and load does not matter.
 
 use gshare_core::{ClientId, Duration, Quota, QuotaRange, Share, SmShare, Timestamp};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
@@ -77,26 +80,77 @@ fn main() {
             println!("{name:15}{shares:15}{off:>12.2}{:>14.1}{worst:>8.1}{cases:>8}", sum / clients);
         }
     }
+    println!(
+        "\nrequest:limit %, kernel/pause in us: part of its own speed in %, longest time without the GPU in ms"
+    );
+    for case in MIXED {
+        mixed(case);
+    }
+}
+
+/// Request and limit in per cent, kernel and pause in us.
+type Paces = [(u64, u64, u64, u64)];
+/// A pausing program beside busy ones, and long kernels beside short ones.
+const MIXED: [&Paces; 11] = [
+    &[(50, 50, 10, 100), (50, 50, 1_000, 1)],
+    &[(30, 30, 10, 100), (70, 70, 1_000, 1)],
+    &[(20, 100, 10, 100), (20, 100, 1_000, 1)],
+    &[(50, 50, 10, 20), (50, 50, 1_000, 1)],
+    &[(50, 50, 1_000, 1_000), (50, 50, 1_000, 1)],
+    &[(10, 10, 10, 100), (20, 20, 100, 1), (70, 70, 1_000, 1)],
+    &[(50, 50, 20_000, 1), (50, 50, 100, 1)],
+    &[(30, 100, 20_000, 1), (70, 100, 10, 1)],
+    &[(30, 100, 10, 1), (70, 100, 20_000, 1)],
+    &[(10, 100, 1_000, 1_000), (20, 100, 20_000, 1), (70, 100, 10, 50)],
+    &[(10, 10, 20_000, 1_000), (20, 20, 5_000, 300), (70, 70, 10, 1)],
+];
+
+fn mixed(case: &Paces) {
+    let (mut driver, window) = driver();
+    let mut paced = Paced::new(&mut driver, Duration::from_micros(150));
+    for (slot, &(request, limit, kernel, pause)) in (0..).zip(case) {
+        let now = Timestamp::from_nanos(1_700_000 * u64::from(slot));
+        let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(pause) };
+        paced.run(now).expect("no rule is broken");
+        paced.start(now, ClientId::new(slot, 0), share(request, limit), pace).expect("no rule is broken");
+    }
+    let from = Timestamp::ZERO.saturating_add(window.saturating_mul(2));
+    let length = Duration::from_secs(10);
+    let clients = || (0..).map(|slot| ClientId::new(slot, 0)).zip(case);
+    paced.run(from).expect("no rule is broken");
+    let before: Vec<_> = clients().map(|(id, _)| paced.got(id).busy).collect();
+    paced.run(from.saturating_add(length)).expect("no rule is broken");
+    let text = clients().zip(before).map(|((id, &(request, limit, kernel, pause)), before)| {
+        let got = paced.got(id);
+        let alone = kernel as f64 / (kernel + pause) as f64;
+        let part = ms(got.busy.saturating_sub(before)) / ms(length) / alone * 100.0;
+        format!("{request}:{limit} {kernel}/{pause}: {part:.1} % {:.0} ms", ms(got.gap))
+    });
+    println!("{}", text.collect::<Vec<_>>().join(";  "));
+}
+
+/// An engine under audit, and its window. A kernel that is longer than its token is waited for, as by the daemon.
+fn driver() -> (Driver, Duration) {
+    let mut config = MultiTokenConfig::default();
+    config.grace = Duration::from_millis(50);
+    let window = config.window;
+    let overtime = config.slack.saturating_add(config.grace);
+    let terms = Terms::multi_token(window, config.max_token, overtime, config.max_debt);
+    let engine = MultiToken::new(config).expect("defaults");
+    (Driver::new(Box::new(engine), terms, check::always()), window)
 }
 
 impl Row {
     /// Runs a case: each program starts `apart` after the one before.
     fn add(&mut self, shares: &[u64], kernel: u64, (pause, hand_over): (u64, u64), apart: Duration) {
-        let mut config = MultiTokenConfig::default();
-        // As the daemon has it: a kernel that is longer than its token is waited for.
-        config.grace = Duration::from_millis(50);
-        let window = config.window;
-        let overtime = config.slack.saturating_add(config.grace);
-        let terms = Terms::multi_token(window, config.max_token, overtime, config.max_debt);
-        let engine = MultiToken::new(config).expect("defaults");
-        let mut driver = Driver::new(Box::new(engine), terms, check::always());
+        let (mut driver, window) = driver();
         let mut paced = Paced::new(&mut driver, Duration::from_micros(hand_over));
         let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(pause) };
         let clients: Vec<ClientId> = (0..).take(shares.len()).map(|slot| ClientId::new(slot, 0)).collect();
         for (&client, &share) in clients.iter().zip(shares) {
             let now = Timestamp::ZERO.saturating_add(apart.saturating_mul(client.slot().into()));
             paced.run(now).expect("no rule is broken");
-            paced.start(now, client, part(share), pace).expect("no rule is broken");
+            paced.start(now, client, self::share(share, share), pace).expect("no rule is broken");
         }
         // The windows in which they came are not compared.
         let from = Timestamp::ZERO.saturating_add(window.saturating_mul(2));
@@ -124,10 +178,11 @@ impl Row {
     }
 }
 
-fn part(percent: u64) -> Share {
-    let quota = u16::try_from(percent * 100).ok().and_then(Quota::new);
-    let quota = quota.and_then(|quota| QuotaRange::new(quota, quota).ok());
-    Share { quota: quota.expect("at most 100 %"), sm: SmShare::WHOLE }
+fn share(request: u64, limit: u64) -> Share {
+    let quota = |percent: u64| u16::try_from(percent * 100).ok().and_then(Quota::new);
+    let range =
+        quota(request).zip(quota(limit)).and_then(|(request, limit)| QuotaRange::new(request, limit).ok());
+    Share { quota: range.expect("at most 100 %"), sm: SmShare::WHOLE }
 }
 
 fn ms(time: Duration) -> f64 {

@@ -140,8 +140,9 @@ fn kernels_much_longer_than_tokens_leave_everyone_his_part() {
 fn a_kernel_that_crosses_the_end_of_a_window_leaves_no_one_out() {
     let mut config = MultiTokenConfig::default();
     config.grace = Duration::from_millis(50);
-    // Without that rule: 182 and 202 ms.
-    for (cap, kernel, longest) in [(2_000, 30_000, 122), (3_000, 50_000, 152)] {
+    // What cannot be avoided is 120 and 117 ms, and a kernel comes a whole one later or not at all. Without that rule: 182 and
+    // 202 ms.
+    for (cap, kernel, longest) in [(2_000, 30_000, 151), (3_000, 50_000, 168)] {
         let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(30) };
         let (got, _) = run_with(config.clone(), &[(cap, pace), (10_000 - cap, pace)]);
         assert!(got[0].gap <= Duration::from_millis(longest), "{cap}, {kernel} us: {}", got[0].gap);
@@ -153,21 +154,21 @@ fn a_kernel_that_crosses_the_end_of_a_window_leaves_no_one_out() {
 fn turns_follow_what_each_had_and_not_who_was_there_first() {
     let mut config = MultiTokenConfig::default();
     config.grace = Duration::from_millis(50);
-    // If the place is taken after others were served, the first is 156 ms; if who had nothing in a window comes first in it in any
-    // case, the next are 121, 162, 181 and 241 ms; if no more than two windows count of the time that one waits, the last is 202 ms.
-    for (caps, kernel, longest) in [
-        (&[3_000, 7_000][..], 31_000, 95),
-        (&[2_500, 2_500, 5_000], 30_000, 92),
-        (&[2_000; 5], 20_000, 83),
-        (&[2_000; 5], 30_000, 123),
-        (&[2_000; 5], 40_000, 163),
-        (&[2_500, 2_500, 5_000], 50_283, 153),
+    for (caps, kernel) in [
+        (&[3_000, 7_000][..], 31_000),
+        (&[2_500, 2_500, 5_000], 30_000),
+        (&[2_000; 5], 20_000),
+        (&[2_000; 5], 30_000),
+        (&[2_000; 5], 40_000),
+        (&[2_500, 2_500, 5_000], 50_283),
     ] {
+        // What cannot be avoided of the smallest share, a whole kernel, and the hand-overs of a turn each.
+        let longest = kernel * (10_000 / caps[0]) + 3_000;
         let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(30) };
         let programs: Vec<_> = caps.iter().map(|&cap| (cap, pace)).collect();
         let (got, off) = run_with(config.clone(), &programs);
         let gap = got.iter().map(|got| got.gap).max().unwrap();
-        assert!(gap <= Duration::from_millis(longest), "{caps:?}, {kernel} us: {gap}");
+        assert!(gap <= Duration::from_micros(longest), "{caps:?}, {kernel} us: {gap}");
         assert!(off < 2.0, "{caps:?}, {kernel} us: off by {off:.2} points: {got:?}");
     }
 }
@@ -208,7 +209,67 @@ fn a_small_cap_keeps_its_place_in_the_window() {
         let (got, _) = run(&[(1_000, pace), (9_000, pace)]);
         longest = longest.max(got[0].gap);
     }
-    // A window, less its part of it, and hand-overs. By what they have got, the overuse of one kernel puts it behind a token of the
-    // other's: 100.3 ms.
+    // A window, less its part of it, and hand-overs.
     assert!(longest <= Duration::from_millis(92), "{longest}");
+}
+
+/// A program that pauses between its kernels keeps its token meanwhile: its turn ends by the clock. If turns went by GPU time
+/// used, 50/50 would be 89 and 10 % of the speed that each has alone, and 30/70 would be 81 and 17 %.
+#[test]
+fn a_pausing_program_takes_nothing_of_a_busy_ones_request() {
+    let mut config = MultiTokenConfig::default();
+    config.grace = Duration::from_millis(50);
+    let kernels = [10, 100, 1_000, 5_000, 20_000];
+    let pauses = [1, 20, 100, 300, 1_000];
+    let mut rng = Rng::new(0);
+    let mut pick = |of: &[u64]| of[usize::try_from(rng.between(0, of.len() as u64 - 1)).unwrap()];
+    let (mut worst, mut late) = (0.0_f64, 0);
+    for case in 0..300 {
+        let shares: &[u64] =
+            [&[5_000, 5_000][..], &[3_000, 7_000], &[7_000, 3_000], &[1_000, 2_000, 7_000]][case % 4];
+        let capped = case % 8 < 4;
+        let window = config.window;
+        let overtime = config.slack.saturating_add(config.grace);
+        let terms = Terms::multi_token(window, config.max_token, overtime, config.max_debt);
+        let mut driver =
+            Driver::new(Box::new(MultiToken::new(config.clone()).unwrap()), terms, check::always());
+        let mut paced = Paced::new(&mut driver, Duration::from_micros(150));
+        let mut programs = Vec::new();
+        for (slot, &share) in (0..).zip(shares) {
+            // The last one is busy, and so is every third of the others.
+            let busy = slot as usize + 1 == shares.len() || pick(&[0, 1, 2]) == 0;
+            let pace = Pace {
+                kernel: Duration::from_micros(pick(&kernels)),
+                pause: Duration::from_micros(if busy { 1 } else { pick(&pauses) }),
+            };
+            let limit = if capped { share } else { 10_000 };
+            let quota = |points| Quota::new(u16::try_from(points).unwrap()).unwrap();
+            let quota = QuotaRange::new(quota(share), quota(limit)).unwrap();
+            let (now, id) = (Timestamp::from_nanos(1_700_000 * u64::from(slot)), ClientId::new(slot, 0));
+            paced.run(now).unwrap();
+            paced.start(now, id, Share { quota, sm: SmShare::WHOLE }, pace).unwrap();
+            programs.push((id, share, pace));
+        }
+        let from = Timestamp::ZERO.saturating_add(window.saturating_mul(2));
+        paced.run(from).unwrap();
+        let before: Vec<Got> = programs.iter().map(|&(id, ..)| paced.got(id)).collect();
+        paced.run(from.saturating_add(window.saturating_mul(WINDOWS))).unwrap();
+        let longest = programs.iter().map(|&(_, _, pace)| nanos(pace.kernel)).fold(0.0, f64::max);
+        for (&(id, share, pace), before) in programs.iter().zip(before) {
+            let got = paced.got(id);
+            let alone = nanos(pace.kernel) / (nanos(pace.kernel) + nanos(pace.pause));
+            let busy = nanos(got.busy.saturating_sub(before.busy));
+            let of_own = busy / nanos(window.saturating_mul(WINDOWS)) / alone * 100.0;
+            let short = share as f64 / 100.0 - of_own;
+            worst = worst.max(short);
+            assert!(short < 2.0, "case {case}, {programs:?}: {id} is {short:.2} points short: {got:?}");
+            let unavoidable = nanos(pace.kernel) * (10_000.0 / share as f64 - 1.0);
+            let gap = unavoidable.max(nanos(window)) + longest;
+            late += u32::from(nanos(got.gap) > gap);
+            // A turn that ends a little after the window's end costs a token of each of the others with its slack.
+            let tokens = 13e6 * (shares.len() - 1) as f64;
+            assert!(nanos(got.gap) <= gap + tokens, "case {case}, {programs:?}: {id} waits {}", got.gap);
+        }
+    }
+    println!("at most {worst:.2} points short; {late} waits longer than a window and the longest kernel");
 }

@@ -2,7 +2,7 @@
 //!
 //! [`MultiToken`](super::MultiToken) and [`SlotScheduler`](super::SlotScheduler) differ in whom they serve next, and in
 //! nothing else: both keep one [`Ledger`]. It does steps 1 and 2 of an event (see [`multi_token`](super::multi_token)),
-//! marks the GPUs on which somebody may now be served ([`Gpu::stirred`]), and carries out a grant. The policy dispatches.
+//! marks the GPUs on which a client may now be served ([`Gpu::dirty`]), and carries out a grant. The policy dispatches.
 //!
 //! # Invariants
 //! - holders' SMs + free SMs = the whole;
@@ -10,7 +10,7 @@
 //! - every holder is in the table of release times.
 //!
 //! # Cost
-//! O(log n) per event for n clients on the GPU, O(n log n) once a window and for what is told late of the window before.
+//! O(log n) per event for n clients on the GPU, O(n log n) once a window and for what is reported late of the window before.
 //! About 250 bytes per client.
 
 use super::{ConfigError, MultiTokenConfig};
@@ -31,8 +31,8 @@ pub(super) struct Ledger {
     /// By slot: the client, and the generation it must be above once it has left.
     pub(super) slots: Vec<(Option<Client>, Option<u32>)>,
     pub(super) gpus: Vec<Gpu>,
-    /// Whether what clients missed in a window counts in the next.
-    compares: bool,
+    /// Whether lag is what clients occupy by the clock, and counts in the next window; or else what they are charged, in each.
+    by_clock: bool,
 }
 
 /// A lease as the engine keeps it.
@@ -47,6 +47,8 @@ pub(super) struct Lease {
     pub(super) expires: Timestamp,
     /// When it was granted, not extended.
     pub(super) since: Timestamp,
+    /// The part of its client's lag that was taken for it so far.
+    occupied: Duration,
     /// SMs counted for it.
     pub(super) sm: u16,
 }
@@ -55,17 +57,24 @@ impl Lease {
     pub(super) fn outstanding(&self, window: u64) -> Duration {
         if self.window == window { self.budget.saturating_sub(self.charged) } else { Duration::ZERO }
     }
+
+    /// Counts what was charged beyond what it has occupied as occupied, and answers how much that is.
+    fn take_charged(&mut self) -> Duration {
+        let beyond = self.charged.saturating_sub(self.occupied);
+        self.occupied = self.occupied.saturating_add(beyond);
+        beyond
+    }
+
+    /// GPU time that it will take beyond what it has occupied, if all of it is used.
+    fn left_to_occupy(&self, window: u64) -> Duration {
+        let whole = if self.window == window { self.budget.max(self.charged) } else { self.charged };
+        whole.saturating_sub(self.occupied)
+    }
 }
 
 /// A time that is less than 292 years, to be compared with others.
 fn signed(time: Duration) -> i64 {
     i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
-}
-
-/// At most the length of a token ahead, or behind: what the last token of a window can leave.
-fn bounded(ahead: i128, token: Duration) -> i64 {
-    let most = i128::from(signed(token));
-    i64::try_from(ahead.clamp(-most, most)).unwrap_or(0)
 }
 
 /// How much of a window of this `length` a limit takes to pay `overuse` back; at most all of it.
@@ -74,53 +83,36 @@ fn paid_back(length: Duration, overuse: Duration, limit: Duration) -> Duration {
     Duration::from_nanos(u64::try_from(part / u128::from(limit.as_nanos().max(1))).unwrap_or(u64::MAX))
 }
 
-/// How a client stands after a window of which something was lost.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Shortfall {
-    /// How much more than its part it got in such windows, in ns; less: negative.
-    ahead: i64,
-    /// How long it may hold a token at a stretch, by the clock, where a good part was lost.
-    pub(super) part: Option<Duration>,
-}
-
-/// What a client did in the window before this one, as far as it is known.
+/// The window before this one, as far as it is known: what is charged late changes the overuse that it left.
 #[derive(Debug, Clone, Copy, Default)]
 struct Past {
     used: Duration,
     request: Duration,
     /// The largest that was in force.
     limit: Duration,
-    owed: Duration,
-    ahead: i64,
-    /// It held a token or waited for one at the end of a window that counts.
-    wanted: bool,
+    /// What was brought into it.
+    brought: Duration,
+    /// Its lag at the end.
+    lag: Duration,
 }
 
 impl Past {
-    /// What is carried.
     fn overuse(&self) -> Duration {
-        self.used.saturating_sub(self.limit.saturating_add(self.owed))
+        self.used.saturating_sub(self.limit.saturating_add(self.brought))
     }
 
+    /// The part of its lag by which it missed its request.
     fn missed(&self) -> Duration {
-        if !self.wanted {
-            return Duration::ZERO;
-        }
-        self.request.saturating_add(self.owed).saturating_sub(self.used).min(self.request)
-    }
-
-    /// What it used that it had not requested.
-    fn beyond(&self) -> Duration {
-        self.used.saturating_sub(self.request.saturating_add(self.owed))
+        self.request.saturating_add(self.brought).saturating_sub(self.used).min(self.lag)
     }
 }
 
 /// Place of a ready client in the order of dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
-    pub(super) met: bool,
-    /// Unmet: time used, less what it is owed, and that by which it is ahead if it had a token in this window, in proportion to its
-    /// request, less a part of the time it waits; most where it is not known yet. Met: time used beyond the request.
+    pub(super) ineligible: bool,
+    /// Eligible: minus its lag in proportion to its request, less a part of the time that it waits. Ineligible: time beyond its
+    /// request in proportion to its limit.
     pub(super) key: i64,
     pub(super) asked: u64,
     pub(super) slot: u32,
@@ -128,8 +120,8 @@ pub(super) struct Rank {
 
 /// A whole request, and a whole window, in the order of dispatch.
 const WHOLE: i64 = 1 << 16;
-/// This part of the time that a client waits, up to so many windows, counts as if it had had so much less. Whole kernels divide
-/// windows into equal parts but for microseconds, and those are no reason to keep who waits longer waiting.
+/// The time that a client waits counts as lag by this divisor, up to so many windows. Whole kernels divide windows into equal parts but
+/// for microseconds: the longer wait decides then.
 const AGING: i64 = 12;
 const AGED: u64 = 4;
 
@@ -156,15 +148,15 @@ pub(super) struct Client {
     /// The overuse that was brought into this window.
     carried: Duration,
     past: Past,
-    /// What others overran of the window before, as far as it is this client's: on top of request and limit.
-    owed: Duration,
-    /// Used beyond the request in earlier windows, fading.
-    pub(super) spare: Duration,
-    /// What the last window left for this one.
-    pub(super) shortfall: Option<Shortfall>,
+    /// GPU time that it is short of its share, in ns; below zero: beyond it.
+    lag: i64,
+    /// The lag of earlier windows that its limit of this one was raised by.
+    brought: Duration,
+    /// The client came or its share changed in this window: it may lack a part of a whole one.
+    fresh: bool,
+    /// Time beyond its request that nobody else claimed, fading.
+    pub(super) surplus: Duration,
     pub(super) total: Duration,
-    /// The window in which it was last given a token.
-    granted: Option<u64>,
     /// Serial number and time of the request that this token answered.
     answered: (u64, Timestamp),
     pub(super) holds: Option<Lease>,
@@ -173,8 +165,8 @@ pub(super) struct Client {
     /// Serial number and time of the request that has not been answered by a grant.
     pub(super) asked: Option<(u64, Timestamp)>,
     pub(super) filed: Filed,
-    /// Whether it was told that it is throttled.
-    pub(super) told: bool,
+    /// Whether it was notified that it is throttled.
+    pub(super) notified: bool,
 }
 
 impl Client {
@@ -197,58 +189,75 @@ impl Client {
         self.used.saturating_add(self.outstanding(window))
     }
 
-    /// At the end of `windows` windows in which nothing happened after the first; only one that `counts` leaves more than
-    /// overuse.
-    fn end_windows(&mut self, windows: u64, counts: bool) {
-        self.past = Past {
-            used: self.used,
-            request: self.request,
-            limit: self.largest,
-            owed: self.owed,
-            ahead: self.ahead(),
-            wanted: counts && (self.asked.is_some() || self.holds.is_some()),
-        };
+    /// Takes what its lease has occupied by `now` off its lag.
+    fn occupy(&mut self, now: Timestamp) {
+        let Some(lease) = &mut self.holds else { return };
+        let more = now.saturating_since(lease.since).saturating_sub(lease.occupied);
+        lease.occupied = lease.occupied.saturating_add(more);
+        self.lag = self.lag.saturating_sub(signed(more));
+    }
+
+    /// Its lag once all is used that it holds.
+    fn lag_then(&self, gpu: &Gpu) -> i64 {
+        if gpu.by_clock {
+            self.lag.saturating_sub(self.holds.map_or(0, |lease| signed(lease.left_to_occupy(gpu.window))))
+        } else {
+            signed(self.request).saturating_sub(signed(self.committed(gpu.window)))
+        }
+    }
+
+    fn wants(&self) -> bool {
+        self.asked.is_some() || self.holds.is_some()
+    }
+
+    /// Minus the overuse that it carries, as far as the GPU time of that is over: at most this lag goes with it. Zero or less,
+    /// or no bound at all.
+    fn debt(&self) -> i64 {
+        let running = self.holds.map_or(Duration::ZERO, |lease| lease.charged.saturating_sub(lease.occupied));
+        match self.carried.saturating_sub(running) {
+            Duration::ZERO => i64::MAX,
+            debt => -signed(debt),
+        }
+    }
+
+    /// The lag that it may keep at the end of a window. A client that wanted nothing, or came in that window, has missed nothing.
+    fn carried_lag(&self) -> i64 {
+        let most = if self.wants() && !self.fresh { signed(self.request) } else { 0 };
+        self.lag.min(most).min(self.debt())
+    }
+
+    /// With the `lag` of the windows before, and after time beyond its request that was `unclaimed`.
+    fn begin_window(&mut self, lag: i64, unclaimed: Duration) {
+        self.surplus = self.surplus.saturating_add(unclaimed);
+        self.past.lag = Duration::from_nanos(u64::try_from(lag).unwrap_or(0));
+        self.brought = self.past.missed();
+        self.lag = lag.saturating_add(signed(self.request));
+        self.fresh = false;
+    }
+
+    /// What it may be given at once of what it lacks, where others wait.
+    pub(super) fn miss(&self, gpu: &Gpu) -> Duration {
+        Duration::from_nanos(u64::try_from(self.lag_then(gpu)).unwrap_or(0))
+    }
+
+    /// At the end of `windows` windows in which nothing happened after the first.
+    fn end_windows(&mut self, windows: u64) {
+        let (used, request, limit) = (self.used, self.request, self.largest);
+        self.past = Past { used, request, limit, brought: self.brought, lag: Duration::ZERO };
+        self.brought = Duration::ZERO;
+        self.used = self.past.overuse().saturating_sub(self.limit.saturating_mul(windows - 1));
+        self.largest = self.limit;
+        self.carried = self.used;
         for _ in 0..windows.min(FORGOTTEN) {
-            let faded = Duration::from_nanos(self.spare.as_nanos().div_ceil(8));
-            self.spare = self.spare - faded + self.used.saturating_sub(self.entitled());
-            self.used = self.used.saturating_sub(self.largest.saturating_add(self.owed));
-            self.largest = self.limit;
-            self.owed = Duration::ZERO;
+            self.surplus -= Duration::from_nanos(self.surplus.as_nanos().div_ceil(8));
         }
         if windows > FORGOTTEN {
-            self.spare = Duration::ZERO;
-            self.used = self.used.saturating_sub(self.limit.saturating_mul(windows - FORGOTTEN));
-        }
-        self.carried = self.used;
-    }
-
-    fn ahead(&self) -> i64 {
-        self.shortfall.map_or(0, |shortfall| shortfall.ahead)
-    }
-
-    /// What it is to get of this window before anyone gets more than that.
-    const fn entitled(&self) -> Duration {
-        self.request.saturating_add(self.owed)
-    }
-
-    pub(super) fn miss(&self, window: u64) -> Duration {
-        self.entitled().saturating_sub(self.committed(window))
-    }
-
-    /// What it may be given of its miss at once where others wait. It is not cut for what is `least`.
-    pub(super) fn due(&self, window: u64, least: Duration) -> Duration {
-        let miss = self.miss(window);
-        match self.shortfall {
-            Some(Shortfall { part: None, ahead }) if ahead > signed(least) => {
-                let less = miss.saturating_sub(Duration::from_nanos(ahead.unsigned_abs()));
-                less.max(Duration::from_nanos(miss.as_nanos().div_ceil(2)))
-            }
-            _ => miss,
+            self.surplus = Duration::ZERO;
         }
     }
 
     pub(super) fn remain(&self, window: u64) -> Duration {
-        self.limit.saturating_add(self.owed).saturating_sub(self.committed(window))
+        self.limit.saturating_add(self.brought).saturating_sub(self.committed(window))
     }
 
     /// The SMs of its next token: those of the lease that is extended, or else of its share.
@@ -264,29 +273,27 @@ impl Client {
         if self.remain(window).is_zero() {
             return Filed::Throttled;
         }
-        if gpu.loose {
+        if gpu.undersubscribed {
             let resumes = gpu.start().saturating_add(paid_back(length, self.carried, self.largest));
             if gpu.now < resumes {
                 return Filed::Paced(resumes);
             }
         }
-        let committed = self.committed(window);
-        let met = committed >= self.entitled();
-        let key = if met {
-            signed((committed - self.entitled()).saturating_add(self.spare))
+        let lag = self.lag_then(gpu);
+        let ineligible = lag <= 0;
+        let key = if ineligible {
+            let beyond = signed(self.surplus).saturating_sub(lag);
+            beyond.saturating_mul(WHOLE) / signed(self.limit).max(1)
         } else if self.holds.is_some_and(|lease| lease.window != window) {
+            // A kernel under a lease of an earlier window may not be charged yet.
             i64::MAX
         } else {
-            // It may have been cut to nothing while it is owed something.
             let request = signed(self.request).max(1);
-            // Who is ahead gets less, but no later.
-            let ahead = if self.granted == Some(window) { self.ahead() } else { 0 };
-            let got = signed(committed) - signed(self.owed) + ahead;
             let waited = signed(window_end.saturating_since(since).min(length.saturating_mul(AGED)));
             // An hour and five windows in ns at most, times 65,536: fits.
-            got * WHOLE / request - waited * (WHOLE / AGING) / signed(length)
+            -(lag.saturating_mul(WHOLE) / request) - waited * (WHOLE / AGING) / signed(length)
         };
-        Filed::Ready(Rank { met, key, asked, slot: self.id.slot() })
+        Filed::Ready(Rank { ineligible, key, asked, slot: self.id.slot() })
     }
 }
 
@@ -298,10 +305,12 @@ pub(super) struct Gpu {
     pub(super) window_end: Timestamp,
     /// Of a window.
     pub(super) length: Duration,
+    /// See the ledger's.
+    by_clock: bool,
     /// As far as its clients are filed.
     now: Timestamp,
     /// Whether the limits of its clients left time over when this window began.
-    loose: bool,
+    undersubscribed: bool,
     pub(super) free: u16,
     pub(super) ready: BTreeSet<Rank>,
     /// Who waits until part of what it carries is paid back: until when, and its slot.
@@ -310,14 +319,14 @@ pub(super) struct Gpu {
     /// When each holder's SMs come back at the latest, and its slot.
     pub(super) releases: BTreeSet<(Timestamp, u32)>,
     /// Something changed since the last dispatch.
-    pub(super) stirred: bool,
-    /// Clients came, left or changed in this window: spare time says nothing about those that are there now.
+    pub(super) dirty: bool,
+    /// Clients came, left or changed in this window: their surplus says nothing about those that are there now.
     pub(super) reshuffled: bool,
 }
 
 impl Gpu {
-    fn new(length: Duration) -> Self {
-        Self { free: SmShare::WHOLE.get(), length, ..Self::default() }
+    fn new(length: Duration, by_clock: bool) -> Self {
+        Self { free: SmShare::WHOLE.get(), length, by_clock, ..Self::default() }
     }
 
     /// Of this window.
@@ -351,24 +360,24 @@ impl Gpu {
             Filed::Throttled => self.throttled += 1,
             Filed::Nowhere => {}
         }
-        client.told &= filed == Filed::Throttled;
+        client.notified &= filed == Filed::Throttled;
         client.filed = filed;
     }
 }
 
-/// Windows without any event after which spare time is forgotten altogether: it bounds the work of catching up, and of
+/// Windows without any event after which surplus time is forgotten altogether: it bounds the work of catching up, and of
 /// ten seconds used beyond the request nothing is left by then.
 const FORGOTTEN: u64 = 320;
 
 impl Ledger {
-    /// No clients. `compares`: keeps account of who is ahead of whom, which a fixed schedule has no use for.
-    pub(super) fn new(config: MultiTokenConfig, compares: bool) -> Result<Self, ConfigError> {
+    /// No clients. `by_clock`: see the field.
+    pub(super) fn new(config: MultiTokenConfig, by_clock: bool) -> Result<Self, ConfigError> {
         config.validate()?;
         let (slots, gpus) = (Vec::new(), Vec::new());
-        Ok(Self { config, now: Timestamp::ZERO, next_lease: 0, next_request: 0, slots, gpus, compares })
+        Ok(Self { config, now: Timestamp::ZERO, next_lease: 0, next_request: 0, slots, gpus, by_clock })
     }
 
-    /// Steps 1 and 2 of an event. What it stirred is then to be dispatched.
+    /// Steps 1 and 2 of an event. The GPUs that it marks dirty are then to be dispatched.
     pub(super) fn account(
         &mut self,
         now: Timestamp,
@@ -383,17 +392,20 @@ impl Ledger {
                 let window = self.config.window;
                 if let Some((known, gpu)) = self.pair(client.slot()) {
                     known.share = share;
-                    known.request = share.quota.request().of(window);
+                    let request = share.quota.request().of(window);
+                    known.lag =
+                        known.lag.saturating_add(signed(request)).saturating_sub(signed(known.request));
+                    (known.request, known.fresh) = (request, true);
                     known.limit = share.quota.limit().of(window);
                     known.largest = known.largest.max(known.limit);
                     gpu.refile(known);
-                    (gpu.stirred, gpu.reshuffled) = (true, true);
+                    (gpu.dirty, gpu.reshuffled) = (true, true);
                 }
                 self.tell(client.slot(), actions);
             }
             TokenEvent::ClientLeft { client } => {
                 if let Some((_, gpu)) = self.pair(client.slot()) {
-                    (gpu.stirred, gpu.reshuffled) = (true, true);
+                    (gpu.dirty, gpu.reshuffled) = (true, true);
                 }
                 self.leave(client.slot());
             }
@@ -404,7 +416,7 @@ impl Ledger {
             TokenEvent::TokenReturned { client, lease, used, again } => {
                 self.settle(client.slot(), lease, used);
                 if let Some((known, gpu)) = self.pair(client.slot()) {
-                    gpu.stirred = true;
+                    gpu.dirty = true;
                     if known.holds.is_some_and(|held| held.id == lease) {
                         self.release(client.slot());
                     }
@@ -423,7 +435,7 @@ impl Ledger {
             TokenEvent::UsageReported { client, lease, used } => {
                 self.settle(client.slot(), lease, used);
                 if let Some((_, gpu)) = self.pair(client.slot()) {
-                    gpu.stirred = true;
+                    gpu.dirty = true;
                 }
                 self.tell(client.slot(), actions);
             }
@@ -534,7 +546,7 @@ impl Ledger {
             self.roll(index, now);
             while let Some(&(_, slot)) = self.gpus[index].paced.first().filter(|paced| paced.0 <= now) {
                 let Some((client, gpu)) = self.pair(slot) else { break };
-                gpu.stirred = true;
+                gpu.dirty = true;
                 gpu.refile(client);
             }
         }
@@ -550,73 +562,71 @@ impl Ledger {
         let windows = now.saturating_since(gpu.window_end).as_nanos() / window.as_nanos() + 1;
         gpu.window += windows;
         gpu.window_end = gpu.window_end.saturating_add(window.saturating_mul(windows));
-        gpu.stirred = true;
+        gpu.dirty = true;
         let reshuffled = core::mem::take(&mut gpu.reshuffled);
         let clients = core::mem::take(&mut gpu.clients);
-        let counts = windows == 1 && !reshuffled;
         let limits = clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
         let limits: u32 = limits.map(|client| u32::from(client.share.quota.limit().get())).sum();
-        self.gpus[index].loose = self.compares && limits < u32::from(Quota::WHOLE.get());
+        self.gpus[index].undersubscribed = self.by_clock && limits < u32::from(Quota::WHOLE.get());
+        let end = self.gpus[index].start();
+        for &slot in &clients {
+            if let Some((client, _)) = self.pair(slot) {
+                client.occupy(end);
+                client.end_windows(windows);
+                if reshuffled {
+                    client.surplus = Duration::ZERO;
+                }
+            }
+        }
+        self.carry_lags(&clients, windows == 1);
         for &slot in &clients {
             if let Some((client, gpu)) = self.pair(slot) {
-                client.end_windows(windows, counts);
-                if reshuffled {
-                    client.spare = Duration::ZERO;
-                }
                 gpu.refile(client);
             }
         }
         self.gpus[index].clients = clients;
-        self.look_back(index);
     }
 
-    /// What the window before leaves for this one, as far as it is known: who is owed how much, who is ahead of his part, and
-    /// how long that part is.
-    fn look_back(&mut self, index: usize) {
-        if !self.compares {
-            return;
-        }
-        let clients = core::mem::take(&mut self.gpus[index].clients);
-        let (mut overuse, mut missed, mut ahead, mut requests) = (0_i128, 0_i128, 0_i128, 0_i128);
-        for &slot in &clients {
-            let Some((client, _)) = self.pair(slot) else { continue };
-            overuse += i128::from(signed(client.past.overuse()));
-            if client.past.wanted {
-                missed += i128::from(signed(client.past.missed()));
-                ahead += i128::from(client.past.ahead);
-                requests += i128::from(signed(client.past.request));
+    /// Decides which part of their lags the clients of a GPU keep beyond the end of a window; none unless it `counts`.
+    fn carry_lags(&mut self, clients: &[u32], counts: bool) {
+        let (mut behind, mut ahead, mut requests) = (0_i128, 0_i128, 0_i128);
+        for &slot in clients {
+            let Some((client, gpu)) = self.pair(slot) else { continue };
+            let kept = if counts && gpu.by_clock { client.carried_lag() } else { 0 };
+            client.lag = kept;
+            behind += i128::from(kept.max(0));
+            ahead += i128::from(kept.min(0).unsigned_abs());
+            if client.wants() {
+                requests += i128::from(signed(client.request));
             }
         }
-        let lost = (missed - overuse).max(0);
-        let (got, returned) = (requests - lost, missed - lost);
-        let (window, token) = (self.config.window, self.config.max_token);
-        for &slot in &clients {
+        for &slot in clients {
             let Some((client, gpu)) = self.pair(slot) else { continue };
-            let past = client.past;
-            let own = i128::from(signed(past.missed()));
-            let owed = if own > 0 { own * returned / missed } else { 0 };
-            client.owed = Duration::from_nanos(u64::try_from(owed).unwrap_or(0));
-            client.shortfall = (past.wanted && lost > 0).then(|| {
-                let request = i128::from(signed(past.request));
-                let part = request * (got + ahead) / requests;
-                let has = request - own + owed + i128::from(past.ahead);
-                let length = i128::from(signed(window));
-                let clock = request * length / requests.min(length);
-                let least = token.as_nanos().div_ceil(4);
-                let clock = Duration::from_nanos(u64::try_from(clock).unwrap_or(u64::MAX).max(least));
-                let part_by_clock = (lost * 4 > requests).then_some(clock);
-                Shortfall { ahead: bounded(has - part, token), part: part_by_clock }
-            });
-            gpu.refile(client);
+            let lag = i128::from(client.lag);
+            let lag = if behind > ahead && client.wants() {
+                // The difference was lost to all of them alike.
+                lag - (behind - ahead) * i128::from(signed(client.request)) / requests.max(1)
+            } else if ahead > behind && lag < 0 {
+                // The difference was taken from nobody.
+                lag * behind / ahead
+            } else {
+                lag
+            };
+            let lag = i64::try_from(lag).unwrap_or(0).min(client.debt());
+            let unclaimed = if gpu.by_clock {
+                Duration::from_nanos(client.lag.min(0).abs_diff(lag.min(0)))
+            } else {
+                client.past.used.saturating_sub(client.request)
+            };
+            client.begin_window(lag, unclaimed);
         }
-        self.gpus[index].clients = clients;
     }
 
     /// Takes a token back that was neither returned nor replaced in time.
     fn expire(&mut self, slot: u32, actions: &mut Vec<TokenAction>) {
         let Some((client, gpu)) = self.pair(slot) else { return };
         let Some(lease) = client.holds else { return };
-        gpu.stirred = true;
+        gpu.dirty = true;
         actions.push(TokenAction::Revoke {
             client: client.id,
             lease: lease.id,
@@ -629,16 +639,18 @@ impl Ledger {
     /// Step 2: counts `used` as the GPU time of a lease in all. It was checked to be held, or the one before.
     fn settle(&mut self, slot: u32, lease: LeaseId, used: Duration) {
         let max_debt = self.config.max_debt;
-        let mut late = false;
         let Some((client, gpu)) = self.pair(slot) else { return };
-        let record = match (&mut client.holds, &mut client.unsettled) {
-            (Some(held), _) if held.id == lease => held,
-            (_, Some(earlier)) if earlier.id == lease => earlier,
+        let (record, is_held) = match (&mut client.holds, &mut client.unsettled) {
+            (Some(held), _) if held.id == lease => (held, true),
+            (_, Some(earlier)) if earlier.id == lease => (earlier, false),
             _ => return,
         };
         // A revoked lease was charged in full: its late return may also give time back.
         let (more, less) = (used.saturating_sub(record.charged), record.charged.saturating_sub(used));
         record.charged = used;
+        if !is_held {
+            client.lag = client.lag.saturating_sub(signed(record.take_charged()));
+        }
         let shift =
             |time: Duration, more: Duration, less: Duration| time.saturating_add(more).saturating_sub(less);
         client.total = shift(client.total, more, less);
@@ -649,8 +661,7 @@ impl Ledger {
             let past = client.past;
             client.used = shift(client.used, past.overuse(), known.overuse());
             client.carried = shift(client.carried, past.overuse(), known.overuse());
-            client.spare = shift(client.spare, past.beyond(), known.beyond());
-            late = (past.overuse(), past.missed()) != (known.overuse(), known.missed());
+            client.brought = past.missed();
         } else if record.window == gpu.window {
             client.used = shift(client.used, more, less);
         } else {
@@ -658,18 +669,20 @@ impl Ledger {
             client.used = client.used.saturating_add(more);
         }
         client.used = client.used.min(client.limit.saturating_add(max_debt));
+        client.lag = client.lag.max(-signed(max_debt));
+        let now = self.now;
+        let Some((client, gpu)) = self.pair(slot) else { return };
+        client.occupy(now);
         gpu.refile(client);
-        let index = client.gpu;
-        if late {
-            self.look_back(index);
-        }
     }
 
     /// Ends what the client holds: its SMs are free. The lease may still be settled late.
     fn release(&mut self, slot: u32) {
-        let grace = self.config.grace;
+        let (grace, now) = (self.config.grace, self.now);
         let Some((client, gpu)) = self.pair(slot) else { return };
-        let Some(lease) = client.holds.take() else { return };
+        client.occupy(now);
+        let Some(mut lease) = client.holds.take() else { return };
+        client.lag = client.lag.saturating_sub(signed(lease.take_charged()));
         gpu.free += lease.sm;
         gpu.releases.remove(&(lease.expires.saturating_add(grace), slot));
         client.unsettled = Some(lease);
@@ -681,8 +694,9 @@ impl Ledger {
         self.next_request += 1;
         let (number, now) = (self.next_request, self.now);
         let Some((client, gpu)) = self.pair(slot) else { return };
+        client.occupy(now);
         client.asked.get_or_insert(if unused { client.answered } else { (number, now) });
-        gpu.stirred = true;
+        gpu.dirty = true;
         gpu.refile(client);
     }
 
@@ -691,14 +705,14 @@ impl Ledger {
         let window = self.config.window;
         let Some((client, gpu)) = self.pair(slot) else { return };
         if client.filed != Filed::Throttled
-            || client.told
-            || client.used < client.limit.saturating_add(client.owed)
+            || client.notified
+            || client.used < client.limit.saturating_add(client.brought)
         {
             return;
         }
-        client.told = true;
+        client.notified = true;
         // Each window pays back its limit; time is left once what is carried is below it.
-        let carried = client.used.saturating_sub(client.largest.saturating_add(client.owed));
+        let carried = client.used.saturating_sub(client.largest.saturating_add(client.brought));
         let windows = carried.as_nanos() / client.limit.as_nanos().max(1);
         let until = gpu.window_end.saturating_add(window.saturating_mul(windows));
         actions.push(TokenAction::Throttle {
@@ -710,7 +724,7 @@ impl Ledger {
 
     fn join(&mut self, now: Timestamp, id: ClientId, gpu: GpuId, share: Share) {
         while self.gpus.len() <= gpu.index() {
-            self.gpus.push(Gpu::new(self.config.window));
+            self.gpus.push(Gpu::new(self.config.window, self.by_clock));
         }
         let home = &mut self.gpus[gpu.index()];
         if home.clients.is_empty() {
@@ -733,17 +747,17 @@ impl Ledger {
             used: Duration::ZERO,
             carried: Duration::ZERO,
             past: Past::default(),
-            owed: Duration::ZERO,
-            spare: Duration::ZERO,
-            shortfall: None,
+            lag: signed(share.quota.request().of(window)),
+            brought: Duration::ZERO,
+            fresh: true,
+            surplus: Duration::ZERO,
             total: Duration::ZERO,
-            granted: None,
             answered: (0, Timestamp::ZERO),
             holds: None,
             unsettled: None,
             asked: None,
             filed: Filed::Nowhere,
-            told: false,
+            notified: false,
         };
         self.slots[id.index()] = (Some(client), Some(id.generation()));
     }
@@ -770,6 +784,7 @@ impl Ledger {
         let (now, slack, grace) = (self.now, self.config.slack, self.config.grace);
         let id = LeaseId(self.next_lease + 1);
         let Some((client, gpu)) = self.pair(slot) else { return };
+        client.occupy(now);
         let left = client.left(gpu.window, now);
         let expires = now.saturating_add(left.saturating_add(budget).saturating_add(slack)).min(until);
         let lease = match client.holds {
@@ -778,18 +793,27 @@ impl Ledger {
                 let budget = held.budget.max(held.charged).saturating_add(budget);
                 Lease { budget, expires: expires.max(held.expires), ..held }
             }
-            _ => Lease { id, window: gpu.window, budget, charged: Duration::ZERO, expires, since: now, sm },
+            _ => Lease {
+                id,
+                window: gpu.window,
+                budget,
+                charged: Duration::ZERO,
+                expires,
+                since: now,
+                occupied: Duration::ZERO,
+                sm,
+            },
         };
-        if let Some(held) = client.holds.replace(lease) {
+        if let Some(mut held) = client.holds.replace(lease) {
             gpu.free += held.sm;
             gpu.releases.remove(&(held.expires.saturating_add(grace), slot));
             if held.id != lease.id {
+                client.lag = client.lag.saturating_sub(signed(held.take_charged()));
                 client.unsettled = Some(held);
             }
         }
         gpu.free -= lease.sm;
         gpu.releases.insert((lease.expires.saturating_add(grace), slot));
-        client.granted = Some(gpu.window);
         client.answered = client.asked.take().unwrap_or((0, now));
         gpu.refile(client);
         actions.push(TokenAction::Grant {
@@ -828,12 +852,6 @@ impl Ledger {
                     Filed::Nowhere => {}
                 }
             }
-            let clients = gpu.clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
-            let (owed, overuse) =
-                clients.fold((Duration::ZERO, Duration::ZERO), |(owed, overuse), client| {
-                    (owed.saturating_add(client.owed), overuse.saturating_add(client.past.overuse()))
-                });
-            assert!(owed <= overuse || gpu.reshuffled, "{owed} owed of {overuse} overused on {index}");
             assert_eq!(held + u32::from(gpu.free), u32::from(SmShare::WHOLE.get()), "SMs of {index}");
             assert_eq!((ready, throttled, holders), (gpu.ready.len(), gpu.throttled, gpu.releases.len()));
             assert_eq!(paced, gpu.paced.len());

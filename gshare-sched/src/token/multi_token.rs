@@ -1,143 +1,112 @@
-//! The multi-token scheduler (FaST-GShare, section 3.3.2), with its gaps closed.
+//! The multi-token scheduler (FaST-GShare, section 3.3.2), with lag accounting.
 //!
 //! # Problem
 //! Several clients share the time and the SMs of a GPU. Each has a quota request `r` (guaranteed share of time), a
 //! quota limit `l` (most it may take) and an SM partition `s`. Decide who holds a token, so that
 //! - the SMs of the holders never add up to more than the whole GPU;
-//! - nobody takes more than `l` of a window, and overuse is paid back;
-//! - whoever asks gets `r` before anyone gets more than his request;
-//! - time that nobody claims goes to whoever can use it.
+//! - a client that asks for the GPU gets `r` before any client gets more than its request;
+//! - no client takes more than `l` of a window, and overuse is paid back;
+//! - time that no request covers goes to the clients that can use it.
+//!
+//! The difficulty is what to charge. A kernel cannot be stopped, so a client may take more than it was granted. A host may
+//! pause between kernels, so a client may hold the GPU and use a tenth of it. The engine therefore keeps two accounts. *Order* goes
+//! by what a client **occupied**, since nobody else could have that time; the *limit* goes by what it **used**, since that is
+//! what it was sold.
 //!
 //! # Terms
-//! The words of [`gshare_core::token`], and per client and window of length `W`:
+//! Those of [`gshare_core::token`], and per client and window of length `W`:
 //! - **used**: GPU time charged in this window, plus the overuse carried into it;
-//! - **outstanding**: the part of the budget of this window's lease, if it holds one, that has not been charged;
-//! - **running**: what was charged for the lease that it holds beyond the time since that was granted: a kernel is charged when
-//!   it is launched;
-//! - **left**: how long what it holds still runs at least: what is outstanding, or running;
-//! - **committed** `u`: used + outstanding;
-//! - **owed**: GPU time that others overran of what this client requested in the window before. It comes on top of its request
-//!   and its limit in this window;
-//! - **miss** `r*W + owed - u` (the paper's `Q_miss`) and **remain** `l*W + owed - u` (its `Q_remain`);
-//! - **unmet**: miss is above zero; **met** otherwise;
-//! - **spare**: time used beyond the request in earlier windows, fading: at each window's end an eighth of it (rounded up)
-//!   is forgotten and what was used beyond the request in that window, `max(0, used - r*W - owed)`, is added; if clients of the
-//!   GPU came, left or changed since the last end of a window, or nothing happened for 320 windows, all spare is zero then;
-//! - **missed** of a window: what those who held a token or waited for one at its end then missed, at most `r*W` each. Others
-//!   overran it, or it was nobody's: what hosts pause for that wait for each of their short kernels while they hold a token, and
-//!   hand-overs;
-//! - **lost**: what was missed of a window beyond the overuse carried from it, of all clients of the GPU together;
-//! - **ahead**: what a client has more (below zero: less) than its part of what was got in windows of which something was lost,
-//!   at most `max_token` either way;
-//! - **short**: a window of which more than a quarter of their requests was lost;
-//! - **part**: after a short window, the time by the clock that a client may hold a token at a stretch;
-//! - **due**: a client's miss; without a part, less by what it is ahead, if that is more than
-//!   `max_token / 4`, but at least half of the miss;
-//! - **loose**: a window at whose start the limits of the GPU's clients add up to less than the whole;
-//! - **waiting**: has requested a token (or more time) and not been given it: **throttled** while remain is zero; **paced** in a
-//!   loose window, from its start until the part `c / (l*W)` of it is over, `c` being the overuse carried into it; else **ready**.
+//! - **occupied** by a lease: the time since its grant, or what was charged if that is more once it is over;
+//! - **lag**: GPU time that a client is short of its share, as in EEVDF and BFQ; negative for one that is beyond it;
+//! - **eligible**: a client whose lag would still be positive if all that it holds were occupied;
+//! - **outstanding**: the part of the budget of this window's lease that has not been charged;
+//! - **overuse**: what was used in a window beyond the limit;
+//! - **surplus**: time beyond its request that a client had and nobody lacked, fading by an eighth each window;
+//! - **throttled**: waiting with nothing left of the limit; **paced**: waiting, in a window in which the limits of the GPU leave
+//!   time over, until the part `overuse / (l*W)` of it is over; **ready**: waiting otherwise.
 //!
 //! # Algorithm
 //! Windows of a GPU follow each other without a gap from its first client on. A lease belongs to one window: neither its
 //! budget nor its expiry passes the window's end. On every event, at time `now`:
 //!
-//! 1. **Catch up**, in the order of time: revoke every lease with `expires + grace <= now` and count its whole budget
-//!    as used; at each window's end bring spare up to date, then set `used = max(0, used - l*W - owed)`: what was beyond the
-//!    limit (the largest in force in that window) and what was owed is the overuse that is carried. It comes back to
-//!    those who missed something: each is owed its part of it in proportion to what he missed, and no more than that.
-//!    Where the rest was lost, add up what each of its clients got of its request (`r*W` less what it missed, and what it is
-//!    owed for it) and was ahead; each is ahead by what it has more than its part of that, in proportion to the requests.
-//!    After a short window each also has a part of `W * r / sum of r`, at least `r*W` and `max_token / 4`. After a window in
-//!    which clients came, left or changed, and after one without an event, nobody is owed anything, is ahead or has a part.
-//! 2. **Account** for the event. Usage counts for the window its lease belongs to. When that window is the one before
-//!    this, what it changes is spare and what that window left: overuse, and what all clients of the GPU are owed and ahead.
-//!    When it is older, what it adds is charged to this window.
-//! 3. **Dispatch** on the GPU concerned: go through the ready clients in the order of
-//!    - unmet before met;
-//!    - unmet: `(u - owed + ahead) / r` ascending (the least served in proportion first), less a twelfth of the time that it waits
-//!      (of four windows at most): whole kernels divide windows into equal parts but for microseconds. Who has had no token in this
-//!      window is taken to be ahead by nothing, since who is ahead gets less, and not later. Last who still holds a token of an
-//!      earlier window, since a kernel under it may not be charged yet;
-//!    - met: `spare + u - r*W - owed` ascending (the least beyond its request first, in this window and before);
-//!    - then who has waited longest, then the lower slot;
+//! 1. **Catch up** in the order of time. A lease with `expires + grace <= now` is revoked and charged its whole budget. At the
+//!    end of a window, of every client of the GPU:
+//!    - `used` becomes the overuse of that window.
+//!    - A positive lag is kept up to one request, and only by clients that hold a token or wait for one: an idle hour is not saved up.
+//!      The lag of a client with overuse becomes minus that, at most: it pays in both accounts.
+//!    - Let `P` be the sum of all positive lags and `N` that of the negative ones. `P > N`: the difference was lost to
+//!      hand-overs; every waiting client's lag falls by its part of it, in proportion to the requests. `N > P`: the difference
+//!      was taken from nobody; negative lags shrink by the factor `P / N`, and what is forgiven becomes surplus.
+//!    - The limit of the new window is raised by the positive lag that is left, as far as the request was missed by use as well:
+//!      what others overran can be made good. Then `lag += r*W`.
+//! 2. **Account** for the event. A lease takes what it occupies off its client's lag, and what it uses off the limit. Usage counts
+//!    for the window of its lease; when that is the one before this, the overuse carried from it changes.
+//! 3. **Dispatch** on the GPU concerned. The ready clients are gone through in the order of
+//!    - eligible before ineligible;
+//!    - eligible: the largest `lag / r` first, after `1/12` of the time waited (four windows at most) is added: whole kernels divide
+//!      windows into equal parts but for microseconds, and the longer wait decides then. A client that still holds a lease of an
+//!      earlier window comes last, since a kernel under it may not be charged yet;
+//!    - ineligible: the smallest `(surplus - lag) / l` first, so that time over is shared in proportion to the limits;
+//!    - then the longest wait, then the lower slot.
 //!
-//!    Give each a token if its SMs fit. The first that does not fit (the **head**) gets a **reservation**: from the
-//!    holders' latest release times follows when there will be room for it at the latest; those behind it (up to
-//!    `backfill_depth`) may be given a token only if they are sure to release it by then or leave enough SMs beside it.
-//!    When a grant gives SMs back (a new lease with fewer than the one it replaces), it is gone through anew.
+//!    Each gets a token if its SMs fit. The first that does not fit gets a **reservation**: from the holders' latest
+//!    release times follows when there will be room for it at the latest. Up to `backfill_depth` clients behind it get a token only if
+//!    they are sure to release it by then or leave enough SMs beside it.
 //!
-//! A new token's budget is `min(max_token, remain, window end - now - running)`. While `n > 1` clients are ready (this one and
-//! those that are served before it in this round included), an unmet one's is also at most what is due to it, and a met
-//! one's at most `max((window end - now) / n, max_token / 4)`. It expires after `left + budget + slack`, at the latest after the
-//! client's part, if it has one, and at the window's end. A client behind a reservation gets at most the time until then,
-//! less what is left, slack and grace, and nothing below `min_token`.
-//!
-//! A holder that asks again is a ready client that needs no more SMs: its lease is extended by a budget of the same
-//! rule, on top of the larger of its budget and what it was charged. In a new window it gets a new lease in place of the old
-//! one. One whose kernel runs until the window's end gets neither: it goes on waiting, and has its place in the order when it
-//! returns what it holds. One that returns a token and wants the next at once takes its place before anyone is served; a request that
-//! came a moment later would find its turn given away. If it could use nothing of that token, it has waited since it asked for it:
-//! the last of a window may be shorter than a hand-over.
+//! A token's budget is `min(max_token, what is left of the limit, what is left of the window)`. While several clients are ready,
+//! the budget of an eligible one is also at most its lag, and its token expires after that much time by the clock (a quarter of
+//! `max_token` at least): a host that pauses gives the GPU up with its turn. An ineligible one gets an equal part of what is left of
+//! the window at most, or a quarter of `max_token`. A holder that asks again is a ready client that needs no more SMs; its lease is
+//! extended if it can have `min_token` more. A client that returns a token and wants the next at once takes its place before anyone is
+//! served, and one that could use nothing of its token keeps the place it had.
 //!
 //! ## Example
 //! `W` = 100 ms, tokens of 10 ms, SMs 100 % each. A has 20%:20%, B 30%:100%; both return a token when it is used up and
-//! ask again as they do. A asked first and runs 0-10 ms, which is half of its request; B runs 10-20 ms, a third of its own, and so
-//! 20-30 ms as well; A runs 30-40 ms: its remain is 0, it is throttled until 100 ms. B runs 40-50 ms; its request is met, nobody
-//! else is ready, and it goes on 50-100 ms: A used 20 ms, B 80 ms.
+//! ask again. Lags are 20 and 30 ms. A asked first and runs 0-10 ms: its lag is half of its request. B runs 10-20 ms (two thirds)
+//! and 20-30 ms (one third); A runs 30-40 ms and is throttled. B runs 40-50 ms, its lag is 0, nobody else is ready, and
+//! it goes on 50-100 ms: A used 20 ms, B 80 ms. B's lag of -50 ms was taken from nobody and becomes surplus.
 //!
-//! ## Example of short windows
-//! A (30 %) and B (70 %) run kernels of 10 us and wait for each; their hosts need 20 us in between. A token of 10 ms expires
-//! after 12 ms and is 4 ms of GPU time, and a window has eight of them. Each by itself would be divided 3:5, whatever went
-//! before: 37 % for A. Now A is 12 - 0.3 * 32 = 2.4 ms ahead after the first and B as much behind, A gets two tokens in the
-//! second, and so on: 30 % of what there is. Of A (10 %) and B (90 %), A's part is 10 ms: a token of that
-//! length in each window, and not of 12 ms. If their hosts need 1 us, nine tokens are 3:6, and A has its 30 ms when the window
-//! ends: the 13 ms that were lost were B's alone. Then A is 4 ms ahead, its third token is 6 ms, and B has 4 ms more.
+//! ## Example of a pause
+//! A and B have 50 % each. A's host pauses for 90 % of the time it holds a token; B is busy. A token of A lasts 12 ms by the clock,
+//! of which it uses 1.2 ms. By use A would be served first again and again, and B would be left with a tenth of the GPU. By lag
+//! each has had 50 ms at the end of a window.
 //!
 //! ## Example of long kernels
-//! A (25 %), B (25 %) and C (50 %) run kernels of 20 ms, which nothing stops. A window is A, B, C, C, A: A used 40 ms of 25 and
-//! carries 15 into the next, B missed 5 and C 10. If that were forgotten, the next window would have 10, 25 and 50 ms to give and 15
-//! for nobody. B is owed 5 and C 10: the next window's 100 ms are A's 10, B's 30 and C's 60.
+//! A (25 %), B (25 %) and C (50 %) run kernels of 20 ms. A window is A, B, C, C, A: lags are -15, +5 and +10 at its end. The next
+//! one starts with 10, 30 and 60 ms, and the limits of B and C are 30 and 60 ms in it.
 //!
 //! # Invariants
 //! - holders' SMs + free SMs = the whole; so the holders' sum never passes it, within one round either;
 //! - a client is at most one of: ready, paced, throttled; only waiting clients are any of these;
-//! - budgets granted in a window <= l*W + owed - overuse carried into it;
-//! - what is owed in a window, by all together, <= the overuse carried into it;
+//! - budgets granted in a window <= l*W + what was missed of the window before - overuse carried into it;
 //! - every holder is in the table of release times.
 //!
-//! From these: a client's GPU time in a window is at most its limit, what it missed in the one before, and the kernel it could not
-//! stop; if the requests of a GPU add up to at most the whole and its clients keep their GPU busy while they hold a token,
-//! every request is met in every window (at each instant an unmet client runs, until none is left), less the hand-over times
-//! and what is owed for it in the next. For larger sums of requests (which SM partitions allow) no greedy order proves them.
-//! Who is paced loses nothing: afterwards it needs at most its limit's part of what is left of the window, and in a loose window
-//! those parts fit.
-//! An unmet client waits at most for one token of each other client, its slack and grace, and one window.
-//! A client whose request is 0 is promised nothing.
+//! From these: over `n` windows a client uses at most `n` limits, one request and one kernel. If the requests of a GPU add up to at
+//! most the whole, a client that keeps asking and keeps the GPU busy while it holds a token gets its request, **whatever the
+//! others do with theirs**, less hand-over times; what a window's last turn takes from it comes back in the next. An eligible client waits at
+//! most for one token of each other client, its slack and grace, and one window. A client whose request is 0 is promised nothing. For
+//! sums of requests above the whole (which SM partitions allow) see [`SlotScheduler`](super::SlotScheduler).
 //!
 //! # Cost
 //! O(log n) per event for n clients on the GPU, plus eight candidates, the holders looked at for a reservation and at most
-//! `backfill_depth` candidates behind it; O(n log n) once a window, and when a lease of the one before is charged more. About
-//! 250 bytes per client.
+//! `backfill_depth` candidates behind it; O(n log n) once a window. About 250 bytes per client.
 //!
 //! # Differences from the paper
-//! - The paper sorts by `Q_miss` in absolute time: with requests that add up to more than the GPU, the small ones are
-//!   then never served. Unmet clients are ordered by the share of their request that they got.
+//! - The paper sorts by `Q_miss` in absolute GPU time used. Requests that add up to more than the GPU then never serve the small ones,
+//!   and a client that pauses while it holds a token stays first. Here the order is by lag in proportion to the request.
 //! - "Returns tokens for the head pods until one does not fit": a narrow client behind a wide one is let in if it cannot
 //!   delay it, and a wide one is never overtaken for good. SMs are counted as they are granted, not after the round.
-//! - Time beyond the requests is shared by what each client got of it lately, and in tokens that shrink with the number
-//!   of those who want it: in absolute `Q_miss` and whole tokens the same few take the end of every window.
 //! - A token may not exceed what remains of the limit (the paper's full token overshoots by up to one token), and
 //!   overuse is carried, so that the limit holds over time for kernels longer than a quota.
-//! - What a window of few tokens cannot divide in proportion is made good in the next ones, and nobody has to skip one for
-//!   that.
-//! - Kernels longer than tokens cannot be cut, and what one overruns is taken from those who wait. If that were forgotten, as in
-//!   the paper, the GPU would be idle when the overuse is paid back: of caps of 10, 20, 30 and 40 % with kernels of 20 ms the
-//!   last had 30 %.
+//! - The paper forgets at the end of a window. Here lag is bounded and not forgotten: what a few long kernels cannot divide in one window
+//!   is made good in the next.
+//! - Time beyond the requests is shared in proportion to the limits and in tokens that shrink with the number of those who want it;
+//!   by `Q_miss` and whole tokens the same few take the end of every window.
 //! - Where the limits leave time over, overuse is paid back before more is given: a client of 20 % with kernels of 30 ms would
-//!   otherwise run at the start of two windows and not in the third. Where they do not, the time would be lost.
+//!   otherwise run at the start of two windows and not in the third.
 //! - Tokens are leases: a client that dies or hangs loses its SMs at once or at the end of its lease.
 use super::ConfigError;
-use super::ledger::{Gpu, Ledger, Rank};
+use super::ledger::{Client, Gpu, Ledger, Rank};
 use gshare_core::token::ClientStatus;
 use gshare_core::{
     ClientId, Duration, Engine, Timestamp, TokenAction, TokenError, TokenEvent, TokenScheduler,
@@ -258,7 +227,7 @@ impl MultiToken {
     /// Step 3. See the [module](self).
     fn dispatch(&mut self, index: usize, actions: &mut Vec<TokenAction>) {
         let now = self.ledger.now;
-        let (window, window_end) = (self.ledger.gpus[index].window, self.ledger.gpus[index].window_end);
+        let window = self.ledger.gpus[index].window;
         let ready = self.ledger.gpus[index].ready.len() as u64;
         let mut queue = core::mem::take(&mut self.scratch);
         let mut reservation: Option<Reservation> = None;
@@ -283,19 +252,10 @@ impl MultiToken {
                 }
                 let Some((Some(client), _)) = self.ledger.slots.get(rank.slot as usize) else { continue };
                 let gpu = &self.ledger.gpus[index];
-                let same_lease = client.holds.filter(|lease| lease.window == window);
                 let held = client.holds.map_or(0, |lease| lease.sm);
-                let sm = same_lease.map_or(client.share.sm.get(), |lease| lease.sm);
+                let sm = client.token_sm(window);
                 let needed = sm.saturating_sub(held);
-                // What runs is over first.
-                let rest = window_end.saturating_since(now).saturating_sub(client.running(now));
-                let mut budget = self.ledger.config.max_token.min(client.remain(window)).min(rest);
-                if ready > 1 {
-                    let fair = Duration::from_nanos(window_end.saturating_since(now).as_nanos() / ready);
-                    let least = Duration::from_nanos(self.ledger.config.max_token.as_nanos().div_ceil(4));
-                    budget = budget.min(if rank.met { fair.max(least) } else { client.due(window, least) });
-                }
-                let part = client.shortfall.and_then(|shortfall| shortfall.part);
+                let Offer { mut budget, least, until } = self.offer(gpu, client, rank, ready);
                 let left = client.left(window, now);
                 let overhead =
                     left.saturating_add(self.ledger.config.slack).saturating_add(self.ledger.config.grace);
@@ -315,9 +275,8 @@ impl MultiToken {
                         }
                     }
                 }
-                if !budget.is_zero() {
+                if budget >= least {
                     let free = self.ledger.gpus[index].free;
-                    let until = part.map_or(window_end, |part| window_end.min(now.saturating_add(part)));
                     self.ledger.grant(rank.slot, budget, sm, until, actions);
                     if self.ledger.gpus[index].free > free {
                         // It gave SMs back with the lease that was replaced: who did not fit may fit now.
@@ -330,6 +289,31 @@ impl MultiToken {
         }
         queue.clear();
         self.scratch = queue;
+    }
+
+    /// The token that a client may have now, SMs apart.
+    fn offer(&self, gpu: &Gpu, client: &Client, rank: Rank, ready: u64) -> Offer {
+        let config = &self.ledger.config;
+        let now = self.ledger.now;
+        let left = gpu.window_end.saturating_since(now);
+        // A kernel that runs is over first.
+        let budget =
+            config.max_token.min(client.remain(gpu.window)).min(left.saturating_sub(client.running(now)));
+        let any = Duration::from_nanos(1);
+        if ready <= 1 {
+            return Offer { budget, least: any, until: gpu.window_end };
+        }
+        // Between rounding errors an extension of nanoseconds would follow another.
+        let extends = client.holds.is_some_and(|lease| lease.window == gpu.window);
+        let least = if extends { config.min_token } else { any };
+        let quarter = Duration::from_nanos(config.max_token.as_nanos().div_ceil(4));
+        if rank.ineligible {
+            let fair = Duration::from_nanos(left.as_nanos() / ready);
+            return Offer { budget: budget.min(fair.max(quarter)), least, until: gpu.window_end };
+        }
+        let lag = client.miss(gpu);
+        let turn = client.left(gpu.window, now).saturating_add(lag.max(quarter));
+        Offer { budget: budget.min(lag), least, until: gpu.window_end.min(now.saturating_add(turn)) }
     }
 
     /// When there will be `needed` SMs at the latest, and how many beside them.
@@ -349,6 +333,13 @@ impl MultiToken {
 
 /// How many ready clients are taken out of the order at once.
 const BATCH: usize = 8;
+
+/// What a client may be given: nothing below `least`, and it expires at `until` at the latest.
+struct Offer {
+    budget: Duration,
+    least: Duration,
+    until: Timestamp,
+}
 
 /// Room promised to the first ready client that does not fit.
 struct Reservation {
@@ -370,7 +361,7 @@ impl Engine for MultiToken {
     ) -> Result<(), TokenError> {
         self.ledger.account(now, event, actions)?;
         for index in 0..self.ledger.gpus.len() {
-            if core::mem::take(&mut self.ledger.gpus[index].stirred) {
+            if core::mem::take(&mut self.ledger.gpus[index].dirty) {
                 self.dispatch(index, actions);
             }
         }

@@ -287,7 +287,8 @@ impl SlotScheduler {
             if ready > 1 {
                 let fair = Duration::from_nanos(window_end.saturating_since(now).as_nanos() / ready);
                 let quarter = Duration::from_nanos(most.as_nanos().div_ceil(4));
-                budget = budget.min(if rank.met { fair.max(quarter) } else { self.miss(index, rank.slot) });
+                budget =
+                    budget.min(if rank.ineligible { fair.max(quarter) } else { self.miss(index, rank.slot) });
             }
             let horizon = self.horizon(index, rank.slot);
             let end = if horizon < window_end { horizon.saturating_sub(slack) } else { horizon };
@@ -352,9 +353,8 @@ impl SlotScheduler {
     }
 
     fn miss(&self, index: usize, slot: u32) -> Duration {
-        let window = self.ledger.gpus[index].window;
         match self.ledger.slots.get(slot as usize) {
-            Some((Some(client), _)) => client.miss(window),
+            Some((Some(client), _)) => client.miss(&self.ledger.gpus[index]),
             _ => Duration::ZERO,
         }
     }
@@ -391,7 +391,7 @@ impl SlotScheduler {
             }
             // A holder's usage is known late: it may be about to use all of what it has, or to ask for what it misses.
             let has = client.outstanding(gpu.window);
-            let miss = client.miss(gpu.window);
+            let miss = client.miss(gpu);
             let mut needs = if miss.is_zero() { miss } else { miss.saturating_add(has) };
             for stretch in &self.schedules[index].stretches {
                 if stretch.client != slot || stretch.end <= since || needs.is_zero() {
@@ -497,7 +497,7 @@ impl Engine for SlotScheduler {
         self.note(event);
         for index in 0..self.schedules.len() {
             let begins = self.schedules[index].next_claim.is_some_and(|begin| begin <= now);
-            if core::mem::take(&mut self.ledger.gpus[index].stirred) || begins {
+            if core::mem::take(&mut self.ledger.gpus[index].dirty) || begins {
                 self.dispatch(index, actions);
             }
         }

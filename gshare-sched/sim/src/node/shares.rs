@@ -9,7 +9,7 @@
 //!   entitled to its limit, whatever the others did.
 //! - for a client of an [elastic](Shape::Elastic) GPU: besides, nobody came, left or changed. The clients together are
 //!   entitled to what the device delivered to them, divided thus: while it is less than the requests, in proportion to
-//!   the requests; beyond them, each gets its request and the same amount on top, up to its limit ([`divide`]).
+//!   the requests; beyond them, each gets its request and an amount in proportion to its limit on top, up to its limit ([`divide`]).
 //!
 //! The error of a client is the difference between its measured and its entitled share. What hand-overs cost is not an
 //! error of shares; it is bounded apart: an elastic GPU delivers at least [`DELIVERED_PERCENT`] of what its clients may take.
@@ -250,7 +250,7 @@ impl Shares {
 }
 
 /// Divides `delivered` GPU time among clients that all want more, over windows of `length` together: in proportion to
-/// the requests while they are not met, else each its request and the same amount on top, up to its limit.
+/// the requests while they are not met, else each its request and an amount in proportion to its limit on top, up to its limit.
 ///
 /// ```
 /// use gshare_core::{Duration, Share, SmShare};
@@ -274,14 +274,16 @@ pub fn divide(delivered: Duration, length: Duration, shares: &[Share]) -> Vec<Du
         };
         return requests.iter().map(part).collect();
     }
-    // The amount on top, by bisection: what is handed out grows with it.
+    // The amount on top of a limit of the whole, by bisection: what is handed out grows with it.
     let hand_out = |top: u64| {
         let one = |(request, limit): (&Duration, &Duration)| {
-            request.saturating_add(Duration::from_nanos(top)).min(*limit)
+            let part = u128::from(limit.as_nanos()) * u128::from(top) / u128::from(length.as_nanos().max(1));
+            request.saturating_add(Duration::from_nanos(u64::try_from(part).unwrap_or(u64::MAX))).min(*limit)
         };
         requests.iter().zip(&limits).map(one).collect::<Vec<_>>()
     };
-    let (mut low, mut high) = (0, length.as_nanos());
+    // A small limit is reached by a large amount.
+    let (mut low, mut high) = (0, length.as_nanos().saturating_mul(10_000));
     while low < high {
         let middle = low + (high - low).div_ceil(2);
         if hand_out(middle).into_iter().sum::<Duration>() <= delivered {

@@ -19,7 +19,6 @@ pub mod account;
 pub mod check;
 pub mod drive;
 pub mod keen;
-pub mod model;
 pub mod ops;
 pub mod paced;
 pub mod timeline;

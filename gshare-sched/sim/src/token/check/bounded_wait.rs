@@ -1,6 +1,7 @@
 //! Who is owed time waits no longer than a stated bound.
 //!
-//! A client is owed time while it asks, holds nothing, and has used less of its request in this window than it may. Such
+//! A client is owed time while it asks, holds nothing, and has used less of its request in this window than it may; what it
+//! had before its turn in earlier windows ([`advance`](super::advance)) counts as used. Such
 //! a client is waited for by everyone who does not hold a token, and each who does holds it for one token and its
 //! overtime at most. So
 //!
@@ -15,6 +16,7 @@
 //! not fit), and what gives a dead client's SMs to others: nobody waits for it for longer than one token and overtime.
 
 use super::Checker;
+use super::advance::Advance;
 use crate::token::account::Bound;
 use crate::token::{Book, Change};
 use gshare_core::{ClientId, Timestamp, TokenAction, TokenEvent, TokenScheduler};
@@ -24,6 +26,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub struct BoundedWait {
     since: BTreeMap<ClientId, Timestamp>,
+    advance: Advance,
     tested: u64,
 }
 
@@ -34,6 +37,11 @@ impl Checker for BoundedWait {
 
     fn tested(&self) -> u64 {
         self.tested
+    }
+
+    fn before(&mut self, book: &Book, now: Timestamp, _change: Change) -> Result<(), String> {
+        self.advance.roll(book, now);
+        Ok(())
     }
 
     fn after(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<(), String> {
@@ -70,7 +78,8 @@ impl Checker for BoundedWait {
             let used = client
                 .account
                 .carried(window, Bound::Most)
-                .saturating_add(client.account.charged(window, Bound::Most));
+                .saturating_add(client.account.charged(window, Bound::Most))
+                .saturating_add(self.advance.of(id));
             let owed = used < client.share.quota.request().of(windows.length);
             if client.asked.is_none() || client.held.is_some() || !owed {
                 self.since.remove(&id);

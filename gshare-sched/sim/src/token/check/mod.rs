@@ -13,6 +13,7 @@
 //! A checker sees the [`Book`] before and after each change, and the scheduler after each call. It keeps what it needs
 //! beyond that itself, and answers with the words that a person needs to see the mistake.
 
+pub mod advance;
 pub mod bounded_wait;
 pub mod ledger;
 pub mod quota_window;

@@ -1,21 +1,27 @@
-//! Who keeps asking gets its request in every window.
+//! A client that keeps asking and keeps the GPU busy gets its request, whatever the others do with their tokens.
 //!
 //! FaST-GShare, section 3.3.2: `quota_request` is the minimal allocation. It can be promised only if it can be kept at
 //! all, and only to a client that takes what it is given. So the claim is made for a client and a window when, through
 //! the whole window,
 //!
 //! - the requests of its GPU add up to at most the whole (one after the other they fit whatever their SMs);
-//! - every client of the GPU keeps it busy while it holds a token and uses no more than its budget; none is revoked,
-//!   joins, leaves or gets another share, and none carries overuse in;
-//! - this client holds or asks at every instant.
+//! - no client of the GPU uses more than its budget, is revoked, joins, leaves or gets another share, and none carries overuse
+//!   in;
+//! - this client holds or asks at every instant, and keeps the GPU busy while it holds a token.
 //!
-//! Then at the end of the window it has been charged at least its request, less `slack` (hand-over times of the driver;
-//! zero for clients that answer at once).
+//! Then at the end of the window it has been charged at least its request, less what it had before its turn in earlier
+//! windows ([`advance`](super::advance)) and less `slack` (hand-over times of the driver; zero for clients that answer at once).
+//! Where another client of the GPU pauses while it holds a token, its turn ends by the clock, not by use, and the last turn of a window may
+//! take a part of the next client's. That is made good in the next window: the shortfalls of consecutive windows never add up to
+//! more than the longest token.
 
 use super::Checker;
+use super::advance::Advance;
 use crate::token::account::{Bound, Windows};
 use crate::token::{Book, Change, Client, Held};
-use gshare_core::{ClientId, Duration, GpuId, Quota, Timestamp, TokenAction, TokenEvent, TokenScheduler};
+use gshare_core::{
+    ClientId, Duration, GpuId, LeaseId, Quota, Timestamp, TokenAction, TokenEvent, TokenScheduler,
+};
 use std::collections::BTreeMap;
 
 /// See the [module](self).
@@ -24,6 +30,7 @@ pub struct RequestMet {
     slack: Duration,
     /// By GPU: the window watched, and whether everybody behaved in it so far.
     gpus: BTreeMap<GpuId, Watch>,
+    advance: Advance,
     tested: u64,
 }
 
@@ -31,20 +38,21 @@ pub struct RequestMet {
 struct Watch {
     window: u64,
     clean: bool,
-    /// Clients that have held or asked at every instant so far.
-    keen: Vec<ClientId>,
+    /// Somebody held a token in it and did not keep the GPU busy.
+    paused: bool,
+    /// Clients that have held or asked at every instant so far, and kept the GPU busy; with the shortfalls of the windows before.
+    keen: BTreeMap<ClientId, Duration>,
 }
 
 impl RequestMet {
     /// Requests are met but for `slack` in each window.
-    pub const fn new(slack: Duration) -> Self {
-        Self { slack, gpus: BTreeMap::new(), tested: 0 }
+    pub fn new(slack: Duration) -> Self {
+        Self { slack, gpus: BTreeMap::new(), advance: Advance::default(), tested: 0 }
     }
 
-    /// Whether the GPU ran for this client, and not beyond its budget, all the time it held the token.
+    /// Whether the GPU ran for this client all the time that it held the token.
     fn kept_busy(&self, held: &Held, now: Timestamp, used: Duration) -> bool {
-        let busy = now.saturating_since(held.since) <= used.saturating_add(self.slack);
-        busy && used <= held.budget.saturating_add(self.slack)
+        now.saturating_since(held.since) <= used.saturating_add(self.slack)
     }
 
     /// Closes the windows that ended by `now`; the book is as it was at their end, as nothing happened since.
@@ -56,25 +64,55 @@ impl RequestMet {
             if self.gpus.get(&gpu).is_some_and(|watch| watch.window == window) {
                 continue;
             }
-            if let Some(watch) = self.gpus.insert(gpu, open(book, gpu, windows, now))
-                && watch.clean
-                && watch.window + 1 == window
-            {
-                self.close(book, windows, &watch)?;
+            let Some(mut watch) = self.gpus.insert(gpu, open(book, gpu, windows, now)) else { continue };
+            if watch.clean && watch.window + 1 == window {
+                self.close(book, windows, &mut watch)?;
+                if let Some(next) = self.gpus.get_mut(&gpu) {
+                    for (id, shortfall) in &mut next.keen {
+                        *shortfall = watch.keen.get(id).copied().unwrap_or_default();
+                    }
+                    // A pause makes up for a shortfall later: until then it is not forgotten.
+                    next.paused = watch.paused && next.keen.values().any(|shortfall| !shortfall.is_zero());
+                }
             }
         }
+        self.advance.roll(book, now);
         Ok(())
     }
 
-    fn close(&mut self, book: &Book, windows: Windows, watch: &Watch) -> Result<(), String> {
-        for &id in &watch.keen {
+    /// A client that paused while it held its token is promised nothing in this window. Answers its GPU if it used more than its
+    /// budget: others may have missed that.
+    fn returned(
+        &mut self,
+        book: &Book,
+        now: Timestamp,
+        client: ClientId,
+        lease: LeaseId,
+        used: Duration,
+    ) -> Option<GpuId> {
+        let entry = book.client(client)?;
+        let held = entry.held.filter(|held| held.lease == lease)?;
+        if !self.kept_busy(&held, now, used) {
+            let watch = self.gpus.get_mut(&entry.gpu)?;
+            watch.keen.remove(&client);
+            watch.paused = true;
+        }
+        (used > held.budget.saturating_add(self.slack)).then_some(entry.gpu)
+    }
+
+    fn close(&mut self, book: &Book, windows: Windows, watch: &mut Watch) -> Result<(), String> {
+        let allowed = if watch.paused { book.terms().max_token } else { Duration::ZERO };
+        for (&id, shortfall) in &mut watch.keen {
             let Some(client) = book.client(id) else { continue };
             self.tested += 1;
             let request = client.share.quota.request().of(windows.length);
             let charged = client.account.charged(watch.window, Bound::Most);
-            if charged.saturating_add(self.slack) < request {
+            let had = charged.saturating_add(self.advance.of(id)).saturating_add(self.slack);
+            *shortfall = shortfall.saturating_add(request).saturating_sub(had);
+            if *shortfall > allowed {
                 return Err(format!(
-                    "{id} asked all through window {} (until {}) and was given {charged} of its request of {request}",
+                    "{id} asked all through window {} (until {}) and was given {charged} of its request of {request}: {shortfall} \
+                     short by now, {allowed} at most are made good later",
                     watch.window,
                     windows.end(watch.window),
                 ));
@@ -91,8 +129,9 @@ fn open(book: &Book, gpu: GpuId, windows: Windows, now: Timestamp) -> Watch {
     let requests: u32 = clients.iter().map(|(_, client)| u32::from(client.share.quota.request().get())).sum();
     let debt = clients.iter().any(|(_, client)| !client.account.carried(window, Bound::Most).is_zero());
     let clean = now == windows.start(window) && requests <= u32::from(Quota::WHOLE.get()) && !debt;
-    let keen = clients.iter().filter(|(_, client)| wants(client)).map(|(id, _)| *id).collect();
-    Watch { window, clean, keen }
+    let keen =
+        clients.iter().filter(|(_, client)| wants(client)).map(|(id, _)| (*id, Duration::ZERO)).collect();
+    Watch { window, clean, paused: false, keen }
 }
 
 const fn wants(client: &Client) -> bool {
@@ -110,19 +149,15 @@ impl Checker for RequestMet {
 
     fn before(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<(), String> {
         self.roll(book, now)?;
-        // Whoever does not keep the GPU busy spoils the window for all: others may have waited for it.
         let spoils = match change {
             Change::Event(TokenEvent::ClientJoined { gpu, .. }) => Some(gpu),
             Change::Event(TokenEvent::ShareChanged { client, .. } | TokenEvent::ClientLeft { client })
             | Change::Action(TokenAction::Revoke { client, .. }) => {
                 book.client(client).map(|entry| entry.gpu)
             }
-            Change::Event(TokenEvent::TokenReturned { client, lease, used, .. }) => book
-                .client(client)
-                .filter(|entry| {
-                    entry.held.is_some_and(|held| held.lease == lease && !self.kept_busy(&held, now, used))
-                })
-                .map(|entry| entry.gpu),
+            Change::Event(TokenEvent::TokenReturned { client, lease, used, .. }) => {
+                self.returned(book, now, client, lease, used)
+            }
             Change::Event(_) | Change::Action(_) => None,
         };
         if let Some(watch) = spoils.and_then(|gpu| self.gpus.get_mut(&gpu)) {
@@ -138,7 +173,7 @@ impl Checker for RequestMet {
         _scheduler: &dyn TokenScheduler,
     ) -> Result<(), String> {
         for watch in self.gpus.values_mut() {
-            watch.keen.retain(|id| book.client(*id).is_some_and(wants));
+            watch.keen.retain(|id, _| book.client(*id).is_some_and(wants));
         }
         Ok(())
     }
