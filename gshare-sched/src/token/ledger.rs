@@ -83,6 +83,12 @@ fn paid_back(length: Duration, overuse: Duration, limit: Duration) -> Duration {
     Duration::from_nanos(u64::try_from(part / u128::from(limit.as_nanos().max(1))).unwrap_or(u64::MAX))
 }
 
+/// Time beyond a `request` of which `used` was used, with a `lag` that is below zero by what was occupied beyond it. Hand-overs
+/// cost those more who get many short tokens, so it is what was used; but a host that pauses pays for half of what it occupied.
+fn beyond(used: Duration, request: Duration, lag: i64) -> Duration {
+    used.saturating_sub(request).max(Duration::from_nanos(lag.min(0).unsigned_abs() / 2))
+}
+
 /// The window before this one, as far as it is known: what is charged late changes the overuse that it left.
 #[derive(Debug, Clone, Copy, Default)]
 struct Past {
@@ -226,9 +232,10 @@ impl Client {
         self.lag.min(most).min(self.debt())
     }
 
-    /// With the `lag` of the windows before, and after time beyond its request that was `unclaimed`.
-    fn begin_window(&mut self, lag: i64, unclaimed: Duration) {
-        self.surplus = self.surplus.saturating_add(unclaimed);
+    /// Keeps `lag` of what its lag was at the end of the last one.
+    fn begin_window(&mut self, lag: i64) {
+        let forgiven = self.lag.min(0).saturating_sub(lag.min(0));
+        self.surplus = self.surplus.saturating_add(beyond(self.past.used, self.past.request, forgiven));
         self.past.lag = Duration::from_nanos(u64::try_from(lag).unwrap_or(0));
         self.brought = self.past.missed();
         self.lag = lag.saturating_add(signed(self.request));
@@ -282,8 +289,8 @@ impl Client {
         let lag = self.lag_then(gpu);
         let ineligible = lag <= 0;
         let key = if ineligible {
-            let beyond = signed(self.surplus).saturating_sub(lag);
-            beyond.saturating_mul(WHOLE) / signed(self.limit).max(1)
+            let beyond = self.surplus.saturating_add(beyond(self.committed(window), self.request, lag));
+            signed(beyond).saturating_mul(WHOLE) / signed(self.limit).max(1)
         } else if self.holds.is_some_and(|lease| lease.window != window) {
             // A kernel under a lease of an earlier window may not be charged yet.
             i64::MAX
@@ -573,14 +580,14 @@ impl Ledger {
             if let Some((client, _)) = self.pair(slot) {
                 client.occupy(end);
                 client.end_windows(windows);
-                if reshuffled {
-                    client.surplus = Duration::ZERO;
-                }
             }
         }
         self.carry_lags(&clients, windows == 1);
         for &slot in &clients {
             if let Some((client, gpu)) = self.pair(slot) {
+                if reshuffled {
+                    client.surplus = Duration::ZERO;
+                }
                 gpu.refile(client);
             }
         }
@@ -601,7 +608,7 @@ impl Ledger {
             }
         }
         for &slot in clients {
-            let Some((client, gpu)) = self.pair(slot) else { continue };
+            let Some((client, _)) = self.pair(slot) else { continue };
             let lag = i128::from(client.lag);
             let lag = if behind > ahead && client.wants() {
                 // The difference was lost to all of them alike.
@@ -613,12 +620,7 @@ impl Ledger {
                 lag
             };
             let lag = i64::try_from(lag).unwrap_or(0).min(client.debt());
-            let unclaimed = if gpu.by_clock {
-                Duration::from_nanos(client.lag.min(0).abs_diff(lag.min(0)))
-            } else {
-                client.past.used.saturating_sub(client.request)
-            };
-            client.begin_window(lag, unclaimed);
+            client.begin_window(lag);
         }
     }
 

@@ -21,7 +21,8 @@
 //! - **eligible**: a client whose lag would still be positive if all that it holds were occupied;
 //! - **outstanding**: the part of the budget of this window's lease that has not been charged;
 //! - **overuse**: what was used in a window beyond the limit;
-//! - **surplus**: time beyond its request that a client had and nobody lacked, fading by an eighth each window;
+//! - **surplus**: time beyond its request that a client had in the windows before, fading by an eighth each window: what it used, since
+//!   hand-overs cost those more who get many short tokens, or half of what it occupied, if that is more;
 //! - **throttled**: waiting with nothing left of the limit; **paced**: waiting, in a window in which the limits of the GPU leave
 //!   time over, until the part `overuse / (l*W)` of it is over; **ready**: waiting otherwise.
 //!
@@ -36,7 +37,7 @@
 //!      The lag of a client with overuse becomes minus that, at most: it pays in both accounts.
 //!    - Let `P` be the sum of all positive lags and `N` that of the negative ones. `P > N`: the difference was lost to
 //!      hand-overs; every waiting client's lag falls by its part of it, in proportion to the requests. `N > P`: the difference
-//!      was taken from nobody; negative lags shrink by the factor `P / N`, and what is forgiven becomes surplus.
+//!      was taken from nobody; negative lags shrink by the factor `P / N`, and what is forgiven counts as surplus only.
 //!    - The limit of the new window is raised by the positive lag that is left, as far as the request was missed by use as well:
 //!      what others overran can be made good. Then `lag += r*W`.
 //! 2. **Account** for the event. A lease takes what it occupies off its client's lag, and what it uses off the limit. Usage counts
@@ -46,7 +47,8 @@
 //!    - eligible: the largest `lag / r` first, after `1/12` of the time waited (four windows at most) is added: whole kernels divide
 //!      windows into equal parts but for microseconds, and the longer wait decides then. A client that still holds a lease of an
 //!      earlier window comes last, since a kernel under it may not be charged yet;
-//!    - ineligible: the smallest `(surplus - lag) / l` first, so that time over is shared in proportion to the limits;
+//!    - ineligible: the smallest surplus in proportion to `l` first, with what it has beyond its request in this window; so time over
+//!      is shared in proportion to the limits;
 //!    - then the longest wait, then the lower slot.
 //!
 //!    Each gets a token if its SMs fit. The first that does not fit gets a **reservation**: from the holders' latest
@@ -64,7 +66,7 @@
 //! `W` = 100 ms, tokens of 10 ms, SMs 100 % each. A has 20%:20%, B 30%:100%; both return a token when it is used up and
 //! ask again. Lags are 20 and 30 ms. A asked first and runs 0-10 ms: its lag is half of its request. B runs 10-20 ms (two thirds)
 //! and 20-30 ms (one third); A runs 30-40 ms and is throttled. B runs 40-50 ms, its lag is 0, nobody else is ready, and
-//! it goes on 50-100 ms: A used 20 ms, B 80 ms. B's lag of -50 ms was taken from nobody and becomes surplus.
+//! it goes on 50-100 ms: A used 20 ms, B 80 ms. B's lag of -50 ms was taken from nobody: it is forgiven, and is surplus.
 //!
 //! ## Example of a pause
 //! A and B have 50 % each. A's host pauses for 90 % of the time it holds a token; B is busy. A token of A lasts 12 ms by the clock,
