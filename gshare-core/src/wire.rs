@@ -22,10 +22,10 @@
 //! ```text
 //! hook                                    daemon
 //!  Hello{name, spec, ...}            ──▶
-//!                                    ◀──  Welcome{epoch}              or Refused{code, text} and close
+//!                                    ◀──  Welcome{epoch}              or Refused or Unserved, and close
 //!                                    ◀──  Class{class}                where the daemon's configuration has one
 //!  Attach{ordinal, device, memory}   ──▶                             once per GPU, at its first context
-//!                                    ◀──  Attached{client, spec, window}   or Refused{UnknownDevice, BadSpec}: this GPU only
+//!                                    ◀──  Attached{client, spec, window}   or Refused, Unserved{UnknownDevice, BadSpec}: this GPU only
 //!  TokenRequest{client}              ──▶
 //!                                    ◀──  Grant{client, lease, budget, expires}
 //!  Usage, TokenReturn, Iteration     ──▶                             the last after a Class
@@ -529,7 +529,7 @@ messages! {
         /// Number of this run of the daemon: a client that sees it change re-registers.
         epoch: u64,
     }
-    /// The process is turned away; the connection closes.
+    /// The process is turned away, and launches nothing; the connection closes.
     2 Refused {
         /// Why.
         code: RefusalCode,
@@ -637,6 +637,16 @@ messages! {
     14 MemoryView {
         /// Who asked.
         client: ClientId,
+    }
+    /// The daemon refuses the process or one of its devices, as with `Refused`, and the operator lets such processes run: within
+    /// these limits, kept by the process itself. A client that does not know this kind takes it for the loss of its daemon.
+    15 Unserved {
+        /// Why.
+        code: RefusalCode,
+        /// Why, for people: names field and bound.
+        text: String,
+        /// The limits that hold.
+        spec: ResourceSpec,
     }
 }
 
@@ -755,6 +765,7 @@ mod tests {
             ToClient::MemoryAsk { client, round: 3, recall: 1 },
             ToClient::MemoryMember { client, pid: 3, used: Bytes(4) },
             ToClient::MemoryView { client },
+            ToClient::Unserved { code: RefusalCode::Full, text: "no".into(), spec: spec() },
         ]
     }
 
@@ -805,6 +816,7 @@ mod tests {
             "020c 1500 0b000000 0200000001000000 03000000 01",
             "020d 1c00 0c000000 0200000001000000 03000000 0400000000000000",
             "020e 1000 0d000000 0200000001000000",
+            "020f 1a00 0e000000 02 026e6f b80b401f60090000004000000000",
         ];
         for (n, (message, golden)) in to_client().iter().zip(golden_to_client).enumerate() {
             let mut bytes = Vec::new();

@@ -195,6 +195,8 @@ mod why {
         8 NoDaemon { retry_ns "How long until the next attempt to connect." }
         /// What this function costs is being measured with the launch before.
         9 Measuring {}
+        /// The daemon refuses the process or the device: launches fail later.
+        10 Refused { left_ns "How long until then." }
     }
 }
 pub use why::Why;

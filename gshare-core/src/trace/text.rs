@@ -79,6 +79,9 @@ impl fmt::Display for Why {
             Self::NoDaemon { retry_ns } => {
                 write!(f, "for a daemon: none answers, next attempt in {}", Time(retry_ns))
             }
+            Self::Refused { left_ns } => {
+                write!(f, "for the daemon, which refuses this process: launches fail in {}", Time(left_ns))
+            }
             Self::Measuring {} => write!(f, "for the first measurement of the same kernel"),
         }
     }
