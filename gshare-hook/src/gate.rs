@@ -50,8 +50,8 @@ use std::time::Duration as StdDuration;
 use gshare_core::Duration;
 use gshare_core::gate::LaunchGate;
 use gshare_cuda_abi::types::CUresult;
-use gshare_meter::MemoryAccount;
 use gshare_meter::cost::{CostTable, Row, shape};
+use gshare_meter::{Ground, Measured, MemoryAccount, OpenRun, SHORT_NS, Segment};
 
 use crate::clock;
 use crate::context::{self, Context, Event, Pair};
@@ -63,7 +63,7 @@ use crate::tls;
 use crate::trace::{Cause, Waiting};
 
 /// Streams that a thread's launches are tracked on at once.
-const RUNS: usize = 4;
+pub(crate) const RUNS: usize = 4;
 /// The segment has launches in it that say nothing about its row.
 const MIXED: u32 = u32::MAX;
 /// Predicted GPU time of a full segment, in ns: a fraction of any useful in-flight bound.
@@ -72,8 +72,6 @@ const SEGMENT_NS: u64 = 400_000;
 const SEGMENT_LAUNCHES: u32 = 16_384;
 /// The longest that the call of a kernel's launch takes, in ns: one that took longer was interrupted.
 const CALL_NS: u64 = 10_000;
-/// A launch that takes longer than this is measured well enough without keeping its stream waiting, in ns.
-pub(crate) const SHORT_NS: u64 = 20_000;
 /// Credit that a run takes at once for launches to come, in ns.
 const PREPAY_NS: u64 = 8_000;
 /// A segment shorter than this is not worth ending at every synchronising call, in ns.
@@ -95,39 +93,12 @@ const LEGACY_STREAM: usize = 1;
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD_STREAM: usize = 2;
 
-/// What a measurement is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
-    /// A part of a run.
-    Segment,
-    /// A launch of which nothing was known.
-    First,
-    /// A launch alone.
-    Alone,
-    /// A launch alone, with its stream kept waiting until it was queued.
-    Held,
-}
-
 /// A measurement under way, for the helper thread.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) context: Arc<Context>,
     pub(crate) pair: Pair,
-    /// What its launches were charged, and what launches before it on the stream were charged that no event covers.
-    pub(crate) predicted: u64,
-    pub(crate) carried: u64,
-    /// What of its launches was taken for done before, at what was charged for it; not part of `predicted`.
-    pub(crate) presumed: u64,
-    pub(crate) launches: u32,
-    /// The row, if all of its launches have the same.
-    pub(crate) row: Option<Row>,
-    /// Whether the stream cannot have run dry within it.
-    pub(crate) dense: bool,
-    /// Time before the first kernel could start that is no GPU time, in ns.
-    pub(crate) gap: u64,
-    pub(crate) how: How,
-    /// When its first launch was queued.
-    pub(crate) opened: u64,
+    pub(crate) segment: Segment,
 }
 
 /// One thread's launches on one stream. Written by its thread; the helper reads the atomics and writes `presumed`.
@@ -261,14 +232,6 @@ struct Taken {
     carried: u64,
 }
 
-/// What a run has open, as the helper sees it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Open {
-    pub(crate) predicted: u64,
-    pub(crate) presumed: u64,
-    pub(crate) prepaid: u64,
-}
-
 /// The atomics of a run.
 struct Shared<'a> {
     device: &'a AtomicPtr<Device>,
@@ -309,13 +272,13 @@ impl ThreadRecord {
     }
 
     /// What each run has open on a device, for the helper.
-    pub(crate) fn open_runs(&self, device: &Device) -> [Open; RUNS] {
+    pub(crate) fn open_runs(&self, device: &Device) -> [OpenRun; RUNS] {
         core::array::from_fn(|index| {
             let run = self.shared(index);
             if !core::ptr::eq(run.device.load(Ordering::Relaxed), device) {
-                return Open::default();
+                return OpenRun::default();
             }
-            Open {
+            OpenRun {
                 predicted: run.predicted.load(Ordering::Acquire) + run.carried.load(Ordering::Acquire),
                 presumed: run.presumed.load(Ordering::Acquire),
                 prepaid: run.prepaid.load(Ordering::Acquire),
@@ -368,7 +331,7 @@ pub(crate) struct Device {
     pub(crate) gate: LaunchGate,
     pub(crate) costs: CostTable,
     pub(crate) memory: MemoryAccount,
-    pub(crate) pending: Mutex<Vec<Pending>>,
+    pending: Mutex<Vec<Pending>>,
     /// Launches on this device, counted where there are several.
     pub(crate) launches: AtomicU64,
     /// Launches that are over and were not measured: charged as predicted.
@@ -386,6 +349,18 @@ pub(crate) struct Device {
     pub(crate) why: Cause,
     line: Mutex<Line>,
     moved: Condvar,
+}
+
+impl Ground for Device {
+    fn gate(&self) -> &LaunchGate {
+        &self.gate
+    }
+    fn costs(&self) -> &CostTable {
+        &self.costs
+    }
+    fn memory(&self) -> &MemoryAccount {
+        &self.memory
+    }
 }
 
 impl Device {
@@ -408,6 +383,11 @@ impl Device {
             line: Mutex::default(),
             moved: Condvar::new(),
         }
+    }
+
+    /// Takes what is to be measured.
+    pub(crate) fn take_pending(&self) -> Vec<Pending> {
+        core::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Something changed that a waiting thread may be waiting for.
@@ -894,9 +874,7 @@ fn end(run: &mut Run, why: Ending) {
         return settle();
     };
     (run.skip, run.idle_skip) = skip;
-    device.push(Pending {
-        context,
-        pair: Pair { lead: None, start, end },
+    let segment = Segment {
         predicted,
         carried,
         presumed,
@@ -904,9 +882,10 @@ fn end(run: &mut Run, why: Ending) {
         row: (run.mixed == 0).then_some(run.row),
         dense,
         gap: run.lead.into(),
-        how: How::Segment,
+        of: Measured::Run,
         opened: run.opened,
-    });
+    };
+    device.push(Pending { context, pair: Pair { lead: None, start, end }, segment });
 }
 
 /// A launch whose cost is not known: measured alone.
@@ -949,7 +928,7 @@ struct Alone {
     row: Row,
     stream: usize,
     slack: u64,
-    how: How,
+    how: Measured,
     /// The event before it, unless none could be recorded, and one before that where the stream is kept waiting.
     start: Option<(Event, Arc<Context>)>,
     lead: Option<Event>,
@@ -998,7 +977,7 @@ fn measure_alone(
     slack: u64,
     cost: u64,
 ) -> Ticket {
-    let how = if device.costs.known(row).is_none() { How::First } else { How::Alone };
+    let how = if device.costs.known(row).is_none() { Measured::First } else { Measured::Alone };
     let began = clock::now_ns();
     let mut alone = Alone { device, row, stream, slack, how, start: None, lead: None, idle: false, began };
     let context = if CONTROL.capturing() { None } else { runtime.contexts.current() };
@@ -1015,13 +994,16 @@ fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult) {
     // SAFETY: the record is this thread's own.
     let Some(alone) = (unsafe { (*thread.alone.get()).take() }) else { return };
     let device = alone.device;
-    let (lead, how) = (alone.lead, if alone.lead.is_some() { How::Held } else { alone.how });
-    let gap =
-        if alone.idle && how != How::Held { (clock::now_ns() - alone.began).min(alone.slack) } else { 0 };
+    let (lead, how) = (alone.lead, if alone.lead.is_some() { Measured::Held } else { alone.how });
+    let gap = if alone.idle && how != Measured::Held {
+        (clock::now_ns() - alone.began).min(alone.slack)
+    } else {
+        0
+    };
     let measured = alone.start.and_then(|(start, context)| {
         let end = if result.is_ok() { context.take_recorded(alone.stream) } else { None };
         // A stream that went on by itself had nothing to do meanwhile.
-        let in_time = how != How::Held || context.hold.end();
+        let in_time = how != Measured::Held || context.hold.end();
         match end {
             Some(end) if in_time => Some((context, Pair { lead, start, end })),
             end => {
@@ -1035,13 +1017,11 @@ fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult) {
         time.fetch_add(cost, Ordering::AcqRel);
         // Nobody waits for a measurement that will not come; what is doubted still is.
         return match alone.how {
-            How::First => device.costs.not_measured(alone.row),
+            Measured::First => device.costs.not_measured(alone.row),
             _ => device.costs.doubt(alone.row),
         };
     };
-    device.push(Pending {
-        context,
-        pair,
+    let segment = Segment {
         predicted: cost,
         carried: 0,
         presumed: 0,
@@ -1049,9 +1029,10 @@ fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult) {
         row: Some(alone.row),
         dense: true,
         gap,
-        how,
+        of: how,
         opened: alone.began,
-    });
+    };
+    device.push(Pending { context, pair, segment });
 }
 
 /// The thread is gone: what it left open is settled as predicted, without a call to the driver.

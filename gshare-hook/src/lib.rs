@@ -17,10 +17,10 @@
 //! | `resolve` | `dlsym` and `cuGetProcAddress`: exactly the variant that was asked for |
 //! | `driver` | one saved pointer per real function |
 //! | `gate` | the launch path: predict, spend, measure sparsely, wait in line |
-//! | [`gshare_meter`] | predicted cost per function; what measured intervals take of the time line; the memory account |
+//! | [`gshare_meter`] | every decision beside the launch path: leases, measurements, memory, the daemon; pure |
 //! | `hold` | keeping a stream waiting while a launch shorter than its call is measured |
 //! | `memory` | reserve, allocate, commit; one view of what is free |
-//! | `helper`, `transport` | the one thread: leases, measurements, the daemon |
+//! | `helper`, `transport` | the one thread, which tells the meter what happened and does what it decides; the socket |
 //! | `context` | events and time line of a CUDA context |
 //! | `control`, `lifecycle`, `tls`, `config` | beginning, fork, exit, threads, environment |
 //! | `trace` | what launches wait for, in a ring that `gshare trace` reads |

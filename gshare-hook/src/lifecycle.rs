@@ -15,6 +15,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration as StdDuration;
 
+use gshare_core::Bytes;
 use gshare_core::trace::Event;
 use gshare_cuda_abi::types::{CUdevice, sys};
 use gshare_meter::MemoryAccount;
@@ -55,7 +56,7 @@ pub(crate) enum Request {
     /// What the instance's other processes use.
     View(&'static Device, Answer),
     /// Memory to give back.
-    Release(&'static Device, u64),
+    Release(&'static Device, Bytes),
 }
 
 /// What has become of a question.
@@ -305,7 +306,7 @@ impl Runtime {
             let surplus = device.memory.release(bytes);
             self.released(device, bytes);
             if let Some(surplus) = surplus {
-                self.ask(Request::Release(device, surplus.0));
+                self.ask(Request::Release(device, surplus));
             }
         }
     }

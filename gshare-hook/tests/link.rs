@@ -11,7 +11,7 @@ use std::time::{Duration as StdDuration, Instant};
 use common::daemon::{Daemon, Manners};
 use common::{Run, assert_same, program};
 use gshare_core::wire::{RefusalCode, ToClient};
-use gshare_core::{Bytes, ResourceSpec};
+use gshare_core::{Bytes, Quota, QuotaRange, ResourceSpec};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Runs before `main`. These tests wait far more than they compute, so all of them run at once, unless the caller says
@@ -146,8 +146,8 @@ fn processes_of_two_containers_are_not_taken_for_one() {
     assert!(told.names[0] != told.names[1] && told.runs[0] != told.runs[1], "{told:?}");
 }
 
-/// A daemon that says so and closes, with Hello unread; gives how often the program came.
-fn refused_at_the_door(ms: &str) -> (common::Done, u32) {
+/// A daemon that says this and closes, with Hello unread; gives how often the program came.
+fn turned_away_at_the_door(answer: &ToClient, ms: &str) -> (common::Done, u32) {
     let program = program("link", &[]);
     let place = tempfile::tempdir().unwrap();
     let socket = place.path().join("g.sock");
@@ -155,15 +155,13 @@ fn refused_at_the_door(ms: &str) -> (common::Done, u32) {
     let (over, mut comes) = (AtomicBool::new(false), 0);
     let done = std::thread::scope(|scope| {
         let run = Run::hooked(&program, &["works", ms]).env("GSHARE_SOCKET", &socket);
-        let run = run.env("GSHARE_QUOTA", "0.1");
         let run = scope.spawn(|| {
             let done = run.finish();
             over.store(true, Ordering::Release);
             done
         });
         let mut frame = Vec::new();
-        let (code, text) = (RefusalCode::NotAllowed, "not you".to_owned());
-        ToClient::Refused { code, text }.encode(0, &mut frame);
+        answer.encode(0, &mut frame);
         while !over.load(Ordering::Acquire) {
             if let Ok(peer) = rustix::net::accept(&listens) {
                 let _ = rustix::net::send(&peer, &frame, SendFlags::NOSIGNAL);
@@ -173,19 +171,42 @@ fn refused_at_the_door(ms: &str) -> (common::Done, u32) {
         }
         run.join().unwrap()
     });
-    assert_eq!(done.stdout, "done\n");
-    assert_eq!(done.stderr, "gshare: the daemon refused this process: not you (NotAllowed)\n");
     (done, comes)
 }
 
+/// The process asks for nothing, so that by itself it would have the whole device.
 #[test]
-fn a_process_that_is_refused_at_the_door_hears_of_it_and_keeps_its_limit() {
-    // So short that it comes once.
-    assert_eq!(refused_at_the_door("100").1, 1);
-    let (done, comes) = refused_at_the_door("1500");
-    assert!((2..=8).contains(&comes), "{comes} times");
+fn a_process_that_is_refused_launches_nothing() {
+    for (code, waits) in [(RefusalCode::NotAllowed, false), (RefusalCode::DuplicateName, true)] {
+        let (done, comes) =
+            turned_away_at_the_door(&ToClient::Refused { code, text: "not you".to_owned() }, "20000");
+        let waited = failed_after(&done.stdout);
+        assert!(waited.is_some_and(|ms| (ms >= 2_000) == waits && ms < 8_000), "{}", done.stdout);
+        let line =
+            format!("gshare: the daemon refused this process: not you ({code:?}); its launches fail\n");
+        assert_eq!(done.stderr, line);
+        assert!(comes <= 10, "{comes} times");
+        assert_eq!(done.truth[0].gpus.iter().map(|gpu| gpu.busy_ns).sum::<u64>(), 0, "{code:?}");
+    }
+}
+
+/// Where the operator lets strangers run, they keep to the limits that the daemon names.
+#[test]
+fn a_process_that_is_not_served_but_may_run_keeps_the_limits_that_the_daemon_names() {
+    let tenth = QuotaRange::new(Quota::ZERO, Quota::from_percent(10).unwrap()).unwrap();
+    let answer = ToClient::Unserved {
+        code: RefusalCode::NotAllowed,
+        text: "not you".to_owned(),
+        spec: ResourceSpec::UNLIMITED.with_quota(tenth),
+    };
+    let (done, comes) = turned_away_at_the_door(&answer, "1500");
+    assert_eq!(done.stdout, "done\n");
+    let line =
+        "gshare: the daemon refused this process: not you (NotAllowed); it runs within its own limits\n";
+    assert_eq!(done.stderr, line);
+    assert!(comes <= 3, "{comes} times");
     let busy = done.truth[0].gpus[0].busy_ns;
-    assert!(busy < 300_000_000, "10 % of 1.5 s, not {busy} ns");
+    assert!((50_000_000..300_000_000).contains(&busy), "10 % of 1.5 s, not {busy} ns");
 }
 
 #[test]
@@ -200,7 +221,10 @@ fn a_device_that_is_refused_costs_the_others_nothing() {
         let run = run.env("GSHARE_QUOTA", "0.9").env("GSHARE_SOCKET", &daemon.socket);
         let served = run.finish();
         assert_same("refused", &bare, &served);
-        assert_eq!(served.stderr, "gshare: the daemon refused device 0: no such device (UnknownDevice)\n");
+        assert_eq!(
+            served.stderr,
+            "gshare: the daemon refused device 0: no such device (UnknownDevice); it runs within its own limits\n"
+        );
         let told = daemon.told();
         assert_eq!(told.names.len(), if hangs_up { 2 } else { 1 }, "{told:?}");
         assert_eq!(told.devices.len(), 2, "each once: {told:?}");

@@ -40,7 +40,7 @@ const DOUBTED: u32 = 1 << 31;
 pub const MEASURED_FOR_A_DOUBT: u32 = 4;
 
 /// Number of a row, as [`CostTable::find`] gives it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Row(u32);
 
 impl Row {

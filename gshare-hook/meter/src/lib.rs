@@ -1,9 +1,342 @@
 //! What a process that shares a GPU decides by itself.
+//!
+//! # Problem
+//! A launch takes 2 us, a question to the daemon 8 us and more. So a hooked process decides from what it was given ahead of
+//! time, and the daemon only hands out leases. When to ask for one, what to let in, what a kernel cost, when to return the
+//! lease and what to do without a daemon are decisions; reading clocks, sockets, counters and CUDA events is not. The decisions
+//! are here, so that they can be tested and simulated in virtual time; the library that programs load is a loop around them.
+//!
+//! # Terms
+//! Those of [`gshare_core::gate`]: credit, lease, in flight. A **segment** is a run of launches between two CUDA events.
+//! **Tenure** is the state of the daemon's lease, **attachment** says who lets launches in on a device.
+//!
+//! # Use
+//! A host owns one [`Meter`] per process and gives it every event at its time:
+//! ```text
+//! 1. ThreadsSeen, then for each device Recorded and Completed for its segments, and Looked with its counters;
+//! 2. frames and failures of the connection, questions of threads, as they come;
+//! 3. DeadlineReached. Then it carries out the actions in order and sleeps until next_deadline, or until a thread waits.
+//! ```
+//! [`MeterAction::Connect`] is answered by `Connected` or `ConnectFailed`; [`MeterAction::Disconnect`] by what had come before
+//! (`Heard`), then `Lost`; a connection that fails, by the same two. Launching threads spend from the
+//! [`LaunchGate`](gshare_core::gate::LaunchGate) of the device's [`Ground`] and never wait for the meter while credit lasts.
+//!
+//! # Leases
+//! ```text
+//! Idle ── a thread waits: TokenRequest ──▶ Requested ── Grant ──▶ Open ── credit, up to the bound in flight, as work completes
+//! Open ── budget nearly spent: TokenRequest ──▶ Open (requested) ── Grant ──▶ Open, the same lease with a larger budget
+//! Open ── spent, expired, or nothing launched for 3 ms ──▶ Draining ── queue drained ──▶ TokenReturn ──▶ Idle or Requested
+//! Open, Draining ── Revoke ──▶ Owing ── all that was launched is measured ──▶ TokenReturn ──▶ Idle or Requested
+//! ```
+//! A kernel that runs is waited for before a lease is returned: a client that is let in behind it would measure its end as its
+//! own. Near the expiry the bound in flight shrinks with the time that is left, so that the queue drains by then.
+//!
+//! Worked example: budget 10 ms, bound 2 ms, kernels of 1 ms. Two are let in; each completion lets in one more. With 2 ms
+//! unspent the next token is requested. With the tenth launched and half a millisecond queued the lease is returned. One kernel
+//! of 400 ms is charged its guess of 0.5 ms; the daemon revokes the lease after its grace, and the return that says 400 ms
+//! follows when the kernel is over, and before the process ends.
+//!
+//! # Work that waits for work
+//! A stream may wait for another one, into which the program has yet to launch. If it fills the bound in flight, that launch
+//! would wait for ever. So when a thread waits under an open lease and nothing has completed for 100 ms beyond the time by which
+//! it should have, one launch is let in beyond the bound.
+//!
+//! # Without a daemon
+//! With policy *open* the process keeps its last part of the share by its own clock, and allocates within its last part of the
+//! memory: parts of the processes of an instance add up to the limits of the instance. With *closed* launches wait, and fail
+//! after 5 s. A daemon that says nothing for 3 s while a thread waits is probed by a second connection; if it does not greet,
+//! it is as good as gone (a stopped process keeps its sockets).
+//!
+//! A daemon that *refuses* the process or a device ([`ToClient::Refused`]) stops its launches: they wait for 5 s, if another
+//! attempt may succeed, and fail then. Where the operator lets such processes run, the daemon says so ([`ToClient::Unserved`])
+//! and names the limits, which are kept as without a daemon. A device that the daemon does not manage is nobody's: it is used
+//! within the process's own limits.
+//!
+//! # Invariants
+//! - A lease is returned once; what is in flight exceeds its bound by one launch per shard at most.
+//! - Every [`Ticket`] is answered once.
+//! - Without a daemon the process never holds more memory than its part.
+//!
+//! # Cost
+//! A look at a device is some hundred nanoseconds and a few microseconds for each segment that completed.
 #![forbid(unsafe_code)]
 
 mod allowance;
 pub mod cost;
 pub mod cycle;
+mod device;
+mod explain;
+mod learning;
+mod link;
+mod memory;
+mod meter;
+mod moving;
+mod segment;
+mod timeline;
 pub mod timing;
 
 pub use allowance::MemoryAccount;
+pub use device::Ground;
+pub use meter::Meter;
+pub use segment::{Measured, SHORT_NS, Segment, SegmentId};
+
+use gshare_core::scale::ServiceClass;
+use gshare_core::trace::{Event, Why};
+use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
+use gshare_core::{Bytes, Duration, ResourceSpec, Timestamp};
+
+pub(crate) use MeterAction as Action;
+pub(crate) type Actions = Vec<MeterAction>;
+
+/// The process's own number of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ordinal(pub u32);
+
+/// The host's number of a question that waits for an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// What is known of a process when it begins to be metered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// What is said at the beginning of every connection: [`ToDaemon::Hello`].
+    pub hello: ToDaemon,
+    /// Limits that hold until a daemon states others.
+    pub spec: ResourceSpec,
+    /// What launches do when the daemon is gone.
+    pub on_loss: OnDaemonLoss,
+    /// How the process asks to be treated beside others.
+    pub class: Option<ServiceClass>,
+    /// Seed of the delays between attempts to connect.
+    pub seed: u64,
+}
+
+/// What the host has seen of a device since its last look.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Kernels launched on the device so far.
+    pub launches: u64,
+    /// Threads that wait for credit now.
+    pub waiting: u64,
+    /// Time that threads have waited for credit so far.
+    pub waited: Duration,
+    /// Charged cost of launches that are over and will not be measured, in ns; each is stated once.
+    pub settled: u64,
+    /// Charged cost of launches that the driver refused, in ns; each is stated once.
+    pub refused: u64,
+    /// What each run of each thread has open; a run keeps its place.
+    pub open: Vec<OpenRun>,
+}
+
+/// Launches of one thread on one stream that no recorded event covers yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenRun {
+    /// Their charged cost, in ns.
+    pub predicted: u64,
+    /// How much of that is presumed complete, in ns.
+    pub presumed: u64,
+    /// Credit that the thread holds for launches to come, in ns.
+    pub prepaid: u64,
+}
+
+/// What happened to the process. `G` is how the host shares a device's atomics.
+#[derive(Debug)]
+pub enum MeterEvent<G> {
+    /// The connection that was asked for is there.
+    Connected,
+    /// The connection could not be made.
+    ConnectFailed {
+        /// The system's error number.
+        errno: u64,
+    },
+    /// The connection is gone; all that came before has been given as [`Heard`](Self::Heard).
+    Lost,
+    /// The daemon said something.
+    Heard(ToClient),
+    /// The second connection was answered, whatever the answer is.
+    ProbeAnswered,
+    /// The second connection could not be made, or ended.
+    ProbeFailed,
+    /// The program uses a device for the first time, and a thread waits until it is known who serves it.
+    DeviceFound {
+        /// The process's own number of it.
+        device: Ordinal,
+        /// UUID of the GPU or MIG instance.
+        uuid: [u8; 16],
+        /// What the launching threads share with the meter.
+        ground: G,
+        /// To be answered: `true` if a daemon serves the device.
+        ticket: Ticket,
+    },
+    /// A thread waits for memory that its account did not have.
+    MemoryAsked {
+        /// On which device.
+        device: Ordinal,
+        /// How much, all or nothing.
+        bytes: u64,
+        /// To be answered: `true` when the memory has been reserved for the thread.
+        ticket: Ticket,
+    },
+    /// Memory has left the account of the process, to be returned to the daemon.
+    MemoryFreed {
+        /// On which device.
+        device: Ordinal,
+        /// How much.
+        bytes: Bytes,
+    },
+    /// A thread waits to know what the instance's other processes use.
+    ViewAsked {
+        /// On which device.
+        device: Ordinal,
+        /// To be answered: `false` if nobody can say.
+        ticket: Ticket,
+    },
+    /// The counters of all threads, in an order that stays: launches, and calls that wait for the device.
+    ThreadsSeen {
+        /// Launches of each thread so far.
+        launched: Vec<u64>,
+        /// Synchronising calls of each thread so far.
+        synced: Vec<u64>,
+    },
+    /// The end of a segment was recorded: its measurement is under way.
+    Recorded {
+        /// On which device.
+        device: Ordinal,
+        /// The host's number of it.
+        id: SegmentId,
+        /// What it covers.
+        segment: Segment,
+    },
+    /// The device has passed the end of a segment.
+    Completed {
+        /// On which device.
+        device: Ordinal,
+        /// Which segment.
+        id: SegmentId,
+        /// When the segment began, on the node's clock.
+        start: Timestamp,
+        /// When the segment ended.
+        end: Timestamp,
+    },
+    /// A segment cannot be measured any more.
+    MeasurementLost {
+        /// On which device.
+        device: Ordinal,
+        /// Which segment.
+        id: SegmentId,
+    },
+    /// The host has looked at a device. Segments that completed have been given before.
+    Looked {
+        /// Which device.
+        device: Ordinal,
+        /// What it saw.
+        facts: Facts,
+    },
+    /// Time has passed.
+    DeadlineReached,
+    /// The process is about to end. Looks go on until the answer.
+    Leaving {
+        /// To be answered when all that can be reported has been said, after 100 ms at most.
+        ticket: Ticket,
+    },
+}
+
+/// What the host does next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MeterAction {
+    /// Make a connection to the daemon.
+    Connect,
+    /// End the connection.
+    Disconnect,
+    /// Make a second connection, say this on it, and see whether the daemon answers. A later probe replaces it.
+    Probe(ToDaemon),
+    /// Send this on the connection.
+    Say(ToDaemon),
+    /// Answer a question.
+    Answer {
+        /// Which question.
+        ticket: Ticket,
+        /// The answer.
+        granted: bool,
+    },
+    /// Wake the threads that wait for credit or for a measurement on a device.
+    Wake(Ordinal),
+    /// No limit of time applies on a device, or one does: launches are metered only with `on == false`.
+    FreeRunning {
+        /// Which device.
+        device: Ordinal,
+        /// Whether launches pass without credit.
+        on: bool,
+    },
+    /// Launches on a device fail while `on`.
+    Shut {
+        /// Which device.
+        device: Ordinal,
+        /// Whether launches fail.
+        on: bool,
+    },
+    /// Every segment on a device is to be measured while `on`.
+    MeasureAll {
+        /// Which device.
+        device: Ordinal,
+        /// Whether all are measured.
+        on: bool,
+    },
+    /// The open launches of a run are taken for complete: their thread is elsewhere.
+    PresumeDone {
+        /// On which device.
+        device: Ordinal,
+        /// Place of the run in [`Facts::open`].
+        run: usize,
+        /// Their charged cost, in ns.
+        predicted: u64,
+    },
+    /// Threads that wait for credit on a device wait for this.
+    Explain {
+        /// Which device.
+        device: Ordinal,
+        /// The reason.
+        why: Why,
+    },
+    /// An event for the trace.
+    Note {
+        /// The device concerned, if it is one.
+        device: Option<Ordinal>,
+        /// What happened.
+        event: Event,
+    },
+    /// A line for the person who runs the program.
+    Tell(String),
+}
+
+/// Why an event was not taken; nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MeterError {
+    /// The event's time lies before that of the last one.
+    #[error("time {now} lies before {last}, the time of the last event")]
+    TimeWentBack {
+        /// Time of the event.
+        now: Timestamp,
+        /// Time of the last event.
+        last: Timestamp,
+    },
+    /// No such device was found before.
+    #[error("device {} was not found before", device.0)]
+    UnknownDevice {
+        /// The device named.
+        device: Ordinal,
+    },
+    /// The device was found before.
+    #[error("device {} was found before", device.0)]
+    DeviceExists {
+        /// The device named.
+        device: Ordinal,
+    },
+    /// No such segment is being measured.
+    #[error("segment {} is not being measured", id.0)]
+    UnknownSegment {
+        /// The segment named.
+        id: SegmentId,
+    },
+}

@@ -1,0 +1,117 @@
+//! How measurements change the predicted cost of a function.
+//!
+//! # Problem
+//! A measured interval is an upper bound of what its launches took: the stream may have run dry in between, another process's
+//! turn may have ended or begun beside it, other streams may have worked at the same time. Taken as it is, an interval makes a
+//! process pay for others; never believed, a kernel that becomes longer is undercharged for ever.
+//!
+//! # Algorithm
+//! A sample (interval by launches) that lies below the known cost is believed at once. One above it is believed
+//! - at once, if it was dense and nobody else's time can be in it;
+//! - when [`SUSPECTS`](crate::cost::SUSPECTS) in a row agree, if it was dense but another turn's time may be in it
+//!   ([`Suspicion`]);
+//! - never, if the stream may have run dry: the excess is summed, and when it passes a bound the next launch of the row is
+//!   measured alone. The bound doubles while such measurements only confirm what was known, so that they stay rare.
+//!
+//! A short launch is measured alone once after it became known: its samples may be the time of the launch call.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::cost::{CostTable, Row, Suspicion, surely};
+use crate::device::REMAINDER;
+use crate::segment::{Measured, SHORT_NS, Segment};
+
+/// The shortest time that a launch is taken for because its call took time, in ns.
+pub(crate) const LEAST: u64 = 1_000;
+/// Unexplained time of segments after which a launch is measured alone, in ns, at first and after many confirmations.
+const UNPROVEN: u64 = 1_000_000;
+const MOST_UNPROVEN: u64 = 16_000_000;
+
+/// What is known about the samples of one device's rows, beside their costs.
+#[derive(Debug)]
+pub(crate) struct Learning {
+    /// Rows whose last samples were above their cost and may have been too long.
+    suspicions: BTreeMap<Row, Suspicion>,
+    /// Rows of which a launch was measured alone because of a doubt.
+    proven: BTreeSet<Row>,
+    /// Time that segments took beyond their charge since a launch was last measured alone, and its bound, in ns.
+    unproven: u64,
+    bound: u64,
+}
+
+/// The circumstances of one measurement.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sample {
+    /// Length of the interval, and how much of it no other segment has taken, in ns.
+    pub(crate) length: u64,
+    pub(crate) room: u64,
+    /// Whether another process's turn may be part of the interval.
+    pub(crate) shared: bool,
+    /// Whether several threads launch: launches of others may lie within the interval.
+    pub(crate) crowded: bool,
+}
+
+impl Learning {
+    pub(crate) fn new() -> Self {
+        Self { suspicions: BTreeMap::new(), proven: BTreeSet::new(), unproven: 0, bound: UNPROVEN }
+    }
+
+    /// Takes one measurement of launches of `row`.
+    pub(crate) fn take(&mut self, costs: &CostTable, segment: &Segment, row: Row, sample: Sample) {
+        self.learn(costs, segment, row, sample);
+        self.doubt_unproven(costs, segment, row, sample.crowded);
+    }
+
+    fn learn(&mut self, costs: &CostTable, segment: &Segment, row: Row, sample: Sample) {
+        let Sample { length, room, shared, crowded } = sample;
+        let launches = u64::from(segment.launches.max(1));
+        let each = length / launches;
+        let Some(known) = costs.known(row) else {
+            self.suspicions.insert(row, Suspicion::of_first(segment.dense && shared));
+            self.proven.remove(&row);
+            return costs.learn(row, each);
+        };
+        let held = segment.of == Measured::Held;
+        let asked = matches!(segment.of, Measured::Alone | Measured::Held) && costs.is_doubted(row);
+        if asked || held {
+            self.proven.insert(row);
+        }
+        if asked {
+            costs.not_measured(row);
+            let confirmed = each <= known + known / 4 + LEAST;
+            self.bound = if confirmed { (2 * self.bound).min(MOST_UNPROVEN) } else { UNPROVEN };
+        }
+        // Several streams that are never empty: launches of others lie between these.
+        let mingled = crowded && segment.of == Measured::Run && segment.dense && self.proven.contains(&row);
+        if asked && !shared || held && each <= known {
+            self.suspicions.remove(&row);
+            costs.set(row, each);
+            costs.learn(row, each);
+        } else if each > known && segment.dense && shared && !mingled {
+            if let Some(proven) = self.suspicions.entry(row).or_default().add(surely(each, REMAINDER)) {
+                costs.set(row, proven.max(known));
+            }
+        } else if each > known && (!segment.dense || mingled) {
+            // The stream may have run dry in between, or the kernel has become longer: now and then a measurement decides.
+            self.unproven += room.saturating_sub(known * launches);
+            if self.unproven > self.bound {
+                self.unproven = 0;
+                costs.doubt(row);
+            }
+        } else {
+            match self.suspicions.remove(&row) {
+                Some(Suspicion { cost_itself: true, .. }) if each < known => costs.set(row, each),
+                _ => costs.learn(row, each),
+            }
+        }
+    }
+
+    /// The cost of a short launch may be the time of its call, unless one was measured to find that out: the next one is.
+    fn doubt_unproven(&self, costs: &CostTable, segment: &Segment, row: Row, crowded: bool) {
+        let short = costs.known(row).is_some_and(|cost| cost <= SHORT_NS);
+        let of_calls = !segment.dense || segment.launches == 1 || crowded;
+        if short && of_calls && !self.proven.contains(&row) && !costs.is_doubted(row) {
+            costs.doubt(row);
+        }
+    }
+}

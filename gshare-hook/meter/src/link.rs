@@ -1,0 +1,74 @@
+//! The connection to the daemon: when it is made, tried again, and given up.
+
+/// First and longest delay between two attempts to connect to a daemon that is gone, in ns.
+pub(crate) const RECONNECT: (u64, u64) = (10_000_000, 250_000_000);
+/// The longest delay while a daemon refuses the process, in ns.
+pub(crate) const REFUSED: u64 = 5_000_000_000;
+/// How long the daemon may take to say Welcome, and to answer a probe, in ns.
+pub(crate) const WELCOME: u64 = 1_000_000_000;
+/// How long a daemon may say nothing while a thread waits for it before it is probed, in ns.
+pub(crate) const SILENCE: u64 = 3_000_000_000;
+
+/// A time without a daemon that serves the process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outage {
+    /// When it began, in ns.
+    pub(crate) since: u64,
+    /// Delay after the next attempt that fails, in ns.
+    pub(crate) delay: u64,
+}
+
+impl Outage {
+    pub(crate) fn new(since: u64) -> Self {
+        Self { since, delay: RECONNECT.0 }
+    }
+}
+
+/// The state of the connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Link {
+    /// There is none; the next attempt is made at `retry_at` (ns).
+    Down { retry_at: u64, outage: Outage },
+    /// The host makes it.
+    Connecting { outage: Outage },
+    /// Hello was said; Welcome must come by then (ns).
+    Greeting { by: u64, outage: Outage },
+    /// The daemon has welcomed the process; what it said last came at `heard` (ns). `probe`: by when (ns) it must answer a second
+    /// connection.
+    Up { heard: u64, probe: Option<u64> },
+    /// The host ends it. `welcomed`: it was up. `at_once`: the next one is to be made without a delay.
+    Closing { outage: Outage, welcomed: bool, at_once: bool },
+}
+
+impl Link {
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(self, Self::Up { .. })
+    }
+
+    /// The outage that lasts, if any.
+    pub(crate) fn outage(&self) -> Option<Outage> {
+        match *self {
+            Self::Up { .. } => None,
+            Self::Down { outage, .. }
+            | Self::Connecting { outage }
+            | Self::Greeting { outage, .. }
+            | Self::Closing { outage, .. } => Some(outage),
+        }
+    }
+}
+
+/// Delays of a random length, so that the clients of a daemon do not come back all at once.
+#[derive(Debug)]
+pub(crate) struct Jitter(u64);
+
+impl Jitter {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed | 1)
+    }
+
+    /// Between a half and three halves of `delay`.
+    pub(crate) fn around(&mut self, delay: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        delay / 2 + (self.0 >> 33) % delay.max(1)
+    }
+}

@@ -1,0 +1,90 @@
+//! Questions about memory that wait for the daemon.
+
+use std::collections::VecDeque;
+
+use gshare_core::Bytes;
+use gshare_core::wire::ToDaemon;
+
+use crate::allowance::MemoryAccount;
+use crate::{Action, Actions, Ticket};
+
+/// A reservation that waits for the daemon: its size, and how much of it was missing when the daemon was asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shortage {
+    pub(crate) bytes: u64,
+    pub(crate) missing: u64,
+    pub(crate) ticket: Ticket,
+}
+
+/// What a thread asked between Attach and its answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Deferred {
+    Reserve { bytes: u64, ticket: Ticket },
+    Release { bytes: Bytes },
+}
+
+/// The questions of one device.
+#[derive(Debug, Default)]
+pub(crate) struct Questions {
+    /// Reservations that wait for the daemon, in the order in which it was asked.
+    pub(crate) shortages: VecDeque<Shortage>,
+    /// Looks at the instance's other processes that wait for the daemon, and what it has said so far.
+    pub(crate) views: VecDeque<Ticket>,
+    pub(crate) members: Vec<(u32, u64)>,
+    pub(crate) deferred: Vec<Deferred>,
+    /// The memory that the daemon knows to be in use while there is no limit.
+    pub(crate) stated: u64,
+}
+
+impl Questions {
+    /// Takes another limit. `first`: the device has just been found. Gives the granted memory that is to be returned; `None`
+    /// if what is in use must be stated again, since the daemon was not told of it while there was no limit.
+    pub(crate) fn adopt(
+        &mut self,
+        memory: &MemoryAccount,
+        limit: Option<Bytes>,
+        first: bool,
+    ) -> Option<Bytes> {
+        let before = memory.limit();
+        if before == limit.map(|bytes| bytes.0) && !first {
+            return Some(Bytes::ZERO);
+        }
+        let surplus = memory.limit_to(limit);
+        match (before, limit) {
+            (None, Some(_)) if memory.used() != self.stated => None,
+            (None, _) => Some(Bytes::ZERO),
+            (Some(_), Some(_)) => Some(surplus),
+            (Some(_), None) => {
+                self.stated = memory.used();
+                Some(surplus)
+            }
+        }
+    }
+
+    /// The connection is gone: shortages are decided within the process's part, and views are answered without the others'.
+    pub(crate) fn lost(&mut self, memory: &MemoryAccount, actions: &mut Actions) {
+        for Shortage { bytes, ticket, .. } in self.shortages.drain(..) {
+            let granted = reserve_alone(memory, bytes);
+            actions.push(Action::Answer { ticket, granted });
+        }
+        self.members.clear();
+        for ticket in self.views.drain(..) {
+            actions.push(Action::Answer { ticket, granted: false });
+        }
+    }
+}
+
+/// The question that asks the daemon for what is missing, and for some more, so that small reservations need no question.
+pub(crate) fn reserve(client: gshare_core::ClientId, memory: &MemoryAccount, missing: u64) -> ToDaemon {
+    let wish = Bytes(missing.saturating_add(memory.chunk()));
+    ToDaemon::MemoryReserve { client, bytes: Bytes(missing), wish }
+}
+
+/// Reserves within the process's own part while no daemon can be asked. Gives whether the memory was there.
+pub(crate) fn reserve_alone(memory: &MemoryAccount, bytes: u64) -> bool {
+    let Err(missing) = memory.reserve(bytes) else { return true };
+    if missing <= memory.within_part() {
+        memory.grant(Bytes(missing));
+    }
+    memory.reserve(bytes).is_ok()
+}

@@ -1,0 +1,684 @@
+//! The meter: one process and its daemon.
+
+use gshare_core::scale::ServiceClass;
+use gshare_core::trace::Event;
+use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
+use gshare_core::{Bytes, ClientId, Engine, ResourceSpec, Timestamp};
+
+use crate::device::{Around, Attachment, CLOSED_WAIT, Device, Tenure};
+use crate::link::{Jitter, Link, Outage, RECONNECT, REFUSED, SILENCE, WELCOME};
+use crate::memory::{self, Deferred, Shortage};
+use crate::moving::Moving;
+use crate::{
+    Action, Actions, Ground, MeterAction, MeterError, MeterEvent, Ordinal, Settings, Ticket, explain,
+};
+
+/// How long a process that ends waits until all that it used is reported, in ns.
+const LEAVE_WAIT: u64 = 100_000_000;
+
+/// Refusals after which the delay is its longest: as many count at once where asking again is in vain.
+const LONG_REFUSAL: u32 = 6;
+
+/// Whether the daemon serves the process at all.
+#[derive(Clone, Copy, Debug)]
+enum Standing {
+    /// As far as is known.
+    Served,
+    /// The daemon refuses it. Launches that wait for another answer fail at `fails_at` (ns).
+    Refused { fails_at: u64 },
+    /// The daemon refuses it, and lets it run under these limits.
+    Unserved(ResourceSpec),
+}
+
+/// The process is about to end; until when it waits, in ns.
+#[derive(Clone, Copy, Debug)]
+struct Leaving {
+    ticket: Ticket,
+    by: u64,
+}
+
+/// What one process decides. See the [crate](crate).
+#[derive(Debug)]
+pub struct Meter<G> {
+    settings: Settings,
+    now: Timestamp,
+    link: Link,
+    jitter: Jitter,
+    standing: Standing,
+    /// Refusals in a row.
+    refusals: u32,
+    /// A line about a refusal was printed.
+    told: bool,
+    /// Since when somebody waits for the daemon, in ns.
+    waits_since: Option<u64>,
+    devices: Vec<Device<G>>,
+    syncing: Moving,
+    launching: Moving,
+    /// Threads that wait for a device, calls that waited so far, and whether several threads launch.
+    waiters: usize,
+    syncs: u64,
+    crowded: bool,
+    /// How the daemon's configuration wants the process to be treated.
+    class: Option<ServiceClass>,
+    leaving: Option<Leaving>,
+}
+
+impl<G: Ground> Engine for Meter<G> {
+    type Event = MeterEvent<G>;
+    type Action = MeterAction;
+    type Error = MeterError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: MeterEvent<G>,
+        actions: &mut Vec<MeterAction>,
+    ) -> Result<(), MeterError> {
+        Meter::handle(self, now, event, actions)
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        Meter::next_deadline(self)
+    }
+}
+
+impl<G: Ground> Meter<G> {
+    /// The meter of a process that has just begun to use a device; at the first event it asks for a connection.
+    pub fn new(now: Timestamp, settings: Settings) -> Self {
+        let jitter = Jitter::new(settings.seed);
+        Self {
+            settings,
+            now,
+            link: Link::Down { retry_at: 0, outage: Outage::new(now.as_nanos()) },
+            jitter,
+            standing: Standing::Served,
+            refusals: 0,
+            told: false,
+            waits_since: None,
+            devices: Vec::new(),
+            syncing: Moving::default(),
+            launching: Moving::default(),
+            waiters: 0,
+            syncs: 0,
+            crowded: false,
+            class: None,
+            leaving: None,
+        }
+    }
+
+    /// Takes one event and appends what is to be done.
+    pub fn handle(
+        &mut self,
+        now: Timestamp,
+        event: MeterEvent<G>,
+        actions: &mut Vec<MeterAction>,
+    ) -> Result<(), MeterError> {
+        if now < self.now {
+            return Err(MeterError::TimeWentBack { now, last: self.now });
+        }
+        let measurement = matches!(
+            event,
+            MeterEvent::Recorded { .. }
+                | MeterEvent::Completed { .. }
+                | MeterEvent::MeasurementLost { .. }
+                | MeterEvent::ThreadsSeen { .. }
+        );
+        self.take(now.as_nanos(), event, actions)?;
+        self.now = now;
+        if !measurement {
+            self.advance(now.as_nanos(), actions);
+        }
+        Ok(())
+    }
+
+    /// When the host is to look again, even if nothing happens.
+    pub fn next_deadline(&self) -> Option<Timestamp> {
+        let link = match self.link {
+            Link::Down { retry_at, .. } => retry_at,
+            Link::Greeting { by, .. } => by,
+            Link::Up { probe: Some(by), .. } => by,
+            Link::Up { heard, probe: None } => {
+                self.waits_since.map_or(u64::MAX, |since| since.max(heard) + SILENCE + 1)
+            }
+            Link::Connecting { .. } | Link::Closing { .. } => u64::MAX,
+        };
+        let of_device = |device: &Device<G>| match device.attachment {
+            Attachment::Refused { fails_at } if fails_at > self.now.as_nanos() => {
+                device.look_at.min(fails_at)
+            }
+            Attachment::Asking if self.settings.on_loss == OnDaemonLoss::Closed => {
+                let fails_at = self.link.outage().map_or(0, |outage| outage.since + CLOSED_WAIT + 1);
+                if fails_at > self.now.as_nanos() { device.look_at.min(fails_at) } else { device.look_at }
+            }
+            _ => device.look_at,
+        };
+        let devices = self.devices.iter().map(of_device).min().unwrap_or(u64::MAX);
+        let leaving = self.leaving.map_or(u64::MAX, |leaving| leaving.by);
+        let next = link.min(devices).min(leaving);
+        (next != u64::MAX).then(|| Timestamp::from_nanos(next))
+    }
+
+    fn take(&mut self, now: u64, event: MeterEvent<G>, actions: &mut Actions) -> Result<(), MeterError> {
+        match event {
+            MeterEvent::Connected => self.connected(now, actions),
+            MeterEvent::ConnectFailed { errno } => self.connect_failed(errno, now, actions),
+            MeterEvent::Lost => self.lost(now, actions),
+            MeterEvent::Heard(message) => self.heard(message, now, actions),
+            MeterEvent::ProbeAnswered => {
+                if let Link::Up { heard, probe } = &mut self.link
+                    && probe.take().is_some()
+                {
+                    *heard = now;
+                }
+            }
+            MeterEvent::ProbeFailed => {
+                if matches!(self.link, Link::Up { probe: Some(_), .. }) {
+                    self.disconnect(now, false, actions);
+                }
+            }
+            MeterEvent::DeviceFound { device, uuid, ground, ticket } => {
+                if self.devices.iter().any(|known| known.ordinal == device) {
+                    return Err(MeterError::DeviceExists { device });
+                }
+                let mut found = Device::new(device, uuid, ground, self.settings.spec);
+                found.attach_ticket = Some(ticket);
+                if self.link.is_up() {
+                    actions.push(Action::Say(found.attach()));
+                }
+                self.devices.push(found);
+            }
+            MeterEvent::MemoryAsked { device, bytes, ticket } => {
+                let index = self.index(device)?;
+                self.reserve(index, bytes, ticket, actions);
+            }
+            MeterEvent::MemoryFreed { device, bytes } => {
+                let index = self.index(device)?;
+                self.release(index, bytes, actions);
+            }
+            MeterEvent::ViewAsked { device, ticket } => {
+                let index = self.index(device)?;
+                let device = &mut self.devices[index];
+                match device.client() {
+                    Some(client) if self.link.is_up() => {
+                        device.questions.views.push_back(ticket);
+                        actions.push(Action::Say(ToDaemon::MemoryQuery { client }));
+                    }
+                    _ => actions.push(Action::Answer { ticket, granted: false }),
+                }
+            }
+            MeterEvent::ThreadsSeen { launched, synced } => {
+                self.crowded = self.launching.look(now, &launched) > 1;
+                self.waiters = self.syncing.look(now, &synced);
+                self.syncs = synced.iter().sum();
+            }
+            MeterEvent::Recorded { device, id, segment } => {
+                let index = self.index(device)?;
+                self.devices[index].line.record(id, segment);
+            }
+            MeterEvent::Completed { device, id, start, end } => {
+                let index = self.index(device)?;
+                let interval = (start.as_nanos(), end.as_nanos());
+                let done = self.devices[index].completed(id, interval, self.crowded, now, actions);
+                done.ok_or(MeterError::UnknownSegment { id })?;
+            }
+            MeterEvent::MeasurementLost { device, id } => {
+                let index = self.index(device)?;
+                let done = self.devices[index].measurement_lost(id, now);
+                done.ok_or(MeterError::UnknownSegment { id })?;
+            }
+            MeterEvent::Looked { device, facts } => {
+                let index = self.index(device)?;
+                let around = self.around(now);
+                self.devices[index].looked(now, &facts, around, actions);
+            }
+            MeterEvent::DeadlineReached => {}
+            MeterEvent::Leaving { ticket } => {
+                if let Some(before) = self.leaving.replace(Leaving { ticket, by: now + LEAVE_WAIT }) {
+                    actions.push(Action::Answer { ticket: before.ticket, granted: false });
+                }
+                for device in &mut self.devices {
+                    (device.leaving, device.look_at) = (true, now);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What passes with time, and what follows from what has just happened.
+    fn advance(&mut self, now: u64, actions: &mut Actions) {
+        match self.link {
+            Link::Down { retry_at, outage } if now >= retry_at => {
+                self.link = Link::Connecting { outage };
+                actions.push(Action::Connect);
+            }
+            Link::Greeting { by, .. } if now >= by => self.disconnect(now, false, actions),
+            Link::Up { .. } => self.watch(now, actions),
+            _ => {}
+        }
+        self.settle(now, actions);
+        if let Some(leaving) = self.leaving {
+            let settled = !self.link.is_up() || self.devices.iter().all(Device::is_settled);
+            if settled || now >= leaving.by {
+                for device in &mut self.devices {
+                    device.leave(now, actions);
+                }
+                self.leaving = None;
+                actions.push(Action::Answer { ticket: leaving.ticket, granted: true });
+            }
+        }
+    }
+
+    fn index(&self, device: Ordinal) -> Result<usize, MeterError> {
+        let found = self.devices.iter().position(|known| known.ordinal == device);
+        found.ok_or(MeterError::UnknownDevice { device })
+    }
+
+    fn of_client(&mut self, client: ClientId) -> Option<&mut Device<G>> {
+        self.devices.iter_mut().find(|device| device.client() == Some(client))
+    }
+
+    fn around(&self, now: u64) -> Around {
+        let class = self.class.or(self.settings.class);
+        Around {
+            waiters: self.waiters,
+            syncs: self.syncs,
+            slo_sensitive: class.is_some_and(ServiceClass::is_slo_sensitive),
+            on_loss: self.settings.on_loss,
+            outage_since: self.link.outage().map_or(now, |outage| outage.since),
+            retry_at: if let Link::Down { retry_at, .. } = self.link { retry_at } else { now },
+        }
+    }
+
+    // ---- link ---------------------------------------------------------------------------------------------------------
+
+    fn connected(&mut self, now: u64, actions: &mut Actions) {
+        let Link::Connecting { outage } = self.link else { return };
+        // A daemon that refuses at the door has said so and closed, perhaps before these: that is heard next.
+        actions.push(Action::Say(self.settings.hello.clone()));
+        if let Some(class) = self.settings.class {
+            actions.push(Action::Say(ToDaemon::Class { class }));
+        }
+        self.link = Link::Greeting { by: now + WELCOME, outage };
+        actions.push(Action::Note { device: None, event: Event::Connected {} });
+    }
+
+    fn connect_failed(&mut self, errno: u64, now: u64, actions: &mut Actions) {
+        let Link::Connecting { outage } = self.link else { return };
+        let retry_ns = self.back_off(now, outage);
+        // Attempts that follow soon after the daemon was there are written down, later ones are not.
+        if outage.delay < RECONNECT.1 {
+            actions.push(Action::Note { device: None, event: Event::NotConnected { errno, retry_ns } });
+        }
+    }
+
+    /// The next attempt comes a while later, and the one after that later still. Gives the delay, in ns.
+    fn back_off(&mut self, now: u64, outage: Outage) -> u64 {
+        let delay = self.jitter.around(outage.delay);
+        let next = (outage.delay * 2).min(RECONNECT.1.max(outage.delay));
+        self.link = Link::Down { retry_at: now + delay, outage: Outage { delay: next, ..outage } };
+        delay
+    }
+
+    /// Has the host end the connection; `at_once`: and make another one without a delay.
+    fn disconnect(&mut self, now: u64, at_once: bool, actions: &mut Actions) {
+        let welcomed = self.link.is_up();
+        let outage = self.link.outage().unwrap_or(Outage::new(now));
+        self.link = Link::Closing { outage, welcomed, at_once };
+        actions.push(Action::Disconnect);
+    }
+
+    /// The connection is gone: what was asked will not be answered.
+    fn lost(&mut self, now: u64, actions: &mut Actions) {
+        let (mut outage, welcomed, at_once) = match self.link {
+            Link::Up { .. } => (Outage::new(now), true, false),
+            Link::Greeting { outage, .. } => (outage, false, false),
+            Link::Closing { outage, welcomed, at_once } => (outage, welcomed, at_once),
+            Link::Down { .. } | Link::Connecting { .. } => return,
+        };
+        (self.class, self.waits_since) = (None, None);
+        let mut deferred = Vec::new();
+        for (index, device) in self.devices.iter_mut().enumerate() {
+            device.unserved.take_if(|code| !is_final(*code));
+            deferred.extend(device.questions.deferred.drain(..).map(|later| (index, later)));
+            device.questions.lost(device.ground.memory(), actions);
+            device.lost();
+        }
+        if self.refusals > 0 {
+            outage.delay = RECONNECT.1.saturating_mul(1 << (self.refusals - 1).min(16)).min(REFUSED);
+        }
+        let mut retry_ns = self.back_off(now, outage);
+        if at_once && let Link::Down { retry_at, .. } = &mut self.link {
+            (*retry_at, retry_ns) = (now, 0);
+        }
+        actions.push(Action::Note { device: None, event: Event::Lost { welcomed, retry_ns } });
+        for (index, later) in deferred {
+            self.serve(index, later, actions);
+        }
+    }
+
+    /// Finds out whether a daemon is there that says nothing while somebody waits for it.
+    fn watch(&mut self, now: u64, actions: &mut Actions) {
+        let Link::Up { heard, probe } = self.link else { return };
+        if let Some(by) = probe {
+            if now >= by {
+                self.disconnect(now, false, actions);
+            }
+            return;
+        }
+        let waits = |device: &Device<G>| {
+            let requested = match device.tenure {
+                Tenure::Requested => true,
+                Tenure::Open { requested, .. } | Tenure::Owing { requested, .. } => requested,
+                Tenure::Idle | Tenure::Draining { .. } => false,
+            };
+            device.asked || !device.questions.shortages.is_empty() || requested && device.waiting > 0
+        };
+        if !self.devices.iter().any(waits) {
+            self.waits_since = None;
+            return;
+        }
+        let since = *self.waits_since.get_or_insert(now);
+        if now.saturating_sub(since.max(heard)) > SILENCE {
+            self.link = Link::Up { heard, probe: Some(now + WELCOME) };
+            actions.push(Action::Probe(self.settings.hello.clone()));
+        }
+    }
+
+    /// Decides who lets launches in on devices that no daemon serves.
+    fn settle(&mut self, now: u64, actions: &mut Actions) {
+        let since = if let Link::Down { outage, .. } = self.link { Some(outage.since) } else { None };
+        for device in &mut self.devices {
+            match device.attachment {
+                Attachment::Served(_) | Attachment::Local(_) => {}
+                Attachment::Refused { fails_at } => {
+                    if now >= fails_at {
+                        device.fail_launches(actions);
+                    }
+                }
+                Attachment::Asking => match (self.standing, since) {
+                    (Standing::Refused { fails_at }, _) => device.refuse(fails_at, actions),
+                    (Standing::Unserved(spec), _) => device.go_local(spec, now, actions),
+                    (Standing::Served, None) => {}
+                    (Standing::Served, Some(since)) => match self.settings.on_loss {
+                        OnDaemonLoss::Open => device.go_local(device.spec, now, actions),
+                        OnDaemonLoss::Closed if now.saturating_sub(since) > CLOSED_WAIT => {
+                            device.fail_launches(actions);
+                        }
+                        OnDaemonLoss::Closed => device.wait_closed(actions),
+                    },
+                },
+            }
+        }
+    }
+
+    // ---- frames -------------------------------------------------------------------------------------------------------
+
+    fn heard(&mut self, message: ToClient, now: u64, actions: &mut Actions) {
+        match &mut self.link {
+            Link::Up { heard, probe } => (*heard, *probe) = (now, None),
+            // What a daemon said last may be a smaller part: the difference has been given to another process.
+            Link::Closing { .. } if matches!(message, ToClient::MemoryPart { .. }) => {}
+            Link::Greeting { .. }
+                if matches!(
+                    message,
+                    ToClient::Welcome { .. } | ToClient::Refused { .. } | ToClient::Unserved { .. }
+                ) => {}
+            _ => return,
+        }
+        self.note_heard(&message, actions);
+        match message {
+            ToClient::Welcome { .. } => self.welcomed(now, actions),
+            ToClient::Refused { code, text } => self.turned_away(code, &text, None, now, actions),
+            ToClient::Unserved { code, text, spec } => {
+                self.turned_away(code, &text, Some(spec), now, actions);
+            }
+            ToClient::Class { class } => self.class = Some(class),
+            ToClient::Attached { ordinal, client, spec, window, in_flight, .. } => {
+                let Ok(index) = self.index(Ordinal(ordinal)) else { return };
+                let device = &mut self.devices[index];
+                let surplus = device.adopt(spec, actions);
+                device.served(client, window, in_flight, actions);
+                device.answer_attach(true, actions);
+                self.refusals = 0;
+                self.serve_deferred(index, actions);
+                self.give_back(client, surplus, now, actions);
+            }
+            ToClient::Grant { client, lease, budget, expires } => {
+                if let Some(device) = self.of_client(client) {
+                    device.granted(client, (lease, budget, expires.as_nanos()), now, actions);
+                }
+            }
+            ToClient::Revoke { client, lease, .. } => {
+                if let Some(device) = self.of_client(client) {
+                    device.revoked(client, lease, now, actions);
+                }
+            }
+            ToClient::ShareChanged { client, spec } => {
+                if let Some(device) = self.of_client(client) {
+                    let surplus = device.adopt(spec, actions);
+                    self.give_back(client, surplus, now, actions);
+                }
+            }
+            // A throttled request stays in the daemon's wait queue: it is granted without asking again.
+            ToClient::Throttle { client, until, .. } => {
+                if let Some(device) = self.of_client(client) {
+                    device.throttled_until = until.as_nanos();
+                }
+            }
+            message => self.heard_of_memory(&message, actions),
+        }
+    }
+
+    fn heard_of_memory(&mut self, message: &ToClient, actions: &mut Actions) {
+        match *message {
+            ToClient::MemoryGrant { client, bytes } => {
+                let Some(index) = self.devices.iter().position(|device| device.client() == Some(client))
+                else {
+                    return;
+                };
+                let device = &mut self.devices[index];
+                device.ground.memory().grant(bytes);
+                if let Some(Shortage { bytes, ticket, .. }) = device.questions.shortages.pop_front() {
+                    self.reserve(index, bytes, ticket, actions);
+                }
+            }
+            ToClient::MemoryDeny { client, .. } => {
+                let Some(index) = self.devices.iter().position(|device| device.client() == Some(client))
+                else {
+                    return;
+                };
+                let device = &mut self.devices[index];
+                let Some(shortage) = device.questions.shortages.pop_front() else { return };
+                let Shortage { bytes, missing, ticket } = shortage;
+                // Another thread may have freed some meanwhile.
+                match device.ground.memory().reserve(bytes) {
+                    Ok(()) => actions.push(Action::Answer { ticket, granted: true }),
+                    Err(less) if less < missing => self.reserve(index, bytes, ticket, actions),
+                    Err(_) => actions.push(Action::Answer { ticket, granted: false }),
+                }
+            }
+            ToClient::MemoryPart { client, bytes } => {
+                if let Some(device) = self.of_client(client) {
+                    device.ground.memory().set_part(bytes);
+                }
+            }
+            ToClient::MemoryAsk { client, round, recall } => {
+                if let Some(device) = self.of_client(client) {
+                    let memory = device.ground.memory();
+                    let surplus = if recall == 0 { Bytes::ZERO } else { memory.recall() };
+                    let used = Bytes(memory.used());
+                    if surplus > Bytes::ZERO {
+                        actions.push(Action::Say(ToDaemon::MemoryRelease { client, bytes: surplus }));
+                    }
+                    actions.push(Action::Say(ToDaemon::MemoryUsed { client, round, used }));
+                }
+            }
+            ToClient::MemoryMember { client, pid, used } => {
+                if let Some(device) = self.of_client(client) {
+                    device.questions.members.push((pid, used.0));
+                }
+            }
+            ToClient::MemoryView { client } => {
+                if let Some(device) = self.of_client(client) {
+                    let members = core::mem::take(&mut device.questions.members);
+                    device.ground.memory().set_siblings(members);
+                    if let Some(ticket) = device.questions.views.pop_front() {
+                        actions.push(Action::Answer { ticket, granted: true });
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn note_heard(&self, message: &ToClient, actions: &mut Actions) {
+        let Some(event) = explain::heard(message) else { return };
+        let device = match *message {
+            ToClient::Attached { ordinal, .. } => Some(Ordinal(ordinal)),
+            ToClient::ShareChanged { client, .. }
+            | ToClient::Grant { client, .. }
+            | ToClient::Revoke { client, .. }
+            | ToClient::Throttle { client, .. } => {
+                let found = self.devices.iter().find(|device| device.client() == Some(client));
+                found.map(|device| device.ordinal)
+            }
+            _ => None,
+        };
+        actions.push(Action::Note { device, event });
+    }
+
+    fn welcomed(&mut self, now: u64, actions: &mut Actions) {
+        self.link = Link::Up { heard: now, probe: None };
+        self.standing = Standing::Served;
+        for device in self.devices.iter_mut().filter(|device| device.unserved.is_none()) {
+            if matches!(device.attachment, Attachment::Refused { .. }) {
+                device.attachment = Attachment::Asking;
+            }
+            actions.push(Action::Say(device.attach()));
+        }
+    }
+
+    /// The daemon refuses a device or the process; `runs`: under these limits it may run all the same.
+    fn turned_away(
+        &mut self,
+        code: RefusalCode,
+        text: &str,
+        runs: Option<ResourceSpec>,
+        now: u64,
+        actions: &mut Actions,
+    ) {
+        let up = self.link.is_up();
+        let fails_at = if is_final(code) { now } else { now + CLOSED_WAIT };
+        if !is_final(code) {
+            self.refusals = self.refusals.saturating_add(1);
+        }
+        // Attachments are answered in order.
+        if up
+            && is_of_a_device(code)
+            && let Some(index) = self.devices.iter().position(|device| device.asked)
+        {
+            let device = &mut self.devices[index];
+            (device.asked, device.unserved) = (false, Some(code));
+            // Nobody shares out a device that the daemon does not manage.
+            let unmanaged = (code == RefusalCode::UnknownDevice).then_some(self.settings.spec);
+            let what = format!("device {}", device.ordinal.0);
+            match runs.or(unmanaged) {
+                Some(spec) => device.go_local(spec, now, actions),
+                None => device.refuse(fails_at, actions),
+            }
+            if is_final(code) || !core::mem::replace(&mut self.told, true) {
+                actions.push(Action::Tell(line(&what, text, code, runs.or(unmanaged).is_some())));
+            }
+            return self.serve_deferred(index, actions);
+        }
+        if !core::mem::replace(&mut self.told, true) {
+            actions.push(Action::Tell(line("this process", text, code, runs.is_some())));
+        }
+        self.standing = match (runs, self.standing) {
+            (Some(spec), _) => Standing::Unserved(spec),
+            (None, Standing::Refused { fails_at: before }) => {
+                Standing::Refused { fails_at: fails_at.min(before) }
+            }
+            (None, _) => Standing::Refused { fails_at },
+        };
+        if self.refusals == 0 {
+            self.refusals = LONG_REFUSAL;
+        }
+        for device in &mut self.devices {
+            if device.unserved.is_none_or(|code| !is_final(code)) {
+                device.turn_away(runs);
+            }
+        }
+        self.disconnect(now, false, actions);
+    }
+
+    // ---- memory -------------------------------------------------------------------------------------------------------
+
+    fn serve_deferred(&mut self, index: usize, actions: &mut Actions) {
+        for later in core::mem::take(&mut self.devices[index].questions.deferred) {
+            self.serve(index, later, actions);
+        }
+    }
+
+    fn serve(&mut self, index: usize, later: Deferred, actions: &mut Actions) {
+        match later {
+            Deferred::Reserve { bytes, ticket } => self.reserve(index, bytes, ticket, actions),
+            Deferred::Release { bytes } => self.release(index, bytes, actions),
+        }
+    }
+
+    /// Takes memory for a thread that waits for it, and asks the daemon for what is missing.
+    fn reserve(&mut self, index: usize, bytes: u64, ticket: Ticket, actions: &mut Actions) {
+        let (up, device) = (self.link.is_up(), &mut self.devices[index]);
+        if device.asked {
+            return device.questions.deferred.push(Deferred::Reserve { bytes, ticket });
+        }
+        let memory = device.ground.memory();
+        let Err(missing) = memory.reserve(bytes) else {
+            return actions.push(Action::Answer { ticket, granted: true });
+        };
+        match device.attachment {
+            Attachment::Served(client) if up && device.spec.memory().is_some() => {
+                actions.push(Action::Say(memory::reserve(client, memory, missing)));
+                device.questions.shortages.push_back(Shortage { bytes, missing, ticket });
+            }
+            _ => {
+                let granted = memory::reserve_alone(memory, bytes);
+                actions.push(Action::Answer { ticket, granted });
+            }
+        }
+    }
+
+    fn release(&mut self, index: usize, bytes: Bytes, actions: &mut Actions) {
+        let (up, device) = (self.link.is_up(), &mut self.devices[index]);
+        if device.asked {
+            device.questions.deferred.push(Deferred::Release { bytes });
+        } else if up && let Some(client) = device.client() {
+            actions.push(Action::Say(ToDaemon::MemoryRelease { client, bytes }));
+        }
+    }
+
+    /// What a new limit leaves of the granted memory goes back to the daemon; `None`: all of it is stated again.
+    fn give_back(&mut self, client: ClientId, surplus: Option<Bytes>, now: u64, actions: &mut Actions) {
+        match surplus {
+            Some(Bytes::ZERO) => {}
+            Some(bytes) => actions.push(Action::Say(ToDaemon::MemoryRelease { client, bytes })),
+            None => self.disconnect(now, true, actions),
+        }
+    }
+}
+
+/// Whether a refusal may answer the attachment of a device.
+fn is_of_a_device(code: RefusalCode) -> bool {
+    matches!(code, RefusalCode::UnknownDevice | RefusalCode::BadSpec | RefusalCode::Full)
+}
+
+/// Whether asking again is in vain.
+fn is_final(code: RefusalCode) -> bool {
+    matches!(code, RefusalCode::UnknownDevice | RefusalCode::BadSpec | RefusalCode::NotAllowed)
+}
+
+fn line(what: &str, text: &str, code: RefusalCode, runs: bool) -> String {
+    let then = if runs { "it runs within its own limits" } else { "its launches fail" };
+    format!("the daemon refused {what}: {text} ({code:?}); {then}")
+}

@@ -1,0 +1,355 @@
+//! One process on one device in virtual time: a program that launches kernels, the meter, and a daemon that a test plays.
+#![allow(dead_code, unreachable_pub)] // each test file uses its part
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use gshare_core::gate::LaunchGate;
+use gshare_core::trace::Why;
+use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
+use gshare_core::{Bytes, ClientId, Duration, GpuId, LeaseId, Quota, QuotaRange, ResourceSpec, Timestamp};
+use gshare_meter::cost::{CostTable, Row};
+use gshare_meter::{
+    Facts, Ground, Measured, MemoryAccount, Meter, MeterAction, MeterEvent, Ordinal, Segment, SegmentId,
+    Settings, Ticket,
+};
+
+pub const DEVICE: Ordinal = Ordinal(0);
+pub const CLIENT: ClientId = ClientId::new(3, 1);
+pub const US: u64 = 1_000;
+pub const MS: u64 = 1_000_000;
+/// The bound of the GPU time in flight that the daemon names, in ns.
+pub const BOUND: u64 = 2 * MS;
+
+/// What the launching threads share with the meter.
+#[derive(Debug)]
+pub struct Shared {
+    pub gate: LaunchGate,
+    pub costs: CostTable,
+    pub memory: MemoryAccount,
+}
+
+impl Ground for Shared {
+    fn gate(&self) -> &LaunchGate {
+        &self.gate
+    }
+    fn costs(&self) -> &CostTable {
+        &self.costs
+    }
+    fn memory(&self) -> &MemoryAccount {
+        &self.memory
+    }
+}
+
+/// What stands behind the socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behind {
+    /// Nothing.
+    Nobody,
+    /// A process that accepts connections.
+    Daemon,
+}
+
+/// A kernel: its function, and how long it really takes, in ns.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel {
+    pub function: u64,
+    pub ns: u64,
+}
+
+/// A kernel on the device.
+#[derive(Clone, Copy, Debug)]
+struct Queued {
+    id: SegmentId,
+    start: u64,
+    end: u64,
+    predicted: u64,
+}
+
+pub struct Bench {
+    pub now: u64,
+    pub meter: Meter<Arc<Shared>>,
+    pub ground: Arc<Shared>,
+    pub behind: Behind,
+    /// Frames to the daemon with their time, in ns.
+    pub said: Vec<(u64, ToDaemon)>,
+    pub answers: Vec<(Ticket, bool)>,
+    pub lines: Vec<String>,
+    /// When connections and probes were made, in ns.
+    pub connects: Vec<u64>,
+    pub probes: Vec<u64>,
+    pub connected: bool,
+    pub free_running: bool,
+    pub shut: bool,
+    pub why: Option<Why>,
+    /// Kernels yet to be launched by a thread that never synchronises.
+    pub program: VecDeque<Kernel>,
+    /// Launches that failed, with their time in ns.
+    pub failed: Vec<u64>,
+    /// GPU time that has been done, in ns.
+    pub busy: u64,
+    /// The most GPU time that was queued at once, in ns, and when the last kernel ended.
+    pub most_queued: u64,
+    pub idle_since: u64,
+    queue: VecDeque<Queued>,
+    launches: u64,
+    waits: bool,
+    next: u64,
+}
+
+pub fn limited(percent: u16) -> ResourceSpec {
+    let limit = Quota::from_percent(percent).unwrap();
+    ResourceSpec::UNLIMITED.with_quota(QuotaRange::new(Quota::ZERO, limit).unwrap())
+}
+
+pub fn with_memory(spec: ResourceSpec, bytes: u64) -> ResourceSpec {
+    ResourceSpec::new(spec.quota(), spec.sm(), Some(Bytes(bytes))).unwrap()
+}
+
+impl Bench {
+    /// A process that uses its first device at second one.
+    pub fn new(spec: ResourceSpec, on_loss: OnDaemonLoss, behind: Behind) -> Self {
+        let (now, hello) = (1_000 * MS, ToDaemon::TokenRequest { client: CLIENT });
+        let settings = Settings { hello, spec, on_loss, class: None, seed: 7 };
+        let memory = MemoryAccount::new(16 << 30);
+        if spec.memory().is_some() {
+            memory.limit_to(spec.memory());
+        }
+        let ground = Shared { gate: LaunchGate::new(), costs: CostTable::new(), memory };
+        let mut bench = Self {
+            now,
+            meter: Meter::new(Timestamp::from_nanos(now), settings),
+            ground: Arc::new(ground),
+            behind,
+            said: Vec::new(),
+            answers: Vec::new(),
+            lines: Vec::new(),
+            connects: Vec::new(),
+            probes: Vec::new(),
+            connected: false,
+            free_running: false,
+            shut: false,
+            why: None,
+            program: VecDeque::new(),
+            failed: Vec::new(),
+            busy: 0,
+            most_queued: 0,
+            idle_since: now,
+            queue: VecDeque::new(),
+            launches: 0,
+            waits: false,
+            next: 1,
+        };
+        bench.feed(MeterEvent::DeadlineReached);
+        let ground = Arc::clone(&bench.ground);
+        bench.feed(MeterEvent::DeviceFound { device: DEVICE, uuid: [7; 16], ground, ticket: Ticket(0) });
+        bench
+    }
+
+    /// One that a daemon serves.
+    pub fn served(spec: ResourceSpec) -> Self {
+        Self::served_as(spec, OnDaemonLoss::Open)
+    }
+
+    pub fn served_as(spec: ResourceSpec, on_loss: OnDaemonLoss) -> Self {
+        let mut bench = Self::new(spec, on_loss, Behind::Daemon);
+        bench.welcome(spec);
+        assert!(bench.answers.contains(&(Ticket(0), true)), "{:?}", bench.answers);
+        bench.said.clear();
+        bench
+    }
+
+    /// The daemon welcomes the process and takes its device.
+    pub fn welcome(&mut self, spec: ResourceSpec) {
+        self.hear(ToClient::Welcome { epoch: 1 });
+        self.attached(spec);
+    }
+
+    pub fn attached(&mut self, spec: ResourceSpec) {
+        let (window, in_flight) = (Duration::from_millis(100), Duration::from_nanos(BOUND));
+        let (ordinal, client, gpu) = (0, CLIENT, GpuId(0));
+        self.hear(ToClient::Attached { ordinal, client, gpu, spec, window, in_flight });
+    }
+
+    /// A lease of so much GPU time in all, for so long, in ns.
+    pub fn grant(&mut self, lease: u64, budget: u64, lasts: u64) {
+        let (lease, budget) = (LeaseId(lease), Duration::from_nanos(budget));
+        let expires = Timestamp::from_nanos(self.now + lasts);
+        self.hear(ToClient::Grant { client: CLIENT, lease, budget, expires });
+    }
+
+    pub fn revoke(&mut self, lease: u64) {
+        let (lease, reason) = (LeaseId(lease), gshare_core::token::RevokeReason::Expired);
+        self.hear(ToClient::Revoke { client: CLIENT, lease, reason });
+    }
+
+    pub fn hear(&mut self, message: ToClient) {
+        self.feed(MeterEvent::Heard(message));
+    }
+
+    /// The daemon's connection breaks; `behind` stands behind the socket from then on.
+    pub fn lose(&mut self, behind: Behind) {
+        (self.behind, self.connected) = (behind, false);
+        self.feed(MeterEvent::Lost);
+    }
+
+    pub fn feed(&mut self, event: MeterEvent<Arc<Shared>>) {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            let mut actions = Vec::new();
+            self.meter.handle(Timestamp::from_nanos(self.now), event, &mut actions).unwrap();
+            for action in actions {
+                events.extend(self.carry_out(action));
+            }
+        }
+    }
+
+    fn carry_out(&mut self, action: MeterAction) -> Option<MeterEvent<Arc<Shared>>> {
+        match action {
+            MeterAction::Connect => {
+                self.connects.push(self.now);
+                self.connected = self.behind == Behind::Daemon;
+                return Some(if self.connected {
+                    MeterEvent::Connected
+                } else {
+                    MeterEvent::ConnectFailed { errno: 111 }
+                });
+            }
+            MeterAction::Disconnect => {
+                self.connected = false;
+                return Some(MeterEvent::Lost);
+            }
+            MeterAction::Probe(_) => self.probes.push(self.now),
+            MeterAction::Say(message) => self.said.push((self.now, message)),
+            MeterAction::Answer { ticket, granted } => self.answers.push((ticket, granted)),
+            MeterAction::FreeRunning { on, .. } => self.free_running = on,
+            MeterAction::Shut { on, .. } => self.shut = on,
+            MeterAction::Explain { why, .. } => self.why = Some(why),
+            MeterAction::Tell(line) => self.lines.push(line),
+            _ => {}
+        }
+        None
+    }
+
+    pub fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// What a function is known to cost, in ns.
+    pub fn learn(&self, function: u64, ns: u64) -> Row {
+        let (row, _) = self.ground.costs.find(function, 0);
+        self.ground.costs.learn(row, ns);
+        row
+    }
+
+    /// The thread launches what it can.
+    fn launch(&mut self) {
+        self.waits = false;
+        while let Some(&kernel) = self.program.front() {
+            if self.shut {
+                self.program.pop_front();
+                self.failed.push(self.now);
+                continue;
+            }
+            let (row, known) = self.ground.costs.find(kernel.function, 0);
+            let predicted = known.unwrap_or(self.ground.costs.guess());
+            if !self.free_running && !self.ground.gate.try_spend(0, Duration::from_nanos(predicted)) {
+                self.waits = true;
+                return;
+            }
+            self.program.pop_front();
+            self.launches += 1;
+            let start = self.idle_since.max(self.now);
+            self.idle_since = start + kernel.ns;
+            if self.free_running {
+                self.busy += kernel.ns;
+                continue;
+            }
+            let id = SegmentId(self.number());
+            let of = if known.is_none() { Measured::First } else { Measured::Run };
+            let segment = Segment {
+                predicted,
+                carried: 0,
+                presumed: 0,
+                launches: 1,
+                row: Some(row),
+                dense: true,
+                gap: 0,
+                of,
+                opened: self.now,
+            };
+            self.queue.push_back(Queued { id, start, end: start + kernel.ns, predicted });
+            let queued = self.queue.iter().map(|queued| queued.predicted).sum();
+            self.most_queued = self.most_queued.max(queued);
+            self.feed(MeterEvent::Recorded { device: DEVICE, id, segment });
+        }
+    }
+
+    /// The host looks.
+    pub fn look(&mut self) {
+        while let Some(queued) = self.queue.pop_front_if(|queued| queued.end <= self.now) {
+            self.busy += queued.end - queued.start;
+            let (start, end) = (Timestamp::from_nanos(queued.start), Timestamp::from_nanos(queued.end));
+            self.feed(MeterEvent::Completed { device: DEVICE, id: queued.id, start, end });
+        }
+        let facts = Facts { launches: self.launches, waiting: self.waits.into(), ..Facts::default() };
+        self.feed(MeterEvent::Looked { device: DEVICE, facts });
+        self.feed(MeterEvent::DeadlineReached);
+    }
+
+    /// Time passes; the program launches whenever it can.
+    pub fn run(&mut self, ns: u64) {
+        let until = self.now + ns;
+        self.launch();
+        self.look();
+        while self.now < until {
+            let deadline = self.meter.next_deadline().map_or(u64::MAX, Timestamp::as_nanos);
+            self.now = deadline.max(self.now + 20 * US).min(self.now + 1_000 * MS).min(until);
+            let before = self.waits;
+            self.look();
+            self.launch();
+            if self.waits && !before {
+                self.look();
+                self.launch();
+            }
+        }
+    }
+
+    /// Lets time pass until nothing is queued, without a look.
+    pub fn skip_to_idle(&mut self) {
+        self.now = self.now.max(self.idle_since);
+    }
+
+    /// So many kernels are to be launched.
+    pub fn launches(&mut self, count: usize, kernel: Kernel) {
+        self.program.extend(core::iter::repeat_n(kernel, count));
+    }
+
+    pub fn requests(&self) -> usize {
+        self.said.iter().filter(|(_, message)| matches!(message, ToDaemon::TokenRequest { .. })).count()
+    }
+
+    /// Leases that were returned, with what was used under each, in ns.
+    pub fn returns(&self) -> Vec<(u64, u64)> {
+        let returned = |(_, message): &(u64, ToDaemon)| match *message {
+            ToDaemon::TokenReturn { lease, used, .. } => Some((lease.0, used.as_nanos())),
+            _ => None,
+        };
+        self.said.iter().filter_map(returned).collect()
+    }
+
+    pub fn answer(&self, ticket: u64) -> Option<bool> {
+        let mut answers = self.answers.iter().filter(|(of, _)| *of == Ticket(ticket));
+        let answer = answers.next().map(|(_, granted)| *granted);
+        assert!(answers.next().is_none(), "question {ticket} was answered twice: {:?}", self.answers);
+        answer
+    }
+
+    /// Asks for memory; gives the number of the question.
+    pub fn reserve(&mut self, bytes: u64) -> u64 {
+        let ticket = self.number();
+        self.feed(MeterEvent::MemoryAsked { device: DEVICE, bytes, ticket: Ticket(ticket) });
+        ticket
+    }
+}
