@@ -31,7 +31,7 @@
 //! CPUs are kept awake where that is allowed, for programs alone too, as `cpu_latency = "0us"` in the daemon's configuration
 //! does; `--asleep` leaves them as they are. The first line says which it was.
 //!
-//! Last comes launch latency, see `hook_calls`. All other cases run with calls that take as long as the profile says; with
+//! Then come programs of different paces, see `hook_paces`, and last launch latency, see `hook_calls`. All other cases run with calls that take as long as the profile says; with
 //! `--calls NS` as long as that.
 //!
 //! `--seconds N` (10), `--only TEXT` for the cases whose name holds it, `--json` for one JSON object on stdout. Nothing here is
@@ -52,6 +52,7 @@ use gshare_core::{
 
 mod hook_calls;
 mod hook_common;
+mod hook_paces;
 use hook_common::{Kind, Setup, Truth, build, launch_forever, role};
 
 /// One line of the table.
@@ -540,12 +541,13 @@ fn table(options: &Options, stage: &Stage) {
             "kernel_us": kernel_us, "median_ms": median, "worst_ms": most, "bound_ms": bound,
         }));
     }
+    let paces = hook_paces::table(stage, options.seconds.min(5.0), wanted, options.quick);
     let calls = hook_calls::table(stage, options.seconds.min(2.0), wanted, options.quick);
     if options.json {
         println!(
             "{}",
             serde_json::json!({
-                "device": "simulated", "cpus_awake": awake.is_some(), "rows": rows, "revokes": revokes, "calls": calls,
+                "device": "simulated", "cpus_awake": awake.is_some(), "rows": rows, "revokes": revokes, "paces": paces, "calls": calls,
             })
         );
     }
@@ -561,6 +563,9 @@ fn main() {
     }
     if std::env::var("GSHARE_BENCH_ROLE").as_deref() == Ok("calls") {
         hook_calls::behind_calls();
+    }
+    if std::env::var("GSHARE_BENCH_ROLE").as_deref() == Ok("pace") {
+        hook_paces::pace();
     }
     let options = options();
     table(&options, &Stage::new(options.calls.clone()));
