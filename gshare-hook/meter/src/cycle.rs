@@ -3,7 +3,7 @@
 //! The launch path reads no clock, so a cycle is put together from counters that the helper looks at several times per
 //! millisecond while something runs: launches, and calls that wait for the device. A cycle begins when launches are seen
 //! and ends with the first such call after them, which is where a program waits for the result of an iteration; for a
-//! program that only polls, when nothing has been launched for [`PAUSE`]. A thread that waits for credit is in the middle of a launch,
+//! program that only polls, when nothing has been launched for `PAUSE`. A thread that waits for credit is in the middle of a launch,
 //! and no pause.
 //!
 //! First and last launch are each known to one look: 0.3 ms, where the published implementation counts in steps of 5 ms.

@@ -11,7 +11,7 @@
 //! is **dense** when it cannot have: every launch was queued before the device was done with the first of them. A dense segment
 //! takes all of its interval; any other what its launches are predicted to take, and its interval at most ([`taken`]). For a program
 //! that keeps the device waiting everything thus depends on the predicted cost of its kernels, and that is measured where the
-//! device does not wait: see [`crate::hold`].
+//! device does not wait: see `hold.rs` of the hook.
 //!
 //! # Algorithm
 //! [`Coverage`] keeps disjoint pieces of the time line, sorted, each with how much of it is taken. A segment spreads what it takes
