@@ -287,7 +287,7 @@ impl<G: Ground> Device<G> {
 
     /// The connection is gone: what was requested will not be granted.
     pub(crate) fn lost(&mut self) {
-        self.asked = false;
+        (self.asked, self.last_closed) = (false, None);
         if matches!(self.attachment, Attachment::Served(_)) {
             self.end_lease();
             self.attachment = Attachment::Asking;
@@ -307,7 +307,7 @@ impl<G: Ground> Device<G> {
 
     fn end_lease(&mut self) {
         self.ledger.close(self.ground.gate());
-        (self.tenure, self.last_closed) = (Tenure::Idle, None);
+        self.tenure = Tenure::Idle;
     }
 
     pub(crate) fn answer_attach(&mut self, granted: bool, actions: &mut Actions) {
