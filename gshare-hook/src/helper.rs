@@ -230,6 +230,10 @@ impl Helper {
                 Request::Release(device, bytes) => {
                     self.feed(MeterEvent::MemoryFreed { device: ordinal_of(device), bytes });
                 }
+                Request::Leave(answer) => {
+                    let ticket = self.ask(answer, None);
+                    self.feed(MeterEvent::Leaving { ticket });
+                }
             }
         }
     }

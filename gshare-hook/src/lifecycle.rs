@@ -7,7 +7,7 @@
 //!   stands aside for good.
 //! * A forked child finds an empty control page and starts over ([`crate::control`]); it never touches its parent's
 //!   runtime, whose locks may be held by threads that it does not have. `exec` closes the socket.
-//! * At exit the helper thread lets go of the driver before the driver's own destructors run.
+//! * At exit the helper thread reports what was used, and lets go of the driver before the driver's own destructors run.
 #![allow(unsafe_code)] // a constructor, signal masks, atexit and a thread key
 
 use core::ffi::{c_char, c_int, c_void};
@@ -37,6 +37,8 @@ const ATTACH_WAIT: StdDuration = StdDuration::from_secs(2);
 const ANSWER_WAIT: StdDuration = StdDuration::from_secs(5);
 /// How long a look at memory waits for what the instance's other processes use: longer than the daemon waits for them.
 const VIEW_WAIT: StdDuration = StdDuration::from_millis(500);
+/// How long the end of the process waits for its last reports: longer than the meter takes.
+const LEAVE_WAIT: StdDuration = StdDuration::from_millis(200);
 /// Stack of the helper thread; what is not touched costs nothing.
 const STACK: usize = 1 << 20;
 /// A helper thread that has not looped while another thread of the process was awake for this long is gone, in ns.
@@ -57,6 +59,8 @@ pub(crate) enum Request {
     View(&'static Device, Answer),
     /// Memory to give back.
     Release(&'static Device, Bytes),
+    /// The process is about to end: what it used is to be reported.
+    Leave(Answer),
 }
 
 /// What has become of a question.
@@ -296,6 +300,13 @@ impl Runtime {
         let answer = Answer::default();
         self.ask(Request::View(device, answer.clone()));
         answer.wait(VIEW_WAIT) != Some(false)
+    }
+
+    /// Has the helper report what the process used, and waits for that.
+    fn leave(&self) {
+        let answer = Answer::default();
+        self.ask(Request::Leave(answer.clone()));
+        let _ = answer.wait(LEAVE_WAIT);
     }
 
     /// Gives bytes back to a device's account.
@@ -572,6 +583,9 @@ extern "C" fn thread_ends(record: *mut c_void) {
 
 extern "C" fn at_exit() {
     if CONTROL.state() == State::Active as u32 {
+        if let Some(runtime) = CONTROL.runtime() {
+            runtime.leave();
+        }
         CONTROL.set_state(State::Off);
     }
     if let Some(runtime) = CONTROL.runtime() {

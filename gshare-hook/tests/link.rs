@@ -11,7 +11,7 @@ use std::time::{Duration as StdDuration, Instant};
 use common::daemon::{Daemon, Manners};
 use common::{Run, assert_same, program};
 use gshare_core::wire::{RefusalCode, ToClient};
-use gshare_core::{Bytes, Quota, QuotaRange, ResourceSpec};
+use gshare_core::{Bytes, Duration, Quota, QuotaRange, ResourceSpec};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Runs before `main`. These tests wait far more than they compute, so all of them run at once, unless the caller says
@@ -32,6 +32,11 @@ static ALL_AT_ONCE: extern "C" fn() = {
 fn limited_to(bytes: Bytes) -> ResourceSpec {
     let spec = ResourceSpec::UNLIMITED;
     ResourceSpec::new(spec.quota(), spec.sm(), Some(bytes)).unwrap()
+}
+
+fn limited(percent: u16) -> ResourceSpec {
+    let limit = Quota::from_percent(percent).unwrap();
+    ResourceSpec::UNLIMITED.with_quota(QuotaRange::new(Quota::ZERO, limit).unwrap())
 }
 
 /// Waits until it is so, at most ten seconds.
@@ -193,12 +198,8 @@ fn a_process_that_is_refused_launches_nothing() {
 /// Where the operator lets strangers run, they keep to the limits that the daemon names.
 #[test]
 fn a_process_that_is_not_served_but_may_run_keeps_the_limits_that_the_daemon_names() {
-    let tenth = QuotaRange::new(Quota::ZERO, Quota::from_percent(10).unwrap()).unwrap();
-    let answer = ToClient::Unserved {
-        code: RefusalCode::NotAllowed,
-        text: "not you".to_owned(),
-        spec: ResourceSpec::UNLIMITED.with_quota(tenth),
-    };
+    let answer =
+        ToClient::Unserved { code: RefusalCode::NotAllowed, text: "not you".to_owned(), spec: limited(10) };
     let (done, comes) = turned_away_at_the_door(&answer, "1500");
     assert_eq!(done.stdout, "done\n");
     let line =
@@ -345,6 +346,29 @@ fn files_of_a_program_that_closed_the_hooks_descriptors_are_its_own() {
     assert_same("closes", &bare, &served);
     let why = "gshare: not metering any more: the program has closed the descriptors of its meter\n";
     assert_eq!(served.stderr, why);
+}
+
+/// The daemon revokes the token while the kernel runs, and the process ends as soon as that is over: what it took beyond its token
+/// is for the next process of its name to pay back.
+#[test]
+fn what_a_process_used_beyond_its_token_is_reported_before_it_ends() {
+    let program = program("link", &[]);
+    let used = std::thread::scope(|scope| {
+        let one = || {
+            let place = tempfile::tempdir().unwrap();
+            let revokes_after = Some(Duration::from_millis(20));
+            let manners = Manners { spec: limited(20), revokes_after, ..Manners::default() };
+            let daemon = Daemon::start_as(&place.path().join("g.sock"), manners);
+            let done =
+                Run::hooked(&program, &["once", "spin_400ms"]).env("GSHARE_SOCKET", &daemon.socket).finish();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+            (daemon.told().used_ns(), done.truth[0].gpus[0].busy_ns)
+        };
+        let runs: Vec<_> = (0..30).map(|_| scope.spawn(one)).collect();
+        runs.into_iter().map(|run| run.join().unwrap()).collect::<Vec<_>>()
+    });
+    let short = used.iter().filter(|(told, busy)| *told < busy * 9 / 10).count();
+    assert_eq!(short, 0, "of what was told and done: {used:?}");
 }
 
 #[test]

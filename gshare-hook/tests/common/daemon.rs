@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use gshare_core::token::RevokeReason;
 use gshare_core::wire::{MAX_FRAME, RefusalCode, Sequence, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, Duration, GpuId, LeaseId, ResourceSpec, Timestamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -66,6 +67,8 @@ pub struct Manners {
     pub stops_after: Option<u64>,
     /// For how long it gives no token, and says nothing.
     pub keeps_waiting: std::time::Duration,
+    /// How long after its expiry a token is revoked that was not returned.
+    pub revokes_after: Option<Duration>,
     /// How long it thinks about an attachment, and about memory.
     pub attach_pause: std::time::Duration,
     pub memory_pause: std::time::Duration,
@@ -82,6 +85,7 @@ impl Default for Manners {
             hangs_up: false,
             stops_after: None,
             keeps_waiting: std::time::Duration::ZERO,
+            revokes_after: None,
             attach_pause: std::time::Duration::ZERO,
             memory_pause: std::time::Duration::ZERO,
         }
@@ -104,8 +108,9 @@ struct Peer {
     client: ClientId,
     attached: Vec<ClientId>,
     holds: Option<LeaseId>,
-    /// Since when, in ns.
+    /// Since when, and until when, in ns.
     holds_since: u64,
+    expires: u64,
     /// Who waits for a turn, on which device, and as which in line.
     waits: Option<(u64, ClientId)>,
 }
@@ -126,7 +131,8 @@ impl Peer {
 
     fn grant(&mut self, client: ClientId, lease: LeaseId, token: Duration, slack: Duration) {
         (self.holds, self.holds_since, self.waits) = (Some(lease), now_ns(), None);
-        let expires = Timestamp::from_nanos(self.holds_since + token.as_nanos() + slack.as_nanos());
+        self.expires = self.holds_since + token.as_nanos() + slack.as_nanos();
+        let expires = Timestamp::from_nanos(self.expires);
         self.say(&ToClient::Grant { client, lease, budget: token, expires });
     }
 
@@ -249,6 +255,14 @@ fn serve(
         for index in gone.into_iter().rev() {
             peers.remove(index);
         }
+        for peer in &mut peers {
+            let Some(grace) = manners.revokes_after else { continue };
+            let late = now_ns() > peer.expires + grace.as_nanos();
+            if let (Some(&client), Some(lease)) = (peer.attached.first(), peer.holds.filter(|_| late)) {
+                peer.holds = None;
+                peer.say(&ToClient::Revoke { client, lease, reason: RevokeReason::Expired });
+            }
+        }
         while began.elapsed() >= manners.keeps_waiting
             && (!in_turns || peers.iter().all(|peer| peer.holds.is_none()))
         {
@@ -272,6 +286,7 @@ fn serve(
                 attached,
                 holds: None,
                 holds_since: 0,
+                expires: 0,
                 waits: None,
             });
         }

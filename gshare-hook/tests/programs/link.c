@@ -30,6 +30,14 @@ static void works(long ms) {
     printf("done\n");
 }
 
+/* One kernel of which nothing is known, and the end as soon as it is over. */
+static void once(const char *name) {
+    context_of_device_0();
+    Handle f = kernel(name);
+    MUST(cuLaunchKernel(f, ONE, 0, 0, 0));
+    MUST(cuCtxSynchronize());
+}
+
 /* So many MiB, held so long; then, a while later, how much is free. */
 static void holds(int count, long ms, long later) {
     Pointer all[64];
@@ -87,6 +95,7 @@ int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "";
     if (!strcmp(kind, "works")) works(atol(argv[2]));
     else if (!strcmp(kind, "holds")) holds(atoi(argv[2]), atol(argv[3]), atol(argv[4]));
+    else if (!strcmp(kind, "once")) once(argv[2]);
     else if (!strcmp(kind, "closes")) closes();
     else if (!strcmp(kind, "stopped")) stopped();
     else if (!strcmp(kind, "loads")) {
