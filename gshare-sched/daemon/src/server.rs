@@ -88,6 +88,8 @@ const LISTENER: u64 = 0;
 const INBOX: u64 = 1;
 const FRAME: u64 = 2;
 const PROCESS: u64 = 3;
+/// Frames of a process that has ended which are still taken: a child may hold its socket and go on.
+const LAST_FRAMES: u32 = 256;
 const TIMER: u64 = 4;
 
 fn data_of(id: ConnId, tag: u64) -> u64 {
@@ -329,7 +331,16 @@ impl Daemon {
                         }
                     }
                     (FRAME, Some(id)) => self.ready(now, id, flags),
-                    (PROCESS, Some(id)) => self.close(now, id),
+                    (PROCESS, Some(id)) => {
+                        // The last that a process says is what it used beyond its token.
+                        for _ in 0..LAST_FRAMES {
+                            if !self.receive(now, id) {
+                                break;
+                            }
+                            self.settle(now);
+                        }
+                        self.close(now, id);
+                    }
                     (TIMER, _) => self.rings_at = None,
                     // Closed by an event of this batch.
                     _ => continue,
@@ -495,15 +506,22 @@ impl Daemon {
         if flags.contains(epoll::EventFlags::OUT) && !self.flush(id) {
             return;
         }
-        if !flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
-            return;
+        if flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+            self.receive(now, id);
         }
-        let Some(conn) = self.conns.get_mut(id.slot, id.generation) else { return };
+    }
+
+    /// Takes one frame of a connection, or closes it at its end. `false`: there was none.
+    fn receive(&mut self, now: Timestamp, id: ConnId) -> bool {
+        let Some(conn) = self.conns.get_mut(id.slot, id.generation) else { return false };
         let length = match recv(&conn.socket, &mut self.received[..], RecvFlags::TRUNC) {
             Ok((length, _)) if length > 0 => length,
-            Err(Errno::AGAIN | Errno::INTR) => return,
+            Err(Errno::AGAIN | Errno::INTR) => return false,
             // The peer closed, or is gone.
-            Ok(_) | Err(_) => return self.close(now, id),
+            Ok(_) | Err(_) => {
+                self.close(now, id);
+                return false;
+            }
         };
         let frame = &self.received[..length.min(MAX_FRAME + 1)];
         let decoded = ToDaemon::decode(frame)
@@ -526,6 +544,7 @@ impl Daemon {
                 }
             }
         }
+        true
     }
 
     /// Watches the process behind a connection: a forked child would keep the socket open after its death.
