@@ -52,6 +52,7 @@ pub mod command;
 pub mod config;
 mod cpu_latency;
 mod crowd;
+#[path = "../../src/node/debts.rs"]
 mod debts;
 mod front;
 pub mod journal;
@@ -59,16 +60,23 @@ pub mod mps;
 
 mod handle;
 mod http;
+#[path = "../../src/node/inquiry.rs"]
 mod inquiry;
+#[path = "../../src/node/memory_account.rs"]
 mod memory;
 mod metrics;
+#[path = "../../src/node/printable.rs"]
 mod names;
+#[path = "../../src/node/engine.rs"]
 mod node;
 mod peer;
+#[path = "../../src/node/co_scaling.rs"]
 mod scaling;
 mod server;
+#[path = "../../src/node/slots.rs"]
 mod slots;
 mod snapshot;
+#[path = "../../src/node/turns.rs"]
 mod turns;
 
 pub use clock::{Clock, ManualClock, MonotonicClock};

@@ -1430,6 +1430,8 @@ fn token_error_label(error: &TokenError) -> &'static str {
 }
 
 #[cfg(test)]
+#[path = "tests/memory.rs"]
 mod memory_tests;
 #[cfg(test)]
+#[path = "tests/shares.rs"]
 mod tests;
