@@ -108,6 +108,11 @@ generational_id! {
 }
 
 generational_id! {
+    /// A connection of a process to its node, named by the host that accepted it.
+    ConnId, "conn"
+}
+
+generational_id! {
     /// A placement of a demand on a GPU, named by the packer.
     PlacementId, "placement"
 }

@@ -22,6 +22,7 @@ pub mod profile;
 pub mod request;
 pub mod resource;
 pub mod scale;
+pub mod slots;
 pub mod store;
 pub mod token;
 pub mod trace;
@@ -31,7 +32,7 @@ pub mod wire;
 mod engine;
 
 pub use engine::Engine;
-pub use ids::{ArenaId, ClientId, FunctionId, GpuId, ModelId, PlacementId};
+pub use ids::{ArenaId, ClientId, ConnId, FunctionId, GpuId, ModelId, PlacementId};
 pub use resource::{QuotaRange, ResourceSpec, SpecError};
 pub use token::{LeaseId, Share, TokenAction, TokenError, TokenEvent, TokenScheduler};
 pub use units::{BasisPoints, Bytes, Duration, ParseUnitError, Quota, SmShare, Timestamp};

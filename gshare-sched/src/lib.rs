@@ -11,12 +11,16 @@
 //! | [`scale`] | how many tokens for each client of a GPU, and how many instances? | Dilu, section 3.4; FaST-GShare, section 3.4.1 |
 //! | [`request`] | which GPU serves a request, and what stays in its memory? | GPU-enabled FaaS, sections III-IV |
 //! | [`pipeline`] | into which stages is a function cut, and on which MIG slices do they run? | FluidFaaS, section 5.2 |
+//!
+//! [`node`] composes token scheduling and vertical scaling with sessions, memory, debts and admission: what the node daemon
+//! decides.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     test,
     allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
 )]
 
+pub mod node;
 pub mod pack;
 pub mod pipeline;
 pub mod place;

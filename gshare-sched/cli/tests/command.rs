@@ -6,6 +6,7 @@ mod common;
 use common::{Local, attached, spec};
 use gshare_core::wire::ToDaemon;
 use gshared::config::JournalConfig;
+use gshared::journal::TokenStep;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -110,37 +111,88 @@ fn a_journal_replays_to_the_orders_it_recorded() {
     assert_eq!(run["most_sm_held"], 6_000);
 }
 
+/// The recorded digest of one event is another one.
 #[test]
 fn a_journal_that_was_changed_is_found_out() {
     let dir = journal(recording());
     let file = gshared::journal::segments(&dir.path().join("journal")).unwrap().remove(0);
     let text = std::fs::read_to_string(&file).unwrap();
-    let at = text.find("\"budget_ns\":").unwrap();
-    let changed = text[..at].to_owned() + "\"budget_ns\":1" + &text[at + "\"budget_ns\":".len()..];
-    std::fs::write(&file, changed).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let number = lines.iter().position(|line| line.contains("\"outcome\":")).unwrap();
+    let changed: Vec<String> = lines
+        .iter()
+        .enumerate()
+        .map(|(n, line)| match n == number {
+            true => line.replace("\"outcome\":", "\"outcome\":1,\"was\":"),
+            false => (*line).to_owned(),
+        })
+        .collect();
+    std::fs::write(&file, changed.join("\n") + "\n").unwrap();
     let output = gshare().arg("replay").arg(&file).output().unwrap();
     assert!(!output.status.success());
-    assert!(String::from_utf8(output.stdout).unwrap().contains("1 differ"));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let place = format!("first at {}:{}, at ", file.display(), number + 1);
+    assert!(text.contains("1 differ") && text.contains(&place), "{text}");
+}
+
+/// A token event that is left out: the node does something else from there on.
+#[test]
+fn a_journal_without_one_of_its_events_differs_at_a_later_one() {
+    let dir = journal(recording());
+    let file = gshared::journal::segments(&dir.path().join("journal")).unwrap().remove(0);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let mut lines: Vec<&str> = text.lines().collect();
+    // The second message is an Attach: its client is unknown without it.
+    let attach = lines.iter().position(|line| line.contains("\"frame\":\"0202")).unwrap();
+    lines.remove(attach);
+    std::fs::write(&file, lines.join("\n") + "\n").unwrap();
+    let output = gshare().args(["replay", "--json"]).arg(&file).output().unwrap();
+    assert!(!output.status.success());
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let first = &report["runs"][0]["first_difference"];
+    assert!(first["line"].as_u64().unwrap() > attach as u64, "{first}");
 }
 
 #[test]
-fn a_journal_is_input_for_the_engine_as_it_is() {
+fn a_journal_of_another_version_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("x.jsonl");
+    let old = "{\"journal\":1,\"epoch\":3,\"segment\":0,\"engine\":{}}\n{\"now_ns\":1,\"event\":{\"event\":\"deadline_reached\"}}\n";
+    std::fs::write(&file, old).unwrap();
+    for command in [&["replay"][..], &["why", "--client", "a"]] {
+        let output = gshare().args(command).arg(&file).output().unwrap();
+        let text = errors(&output);
+        assert!(text.contains("version 1") && text.contains("replays version 2"), "{text}");
+    }
+}
+
+#[test]
+fn the_token_part_of_a_journal_is_input_for_the_engine() {
     let dir = journal(recording());
     let file = gshared::journal::segments(&dir.path().join("journal")).unwrap().remove(0);
-    let journal = std::fs::File::open(&file).unwrap();
-    let output = gshare().args(["engine", "token"]).stdin(journal).output().unwrap();
-    let recorded: Vec<serde_json::Value> = std::fs::read_to_string(&file)
+    let tokens = gshare().args(["replay", "--tokens"]).arg(&file).output().unwrap();
+    let path = dir.path().join("tokens");
+    std::fs::write(&path, &tokens.stdout).unwrap();
+    let input = std::fs::File::open(&path).unwrap();
+    let output = gshare().args(["engine", "token"]).stdin(input).output().unwrap();
+    let recorded: Vec<gshare_core::TokenAction> = gshared::journal::read(&file)
+        .unwrap()
+        .flat_map(|line| line.unwrap().tokens().collect::<Vec<_>>())
+        .filter_map(|step| match step {
+            TokenStep::TokenOrder { order } => Some(order),
+            TokenStep::TokenEvent { .. } => None,
+        })
+        .collect();
+    let answered: Vec<gshare_core::TokenAction> = String::from_utf8(output.stdout)
         .unwrap()
         .lines()
         .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
-        .filter_map(|line| line.get("actions").cloned())
+        .flat_map(|line| {
+            let actions = line.get("actions").cloned().unwrap_or_else(|| panic!("{line}"));
+            serde_json::from_value::<Vec<gshare_core::TokenAction>>(actions).unwrap()
+        })
         .collect();
-    let answered: Vec<serde_json::Value> = String::from_utf8(output.stdout)
-        .unwrap()
-        .lines()
-        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
-        .map(|line| line.get("actions").cloned().unwrap_or_else(|| panic!("{line}")))
-        .collect();
+    assert!(recorded.len() >= 10);
     assert_eq!(answered, recorded);
 }
 

@@ -6,7 +6,8 @@ mod common;
 mod hooked;
 
 use common::{Local, Process, within};
-use gshare_core::Bytes;
+use gshare_core::{Bytes, TokenAction, TokenEvent};
+use gshared::journal::TokenStep;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -201,14 +202,15 @@ fn killed_holders_give_their_token_up_at_once() {
     let (mut noticed, mut granted) = (Vec::new(), Vec::new());
     for (id, at) in &killed {
         let left = lines.iter().position(|line| {
-            matches!(line.event, Some(gshare_core::TokenEvent::ClientLeft { client }) if client == *id)
+            let gone = TokenEvent::ClientLeft { client: *id };
+            line.tokens().any(|step| step == TokenStep::TokenEvent { token: gone })
         });
         let left = left.expect("its leaving is in the journal");
         let now = lines[left].now_ns.unwrap();
         noticed.push(now.saturating_sub(at.as_nanos()) / 1000);
         let next = lines[left..].iter().find(|line| {
-            let mut orders = line.actions.iter().flatten();
-            orders.any(|order| matches!(order, gshare_core::TokenAction::Grant { .. }))
+            let granted = |step| matches!(step, TokenStep::TokenOrder { order: TokenAction::Grant { .. } });
+            line.tokens().any(granted)
         });
         granted.push((next.expect("the survivor goes on").now_ns.unwrap() - now) / 1000);
     }

@@ -133,8 +133,15 @@ fn a_class_of_the_configuration_goes_before_that_of_the_process_and_changes_whil
         [Some(ServiceClass::BestEffort), Some(ServiceClass::SLO_SENSITIVE)],
         "its own word, now"
     );
-    // More than the GPU would be promised: said, and its share stays fixed.
-    config.set_client("other", spec("0.8:1.0", 100, None));
+    // More than the GPU would be promised: nothing changes.
+    let mut too_much = config.clone();
+    too_much.set_client("other", spec("0.8:1.0", 100, None));
+    let error = handle.reload(too_much).unwrap_err().to_string();
+    assert!(error.contains("sum of requests is 120%: 120% taken"), "{error}");
+    assert_eq!(classes(), [Some(ServiceClass::BestEffort), Some(ServiceClass::SLO_SENSITIVE)]);
+    // Side by side that much can be met, and is more time than can be scaled: the share stays fixed.
+    config.set_client("owner", spec("0.4:0.9", 50, None));
+    config.set_client("other", spec("0.8:1.0", 50, None));
     handle.reload(config.clone()).unwrap();
     assert_eq!(classes(), [Some(ServiceClass::BestEffort), None]);
     config.set_client("other", spec("0.6:1.0", 100, None));

@@ -22,9 +22,9 @@
 //! # Ok::<(), gshared::ConfigError>(())
 //! ```
 
-use crate::names::{is_printable, printable};
 use gshare_core::scale::ServiceClass;
 use gshare_core::{Bytes, Duration, QuotaRange, ResourceSpec, SmShare, SpecError, TokenScheduler};
+use gshare_sched::node::{ClientConfig, NodeConfig, is_printable, printable};
 use gshare_sched::token::{self, MultiToken, MultiTokenConfig, SlotScheduler};
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -33,6 +33,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use toml::Spanned;
+
+pub use gshare_sched::node::{DeviceConfig, DeviceUuid};
 
 /// Where hooks and daemon meet unless they are told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/gshare/gshare.sock";
@@ -65,6 +67,9 @@ pub enum ConfigError {
         /// The bound, and how it was broken.
         message: String,
     },
+    /// A value that the node cannot put in force.
+    #[error(transparent)]
+    Node(#[from] gshare_sched::node::ConfigError),
     /// A key that needs a restart of the daemon to change.
     #[error("{key} cannot change while the daemon runs: restart it (now {now}, in the file {new})")]
     NotLive {
@@ -94,6 +99,9 @@ pub struct Config {
     /// Whether a client without a `[[client]]` entry gets the share it asks for. True: a platform passes the share
     /// to the process that it starts.
     pub allow_unlisted: bool,
+    /// Whether a process that is refused may run all the same, within the limits that it would have had (`strangers = "run"`).
+    /// False: it launches nothing.
+    pub refused_run: bool,
     /// Users that may connect besides the daemon's own and root.
     pub allow_uids: Vec<u32>,
     /// Whether every user may connect.
@@ -120,9 +128,7 @@ pub struct Config {
     pub idle_exit: Option<Duration>,
     /// The devices of the node. Empty: every device that a client attaches to is learned.
     pub devices: Vec<DeviceConfig>,
-    clients: BTreeMap<String, ResourceSpec>,
-    classes: BTreeMap<String, ServiceClass>,
-    owners: BTreeMap<String, u32>,
+    clients: BTreeMap<String, ClientConfig>,
 }
 
 /// Who decides about tokens.
@@ -198,15 +204,6 @@ impl JournalConfig {
     }
 }
 
-/// A device of the node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceConfig {
-    /// UUID, as `nvidia-smi -L` prints it.
-    pub uuid: DeviceUuid,
-    /// Its memory, if it is to be checked when the file is read.
-    pub memory: Option<Bytes>,
-}
-
 /// Where metrics are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -254,46 +251,6 @@ pub enum MpsMode {
     On,
 }
 
-/// Name of a device that all processes share.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct DeviceUuid(pub [u8; 16]);
-
-/// `GPU-00112233-4455-6677-8899-aabbccddeeff`.
-impl fmt::Display for DeviceUuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("GPU")?;
-        for (n, byte) in self.0.iter().enumerate() {
-            let dash = if matches!(n, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
-            write!(f, "{dash}{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Debug for DeviceUuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl FromStr for DeviceUuid {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let error = || format!("`{text}` is not a UUID such as `GPU-00112233-4455-6677-8899-aabbccddeeff`");
-        let bare = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-")).unwrap_or(text);
-        let digits: Vec<u8> = bare.bytes().filter(|byte| *byte != b'-').collect();
-        let mut bytes = [0u8; 16];
-        if digits.len() != 32 {
-            return Err(error());
-        }
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
-            let pair = std::str::from_utf8(pair).map_err(|_| error())?;
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| error())?;
-        }
-        Ok(Self(bytes))
-    }
-}
-
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -303,6 +260,7 @@ impl Default for Config {
             max_clients: 1024,
             max_connections: 4096,
             allow_unlisted: true,
+            refused_run: false,
             allow_uids: Vec::new(),
             allow_any_user: false,
             tokens: TokenConfig::default(),
@@ -314,8 +272,6 @@ impl Default for Config {
             idle_exit: None,
             devices: Vec::new(),
             clients: BTreeMap::new(),
-            classes: BTreeMap::new(),
-            owners: BTreeMap::new(),
         }
     }
 }
@@ -360,34 +316,48 @@ impl Config {
         toml::from_str::<RawConfig>(text)?.check(text)
     }
 
+    /// What the node decides by.
+    pub fn node(&self) -> NodeConfig {
+        let mut node = NodeConfig::default();
+        node.max_clients = self.max_clients;
+        node.allow_unlisted = self.allow_unlisted;
+        node.refused_run = self.refused_run;
+        node.in_flight = self.in_flight;
+        node.memory_headroom = self.memory_headroom;
+        node.max_debt = self.tokens.engine(self.max_clients).max_debt;
+        node.devices.clone_from(&self.devices);
+        node.clients.clone_from(&self.clients);
+        node
+    }
+
     /// What the configuration promises a client of this name.
     pub fn client(&self, name: &str) -> Option<&ResourceSpec> {
-        self.clients.get(name)
+        self.clients.get(name)?.spec.as_ref()
     }
 
     /// Promises a client of this name a share, or another one.
     pub fn set_client(&mut self, name: impl Into<String>, spec: ResourceSpec) {
-        self.clients.insert(name.into(), spec);
+        self.clients.entry(name.into()).or_default().spec = Some(spec);
     }
 
-    /// The only user who may use a name; `None`: whoever is first, for as long as its processes live.
+    /// The only user who may use a name; `None`: the first one, while its processes live.
     pub fn owner(&self, name: &str) -> Option<u32> {
-        self.owners.get(name).copied()
+        self.clients.get(name)?.user
     }
 
     /// Reserves a name for a user.
     pub fn set_owner(&mut self, name: impl Into<String>, uid: u32) {
-        self.owners.insert(name.into(), uid);
+        self.clients.entry(name.into()).or_default().user = Some(uid);
     }
 
     /// How the configuration treats a client of this name beside others; `None`: as its process asks.
     pub fn class(&self, name: &str) -> Option<ServiceClass> {
-        self.classes.get(name).copied()
+        self.clients.get(name)?.class
     }
 
     /// Treats a client of this name so, whatever its process asks.
     pub fn set_class(&mut self, name: impl Into<String>, class: ServiceClass) {
-        self.classes.insert(name.into(), class);
+        self.clients.entry(name.into()).or_default().class = Some(class);
     }
 
     /// Whether `new` can take the place of this configuration in a running daemon.
@@ -450,6 +420,8 @@ struct RawConfig {
     max_connections: Option<Spanned<u32>>,
     allow_unlisted: Option<bool>,
     #[serde(default)]
+    strangers: Strangers,
+    #[serde(default)]
     allow_uids: Vec<u32>,
     #[serde(default)]
     allow_any_user: bool,
@@ -466,6 +438,15 @@ struct RawConfig {
     device: Vec<RawDevice>,
     #[serde(default)]
     client: Vec<RawClient>,
+}
+
+/// What becomes of a process that is refused.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Strangers {
+    #[default]
+    Refuse,
+    Run,
 }
 
 #[derive(Deserialize)]
@@ -495,6 +476,7 @@ struct RawClient {
     memory: Option<Spanned<Loose>>,
     class: Option<Spanned<Loose>>,
     user: Option<u32>,
+    device: Option<Spanned<Text<DeviceUuid>>>,
 }
 
 /// Any text or number, unparsed.
@@ -570,13 +552,15 @@ impl RawConfig {
                 return Err(source.error(&device.uuid, format!("device `{uuid}`"), "is listed twice"));
             }
         }
-        let (mut clients, mut classes, mut owners) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let mut clients = BTreeMap::new();
         for client in &self.client {
-            let spec = client.check(&source, &devices)?;
             let name = client.name.get_ref();
-            owners.extend(client.user.map(|uid| (name.clone(), uid)));
-            classes.extend(client.class(&source)?.map(|class| (name.clone(), class)));
-            if clients.insert(name.clone(), spec).is_some() {
+            let mut entry = ClientConfig::default();
+            entry.spec = Some(client.check(&source, &devices)?);
+            entry.class = client.class(&source)?;
+            entry.user = client.user;
+            entry.device = client.device(&source, &devices)?;
+            if clients.insert(name.clone(), entry).is_some() {
                 let key = format!("client `{name}`: name");
                 return Err(source.error(&client.name, key, "two clients of one name: need a name each"));
             }
@@ -609,6 +593,7 @@ impl RawConfig {
                 65_536,
             )?,
             allow_unlisted: self.allow_unlisted.unwrap_or(default.allow_unlisted),
+            refused_run: self.strangers == Strangers::Run,
             allow_uids: self.allow_uids,
             allow_any_user: self.allow_any_user,
             tokens: TokenConfig {
@@ -648,8 +633,6 @@ impl RawConfig {
             idle_exit: None,
             devices,
             clients,
-            classes,
-            owners,
         })
     }
 }
@@ -747,6 +730,21 @@ impl RawClient {
 }
 
 impl RawClient {
+    /// The only device on which its request is reserved.
+    fn device(
+        &self,
+        source: &Source<'_>,
+        devices: &[DeviceConfig],
+    ) -> Result<Option<DeviceUuid>, ConfigError> {
+        let Some(text) = &self.device else { return Ok(None) };
+        let uuid = text.get_ref().0;
+        if !devices.is_empty() && devices.iter().all(|device| device.uuid != uuid) {
+            let key = format!("client `{}`: device", self.name.get_ref());
+            return Err(source.error(text, key, format!("{uuid} is not listed: need a [[device]] with it")));
+        }
+        Ok(Some(uuid))
+    }
+
     /// How it is treated beside others.
     fn class(&self, source: &Source<'_>) -> Result<Option<ServiceClass>, ConfigError> {
         let Some(text) = &self.class else { return Ok(None) };
@@ -788,6 +786,7 @@ mod tests {
             .collect();
         let config = Config::parse(&all).unwrap();
         assert!(config.metrics.is_some() && config.journal.is_some() && !config.clients.is_empty());
+        config.node().check().unwrap();
     }
 
     #[test]
@@ -889,13 +888,5 @@ mod tests {
         assert_eq!(error("[[client]]\nname = \"a\\u001b[2J\""), name);
         assert!(error("[journal]\ndir = '/x'\nkeep_files = 0").contains("journal.keep_files"));
         assert!(error("window = 5").contains("with its unit"));
-    }
-
-    #[test]
-    fn a_uuid_is_read_as_it_is_printed() {
-        let text = "GPU-00112233-4455-6677-8899-aabbccddeeff";
-        assert_eq!(text.parse::<DeviceUuid>().unwrap().to_string(), text);
-        assert!("GPU-0011".parse::<DeviceUuid>().is_err());
-        assert!("GPU-zz112233-4455-6677-8899-aabbccddeeff".parse::<DeviceUuid>().is_err());
     }
 }

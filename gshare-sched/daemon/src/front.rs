@@ -5,7 +5,7 @@
 
 use crate::crowd::Crowd;
 use crate::handle::{Access, Handle};
-use crate::peer::Peer;
+use crate::peer::peer_of;
 use crate::{admin, http};
 use std::io;
 use std::os::unix::net::UnixListener as StdUnixListener;
@@ -82,7 +82,7 @@ async fn serve_admin(listener: UnixListener, handle: Handle, access: Arc<Access>
     let mut crowd = Crowd::new(MOST);
     loop {
         let Some(stream) = accepted(listener.accept().await).await else { continue };
-        let Ok(Peer { uid, .. }) = Peer::of(&stream) else { continue };
+        let Ok(uid) = peer_of(&stream).map(|peer| peer.uid) else { continue };
         if access.allows(uid) {
             let task = tokio::spawn(admin::answer(stream, handle.clone()));
             crowd.enter(uid, task.abort_handle());
@@ -105,7 +105,7 @@ async fn serve_unix(listener: UnixListener, handle: Handle) {
     let mut crowd = Crowd::new(MOST);
     loop {
         let Some(stream) = accepted(listener.accept().await).await else { continue };
-        let uid = Peer::of(&stream).map_or(u32::MAX, |peer| peer.uid);
+        let uid = peer_of(&stream).map_or(u32::MAX, |peer| peer.uid);
         crowd.enter(uid, tokio::spawn(http::answer(stream, handle.clone())).abort_handle());
     }
 }

@@ -1,29 +1,29 @@
-//! The journal: every event of the token engine, written down before the frames that it leads to are sent.
+//! The journal: every event of the node, written down before the frames that it leads to are sent.
 //!
 //! # Problem
-//! Afterwards an operator asks why a client waited. The engine is pure, so its events and their times are the whole
-//! answer: replaying them gives every decision again. But history must not be lost to a clock that is set back, to a
-//! client that sends nonsense, to a tool that truncates the file, or to a full disk; and none of these may end the
-//! daemon.
+//! Afterwards an operator asks why a client waited. The node is pure, so its configuration, its events and their times
+//! are the whole answer: replaying them gives every decision again ([`Replay`]). But history must not be lost to a clock
+//! that is set back, to a client that sends nonsense, to a tool that truncates the file, or to a full disk; and none of
+//! these may end the daemon.
 //!
 //! # Format
 //! JSON lines in files `<run>-<segment>.jsonl` of one directory.
 //!
 //! ```text
-//! {"journal":1,"epoch":1763634000,"segment":0,"engine":{…}}          first line of a segment
-//! {"now_ns":17,"event":{"event":"client_joined",…}}                  an event
-//! {"now_ns":17,"actions":[{"action":"grant",…}]}                     its orders, if they are recorded
-//! {"now_ns":17,"note":{"client":0,"name":"alice","pid":77}}          for people
-//! {"now_ns":17,"omitted":120}                                        refused events that were not written
+//! {"journal":2,"epoch":1763634000,"segment":0,"engine":{…},"node":{…}}      first line of a segment
+//! {"now_ns":17,"event":{"event":"received",…,"frame":"0203…"},"outcome":9}  an event, and the digest of what was done
+//! {"now_ns":17,"actions":[{"action":"send",…}]}                             all that was done, if it is recorded
+//! {"now_ns":17,"omitted":120}                                               events without effect that were not written
 //! ```
-//! Readers skip the lines that they do not need, so a journal is also input for `gshare engine token`.
+//! Frames are the hexadecimal digits of their wire encoding. An event that the node refused has `"refused":true` in place
+//! of an outcome. Version 1 had the events of the token engine only.
 //!
 //! # Rules
 //! 1. `run` is one more than the largest run in the directory when the daemon starts. No clock takes part, so a new
 //!    file always sorts after the old ones, and the oldest can be deleted by their names.
-//! 2. The engine's refusal of an event changes nothing, so a replay does not need the event. Refused events use up a
-//!    credit: `CREDIT` at first, one more per `CREDIT` accepted events. Beyond that they are counted, not written.
-//!    Example: of 100,000 stale reports in a row the journal has 64 and one line that says `"omitted":99936`.
+//! 2. A replay does not need an event that the node refused or that had no effect. Such events use up a credit: `CREDIT`
+//!    at first, one more per `CREDIT` other events. Beyond that they are counted, not written. Example: of 100,000 stale
+//!    reports in a row the journal has 64 and one line that says `"omitted":99936`.
 //! 3. After a failed write (a full disk) the journal stops, and the daemon goes on. `RETRY` later the next event
 //!    opens a new segment, whose header says in `lost` how many events are missing before it.
 //!
@@ -35,11 +35,17 @@
 //! opened for appending: after a truncation by somebody else the next line is at the new end.
 //!
 //! # Cost
-//! About a hundred bytes per event, and one `write` for all events of one received frame. When a segment is full the
+//! Some 200 bytes per event, and one `write` for all events of one received frame. When a segment is full the
 //! next one is opened and the oldest beyond `keep_files` are deleted.
 
+mod replay;
+
+pub use replay::{Replay, ReplayError, Replayed};
+
 use crate::config::{JournalConfig, TokenPolicy};
+use gshare_core::wire::RefusalCode;
 use gshare_core::{Duration, Timestamp, TokenAction, TokenEvent};
+use gshare_sched::node::{NodeAction, NodeEvent, Note};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -54,7 +60,7 @@ const RETRY: Duration = Duration::from_millis(5_000);
 /// First line of a segment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
-    /// Version of the format: 1.
+    /// Version of the format: [`VERSION`].
     pub journal: u32,
     /// Number of the daemon's run.
     pub epoch: u64,
@@ -66,20 +72,15 @@ pub struct Header {
     /// Policy of the engine.
     #[serde(default)]
     pub policy: TokenPolicy,
-    /// Configuration of the engine, to build the same one for a replay; null for one of the host's own.
+    /// Configuration of the token engine, to build the same one for a replay; null for one of the host's own.
     pub engine: serde_json::Value,
+    /// Configuration of the node when the run began.
+    #[serde(default)]
+    pub node: serde_json::Value,
 }
 
-/// Who a client is, for people.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Note {
-    /// The client.
-    pub client: gshare_core::ClientId,
-    /// Name of its instance.
-    pub name: String,
-    /// Its process.
-    pub pid: i32,
-}
+/// Version of the format that is written and read here.
+pub const VERSION: u32 = 2;
 
 /// One line, as it is read back. A part that the line does not have is `None`.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -87,19 +88,22 @@ pub struct Line {
     /// Time of the event, in ns of the daemon's clock.
     #[serde(default)]
     pub now_ns: Option<u64>,
-    /// The event.
+    /// The event; [`Line::event`] reads it.
+    #[serde(default, rename = "event")]
+    raw: Option<serde_json::Value>,
+    /// Digest of what the node did about the event; `None` if it was refused or the daemon died over it.
     #[serde(default)]
-    pub event: Option<TokenEvent>,
-    /// The orders that the event led to.
+    pub outcome: Option<u64>,
+    /// Whether the node refused the event.
     #[serde(default)]
-    pub actions: Option<Vec<TokenAction>>,
-    /// Who a client is.
+    pub refused: bool,
+    /// The actions that an event led to, serialised.
     #[serde(default)]
-    pub note: Option<Note>,
-    /// Refused events that were not written since the last line of this kind.
+    pub actions: Option<Vec<serde_json::Value>>,
+    /// Events without effect that were not written since the last line of this kind.
     #[serde(default)]
     pub omitted: Option<u64>,
-    /// Present in a header.
+    /// Present in a header: version of the format.
     #[serde(default)]
     pub journal: Option<u32>,
     /// Present in a header.
@@ -117,24 +121,82 @@ pub struct Line {
     /// Present in a header.
     #[serde(default)]
     pub engine: Option<serde_json::Value>,
+    /// Present in a header.
+    #[serde(default)]
+    pub node: Option<serde_json::Value>,
+}
+
+impl Line {
+    /// The event; `None` if the line has none.
+    ///
+    /// # Errors
+    /// An event that this version does not know.
+    pub fn event(&self) -> Result<Option<NodeEvent>, serde_json::Error> {
+        self.raw.as_ref().map(NodeEvent::deserialize).transpose()
+    }
+
+    /// The token engine's events and orders among recorded actions, in their order.
+    pub fn tokens(&self) -> impl Iterator<Item = TokenStep> + '_ {
+        let step = |action| TokenStep::deserialize(action).ok();
+        self.actions.iter().flatten().filter_map(step)
+    }
+}
+
+/// An event that the token engine has taken, or an order of it; among recorded actions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(tag = "note", rename_all = "snake_case")]
+pub enum TokenStep {
+    /// The event.
+    TokenEvent {
+        /// What happened.
+        token: TokenEvent,
+    },
+    /// The order.
+    TokenOrder {
+        /// What to do.
+        order: TokenAction,
+    },
+}
+
+/// A digest of what a node did about an event: of frames, ends of connections and answers, in their order, with FNV-1a.
+pub fn digest(actions: &[NodeAction]) -> u64 {
+    let mut digest = 0xcbf2_9ce4_8422_2325_u64;
+    let mut bytes = Vec::new();
+    for action in actions {
+        bytes.clear();
+        match action {
+            NodeAction::Send { conn, frame } => {
+                bytes.extend_from_slice(&u64::from(*conn).to_le_bytes());
+                frame.encode(0, &mut bytes);
+            }
+            NodeAction::Drop { conn, reason } => {
+                bytes.extend_from_slice(&u64::from(*conn).to_le_bytes());
+                bytes.extend_from_slice(drop_label(*reason).as_bytes());
+            }
+            NodeAction::UseKnown { question } => bytes.extend_from_slice(&question.to_le_bytes()),
+            _ => {}
+        }
+        for byte in &bytes {
+            digest = (digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+    digest
+}
+
+fn drop_label(reason: RefusalCode) -> &'static str {
+    crate::metrics::DropReason::from(reason).label()
 }
 
 #[derive(Serialize)]
 struct EventLine<'a> {
     now_ns: Timestamp,
-    event: &'a TokenEvent,
+    event: &'a NodeEvent,
 }
 
 #[derive(Serialize)]
 struct ActionsLine<'a> {
     now_ns: Timestamp,
-    actions: &'a [TokenAction],
-}
-
-#[derive(Serialize)]
-struct NoteLine<'a> {
-    now_ns: Timestamp,
-    note: &'a Note,
+    actions: &'a [NodeAction],
 }
 
 #[derive(Serialize)]
@@ -158,8 +220,9 @@ pub(crate) struct Journal {
     /// Lines that the kernel does not have yet, and how many events they are.
     buffer: Vec<u8>,
     buffered: u64,
-    /// Where in the buffer the last event begins.
+    /// Where in the buffer the last event begins, and whether its line is not finished.
     last: usize,
+    open: bool,
     /// Refused events that may still be written, and accepted ones towards the next.
     credit: u32,
     accepted: u32,
@@ -178,7 +241,7 @@ struct Segment {
 impl Journal {
     /// No journal: nothing is written, nothing is lost.
     pub(crate) fn off() -> Self {
-        Self::new(None, 0, TokenPolicy::default(), serde_json::Value::Null)
+        Self::new(None, 0, TokenPolicy::default(), serde_json::Value::Null, serde_json::Value::Null)
     }
 
     /// Begins the journal of one run of the daemon. If that fails, [`failure`](Self::failure) says why.
@@ -187,8 +250,9 @@ impl Journal {
         epoch: u64,
         policy: TokenPolicy,
         engine: serde_json::Value,
+        node: serde_json::Value,
     ) -> Self {
-        let mut journal = Self::new(Some(config.clone()), epoch, policy, engine);
+        let mut journal = Self::new(Some(config.clone()), epoch, policy, engine, node);
         journal.open(Timestamp::ZERO);
         journal
     }
@@ -198,16 +262,18 @@ impl Journal {
         epoch: u64,
         policy: TokenPolicy,
         engine: serde_json::Value,
+        node: serde_json::Value,
     ) -> Self {
         Self {
             config,
-            header: Header { journal: 1, epoch, segment: 0, lost: 0, policy, engine },
+            header: Header { journal: VERSION, epoch, segment: 0, lost: 0, policy, engine, node },
             run: None,
             segment: None,
             failure: None,
             buffer: Vec::new(),
             buffered: 0,
             last: 0,
+            open: false,
             credit: CREDIT,
             accepted: 0,
             omitted: 0,
@@ -215,8 +281,8 @@ impl Journal {
         }
     }
 
-    /// An event that the engine is about to be given.
-    pub(crate) fn event(&mut self, now: Timestamp, event: &TokenEvent) {
+    /// An event that the node is about to be given. Its line is finished with what comes of it.
+    pub(crate) fn event(&mut self, now: Timestamp, event: &NodeEvent) {
         if self.config.is_none() {
             return;
         }
@@ -230,37 +296,59 @@ impl Journal {
         self.last = self.buffer.len();
         self.buffered += 1;
         self.line(&EventLine { now_ns: now, event });
+        // The brace and the newline.
+        self.buffer.truncate(self.buffer.len().saturating_sub(2));
+        self.open = true;
     }
 
-    /// The engine has refused the last event.
+    /// The node has refused the last event.
     pub(crate) fn refused(&mut self, now: Timestamp) {
+        self.without_effect(now, ",\"refused\":true");
+    }
+
+    /// An event that a replay does not need.
+    fn without_effect(&mut self, now: Timestamp, end: &str) {
         if self.segment.is_none() {
             return;
         }
         if self.credit == 0 {
             self.buffer.truncate(self.last);
+            self.open = false;
             self.buffered = self.buffered.saturating_sub(1);
             self.omitted += 1;
             return;
         }
         self.credit -= 1;
+        self.close_line(end);
         self.write_omitted(now);
     }
 
-    /// The engine has accepted the last event, with these orders.
-    pub(crate) fn actions(&mut self, now: Timestamp, actions: &[TokenAction]) {
+    /// The node has handled the last event, with these actions.
+    pub(crate) fn handled(&mut self, now: Timestamp, actions: &[NodeAction]) {
+        if self.segment.is_none() {
+            return;
+        }
+        let outcome = format!(",\"outcome\":{}", digest(actions));
+        if actions.contains(&NodeAction::Note(Note::NoEffect)) {
+            self.without_effect(now, &outcome);
+            return;
+        }
         self.accepted += 1;
         if self.accepted >= CREDIT {
             (self.accepted, self.credit) = (0, CREDIT.min(self.credit + 1));
         }
+        self.close_line(&outcome);
         if self.config.as_ref().is_some_and(|config| config.actions) {
             self.line(&ActionsLine { now_ns: now, actions });
         }
     }
 
-    /// Who a client is.
-    pub(crate) fn note(&mut self, now: Timestamp, note: &Note) {
-        self.line(&NoteLine { now_ns: now, note });
+    /// Finishes the line of an event.
+    fn close_line(&mut self, end: &str) {
+        if std::mem::take(&mut self.open) {
+            self.buffer.extend_from_slice(end.as_bytes());
+            self.buffer.extend_from_slice(b"}\n");
+        }
     }
 
     /// Events lost since the daemon started, because they could not be written.
@@ -278,6 +366,7 @@ impl Journal {
         if self.buffer.is_empty() {
             return;
         }
+        self.close_line("");
         let max_file = self.config.as_ref().map_or(0, |config| config.max_file.0);
         let full = |segment: &Segment| segment.length + self.buffer.len() as u64 > max_file;
         if self.segment.as_ref().is_some_and(full) {
@@ -358,7 +447,7 @@ impl Journal {
     }
 }
 
-/// A panic must not take the event that caused it along.
+/// After a panic the event that caused it is in the journal.
 impl Drop for Journal {
     fn drop(&mut self) {
         self.flush(Timestamp::ZERO);

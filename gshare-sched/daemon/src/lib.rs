@@ -3,16 +3,17 @@
 //! # Problem
 //! Processes that share a GPU must agree on who launches now, and none of them can be trusted to keep the books. One
 //! daemon per node keeps them: it knows who is there (the kernel says so, not the process), journals what happens,
-//! asks the pure token engine what to do about it, and tells the processes. It is never on the path of a launch: what
-//! it hands out are leases, renewed ahead of time.
+//! asks the pure [`Node`](gshare_sched::node::Node) what to do about it, and tells the processes. It is never on the path
+//! of a launch: what it hands out are leases, renewed ahead of time.
 //!
 //! ```text
-//!  process + hook ──┐                        ┌─ journal   (now, event), before its frames are sent
-//!  process + hook ──┼─ SOCK_SEQPACKET ─▶ Daemon ─▶ token engine ─▶ Grant, Revoke, Throttle
-//!  process + hook ──┘                        ├─ memory ledger
-//!                                            ├─ admin socket: snapshots for `gshare status`
-//!                                            └─ Prometheus metrics
+//!  process + hook ──┐                       ┌─▶ journal   (now, event), before its frames are sent
+//!  process + hook ──┼─ SOCK_SEQPACKET ─▶ Daemon ─▶ Node: sessions, shares, tokens, memory, debts, admission
+//!  process + hook ──┘                       ├─▶ Prometheus metrics, log
+//!                                           └─▶ admin socket: snapshots for `gshare status`
 //! ```
+//! The daemon decides nothing: it hands events to the node and carries out its actions. Journal, metrics and log are
+//! observers of both; the node knows none of them.
 //!
 //! # Algorithm
 //! One thread, one event at a time: a frame of a peer, the end of a connection or of its process (a pidfd, since a
@@ -52,32 +53,17 @@ pub mod command;
 pub mod config;
 mod cpu_latency;
 mod crowd;
-#[path = "../../src/node/debts.rs"]
-mod debts;
 mod front;
 pub mod journal;
 pub mod mps;
 
 mod handle;
 mod http;
-#[path = "../../src/node/inquiry.rs"]
-mod inquiry;
-#[path = "../../src/node/memory_account.rs"]
-mod memory;
 mod metrics;
-#[path = "../../src/node/printable.rs"]
-mod names;
-#[path = "../../src/node/engine.rs"]
-mod node;
+mod observed;
 mod peer;
-#[path = "../../src/node/co_scaling.rs"]
-mod scaling;
 mod server;
-#[path = "../../src/node/slots.rs"]
-mod slots;
 mod snapshot;
-#[path = "../../src/node/turns.rs"]
-mod turns;
 
 pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use config::{Config, ConfigError, DeviceUuid, TokenPolicy};

@@ -11,6 +11,7 @@
 use crate::snapshot::{ClientSnapshot, Snapshot};
 use gshare_core::wire::{RefusalCode, WireError};
 use gshare_core::{Bytes, ClientId, Duration, LeaseId, Timestamp, TokenAction, TokenEvent};
+use gshare_sched::node::{NodeAction, Note, TokenFault};
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -189,11 +190,11 @@ struct PerClient {
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    pub(crate) events: Counter,
-    pub(crate) grants: Counter,
-    pub(crate) revokes: Counter,
-    pub(crate) throttles: Counter,
-    pub(crate) memory_denied: Counter,
+    events: Counter,
+    grants: Counter,
+    revokes: Counter,
+    throttles: Counter,
+    memory_denied: Counter,
     pub(crate) connects: Counter,
     pub(crate) reloads: Family<ReasonLabelSet, Counter>,
     journal_lost: Gauge,
@@ -311,7 +312,7 @@ impl Metrics {
         self.drops.get_or_create(&ReasonLabel { reason: reason.label() }).inc();
     }
 
-    pub(crate) fn refused_event(&self, reason: &'static str) {
+    fn refused_event(&self, reason: &'static str) {
         self.refused_events.get_or_create(&ReasonLabel { reason }).inc();
     }
 
@@ -335,9 +336,30 @@ impl Metrics {
 }
 
 impl Metrics {
-    /// The engine has handled an event with these orders.
-    pub(crate) fn observe(&self, now: Timestamp, event: &TokenEvent, orders: &[TokenAction]) {
+    /// The node has handled an event with these actions.
+    pub(crate) fn observe(&self, now: Timestamp, actions: &[NodeAction]) {
         let mut open = self.open.lock();
+        for action in actions {
+            let NodeAction::Note(note) = action else { continue };
+            match note {
+                Note::TokenEvent { token } => {
+                    self.events.inc();
+                    self.taken(now, token, &mut open);
+                }
+                Note::TokenRefused { fault, .. } => {
+                    self.events.inc();
+                    self.refused_event(fault.label());
+                }
+                Note::StaleReport { .. } => self.refused_event(TokenFault::StaleLease.label()),
+                Note::TokenOrder { order } => self.ordered(now, order, &mut open),
+                Note::DebtWait { .. } => drop(self.throttles.inc()),
+                Note::MemoryDenied { .. } => drop(self.memory_denied.inc()),
+                _ => {}
+            }
+        }
+    }
+
+    fn taken(&self, now: Timestamp, event: &TokenEvent, open: &mut BTreeMap<ClientId, OpenClient>) {
         match *event {
             TokenEvent::TokenRequested { client } => {
                 open.entry(client).or_default().asked.get_or_insert(now);
@@ -354,15 +376,22 @@ impl Metrics {
             TokenEvent::ClientLeft { client } => drop(open.remove(&client)),
             _ => {}
         }
-        for order in orders {
-            if let TokenAction::Grant { client, lease, budget, .. } = *order
-                && let Some(entry) = open.get_mut(&client)
-            {
-                entry.lease = Some((lease, budget));
-                if let Some(asked) = entry.asked.take() {
-                    self.wait.observe(seconds(now.saturating_since(asked)));
+    }
+
+    fn ordered(&self, now: Timestamp, order: &TokenAction, open: &mut BTreeMap<ClientId, OpenClient>) {
+        match *order {
+            TokenAction::Grant { client, lease, budget, .. } => {
+                self.grants.inc();
+                if let Some(entry) = open.get_mut(&client) {
+                    entry.lease = Some((lease, budget));
+                    if let Some(asked) = entry.asked.take() {
+                        self.wait.observe(seconds(now.saturating_since(asked)));
+                    }
                 }
             }
+            TokenAction::Revoke { .. } => drop(self.revokes.inc()),
+            TokenAction::Throttle { .. } => drop(self.throttles.inc()),
+            _ => {}
         }
     }
 }

@@ -1,37 +1,29 @@
 //! Who is at the other end of a UNIX socket, as the kernel says.
 #![allow(unsafe_code, reason = "rustix has no place for the pid of a peer that is not to be seen")]
 
+use gshare_sched::node::Peer;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _};
 
-/// A process that connected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Peer {
-    /// 0 where its PID namespace is not ours to see.
-    pub(crate) pid: i32,
-    pub(crate) uid: u32,
-}
-
-impl Peer {
-    pub(crate) fn of(socket: impl AsFd) -> io::Result<Self> {
-        let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-        let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).map_err(io::Error::other)?;
-        // SAFETY: the descriptor is open; `credentials` has `length` bytes, and whatever the kernel writes there is a value
-        // of its type, which is three integers.
-        let failed = unsafe {
-            libc::getsockopt(
-                socket.as_fd().as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERCRED,
-                (&raw mut credentials).cast(),
-                &raw mut length,
-            )
-        };
-        if failed != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self { pid: credentials.pid, uid: credentials.uid })
+/// The process that connected.
+pub(crate) fn peer_of(socket: impl AsFd) -> io::Result<Peer> {
+    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).map_err(io::Error::other)?;
+    // SAFETY: the descriptor is open; `credentials` has `length` bytes, and whatever the kernel writes there is a value
+    // of its type, which is three integers.
+    let failed = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut length,
+        )
+    };
+    if failed != 0 {
+        return Err(io::Error::last_os_error());
     }
+    Ok(Peer { pid: credentials.pid, uid: credentials.uid })
 }
 
 #[cfg(test)]
@@ -45,7 +37,7 @@ mod tests {
             pid: i32::try_from(std::process::id()).unwrap(),
             uid: rustix::process::geteuid().as_raw(),
         };
-        assert_eq!(Peer::of(&socket).unwrap(), own);
-        assert!(Peer::of(std::fs::File::open("/dev/null").unwrap()).is_err());
+        assert_eq!(peer_of(&socket).unwrap(), own);
+        assert!(peer_of(std::fs::File::open("/dev/null").unwrap()).is_err());
     }
 }

@@ -1,4 +1,5 @@
-//! The daemon's loop: sockets, pidfds, clock and commands around a [`Node`].
+//! The daemon's loop: sockets, pidfds, clock and commands around a [`Node`]. Nothing is decided here but which users may
+//! connect and how many connections there may be.
 
 use crate::clock::{Clock, MonotonicClock};
 use crate::config::{Config, ConfigError};
@@ -9,13 +10,14 @@ use crate::handle::{Access, Command, Handle, Inbox, Reply, Running, line};
 use crate::http;
 use crate::journal::Journal;
 use crate::metrics::{DropReason, Metrics, ReasonLabelSet};
-use crate::node::{ConnId, Effect, Node};
-use crate::peer::Peer;
-use crate::slots::Slots;
-use crate::snapshot::Snapshot;
+use crate::observed::Observed;
+use crate::peer::peer_of;
+use crate::snapshot::{ClientSnapshot, Snapshot};
+use gshare_core::slots::Slots;
 use gshare_core::token::TokenScheduler;
 use gshare_core::wire::{MAX_FRAME, RefusalCode, Sequence, ToClient, ToDaemon};
-use gshare_core::{Duration, Timestamp};
+use gshare_core::{ConnId, Duration, Engine as _, ResourceSpec, Timestamp};
+use gshare_sched::node::{Node, NodeAction, NodeError, NodeEvent, Note, Peer, vertical_scaler};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -93,7 +95,7 @@ const LAST_FRAMES: u32 = 256;
 const TIMER: u64 = 4;
 
 fn data_of(id: ConnId, tag: u64) -> u64 {
-    tag << 56 | u64::from(id.generation & 0xff_ffff) << 32 | u64::from(id.slot)
+    tag << 56 | u64::from(id.generation() & 0xff_ffff) << 32 | u64::from(id.slot())
 }
 
 /// The connection that an event is about, if it is still there. Of its generation the lower bits do: a stale event is not
@@ -102,7 +104,7 @@ fn conn_of<T>(conns: &Slots<T>, data: u64) -> Option<ConnId> {
     #[expect(clippy::cast_possible_truncation, reason = "the fields of the integer")]
     let (slot, bits) = (data as u32, (data >> 32) as u32 & 0xff_ffff);
     let generation = conns.generation(slot)?;
-    (generation & 0xff_ffff == bits).then_some(ConnId { slot, generation })
+    (generation & 0xff_ffff == bits).then_some(ConnId::new(slot, generation))
 }
 
 /// Builds a [`Daemon`] with a clock or a policy of one's own.
@@ -147,7 +149,7 @@ impl DaemonBuilder {
                 (config.tokens.policy.build(engine_config)?, described)
             }
         };
-        let scaling = crate::scaling::Scaling::new(config.max_clients)?;
+        let scaler = vertical_scaler(config.max_clients)?;
         // The only use of the wall clock: a number by which people tell runs apart. Nothing depends on its order.
         let epoch = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
         let epoch = u64::try_from(epoch).unwrap_or(u64::MAX);
@@ -159,11 +161,16 @@ impl DaemonBuilder {
         let lock = claim(&config.socket)?;
         let listener = bind_frames(&config.socket)?;
         let admin = bind_admin(&config.admin_socket).map_err(setup(&config.admin_socket))?;
+        let node_config = config.node();
         let journal = match &config.journal {
             None => Journal::off(),
             // Without a journal the node is still served: a full disk must not take the GPUs away.
-            Some(journal) => Journal::create(journal, epoch, config.tokens.policy, described),
+            Some(journal) => {
+                let node = serde_json::to_value(&node_config).map_err(io::Error::from)?;
+                Journal::create(journal, epoch, config.tokens.policy, described, node)
+            }
         };
+        let node = Node::new(node_config, epoch, engine, scaler).map_err(ConfigError::Node)?;
         let file = Path::new(cpu_latency::FILE);
         let cpu_latency = CpuLatency::new(file, config.cpu_latency).map_err(setup(file))?;
         let metrics = Arc::new(Metrics::default());
@@ -185,7 +192,8 @@ impl DaemonBuilder {
             files: vec![config.socket.clone(), config.admin_socket.clone(), lock_beside(&config.socket)],
             lock: Some(lock),
             access: Arc::new(Access::of(&config)),
-            node: Node::new(config, engine, journal, Arc::clone(&metrics), epoch, scaling),
+            node: Observed::new(node, journal, Arc::clone(&metrics)),
+            config,
             listeners: Some(Listeners { admin, metrics: endpoint }),
             clock,
             epoll,
@@ -202,8 +210,9 @@ impl DaemonBuilder {
             users: BTreeMap::new(),
             cpu_latency,
             hello_due: VecDeque::new(),
-            effects: Vec::new(),
-            asking: Vec::new(),
+            actions: Vec::new(),
+            asking: BTreeMap::new(),
+            questions: 0,
             frame: Vec::with_capacity(MAX_FRAME),
             received: Box::new([0; MAX_FRAME + 1]),
         })
@@ -226,7 +235,8 @@ struct Conn {
 /// A node daemon. See the [crate](crate) for what it does and how to embed it.
 #[derive(Debug)]
 pub struct Daemon {
-    node: Node,
+    node: Observed,
+    config: Config,
     access: Arc<Access>,
     clock: Arc<dyn Clock>,
     epoll: OwnedFd,
@@ -254,9 +264,11 @@ pub struct Daemon {
     cpu_latency: CpuLatency,
     /// Connections that have not said Hello, oldest first.
     hello_due: VecDeque<(Timestamp, ConnId)>,
-    effects: Vec<Effect>,
-    /// Questions for a snapshot that wait for a round of the node's.
-    asking: Vec<(u32, Reply<Snapshot>)>,
+    /// What the node wants done, in order.
+    actions: Vec<NodeAction>,
+    /// Questions for a snapshot that wait for the node to know what clients use, by their numbers; and the last number.
+    asking: BTreeMap<u32, Reply<Snapshot>>,
+    questions: u32,
     frame: Vec<u8>,
     /// One byte more than a frame, so that a longer one is seen as such.
     received: Box<[u8; MAX_FRAME + 1]>,
@@ -359,7 +371,10 @@ impl Daemon {
 
     fn next_deadline(&self) -> Option<Timestamp> {
         let hello = self.hello_due.front().map(|(due, _)| *due);
-        [self.node.next_deadline(), hello, self.resume_accept, self.idle_due].into_iter().flatten().min()
+        [self.node.node().next_deadline(), hello, self.resume_accept, self.idle_due]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Has the timer ring at the next deadline, or before: a timeout of each wait would be set in the hardware and
@@ -383,22 +398,28 @@ impl Daemon {
 
     /// Starts or stops the wait for the first connection.
     fn idle(&mut self, now: Timestamp) {
-        let after = self.node.config().idle_exit.filter(|_| self.conns.len() == 0);
+        let after = self.config.idle_exit.filter(|_| self.conns.is_empty());
         self.idle_due = after.map(|after| now.saturating_add(after));
     }
 
+    /// Tells the node what happened. Its actions are carried out by [`Daemon::settle`].
+    fn tell(&mut self, now: Timestamp, event: NodeEvent) {
+        // A refused event has changed nothing.
+        let _ = self.node.handle(now, event, &mut self.actions);
+    }
+
     fn deadlines(&mut self, now: Timestamp) {
-        if self.node.next_deadline().is_some_and(|due| due <= now) {
-            self.node.deadline(now, &mut self.effects);
+        if self.node.node().next_deadline().is_some_and(|due| due <= now) {
+            self.tell(now, NodeEvent::DeadlineReached);
         }
         while let Some((due, id)) = self.hello_due.front().copied() {
-            let greeted = self.conns.get(id.slot, id.generation).is_none_or(|conn| conn.greeted);
+            let greeted = self.conns.get(id.slot(), id.generation()).is_none_or(|conn| conn.greeted);
             if due > now && !greeted {
                 break;
             }
             self.hello_due.pop_front();
             if !greeted {
-                self.effects.push(Effect::Drop(id, DropReason::Slow));
+                self.drop_connection(now, id, DropReason::Slow);
             }
         }
         if self.resume_accept.is_some_and(|due| due <= now) {
@@ -427,11 +448,16 @@ impl Daemon {
             Err(_) => return,
         };
         self.metrics.connects.inc();
-        let Ok(peer) = Peer::of(&socket) else { return };
+        let Ok(peer) = peer_of(&socket) else { return };
         if let Err((code, text)) = self.admit(peer.uid) {
             tracing::info!(uid = peer.uid, pid = peer.pid, text, "refused");
             self.frame.clear();
-            ToClient::Refused { code, text }.encode(0, &mut self.frame);
+            let refused = match self.config.refused_run {
+                // Before Hello nothing is known of limits.
+                true => ToClient::Unserved { code, text, spec: ResourceSpec::UNLIMITED },
+                false => ToClient::Refused { code, text },
+            };
+            refused.encode(0, &mut self.frame);
             let _ = send(&socket, &self.frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
             self.metrics.dropped(code.into());
             return;
@@ -448,7 +474,7 @@ impl Daemon {
         let (slot, generation) = self.conns.insert(conn);
         *self.users.entry(peer.uid).or_default() += 1;
         self.idle_due = None;
-        let id = ConnId { slot, generation };
+        let id = ConnId::new(slot, generation);
         let Some(conn) = self.conns.get(slot, generation) else { return };
         if epoll::add(&self.epoll, &conn.socket, Self::data(id, FRAME), epoll::EventFlags::IN).is_err() {
             self.forget(id);
@@ -459,7 +485,7 @@ impl Daemon {
         while self
             .hello_due
             .front()
-            .is_some_and(|(_, id)| self.conns.get(id.slot, id.generation).is_none_or(|conn| conn.greeted))
+            .is_some_and(|(_, id)| self.conns.get(id.slot(), id.generation()).is_none_or(|conn| conn.greeted))
         {
             self.hello_due.pop_front();
         }
@@ -473,7 +499,7 @@ impl Daemon {
                 format!("user {uid} may not use this daemon (allow_uids)"),
             ));
         }
-        let most = self.node.config().max_connections;
+        let most = self.config.max_connections;
         let (own, taken) = (self.users.get(&uid).copied().unwrap_or(0), self.conns.len());
         if self.conns.next(most).is_none() {
             return Err((
@@ -493,7 +519,7 @@ impl Daemon {
 
     /// Takes a connection out of the books.
     fn forget(&mut self, id: ConnId) {
-        let Some(conn) = self.conns.remove(id.slot, id.generation) else { return };
+        let Some(conn) = self.conns.remove(id.slot(), id.generation()) else { return };
         if let Some(count) = self.users.get_mut(&conn.peer.uid) {
             *count -= 1;
             if *count == 0 {
@@ -513,7 +539,7 @@ impl Daemon {
 
     /// Takes one frame of a connection, or closes it at its end. `false`: there was none.
     fn receive(&mut self, now: Timestamp, id: ConnId) -> bool {
-        let Some(conn) = self.conns.get_mut(id.slot, id.generation) else { return false };
+        let Some(conn) = self.conns.get_mut(id.slot(), id.generation()) else { return false };
         let length = match recv(&conn.socket, &mut self.received[..], RecvFlags::TRUNC) {
             Ok((length, _)) if length > 0 => length,
             Err(Errno::AGAIN | Errno::INTR) => return false,
@@ -530,17 +556,22 @@ impl Daemon {
         match decoded {
             Err(error) => {
                 tracing::warn!(pid = peer.pid, %error, "a bad frame");
-                self.effects.push(Effect::Drop(id, error.into()));
+                self.drop_connection(now, id, error.into());
             }
-            Ok(message) => {
+            Ok(frame) => {
                 if !conn.greeted {
-                    conn.greeted = matches!(message, ToDaemon::Hello { .. });
+                    conn.greeted = matches!(frame, ToDaemon::Hello { .. });
                     self.watch(id);
                 }
-                let clients_change = matches!(message, ToDaemon::Attach { .. } | ToDaemon::Detach { .. });
-                self.node.received(now, id, peer, message, &mut self.effects);
+                let clients_change = matches!(frame, ToDaemon::Attach { .. } | ToDaemon::Detach { .. });
+                let event = NodeEvent::Received { conn: id, peer, frame };
+                let handled = self.node.handle(now, event, &mut self.actions);
+                if let Err(error @ NodeError::UnknownConnection { .. }) = handled {
+                    tracing::warn!(pid = peer.pid, %error, "dropped");
+                    self.drop_connection(now, id, DropReason::Protocol);
+                }
                 if clients_change {
-                    self.cpu_latency.set_shared(self.node.is_shared());
+                    self.cpu_latency.set_shared(self.node.node().is_shared());
                 }
             }
         }
@@ -549,7 +580,7 @@ impl Daemon {
 
     /// Watches the process behind a connection: a forked child would keep the socket open after its death.
     fn watch(&mut self, id: ConnId) {
-        let Some(conn) = self.conns.get_mut(id.slot, id.generation) else { return };
+        let Some(conn) = self.conns.get_mut(id.slot(), id.generation()) else { return };
         // Not ours to see in another pid namespace; the end of the connection must do then.
         let Some(pid) = Pid::from_raw(conn.peer.pid) else { return };
         let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
@@ -558,43 +589,45 @@ impl Daemon {
         }
     }
 
-    /// Carries out effects until there are none; a drop may lead to more.
+    /// Carries out actions until there are none; the end of a connection leads to more.
     fn settle(&mut self, now: Timestamp) {
         let mut next = 0;
-        while next < self.effects.len() {
-            let effect = std::mem::replace(
-                &mut self.effects[next],
-                Effect::Drop(ConnId { slot: u32::MAX, generation: 0 }, DropReason::Protocol),
-            );
+        while let Some(action) = self.actions.get_mut(next) {
+            let action = std::mem::replace(action, NodeAction::Note(Note::NoEffect));
             next += 1;
-            match effect {
-                Effect::Send(id, message) => {
-                    if !self.send(id, &message) {
-                        self.effects.push(Effect::Drop(id, DropReason::Slow));
+            match action {
+                NodeAction::Send { conn, frame } => self.send_or_drop(now, conn, &frame),
+                NodeAction::Drop { conn, reason } => self.drop_connection(now, conn, reason.into()),
+                NodeAction::UseKnown { question } => {
+                    if let Some(reply) = self.asking.remove(&question) {
+                        reply.send(self.snapshot(now));
                     }
                 }
-                Effect::Stated(round) => {
-                    let asking = core::mem::take(&mut self.asking);
-                    let (over, rest): (Vec<_>, Vec<_>) = asking.into_iter().partition(|ask| ask.0 == round);
-                    self.asking = rest;
-                    over.into_iter().for_each(|(_, reply)| reply.send(self.snapshot(now)));
-                }
-                Effect::Drop(id, reason) => {
-                    if self.conns.get(id.slot, id.generation).is_some() {
-                        self.metrics.dropped(reason);
-                        self.close(now, id);
-                    }
-                }
+                _ => {}
             }
         }
-        self.effects.clear();
+        self.actions.clear();
         self.node.write_journal();
+    }
+
+    fn send_or_drop(&mut self, now: Timestamp, id: ConnId, frame: &ToClient) {
+        if !self.send(id, frame) {
+            self.drop_connection(now, id, DropReason::Slow);
+        }
+    }
+
+    /// Ends a connection, if it is there, and counts why.
+    fn drop_connection(&mut self, now: Timestamp, id: ConnId, reason: DropReason) {
+        if self.conns.get(id.slot(), id.generation()).is_some() {
+            self.metrics.dropped(reason);
+            self.close(now, id);
+        }
     }
 
     /// Sends without waiting; `false` when the peer is too far behind.
     fn send(&mut self, id: ConnId, message: &ToClient) -> bool {
         self.node.write_journal();
-        let Some(conn) = self.conns.get_mut(id.slot, id.generation) else { return true };
+        let Some(conn) = self.conns.get_mut(id.slot(), id.generation()) else { return true };
         self.frame.clear();
         message.encode(conn.sent.stamp(), &mut self.frame);
         if conn.queue.is_empty() {
@@ -615,7 +648,7 @@ impl Daemon {
 
     /// Sends what waits; `false` when the connection is closed.
     fn flush(&mut self, id: ConnId) -> bool {
-        let Some(conn) = self.conns.get_mut(id.slot, id.generation) else { return false };
+        let Some(conn) = self.conns.get_mut(id.slot(), id.generation()) else { return false };
         while let Some(frame) = conn.queue.front() {
             match send(&conn.socket, frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => return true,
@@ -627,15 +660,18 @@ impl Daemon {
         true
     }
 
-    /// Forgets a connection; the node hears of it.
+    /// Forgets a connection, and tells the node.
     fn close(&mut self, now: Timestamp, id: ConnId) {
         // A descriptor that is closed leaves the epoll set by itself, unless a forked child holds it too.
-        if let Some(conn) = self.conns.get(id.slot, id.generation) {
+        if let Some(conn) = self.conns.get(id.slot(), id.generation()) {
             let _ = epoll::delete(&self.epoll, &conn.socket);
         }
+        let greeted = self.conns.get(id.slot(), id.generation()).is_some_and(|conn| conn.greeted);
         self.forget(id);
-        self.node.closed(now, id, &mut self.effects);
-        self.cpu_latency.set_shared(self.node.is_shared());
+        if greeted {
+            self.tell(now, NodeEvent::Closed { conn: id });
+        }
+        self.cpu_latency.set_shared(self.node.node().is_shared());
         self.idle(now);
     }
 
@@ -643,17 +679,16 @@ impl Daemon {
     fn command(&mut self, now: Timestamp, command: Command) -> bool {
         match command {
             Command::Stop => return false,
-            Command::Snapshot(reply) => match self.node.ask_for_use(now, &mut self.effects) {
-                Some(round) => {
-                    self.asking.push((round, reply));
-                    self.settle(now);
-                }
-                None => reply.send(self.snapshot(now)),
-            },
+            Command::Snapshot(reply) => {
+                self.questions = self.questions.wrapping_add(1);
+                self.asking.insert(self.questions, reply);
+                self.tell(now, NodeEvent::UseAsked { question: self.questions });
+                self.settle(now);
+            }
             Command::Reload(config, reply) => {
-                let result = self.node.reload(now, *config, &mut self.effects);
+                let result = self.reload(now, *config);
                 let label = if result.is_ok() { "done" } else { "refused" };
-                self.access.set(self.node.config());
+                self.access.set(&self.config);
                 self.metrics.reloads.get_or_create(&ReasonLabelSet { result: label }).inc();
                 self.settle(now);
                 let _ = reply.send(result);
@@ -662,21 +697,33 @@ impl Daemon {
         true
     }
 
+    /// Puts another configuration in force, or changes nothing.
+    fn reload(&mut self, now: Timestamp, config: Config) -> Result<(), ConfigError> {
+        self.config.check_live(&config)?;
+        let event = NodeEvent::Reloaded { config: Box::new(config.node()) };
+        match self.node.handle(now, event, &mut self.actions) {
+            Err(NodeError::Config(error)) => return Err(error.into()),
+            Err(error) => tracing::warn!(%error, "the configuration is not put in force"),
+            Ok(()) => self.config = config,
+        }
+        Ok(())
+    }
+
     fn snapshot(&self, now: Timestamp) -> Snapshot {
-        let (devices, clients) = self.node.snapshot(now);
+        let node = self.node.node();
         Snapshot {
             now_ns: now,
             epoch: self.epoch,
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            socket: self.node.config().socket.clone(),
+            socket: self.config.socket.clone(),
             connections: self.conns.len(),
-            processes: self.node.session_count(),
+            processes: node.processes(),
             drops: self.metrics.drops(),
-            journal_lost: self.node.journal_lost(),
-            journal_failure: self.node.journal_failure().map(str::to_owned),
-            devices,
-            clients,
+            journal_lost: self.node.journal.lost(),
+            journal_failure: self.node.journal.failure().map(str::to_owned),
+            devices: node.devices().map(Into::into).collect(),
+            clients: node.clients(now).map(|client| ClientSnapshot::of(now, client)).collect(),
         }
     }
 }
@@ -770,11 +817,11 @@ mod tests {
     #[test]
     fn a_slot_is_heard_however_often_it_was_used() {
         for generation in [0, 7, 0xff_ffff, 1 << 24, (1 << 24) + 7, u32::MAX] {
-            let mut conns = Slots::used_before(generation);
+            let mut conns = Slots::from_generation(generation);
             let (slot, generation) = conns.insert(());
-            let id = ConnId { slot, generation };
+            let id = ConnId::new(slot, generation);
             assert_eq!(conn_of(&conns, data_of(id, FRAME)), Some(id));
-            let earlier = ConnId { slot, generation: generation.wrapping_sub(1) };
+            let earlier = ConnId::new(slot, generation.wrapping_sub(1));
             assert_eq!(conn_of(&conns, data_of(earlier, FRAME)), None, "stale");
             conns.remove(slot, generation);
             assert_eq!(conn_of(&conns, data_of(id, FRAME)), None, "gone");

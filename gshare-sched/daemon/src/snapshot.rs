@@ -3,6 +3,7 @@
 use gshare_core::scale::{ScaleState, ServiceClass};
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, ClientId, Duration, GpuId, Timestamp};
+use gshare_sched::node::{ClientView, DeviceView};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -105,4 +106,48 @@ pub struct ClientSnapshot {
     /// The most share of time that the co-scaler leaves its instance now.
     #[serde(default)]
     pub scaled_limit: Option<f64>,
+}
+
+impl From<DeviceView> for DeviceSnapshot {
+    fn from(device: DeviceView) -> Self {
+        Self {
+            gpu: device.gpu,
+            uuid: device.uuid.to_string(),
+            memory_bytes: device.memory,
+            held_bytes: device.held,
+            clients: device.clients,
+        }
+    }
+}
+
+impl ClientSnapshot {
+    pub(crate) fn of(now: Timestamp, client: ClientView) -> Self {
+        let (used, elapsed) = client.measured;
+        #[expect(clippy::cast_precision_loss, reason = "a report")]
+        let share = used.as_nanos() as f64 / elapsed.as_nanos() as f64;
+        Self {
+            client: client.client,
+            name: client.name,
+            pid: client.pid,
+            uid: client.uid,
+            program: client.program,
+            gpu: client.gpu,
+            quota_request: client.share.quota.request().as_fraction(),
+            quota_limit: client.share.quota.limit().as_fraction(),
+            sm: client.share.sm.as_fraction(),
+            measured: if elapsed.is_zero() { 0.0 } else { share },
+            total_used_ns: client.total_used,
+            window_used_ns: client.window_used,
+            holds_token: client.holds_token,
+            waiting_ns: client.waiting_since.map(|since| now.saturating_since(since)),
+            waited_ns: client.waited,
+            launches: client.launches,
+            memory_bytes: client.memory,
+            memory_limit_bytes: client.memory_limit,
+            on_daemon_loss: client.on_daemon_loss,
+            class: client.class,
+            scale_state: client.scale_state,
+            scaled_limit: client.scaled_limit.map(gshare_core::Quota::as_fraction),
+        }
+    }
 }

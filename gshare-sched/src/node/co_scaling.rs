@@ -1,4 +1,4 @@
-//! Vertical scaling on this node: the co-scaler's tokens as shares of the token engine.
+//! Vertical scaling on a node: the co-scaler's tokens as shares of the token engine.
 //!
 //! # Problem
 //! The co-scaler issues tokens, microseconds of GPU time per period of 5 ms. What clients hold are leases of the token
@@ -17,21 +17,22 @@
 //! # Cost
 //! One pass over the clients that take part every 5 ms, while there is one. Nothing otherwise.
 
+use crate::scale::{ConfigError, DiluVertical, DiluVerticalConfig};
 use gshare_core::scale::{
-    ClientScale, ScaleState, ServiceClass, VerticalError, VerticalEvent, VerticalScaler as _,
+    ClientScale, ScaleState, ServiceClass, VerticalAction, VerticalError, VerticalEvent, VerticalScaler,
 };
-use gshare_core::{ClientId, Duration, Engine as _, GpuId, ModelId, Quota, QuotaRange, Timestamp};
-use gshare_sched::scale::{ConfigError, DiluVertical, DiluVerticalConfig};
+use gshare_core::{ClientId, Duration, GpuId, ModelId, Quota, QuotaRange, Timestamp};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// The least limit, in basis points: 1 %. Shorter leases than that are mostly hand-over.
 const LEAST: u16 = 100;
 
 /// A client's new share of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Resize {
-    pub(crate) client: ClientId,
-    pub(crate) quota: QuotaRange,
+pub(super) struct Resize {
+    pub(super) client: ClientId,
+    pub(super) quota: QuotaRange,
 }
 
 #[derive(Debug)]
@@ -46,47 +47,60 @@ struct Entry {
     used: Duration,
 }
 
+/// The vertical scaler that a node has by default: one that learns what its clients need.
+///
+/// # Errors
+/// More clients than [`DiluVerticalConfig::max_clients`] may be.
+pub fn vertical_scaler(max_clients: u32) -> Result<Box<dyn VerticalScaler>, ConfigError> {
+    let mut config = DiluVerticalConfig::default();
+    (config.learn, config.max_clients) = (true, max_clients);
+    Ok(Box::new(DiluVertical::new(config)?))
+}
+
 /// The co-scaler of all GPUs of the node. See the [module](self).
-#[derive(Debug)]
-pub(crate) struct Scaling {
-    engine: DiluVertical,
+pub(super) struct Scaling {
+    engine: Box<dyn VerticalScaler>,
     clients: BTreeMap<ClientId, Entry>,
     /// Clients that ever took part; the generation of the next.
     joined: u32,
     /// Orders of the engine are read back from it.
-    actions: Vec<gshare_core::scale::VerticalAction>,
+    actions: Vec<VerticalAction>,
+}
+
+impl fmt::Debug for Scaling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { engine, clients, joined, actions: _ } = self;
+        let next_deadline = engine.next_deadline();
+        f.debug_struct("Scaling")
+            .field("clients", clients)
+            .field("joined", joined)
+            .field("next_deadline", &next_deadline)
+            .finish()
+    }
 }
 
 impl Scaling {
-    pub(crate) fn new(max_clients: u32) -> Result<Self, ConfigError> {
-        let mut config = DiluVerticalConfig::default();
-        config.learn = true;
-        config.max_clients = max_clients.clamp(1, 1 << 20);
-        Ok(Self {
-            engine: DiluVertical::new(config)?,
-            clients: BTreeMap::new(),
-            joined: 0,
-            actions: Vec::new(),
-        })
+    pub(super) fn new(engine: Box<dyn VerticalScaler>) -> Self {
+        Self { engine, clients: BTreeMap::new(), joined: 0, actions: Vec::new() }
     }
 
     /// When a period ends; `None` while nobody takes part.
-    pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
+    pub(super) fn next_deadline(&self) -> Option<Timestamp> {
         self.engine.next_deadline()
     }
 
     /// How a client fares; `None` if it takes no part.
-    pub(crate) fn client(&self, client: ClientId) -> Option<ClientScale> {
+    pub(super) fn client(&self, client: ClientId) -> Option<ClientScale> {
         self.clients.get(&client).and_then(|entry| self.engine.client(entry.id))
     }
 
     /// State of a GPU; `None` before its first client that takes part.
-    pub(crate) fn gpu(&self, gpu: GpuId) -> Option<ScaleState> {
+    pub(super) fn gpu(&self, gpu: GpuId) -> Option<ScaleState> {
         self.engine.gpu(gpu).map(|gpu| gpu.state)
     }
 
     /// A client takes part from now on.
-    pub(crate) fn join(
+    pub(super) fn join(
         &mut self,
         now: Timestamp,
         client: ClientId,
@@ -101,52 +115,48 @@ impl Scaling {
         Ok(())
     }
 
-    /// What was promised changed, and was put in force.
-    pub(crate) fn quota_changed(&mut self, now: Timestamp, client: ClientId, quota: QuotaRange) {
-        let Some(id) = self.clients.get(&client).map(|entry| entry.id) else { return };
-        match self.tell(now, VerticalEvent::QuotaChanged { client: id, quota }) {
-            Ok(()) => {
-                if let Some(entry) = self.clients.get_mut(&client) {
-                    (entry.quota, entry.current) = (quota, quota);
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%client, %error, "takes no part in scaling any more");
-                self.leave(now, client);
-            }
+    /// What was promised changed, and was put in force. On an error the client takes no part any more.
+    pub(super) fn quota_changed(
+        &mut self,
+        now: Timestamp,
+        client: ClientId,
+        quota: QuotaRange,
+    ) -> Result<(), VerticalError> {
+        let Some(id) = self.clients.get(&client).map(|entry| entry.id) else { return Ok(()) };
+        let told = self.tell(now, VerticalEvent::QuotaChanged { client: id, quota });
+        match self.clients.get_mut(&client) {
+            Some(entry) if told.is_ok() => (entry.quota, entry.current) = (quota, quota),
+            _ => self.leave(now, client),
         }
+        told
     }
 
     /// A client is gone, or takes no part any more.
-    pub(crate) fn leave(&mut self, now: Timestamp, client: ClientId) {
+    pub(super) fn leave(&mut self, now: Timestamp, client: ClientId) {
         if let Some(entry) = self.clients.remove(&client) {
             // Known, and the time does not go back: it is not refused.
             let _ = self.tell(now, VerticalEvent::ClientLeft { client: entry.id });
         }
     }
 
-    /// An iteration of a client ended. One that cannot be is dropped: it comes from a peer.
-    pub(crate) fn iteration(
+    /// An iteration of a client ended. Gives whether it is believed: it comes from a peer.
+    pub(super) fn iteration(
         &mut self,
         now: Timestamp,
         client: ClientId,
         first_launch: Timestamp,
         last_launch: Timestamp,
         launches: u32,
-    ) {
-        if let Some(id) = self.clients.get(&client).map(|entry| entry.id) {
-            let (model, batch) = (ModelId(0), launches);
-            let event =
-                VerticalEvent::IterationFinished { client: id, model, batch, first_launch, last_launch };
-            if let Err(error) = self.tell(now, event) {
-                tracing::debug!(%client, %error, "an iteration that cannot be");
-            }
-        }
+    ) -> bool {
+        let Some(client) = self.clients.get(&client).map(|entry| entry.id) else { return false };
+        let (model, batch) = (ModelId(0), launches);
+        self.tell(now, VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch })
+            .is_ok()
     }
 
     /// The time has come: reports what was used (as `used` says of each client), ends the period, and appends the shares
     /// that change, those that shrink first.
-    pub(crate) fn period(
+    pub(super) fn period(
         &mut self,
         now: Timestamp,
         used: impl Fn(ClientId) -> Option<Duration>,
@@ -222,7 +232,7 @@ mod tests {
 
     impl Bench {
         fn new() -> Self {
-            let scaling = Scaling::new(16).unwrap();
+            let scaling = Scaling::new(vertical_scaler(16).unwrap());
             let now = Timestamp::from_millis(1_000);
             Self { scaling, now, used: BTreeMap::new(), shares: BTreeMap::new() }
         }

@@ -20,15 +20,15 @@
 //! # Cost
 //! One entry per user, name and device in debt, at most as many as the daemon has clients; the smallest goes first.
 
-use crate::config::DeviceUuid;
+use super::DeviceUuid;
 use gshare_core::{Duration, Quota, Timestamp};
 use std::collections::BTreeMap;
 
 /// The longest time that a debt keeps a process waiting.
-pub(crate) const MAX_WAIT: Duration = Duration::from_secs(100);
+pub const MAX_WAIT: Duration = Duration::from_secs(100);
 
 /// User, name of the instance, and device.
-pub(crate) type Debtor = (u32, String, DeviceUuid);
+pub(super) type Debtor = (u32, String, DeviceUuid);
 
 #[derive(Debug, Clone, Copy)]
 struct Debt {
@@ -46,11 +46,11 @@ impl Debt {
 
 /// Debts by user, name and device. See the [module](self).
 #[derive(Debug, Default)]
-pub(crate) struct Debts(BTreeMap<Debtor, Debt>);
+pub(super) struct Debts(BTreeMap<Debtor, Debt>);
 
 impl Debts {
     /// An instance has left that had so much beyond its limit. `most`: what is kept of one name, and of how many.
-    pub(crate) fn add(
+    pub(super) fn add(
         &mut self,
         now: Timestamp,
         key: Debtor,
@@ -74,7 +74,7 @@ impl Debts {
     }
 
     /// How long one that joins with this limit has to wait.
-    pub(crate) fn wait(&mut self, now: Timestamp, key: &Debtor, limit: Quota) -> Duration {
+    pub(super) fn wait(&mut self, now: Timestamp, key: &Debtor, limit: Quota) -> Duration {
         let left = self.0.get(key).map_or(Duration::ZERO, |debt| debt.left(now)).min(limit.of(MAX_WAIT));
         if left.is_zero() || limit.is_zero() {
             self.0.remove(key);
@@ -86,7 +86,7 @@ impl Debts {
 }
 
 /// `time * by / of`, rounded up: what takes so long at the rate `by` takes at the rate `of`.
-pub(crate) fn scaled(time: Duration, by: Quota, of: Quota) -> Duration {
+pub(super) fn scaled(time: Duration, by: Quota, of: Quota) -> Duration {
     let product = u128::from(time.as_nanos()) * u128::from(by.get());
     let nanos = product.div_ceil(u128::from(of.get().max(1)));
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))

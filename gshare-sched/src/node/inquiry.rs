@@ -14,6 +14,7 @@
 //! # Cost
 //! O(clients asked) per round, and one look at the rounds that are open per answer.
 
+use super::reservations::Reservation;
 use gshare_core::{Bytes, ClientId, Duration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -25,29 +26,22 @@ const MAX_QUEUE: usize = 4_096;
 
 /// What is done when a round is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// A reservation that did not fit is tried once more; `recalled`: the others were to release what they do not use.
-    Reserve { client: ClientId, bytes: Bytes, wish: Bytes, recalled: bool },
+pub(super) enum Purpose {
+    /// A reservation that did not fit is tried once more.
+    Reserve(Reservation),
     /// A client is told what its siblings use.
     View { client: ClientId },
-    /// The operator is told what all clients use.
-    Status,
+    /// A question of the operator is answered.
+    Status { question: u32 },
 }
 
 impl Purpose {
     fn client(&self) -> Option<ClientId> {
         match *self {
-            Self::Reserve { client, .. } | Self::View { client } => Some(client),
-            Self::Status => None,
+            Self::Reserve(Reservation { client, .. }) | Self::View { client } => Some(client),
+            Self::Status { .. } => None,
         }
     }
-}
-
-/// A round that is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Over {
-    pub(crate) round: u32,
-    pub(crate) purpose: Purpose,
 }
 
 #[derive(Debug)]
@@ -59,7 +53,7 @@ struct Round {
 
 /// The rounds that are open. See the [module](self).
 #[derive(Debug, Default)]
-pub(crate) struct Inquiries {
+pub(super) struct Inquiries {
     last: u32,
     rounds: BTreeMap<u32, Round>,
     /// Clients that have missed a round and not answered since.
@@ -71,7 +65,7 @@ pub(crate) struct Inquiries {
 impl Inquiries {
     /// Begins a round that asks those of `clients` that answer; with `at_least_until`, it is not over before then. Gives
     /// its number and who is to be asked; `None` if there is nothing to wait for.
-    pub(crate) fn begin(
+    pub(super) fn begin(
         &mut self,
         now: Timestamp,
         purpose: Purpose,
@@ -86,7 +80,7 @@ impl Inquiries {
         let until = at_least_until.unwrap_or_else(|| now.saturating_add(PATIENCE));
         let list = asked.iter().copied().collect();
         self.rounds.insert(self.last, Round { purpose, open: asked, until });
-        if let Purpose::Reserve { client, .. } = purpose {
+        if let Purpose::Reserve(Reservation { client, .. }) = purpose {
             self.queued.entry(client).or_default();
         }
         Some((self.last, list))
@@ -94,7 +88,7 @@ impl Inquiries {
 
     /// Puts a reservation behind one of the same client that waits for a round. `None`: no such one waits; `Some(false)`:
     /// too many do.
-    pub(crate) fn queue(&mut self, client: ClientId, bytes: Bytes, wish: Bytes) -> Option<bool> {
+    pub(super) fn queue(&mut self, client: ClientId, bytes: Bytes, wish: Bytes) -> Option<bool> {
         let queue = self.queued.get_mut(&client)?;
         let fits = queue.len() < MAX_QUEUE;
         if fits {
@@ -104,7 +98,7 @@ impl Inquiries {
     }
 
     /// The next reservation behind one that was answered just now.
-    pub(crate) fn next_queued(&mut self, client: ClientId) -> Option<(Bytes, Bytes)> {
+    pub(super) fn next_queued(&mut self, client: ClientId) -> Option<(Bytes, Bytes)> {
         let next = self.queued.get_mut(&client)?.pop_front();
         if next.is_none() {
             self.queued.remove(&client);
@@ -112,17 +106,17 @@ impl Inquiries {
         next
     }
 
-    /// A client has answered a round. Gives the round, if that was the last answer it waited for.
-    pub(crate) fn answered(&mut self, round: u32, client: ClientId) -> Option<Over> {
+    /// A client has answered a round. Gives the purpose of the round, if that was the last answer it waited for.
+    pub(super) fn answered(&mut self, round: u32, client: ClientId) -> Option<Purpose> {
         self.silent.remove(&client);
         let entry = self.rounds.get_mut(&round)?;
         let last = entry.open.remove(&client) && entry.open.is_empty();
         let purpose = entry.purpose;
-        last.then(|| self.rounds.remove(&round)).map(|_| Over { round, purpose })
+        last.then(|| self.rounds.remove(&round)).map(|_| purpose)
     }
 
-    /// A client is gone. Gives the rounds that waited for it alone.
-    pub(crate) fn left(&mut self, client: ClientId) -> Vec<Over> {
+    /// A client is gone. Gives the purposes of the rounds that waited for it alone.
+    pub(super) fn left(&mut self, client: ClientId) -> Vec<Purpose> {
         self.silent.remove(&client);
         self.queued.remove(&client);
         self.rounds.retain(|_, round| round.purpose.client() != Some(client));
@@ -134,8 +128,8 @@ impl Inquiries {
         waits.into_iter().filter_map(|round| self.answered(round, client)).collect()
     }
 
-    /// Gives the rounds whose time is over.
-    pub(crate) fn due(&mut self, now: Timestamp) -> Vec<Over> {
+    /// Gives the purposes of the rounds whose time is over.
+    pub(super) fn due(&mut self, now: Timestamp) -> Vec<Purpose> {
         let due: Vec<u32> = self
             .rounds
             .iter()
@@ -144,24 +138,20 @@ impl Inquiries {
         let over = |round| {
             let Round { purpose, open, .. } = self.rounds.remove(&round)?;
             self.silent.extend(open);
-            Some(Over { round, purpose })
+            Some(purpose)
         };
         due.into_iter().filter_map(over).collect()
     }
 
-    /// The number of the round that was begun last.
-    pub(crate) fn last(&self) -> u32 {
-        self.last
-    }
-
     /// Whether a reservation of this client waits for a round.
-    pub(crate) fn waits(&self, client: ClientId) -> bool {
-        let reserves = |purpose| matches!(purpose, Purpose::Reserve { client: by, .. } if by == client);
+    pub(super) fn waits(&self, client: ClientId) -> bool {
+        let reserves =
+            |purpose| matches!(purpose, Purpose::Reserve(reservation) if reservation.client == client);
         self.rounds.values().any(|round| reserves(round.purpose))
     }
 
     /// When the next round is over at the latest.
-    pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
+    pub(super) fn next_deadline(&self) -> Option<Timestamp> {
         self.rounds.values().map(|round| round.until).min()
     }
 }
@@ -174,6 +164,7 @@ mod tests {
     const B: ClientId = ClientId::new(1, 0);
     const C: ClientId = ClientId::new(2, 0);
     const VIEW: Purpose = Purpose::View { client: A };
+    const STATUS: Purpose = Purpose::Status { question: 7 };
 
     fn at(ms: u64) -> Timestamp {
         Timestamp::from_millis(ms)
@@ -184,16 +175,16 @@ mod tests {
         let mut inquiries = Inquiries::default();
         assert_eq!(inquiries.begin(at(0), VIEW, [], None), None, "nobody to ask");
         let (first, asked) = inquiries.begin(at(0), VIEW, [B, C], None).unwrap();
-        let (second, _) = inquiries.begin(at(1), Purpose::Status, [B, C], None).unwrap();
+        let (second, _) = inquiries.begin(at(1), STATUS, [B, C], None).unwrap();
         assert_eq!(asked, [B, C]);
         assert_eq!(inquiries.answered(first, B), None);
         assert_eq!(inquiries.answered(second, A), None, "was not asked");
-        assert_eq!(inquiries.answered(first, C), Some(Over { round: first, purpose: VIEW }));
+        assert_eq!(inquiries.answered(first, C), Some(VIEW));
         assert_eq!(inquiries.answered(first, C), None, "once");
         assert_eq!(inquiries.answered(second, C), None);
         let due = inquiries.next_deadline().unwrap();
         assert_eq!((due, inquiries.due(at(200))), (at(201), Vec::new()));
-        assert_eq!(inquiries.due(due), [Over { round: second, purpose: Purpose::Status }]);
+        assert_eq!(inquiries.due(due), [STATUS]);
         assert_eq!(
             inquiries.begin(at(300), VIEW, [B], None),
             None,
@@ -206,10 +197,10 @@ mod tests {
     #[test]
     fn a_client_that_leaves_is_waited_for_no_longer_and_told_nothing() {
         let mut inquiries = Inquiries::default();
-        let (round, _) = inquiries.begin(at(0), VIEW, [B, C], None).unwrap();
+        inquiries.begin(at(0), VIEW, [B, C], None).unwrap();
         inquiries.begin(at(0), Purpose::View { client: C }, [B], None).unwrap();
         assert_eq!(inquiries.left(C), []);
-        assert_eq!(inquiries.left(B), [Over { round, purpose: VIEW }]);
+        assert_eq!(inquiries.left(B), [VIEW]);
         assert_eq!(inquiries.next_deadline(), None);
     }
 
@@ -217,7 +208,8 @@ mod tests {
     fn reservations_of_a_client_keep_their_order() {
         let mut inquiries = Inquiries::default();
         assert_eq!(inquiries.queue(A, Bytes(1), Bytes(1)), None);
-        let purpose = Purpose::Reserve { client: A, bytes: Bytes(9), wish: Bytes(9), recalled: true };
+        let (bytes, wish) = (Bytes(9), Bytes(9));
+        let purpose = Purpose::Reserve(Reservation { client: A, bytes, wish, recalled: true });
         inquiries.begin(at(0), purpose, [], Some(at(5))).unwrap();
         for n in 0..MAX_QUEUE as u64 {
             assert_eq!(inquiries.queue(A, Bytes(n), Bytes(n)), Some(true));

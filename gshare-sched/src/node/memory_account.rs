@@ -35,7 +35,7 @@ use gshare_core::{Bytes, GpuId};
 use std::collections::BTreeMap;
 
 /// One instance on one GPU.
-pub(crate) type Tenant = (GpuId, u32);
+pub(super) type Tenant = (GpuId, u32);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Account {
@@ -51,64 +51,64 @@ impl Account {
 
 /// A reservation that does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Denied {
+pub(super) struct Denied {
     /// How much would have.
-    pub(crate) free: Bytes,
+    pub(super) free: Bytes,
 }
 
 /// The accounts of a node. See the [module](self).
 #[derive(Debug, Default)]
-pub(crate) struct Ledger {
+pub(super) struct Ledger {
     devices: BTreeMap<GpuId, Account>,
     tenants: BTreeMap<Tenant, Account>,
 }
 
 /// One client's account; kept by its owner, changed by the [`Ledger`] only.
 #[derive(Debug)]
-pub(crate) struct ClientAccount {
+pub(super) struct ClientAccount {
     tenant: Tenant,
     held: Bytes,
 }
 
 impl ClientAccount {
-    pub(crate) fn held(&self) -> Bytes {
+    pub(super) fn held(&self) -> Bytes {
         self.held
     }
 }
 
 impl Ledger {
     /// Sets the most that all clients of a GPU may hold.
-    pub(crate) fn set_device(&mut self, gpu: GpuId, limit: Bytes) {
+    pub(super) fn set_device(&mut self, gpu: GpuId, limit: Bytes) {
         self.devices.entry(gpu).or_default().limit = Some(limit);
     }
 
     /// Sets the most that a tenant may hold; what it holds already it keeps.
-    pub(crate) fn set_tenant(&mut self, tenant: Tenant, limit: Option<Bytes>) {
+    pub(super) fn set_tenant(&mut self, tenant: Tenant, limit: Option<Bytes>) {
         self.tenants.entry(tenant).or_default().limit = limit;
     }
 
     /// Opens a client's account with what it says it has allocated already.
-    pub(crate) fn open(&mut self, tenant: Tenant, allocated: Bytes) -> ClientAccount {
+    pub(super) fn open(&mut self, tenant: Tenant, allocated: Bytes) -> ClientAccount {
         let mut account = ClientAccount { tenant, held: Bytes::ZERO };
         self.add(&mut account, allocated);
         account
     }
 
     /// Closes a client's account; all it held is free again.
-    pub(crate) fn close(&mut self, account: ClientAccount) {
+    pub(super) fn close(&mut self, account: ClientAccount) {
         let mut account = account;
         let held = account.held;
         self.subtract(&mut account, held);
     }
 
     /// Forgets a tenant whose clients are all gone.
-    pub(crate) fn forget(&mut self, tenant: Tenant) {
+    pub(super) fn forget(&mut self, tenant: Tenant) {
         let left = self.tenants.remove(&tenant);
         debug_assert!(left.is_none_or(|account| account.held == Bytes::ZERO));
     }
 
     /// Gives between `bytes` and `wish`, or nothing.
-    pub(crate) fn reserve(
+    pub(super) fn reserve(
         &mut self,
         account: &mut ClientAccount,
         bytes: Bytes,
@@ -125,7 +125,7 @@ impl Ledger {
 
     /// Takes `bytes` back. `false`, and no change, when the client does not hold so much.
     #[must_use]
-    pub(crate) fn release(&mut self, account: &mut ClientAccount, bytes: Bytes) -> bool {
+    pub(super) fn release(&mut self, account: &mut ClientAccount, bytes: Bytes) -> bool {
         let fits = bytes <= account.held;
         if fits {
             self.subtract(account, bytes);
@@ -134,7 +134,7 @@ impl Ledger {
     }
 
     /// What a tenant could still reserve.
-    pub(crate) fn free(&self, tenant: Tenant) -> Bytes {
+    pub(super) fn free(&self, tenant: Tenant) -> Bytes {
         let device = self.devices.get(&tenant.0).copied().unwrap_or_default();
         let own = self.tenants.get(&tenant).copied().unwrap_or_default();
         // Accounts add up within u64, whatever the limits are.
@@ -142,17 +142,27 @@ impl Ledger {
     }
 
     /// What the tenant's own limit leaves, whatever the device does.
-    pub(crate) fn tenant_free(&self, tenant: Tenant) -> Bytes {
+    pub(super) fn tenant_free(&self, tenant: Tenant) -> Bytes {
         self.tenants.get(&tenant).copied().unwrap_or_default().free()
     }
 
+    /// The most that a tenant may hold.
+    pub(super) fn tenant_limit(&self, tenant: Tenant) -> Option<Bytes> {
+        self.tenants.get(&tenant)?.limit
+    }
+
+    /// The most that all clients of a GPU may hold; without a bound `u64::MAX`.
+    pub(super) fn device_limit(&self, gpu: GpuId) -> Bytes {
+        self.devices.get(&gpu).and_then(|account| account.limit).unwrap_or(Bytes(u64::MAX))
+    }
+
     /// What all clients of a GPU hold.
-    pub(crate) fn device_held(&self, gpu: GpuId) -> Bytes {
+    pub(super) fn device_held(&self, gpu: GpuId) -> Bytes {
         self.devices.get(&gpu).map_or(Bytes::ZERO, |account| account.held)
     }
 
     /// What a tenant holds.
-    pub(crate) fn tenant_held(&self, tenant: Tenant) -> Bytes {
+    pub(super) fn tenant_held(&self, tenant: Tenant) -> Bytes {
         self.tenants.get(&tenant).map_or(Bytes::ZERO, |account| account.held)
     }
 
@@ -176,7 +186,7 @@ impl Ledger {
 }
 
 /// The parts of processes that hold so much under a limit: what each holds, and an even share of what is free.
-pub(crate) fn parts(limit: Bytes, held: &[Bytes]) -> Vec<Bytes> {
+pub(super) fn parts(limit: Bytes, held: &[Bytes]) -> Vec<Bytes> {
     let free = limit.saturating_sub(held.iter().copied().sum()).0;
     let n = held.len().max(1) as u64;
     let part = |(index, held): (u64, &Bytes)| Bytes(held.0 + free / n + u64::from(index < free % n));

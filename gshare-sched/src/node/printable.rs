@@ -6,13 +6,13 @@
 use std::borrow::Cow;
 
 /// Whether every character has a picture of its own. Quotes and backslashes have.
-pub(crate) fn is_printable(text: &str) -> bool {
+pub fn is_printable(text: &str) -> bool {
     let plain: String = text.chars().filter(|c| !matches!(c, '\'' | '"' | '\\')).collect();
     plain.escape_debug().eq(plain.chars())
 }
 
 /// The text itself if it is printable, else with escapes as in Rust: `\u{1b}[2J`.
-pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+pub fn printable(text: &str) -> Cow<'_, str> {
     if is_printable(text) { Cow::Borrowed(text) } else { Cow::Owned(text.escape_debug().to_string()) }
 }
 

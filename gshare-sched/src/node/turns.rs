@@ -12,13 +12,17 @@
 //! 2. A holder's request for an extension is passed on only while no other member waits. So a member that begins to
 //!    wait gets the next token: after at most what is left of the present lease and, if an extension was on its way,
 //!    one more token, by the engine's clock `max_token + slack + grace` each.
-//! 3. `served` grows by what a member is charged. A member that was idle starts at the `served` of the last grant
+//! 3. A report or return of a lease that the engine has settled already is a **late** charge: what it names beyond the
+//!    charge so far is the member's own at once, and the engine's with the next settlement of a lease of the tenant
+//!    ([`Turns::settles`]). Example: a lease of 10 ms is revoked and replaced, and the kernel that ran under it turns out
+//!    to have taken 400 ms: 390 ms are late. If no lease follows, they are the tenant's overuse when it leaves.
+//! 4. `served` grows by what a member is charged. A member that was idle starts at the `served` of the last grant
 //!    (start-time fair queueing): idle time is not saved up. Example: A alone uses 10 s, then B starts; B is put at
 //!    10 s, and from there on both get every other token.
 //!
 //! # Invariants
-//! At most one member holds a lease. What members were charged adds up to what the engine charged the tenant. While no
-//! member holds a lease and one waits, the engine has been asked ([`Turns::must_ask`]).
+//! At most one member holds a lease. What members were charged adds up to what the engine charged the tenant and what is
+//! late. While no member holds a lease and one waits, the engine has been asked ([`Turns::must_ask`]).
 //!
 //! # Cost
 //! O(members) per grant, O(1) otherwise but for a look-up by id among the members.
@@ -35,6 +39,8 @@ struct Member {
     used: Duration,
     /// Position in the order of service.
     served: Duration,
+    /// Its last lease that is settled, and what that was charged.
+    last: Option<(LeaseId, Duration)>,
 }
 
 /// A lease and the member it was given to.
@@ -43,35 +49,54 @@ struct Held {
     by: ClientId,
     lease: LeaseId,
     budget: Duration,
+    /// Charged to the member for this lease.
     charged: Duration,
+    /// Late charges of earlier leases that the engine is told as part of this one.
+    late: Duration,
+}
+
+/// Who may settle a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// The member, and the engine may still know the lease.
+    Current,
+    /// The member, and the engine has settled the lease.
+    Late,
+    /// Another member, or nobody.
+    Other,
 }
 
 /// The members of one tenant. See the [module](self).
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub(super) struct Turns {
     members: Vec<Member>,
     held: Option<Held>,
     /// The lease before, whose account the engine still corrects.
     before: Option<Held>,
+    /// GPU time that was charged to members and not yet to the engine.
+    late: Duration,
     /// `served` of the last member that was given a lease.
     frontier: Duration,
 }
 
 impl Turns {
     /// A process has attached.
-    pub(crate) fn join(&mut self, id: ClientId) {
-        self.members.push(Member { id, waits: None, used: Duration::ZERO, served: self.frontier });
+    pub(super) fn join(&mut self, id: ClientId) {
+        let served = self.frontier;
+        self.members.push(Member { id, waits: None, used: Duration::ZERO, served, last: None });
     }
 
-    /// A process is gone. Gives the lease that it held and what that was charged: to be returned for it.
-    pub(crate) fn leave(&mut self, id: ClientId) -> Option<(LeaseId, Duration)> {
+    /// A process is gone. Gives the lease that it held and what the engine was told of it: to be returned for it.
+    pub(super) fn leave(&mut self, id: ClientId) -> Option<(LeaseId, Duration)> {
         self.members.retain(|member| member.id != id);
         self.before.take_if(|held| held.by == id);
-        self.held.take_if(|held| held.by == id).map(|held| (held.lease, held.charged))
+        let held = self.held.take_if(|held| held.by == id)?;
+        let late = core::mem::take(&mut self.late);
+        Some((held.lease, held.charged.saturating_add(held.late).saturating_add(late)))
     }
 
     /// The processes, in the order in which they came.
-    pub(crate) fn members(&self) -> impl ExactSizeIterator<Item = ClientId> + '_ {
+    pub(super) fn members(&self) -> impl ExactSizeIterator<Item = ClientId> + '_ {
         self.members.iter().map(|member| member.id)
     }
 
@@ -80,7 +105,7 @@ impl Turns {
     }
 
     /// A member wants a token, or more time. Gives whether the engine is to be asked.
-    pub(crate) fn ask(&mut self, now: Timestamp, id: ClientId) -> bool {
+    pub(super) fn ask(&mut self, now: Timestamp, id: ClientId) -> bool {
         let frontier = self.frontier;
         let holds = self.holds(id);
         let Some(member) = self.member(id) else { return false };
@@ -98,25 +123,88 @@ impl Turns {
         self.members.iter().any(|member| member.id != id && member.waits.is_some())
     }
 
-    /// Whether this member may settle this lease: it was given to it, and the engine may still know it.
-    pub(crate) fn owns(&self, id: ClientId, lease: LeaseId) -> bool {
-        self.held.iter().chain(&self.before).any(|held| held.by == id && held.lease == lease)
-    }
-
-    /// A member is about to return a lease. Gives whether the tenant wants another token at once.
-    pub(crate) fn wants_again(&mut self, now: Timestamp, id: ClientId, lease: LeaseId, again: bool) -> bool {
-        if let Some(member) = self.member(id) {
-            member.waits = again.then(|| member.waits.unwrap_or(now));
+    /// Whether this member may settle this lease.
+    pub(super) fn owner(&self, id: ClientId, lease: LeaseId) -> Owner {
+        if self.held.iter().chain(&self.before).any(|held| held.by == id && held.lease == lease) {
+            return Owner::Current;
         }
-        // A late return of a revoked lease must not extend the lease of the member that is next.
-        self.held.is_none_or(|held| held.lease == lease) && self.waiting().next().is_some()
+        let mut last = self.members.iter().filter(|member| member.id == id).filter_map(|member| member.last);
+        if last.any(|(settled, _)| settled == lease) { Owner::Late } else { Owner::Other }
     }
 
-    /// The engine has charged a lease of this tenant `used`, all in all.
-    pub(crate) fn charged(&mut self, lease: LeaseId, used: Duration) {
+    /// What the engine is to be told when a member has used so much of a lease in all: late charges come on top.
+    pub(super) fn settles(&mut self, lease: LeaseId, used: Duration) -> Duration {
+        let held = self.held.iter_mut().chain(&mut self.before).find(|held| held.lease == lease);
+        let Some(held) = held else { return used };
+        held.late = held.late.saturating_add(core::mem::take(&mut self.late));
+        used.saturating_add(held.late)
+    }
+
+    /// The engine has refused what [`Turns::settles`] said.
+    pub(super) fn refused(&mut self, lease: LeaseId, late_before: Duration) {
+        let held = self.held.iter_mut().chain(&mut self.before).find(|held| held.lease == lease);
+        if let Some(held) = held {
+            held.late = held.late.saturating_sub(late_before);
+            self.late = late_before;
+        }
+    }
+
+    /// A member names what it used of a lease that is settled. Gives whether that is more than was charged.
+    pub(super) fn charge_late(&mut self, id: ClientId, lease: LeaseId, used: Duration) -> bool {
+        let Some(member) = self.members.iter_mut().find(|member| member.id == id) else { return false };
+        let Some((_, charged)) = member.last.as_mut().filter(|(settled, _)| *settled == lease) else {
+            return false;
+        };
+        let more = used.saturating_sub(*charged);
+        *charged = (*charged).max(used);
+        member.used = member.used.saturating_add(more);
+        member.served = member.served.saturating_add(more);
+        self.late = self.late.saturating_add(more);
+        !more.is_zero()
+    }
+
+    /// GPU time that was charged to members and not yet to the engine.
+    pub(super) fn late(&self) -> Duration {
+        self.late
+    }
+
+    /// A lease is settled: what its member says of it later is late.
+    fn settled(&mut self, held: Option<Held>) {
+        if let Some(held) = held
+            && let Some(member) = self.member(held.by)
+        {
+            member.last = Some((held.lease, held.charged));
+        }
+    }
+
+    /// A member is about to return a lease. Gives whether the tenant wants another token at once, and since when the
+    /// member waited before, for [`Turns::wait`] if the return is refused.
+    pub(super) fn wants_again(
+        &mut self,
+        now: Timestamp,
+        id: ClientId,
+        lease: LeaseId,
+        again: bool,
+    ) -> (bool, Option<Timestamp>) {
+        let before = self.of(id).1;
+        self.wait(id, again.then(|| before.unwrap_or(now)));
+        // A late return of a revoked lease must not extend the lease of the member that is next.
+        (self.held.is_none_or(|held| held.lease == lease) && self.waiting().next().is_some(), before)
+    }
+
+    /// Since when a member waits.
+    pub(super) fn wait(&mut self, id: ClientId, since: Option<Timestamp>) {
+        if let Some(member) = self.member(id) {
+            member.waits = since;
+        }
+    }
+
+    /// The engine has charged a lease of this tenant `used`, all in all, late charges included.
+    pub(super) fn charged(&mut self, lease: LeaseId, used: Duration) {
         let Some(held) = self.held.iter_mut().chain(&mut self.before).find(|held| held.lease == lease) else {
             return;
         };
+        let used = used.saturating_sub(held.late);
         let (more, less) = (used.saturating_sub(held.charged), held.charged.saturating_sub(used));
         held.charged = used;
         let by = held.by;
@@ -127,34 +215,42 @@ impl Turns {
     }
 
     /// The engine has taken a return.
-    pub(crate) fn returned(&mut self, lease: LeaseId) {
-        self.held.take_if(|held| held.lease == lease);
-        self.before.take_if(|held| held.lease == lease);
+    pub(super) fn returned(&mut self, lease: LeaseId) {
+        let settled = self.held.take_if(|held| held.lease == lease);
+        self.settled(settled);
+        let settled = self.before.take_if(|held| held.lease == lease);
+        self.settled(settled);
     }
 
     /// The engine has revoked a lease whose time was over: it is charged its whole budget. Gives who held it.
-    pub(crate) fn revoked(&mut self, lease: LeaseId) -> Option<ClientId> {
+    pub(super) fn revoked(&mut self, lease: LeaseId) -> Option<ClientId> {
         let Some(held) = self.held.filter(|held| held.lease == lease) else {
             return self.before.filter(|held| held.lease == lease).map(|held| held.by);
         };
-        self.charged(lease, held.budget.max(held.charged));
+        // The engine charges the whole budget, or what it was told if that is more.
+        self.charged(lease, held.budget.max(held.charged.saturating_add(held.late)));
+        self.settled(self.before);
         self.before = self.held.take();
         Some(held.by)
     }
 
     /// The engine has granted a lease, or extended it. Gives who gets it; `None`: it is to be returned unused.
-    pub(crate) fn granted(&mut self, lease: LeaseId, budget: Duration) -> Option<ClientId> {
+    pub(super) fn granted(&mut self, lease: LeaseId, budget: Duration) -> Option<ClientId> {
         let next = match self.held {
             Some(held) => Some(held.by),
             None => self.waiting().min_by_key(|member| (member.served, member.waits)).map(|next| next.id),
         };
-        let charged = self.held.filter(|held| held.lease == lease).map(|held| held.charged);
-        if charged.is_none() {
+        let same = self.held.filter(|held| held.lease == lease);
+        if same.is_none()
+            && let Some(replaced) = self.held.take()
+        {
             // In a new window the engine replaces a lease that is still held.
-            self.before = self.held.take().or(self.before);
+            self.settled(self.before);
+            self.before = Some(replaced);
         }
         let id = next?;
-        self.held = Some(Held { by: id, lease, budget, charged: charged.unwrap_or(Duration::ZERO) });
+        let (charged, late) = same.map_or((Duration::ZERO, Duration::ZERO), |held| (held.charged, held.late));
+        self.held = Some(Held { by: id, lease, budget, charged, late });
         let member = self.member(id)?;
         member.waits = None;
         let served = member.served;
@@ -163,7 +259,7 @@ impl Turns {
     }
 
     /// Whether a member waits and no lease is held: then a request must stand with the engine.
-    pub(crate) fn must_ask(&self) -> bool {
+    pub(super) fn must_ask(&self) -> bool {
         self.held.is_none() && self.waiting().next().is_some()
     }
 
@@ -172,17 +268,17 @@ impl Turns {
     }
 
     /// The members that wait for a token, and do not hold one.
-    pub(crate) fn in_line(&self) -> impl Iterator<Item = ClientId> + '_ {
+    pub(super) fn in_line(&self) -> impl Iterator<Item = ClientId> + '_ {
         self.waiting().map(|member| member.id).filter(|id| !self.holds(*id))
     }
 
     /// Whether this member holds the lease.
-    pub(crate) fn holds(&self, id: ClientId) -> bool {
+    pub(super) fn holds(&self, id: ClientId) -> bool {
         self.held.is_some_and(|held| held.by == id)
     }
 
     /// GPU time charged to a member, and since when it waits.
-    pub(crate) fn of(&self, id: ClientId) -> (Duration, Option<Timestamp>) {
+    pub(super) fn of(&self, id: ClientId) -> (Duration, Option<Timestamp>) {
         let member = self.members.iter().find(|member| member.id == id);
         member.map_or((Duration::ZERO, None), |member| (member.used, member.waits))
     }
@@ -210,7 +306,7 @@ mod tests {
     /// The member uses its token to the full, returns it and asks again.
     fn use_up(turns: &mut Turns, id: ClientId, lease: u64) {
         turns.charged(LeaseId(lease), TOKEN);
-        assert!(turns.wants_again(at(lease), id, LeaseId(lease), true));
+        assert!(turns.wants_again(at(lease), id, LeaseId(lease), true).0);
         turns.returned(LeaseId(lease));
     }
 
@@ -243,7 +339,7 @@ mod tests {
         assert_eq!(turns.granted(LeaseId(1), TOKEN.saturating_mul(2)), Some(A), "it was on its way");
         assert!(!turns.ask(at(3), A), "B is next");
         turns.charged(LeaseId(1), TOKEN);
-        assert!(turns.wants_again(at(4), A, LeaseId(1), false), "B waits");
+        assert!(turns.wants_again(at(4), A, LeaseId(1), false).0, "B waits");
         turns.returned(LeaseId(1));
         assert_eq!(turns.granted(LeaseId(2), TOKEN), Some(B));
     }
@@ -258,12 +354,36 @@ mod tests {
         assert_eq!(turns.of(A).0, TOKEN, "the whole budget");
         assert!(turns.must_ask(), "for B");
         assert_eq!(turns.granted(LeaseId(2), TOKEN), Some(B));
-        assert!(turns.owns(A, LeaseId(1)) && !turns.owns(B, LeaseId(1)) && !turns.owns(A, LeaseId(2)));
-        assert!(!turns.wants_again(at(2), A, LeaseId(1), true), "B's lease would be extended");
+        assert_eq!(turns.owner(A, LeaseId(1)), Owner::Current);
+        assert_eq!([turns.owner(B, LeaseId(1)), turns.owner(A, LeaseId(2))], [Owner::Other; 2]);
+        assert!(!turns.wants_again(at(2), A, LeaseId(1), true).0, "B's lease would be extended");
         turns.charged(LeaseId(1), Duration::from_millis(30));
         turns.returned(LeaseId(1));
-        assert!(turns.holds(B) && !turns.owns(A, LeaseId(1)));
+        assert!(turns.holds(B) && turns.owner(A, LeaseId(1)) == Owner::Late);
         assert_eq!((turns.of(A).0, turns.of(B).0), (Duration::from_millis(30), Duration::ZERO));
+    }
+
+    /// Both leases of A are over and settled before it knows what its kernel took.
+    #[test]
+    fn what_a_member_reports_late_is_charged_with_the_next_lease() {
+        let mut turns = turns(&[A, B]);
+        turns.ask(at(0), A);
+        turns.granted(LeaseId(1), TOKEN);
+        turns.charged(LeaseId(1), Duration::from_millis(1));
+        turns.returned(LeaseId(1));
+        let late = Duration::from_millis(399);
+        assert!(turns.charge_late(A, LeaseId(1), Duration::from_millis(400)));
+        assert!(!turns.charge_late(A, LeaseId(1), Duration::from_millis(400)), "once");
+        assert!(!turns.charge_late(B, LeaseId(1), Duration::from_millis(500)), "its own leases only");
+        assert_eq!((turns.late(), turns.of(A).0), (late, Duration::from_millis(400)));
+        turns.ask(at(1), B);
+        assert_eq!(turns.granted(LeaseId(2), TOKEN), Some(B));
+        let used = Duration::from_millis(2);
+        let told = turns.settles(LeaseId(2), used);
+        assert_eq!((told, turns.late()), (late.saturating_add(used), Duration::ZERO));
+        turns.charged(LeaseId(2), told);
+        assert_eq!((turns.of(A).0, turns.of(B).0), (Duration::from_millis(400), used), "each its own");
+        assert_eq!(turns.settles(LeaseId(2), used), told, "never less than before");
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod status;
 mod store;
 mod top;
 mod trace;
+mod why;
 
 use anyhow::Context as _;
 use gshared::command::{self as daemon, log};
@@ -49,6 +50,7 @@ enum Command {
     Trace(trace::Options),
     Engine(engine::Options),
     Replay(replay::Options),
+    Why(why::Options),
     Pack(pack::Options),
     Partition(partition::Options),
     Profile(profile::Options),
@@ -73,6 +75,7 @@ pub fn execute(gshare: Gshare) -> ExitCode {
         Command::Trace(options) => log::exit(trace::run(&options)),
         Command::Engine(options) => log::exit(engine::run(&options)),
         Command::Replay(options) => log::exit(replay::run(&options)),
+        Command::Why(options) => log::exit(why::run(&options)),
         Command::Profile(options) => log::exit(profile::run(&options)),
         Command::BuildDag(options) => log::exit(build_dag::run(&options)),
         Command::Pack(options) => log::exit(pack::run(&options)),

@@ -1,27 +1,30 @@
-//! `gshare replay`: drives the engine over a journal and checks what it did.
+//! `gshare replay`: drives a node over a journal and checks what it did.
 
 use super::print_json;
 use anyhow::Context as _;
-use gshare_core::{ClientId, GpuId, LeaseId, Timestamp, TokenAction, TokenEvent, TokenScheduler};
-use gshare_sched::token::MultiTokenConfig;
-use gshared::journal::{self, Line};
+use gshare_core::{ClientId, GpuId, LeaseId, TokenAction, TokenEvent};
+use gshare_sched::node::{NodeAction, Note};
+use gshared::journal::{self, Line, Replay, TokenStep};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Replay a journal: the same engine, told the same events at the same times.
+/// Replay a journal: the same node, told the same events at the same times.
 ///
-/// Orders that were recorded (`journal.actions = true`) must come out again; a run whose first file is gone is checked
-/// as far as its orders were recorded. Exits with an error if an order differs, if the SMs of the holders of a GPU add
-/// up to more than the whole, or if one lease was granted to two clients.
+/// Each event must lead to the frames that it led to before; a run whose first file is gone is checked as far as its
+/// actions were recorded (`journal.actions = true`). Exits with an error if an outcome differs, and says at which event;
+/// if the SMs of the holders of a GPU add up to more than the whole, or if one lease was granted to two clients.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Journal files, or directories of them.
     #[arg(required = true, value_name = "JOURNAL")]
     journal: Vec<PathBuf>,
     /// Print one JSON object: {"runs": […]}, times in ns.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "tokens")]
     json: bool,
+    /// Print the token engine's part alone, as input for `gshare engine token`: its configuration, then its events.
+    #[arg(long)]
+    tokens: bool,
 }
 
 /// One run of a daemon.
@@ -29,19 +32,22 @@ pub(crate) struct Options {
 struct Run {
     epoch: u64,
     files: usize,
-    /// Whether the journal has the run from its start, so that the engine's orders are comparable.
+    /// Whether the journal has the run from its start, so that it can be replayed.
     from_start: bool,
     events: u64,
-    /// Events that the engine refused, those included that the journal only counts.
+    /// Events that the node refused or that had no effect, those included that the journal only counts; and events that
+    /// the token engine refused.
     refused: u64,
     grants: u64,
     revokes: u64,
     throttles: u64,
     first_ns: Option<u64>,
     last_ns: u64,
-    /// Events whose recorded orders were compared with the replay's.
+    /// Events whose recorded outcome was compared with the replay's.
     compared: u64,
     differences: u64,
+    /// The first event whose outcome differs.
+    first_difference: Option<Difference>,
     /// The most SMs that holders had at once, in basis points.
     most_sm_held: u64,
     /// Times the holders' SMs added up to more than the whole.
@@ -51,7 +57,17 @@ struct Run {
     clients: Vec<Client>,
 }
 
-/// What a client got.
+/// An event that led to something else than before.
+#[derive(Debug, Clone, Serialize)]
+struct Difference {
+    file: PathBuf,
+    /// Line in the file, from 1.
+    line: u64,
+    now_ns: u64,
+    event: String,
+}
+
+/// What an instance got on a device.
 #[derive(Debug, Clone, Serialize)]
 struct Client {
     client: ClientId,
@@ -67,17 +83,25 @@ struct Client {
     joined: u64,
 }
 
-pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+/// The journal files that paths lead to, oldest first within a directory.
+pub(super) fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    for path in &options.journal {
-        let context = || path.display().to_string();
+    for path in paths {
         if path.is_dir() {
-            files.extend(journal::segments(path).with_context(context)?);
+            files.extend(journal::segments(path).with_context(|| path.display().to_string())?);
         } else {
             files.push(path.clone());
         }
     }
     anyhow::ensure!(!files.is_empty(), "no journal files there");
+    Ok(files)
+}
+
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    let files = files(&options.journal)?;
+    if options.tokens {
+        return print_tokens(&files);
+    }
     let runs = replay(&files)?;
     if options.json {
         print_json(&serde_json::json!({ "runs": runs }))?;
@@ -96,10 +120,13 @@ fn print(run: &Run) {
         "run {}: {} events in {span:.3} s, {} grants, {} revokes, {} throttles, {} refused",
         run.epoch, run.events, run.grants, run.revokes, run.throttles, run.refused
     );
-    match (run.from_start, run.compared) {
-        (false, _) => println!("  its beginning is missing: orders are not compared"),
-        (true, 0) => println!("  orders were not recorded: replayed, nothing to compare"),
-        (true, n) => println!("  {n} recorded orders compared, {} differ", run.differences),
+    if run.from_start {
+        println!("  {} outcomes compared, {} differ", run.compared, run.differences);
+    } else {
+        println!("  its beginning is missing: outcomes are not compared");
+    }
+    if let Some(Difference { file, line, now_ns, event }) = &run.first_difference {
+        println!("  first at {}:{line}, at {now_ns} ns: {event}", file.display());
     }
     println!(
         "  holders' SMs: at most {}.{:02}% at once, {} times beyond the whole; {} leases doubled",
@@ -122,34 +149,67 @@ fn print(run: &Run) {
     }
 }
 
-fn replay(files: &[PathBuf]) -> anyhow::Result<Vec<Run>> {
-    let mut runs: Vec<Replay> = Vec::new();
+/// Drives `each` over the lines of files; `true` in front of a header means that a run begins there.
+pub(super) fn read(
+    files: &[PathBuf],
+    mut each: impl FnMut(&Path, u64, &Line, bool) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut last = None;
     for file in files {
         let context = || file.display().to_string();
-        for line in journal::read(file).with_context(context)? {
-            let line = line.with_context(context)?;
-            if let Some(epoch) = line.epoch {
-                match runs.last_mut() {
-                    // After a gap the engine's state is unknown, as where the first file is gone.
-                    Some(last) if last.run.epoch == epoch && line.lost == 0 => last.run.files += 1,
-                    _ => runs.push(Replay::new(epoch, &line).with_context(context)?),
-                }
-                continue;
-            }
-            runs.last_mut().with_context(|| no_header(file))?.line(&line);
+        for (line, number) in journal::read(file).with_context(context)?.zip(1..) {
+            let line = line.with_context(|| format!("{}:{number}", file.display()))?;
+            // After a gap the state of the node is unknown, as where the first file is gone.
+            let begins = line.epoch.is_some() && (line.epoch != last || line.lost > 0);
+            last = line.epoch.or(last);
+            anyhow::ensure!(last.is_some(), "{}: does not begin with a journal's header", file.display());
+            each(file, number, &line, begins).with_context(|| format!("{}:{number}", file.display()))?;
         }
     }
-    Ok(runs.into_iter().map(Replay::finish).collect())
+    Ok(())
 }
 
-fn no_header(file: &Path) -> String {
-    format!("{}: does not begin with a journal's header", file.display())
+fn replay(files: &[PathBuf]) -> anyhow::Result<Vec<Run>> {
+    let mut runs: Vec<Replayer> = Vec::new();
+    read(files, |file, number, line, begins| {
+        if begins {
+            runs.push(Replayer::new(line)?);
+        }
+        let Some(last) = runs.last_mut() else { return Ok(()) };
+        if line.epoch.is_some() {
+            last.run.files += 1;
+            return Ok(());
+        }
+        last.line(file, number, line)
+    })?;
+    Ok(runs.into_iter().map(Replayer::finish).collect())
 }
 
-struct Replay {
+/// The token engine's configuration and events.
+fn print_tokens(files: &[PathBuf]) -> anyhow::Result<()> {
+    let mut replay: Option<Replay> = None;
+    read(files, |_, _, line, begins| {
+        if begins {
+            anyhow::ensure!(line.segment == Some(0), "its beginning is missing: it cannot be replayed");
+            replay = Some(Replay::new(line)?);
+            println!("{}", serde_json::json!({ "engine": line.engine }));
+        }
+        let Some(done) = replay.as_mut().map(|replay| replay.line(line)).transpose()?.flatten() else {
+            return Ok(());
+        };
+        for action in done.actions {
+            if let NodeAction::Note(Note::TokenEvent { token }) = action {
+                println!("{}", serde_json::json!({ "now_ns": done.now, "event": token }));
+            }
+        }
+        Ok(())
+    })
+}
+
+struct Replayer {
     run: Run,
-    engine: Box<dyn TokenScheduler>,
-    orders: Vec<TokenAction>,
+    /// `None` where the beginning is missing.
+    replay: Option<Replay>,
     clients: BTreeMap<ClientId, Client>,
     gone: Vec<Client>,
     names: BTreeMap<ClientId, (String, i32)>,
@@ -160,15 +220,13 @@ struct Replay {
     used: BTreeMap<ClientId, (LeaseId, u64)>,
 }
 
-impl Replay {
-    fn new(epoch: u64, header: &Line) -> anyhow::Result<Self> {
-        let config: MultiTokenConfig =
-            serde_json::from_value(header.engine.clone().context("its token scheduler was the host's own")?)?;
+impl Replayer {
+    fn new(header: &Line) -> anyhow::Result<Self> {
         let from_start = header.segment == Some(0);
+        let replay = Replay::new(header)?;
         Ok(Self {
-            run: Run { epoch, files: 1, from_start, ..Run::default() },
-            engine: header.policy.build(config)?,
-            orders: Vec::new(),
+            run: Run { epoch: header.epoch.unwrap_or(0), from_start, ..Run::default() },
+            replay: from_start.then_some(replay),
             clients: BTreeMap::new(),
             gone: Vec::new(),
             names: BTreeMap::new(),
@@ -179,39 +237,60 @@ impl Replay {
         })
     }
 
-    fn line(&mut self, line: &Line) {
-        if let Some(note) = &line.note {
-            self.names.insert(note.client, (note.name.clone(), note.pid));
-        }
+    fn line(&mut self, file: &Path, number: u64, line: &Line) -> anyhow::Result<()> {
         self.run.refused += line.omitted.unwrap_or(0);
-        let Some(now) = line.now_ns else { return };
-        if let Some(event) = line.event {
-            self.event(now, event);
-        }
-        if let Some(recorded) = &line.actions {
-            if self.run.from_start {
-                self.run.compared += 1;
-                self.run.differences += u64::from(*recorded != self.orders);
-            } else {
-                // What the engine of that time said, as this one does not know its past.
-                let recorded = recorded.clone();
-                self.orders(now, &recorded);
+        let Some(now) = line.now_ns else { return Ok(()) };
+        let Some(mut replay) = self.replay.take() else {
+            // What the node of that time did, as this one does not know its past.
+            self.run.events += u64::from(line.event()?.is_some());
+            line.tokens().for_each(|step| self.step(now, step));
+            return Ok(());
+        };
+        if let Some(done) = replay.line(line)? {
+            self.run.first_ns.get_or_insert(now);
+            self.run.last_ns = now;
+            self.run.events += 1;
+            self.run.refused += u64::from(done.refused);
+            self.run.compared += u64::from(done.same.is_some());
+            if done.same == Some(false) {
+                self.run.differences += 1;
+                let event = format!("{:?}", line.event()?);
+                let difference = Difference { file: file.to_owned(), line: number, now_ns: now, event };
+                self.run.first_difference.get_or_insert(difference);
             }
+            for action in done.actions {
+                if let NodeAction::Note(note) = action {
+                    self.note(now, note);
+                }
+            }
+        }
+        self.replay = Some(replay);
+        Ok(())
+    }
+
+    fn note(&mut self, now: u64, note: &Note) {
+        match note {
+            Note::TokenEvent { token } => self.step(now, TokenStep::TokenEvent { token: *token }),
+            Note::TokenOrder { order } => self.step(now, TokenStep::TokenOrder { order: *order }),
+            Note::TokenRefused { .. } | Note::StaleReport { .. } | Note::Refused { .. } => {
+                self.run.refused += 1;
+            }
+            Note::DebtWait { .. } => self.run.throttles += 1,
+            Note::Admitted { tenant, name, pid, .. } => {
+                self.names.entry(*tenant).or_insert((name.clone(), *pid));
+            }
+            _ => {}
+        }
+    }
+
+    fn step(&mut self, now: u64, step: TokenStep) {
+        match step {
+            TokenStep::TokenEvent { token } => self.event(now, token),
+            TokenStep::TokenOrder { order } => self.order(order),
         }
     }
 
     fn event(&mut self, now: u64, event: TokenEvent) {
-        self.run.first_ns.get_or_insert(now);
-        self.run.last_ns = now;
-        self.run.events += 1;
-        self.orders.clear();
-        let handled = self.engine.handle(Timestamp::from_nanos(now), event, &mut self.orders);
-        if handled.is_err() {
-            self.run.refused += 1;
-            if self.run.from_start {
-                return;
-            }
-        }
         match event {
             TokenEvent::ClientJoined { client, gpu, share } => {
                 let entry = Client {
@@ -247,47 +326,40 @@ impl Replay {
                 if let Some(entry) = self.clients.remove(&client) {
                     self.gone.push(self.closed(entry, now));
                 }
+                self.names.remove(&client);
             }
             _ => {}
-        }
-        if self.run.from_start {
-            let orders = std::mem::take(&mut self.orders);
-            self.orders(now, &orders);
-            self.orders = orders;
         }
     }
 
     /// Books what was ordered: who holds what.
-    fn orders(&mut self, now: u64, orders: &[TokenAction]) {
-        for order in orders {
-            match *order {
-                TokenAction::Grant { client, lease, .. } => {
-                    self.run.grants += 1;
-                    if let Some(entry) = self.clients.get_mut(&client) {
-                        entry.grants += 1;
-                        let gpu = entry.gpu;
-                        let sm = self.sms.get(&client).copied().unwrap_or(0);
-                        // A lease that is extended keeps the SMs it was granted with.
-                        let held = self.holders.get(&client).filter(|(held, ..)| *held == lease);
-                        let sm = held.map_or(sm, |(_, _, sm)| *sm);
-                        self.holders.insert(client, (lease, gpu, sm));
-                        self.check_sms(gpu);
-                    }
-                    let owner = *self.owners.entry(lease).or_insert(client);
-                    self.run.doubled_leases += u64::from(owner != client);
+    fn order(&mut self, order: TokenAction) {
+        match order {
+            TokenAction::Grant { client, lease, .. } => {
+                self.run.grants += 1;
+                if let Some(entry) = self.clients.get_mut(&client) {
+                    entry.grants += 1;
+                    let gpu = entry.gpu;
+                    let sm = self.sms.get(&client).copied().unwrap_or(0);
+                    // A lease that is extended keeps the SMs it was granted with.
+                    let held = self.holders.get(&client).filter(|(held, ..)| *held == lease);
+                    let sm = held.map_or(sm, |(_, _, sm)| *sm);
+                    self.holders.insert(client, (lease, gpu, sm));
+                    self.check_sms(gpu);
                 }
-                TokenAction::Revoke { client, .. } => {
-                    self.run.revokes += 1;
-                    self.holders.remove(&client);
-                    if let Some(entry) = self.clients.get_mut(&client) {
-                        entry.revoked += 1;
-                    }
-                }
-                TokenAction::Throttle { .. } => self.run.throttles += 1,
-                _ => {}
+                let owner = *self.owners.entry(lease).or_insert(client);
+                self.run.doubled_leases += u64::from(owner != client);
             }
+            TokenAction::Revoke { client, .. } => {
+                self.run.revokes += 1;
+                self.holders.remove(&client);
+                if let Some(entry) = self.clients.get_mut(&client) {
+                    entry.revoked += 1;
+                }
+            }
+            TokenAction::Throttle { .. } => self.run.throttles += 1,
+            _ => {}
         }
-        self.run.last_ns = now;
     }
 
     fn check_sms(&mut self, gpu: GpuId) {

@@ -1,16 +1,16 @@
 use super::*;
-use gshare_core::{Bytes, ClientId, LeaseId};
+use gshare_core::Bytes;
 
 fn config(dir: &Path, max_file: u64, keep_files: usize) -> JournalConfig {
     JournalConfig { dir: dir.to_owned(), max_file: Bytes(max_file), keep_files, actions: true }
 }
 
 fn create(config: &JournalConfig, epoch: u64) -> Journal {
-    Journal::create(config, epoch, TokenPolicy::default(), serde_json::json!({}))
+    Journal::create(config, epoch, TokenPolicy::default(), serde_json::json!({}), serde_json::json!({}))
 }
 
-fn asked(n: u32) -> TokenEvent {
-    TokenEvent::TokenRequested { client: ClientId::new(n, 0) }
+fn asked(question: u32) -> NodeEvent {
+    NodeEvent::UseAsked { question }
 }
 
 fn at(n: u32) -> Timestamp {
@@ -21,9 +21,9 @@ fn lines(file: &Path) -> Vec<Line> {
     read(file).unwrap().map(Result::unwrap).collect()
 }
 
-fn events(dir: &Path) -> Vec<TokenEvent> {
+fn events(dir: &Path) -> Vec<NodeEvent> {
     let files = segments(dir).unwrap();
-    files.iter().flat_map(|file| lines(file)).filter_map(|line| line.event).collect()
+    files.iter().flat_map(|file| lines(file)).filter_map(|line| line.event().unwrap()).collect()
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_full_segment_is_followed_by_the_next_and_the_oldest_are_deleted() {
     let numbers: Vec<_> = files.iter().map(|file| lines(file)[0].segment.unwrap()).collect();
     assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "{numbers:?}");
     assert!(files.iter().all(|file| fs::metadata(file).unwrap().len() <= 4096));
-    assert_eq!(lines(&files[2]).last().unwrap().event, Some(asked(999)));
+    assert_eq!(lines(&files[2]).last().unwrap().event().unwrap(), Some(asked(999)));
 }
 
 #[test]
@@ -104,21 +104,21 @@ fn a_clock_set_back_does_not_cost_the_live_file() {
 fn refused_events_do_not_push_history_out() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = create(&config(dir.path(), 16 << 10, 2), 7);
-    let stale = |n: u32| TokenEvent::UsageReported {
-        client: ClientId::new(0, 0),
-        lease: LeaseId(u64::from(n)),
-        used: Duration::ZERO,
-    };
+    let stale = |_| NodeEvent::DeadlineReached;
     journal.event(at(0), &asked(0));
-    journal.actions(at(0), &[]);
+    journal.handled(at(0), &[]);
     for n in 1..=100_000 {
         journal.event(at(n), &stale(n));
-        journal.refused(at(n));
+        // What the node refuses, and what it notes as without effect.
+        match n % 2 {
+            0 => journal.refused(at(n)),
+            _ => journal.handled(at(n), &[NodeAction::Note(Note::NoEffect)]),
+        }
         journal.flush(at(n));
     }
     for n in 0..CREDIT {
         journal.event(at(100_001), &asked(n));
-        journal.actions(at(100_001), &[]);
+        journal.handled(at(100_001), &[]);
     }
     journal.event(at(100_002), &stale(5));
     journal.refused(at(100_002));
@@ -126,7 +126,7 @@ fn refused_events_do_not_push_history_out() {
     let files = segments(dir.path()).unwrap();
     assert_eq!(files.len(), 1, "all of it fits into 16 KiB");
     let all = lines(&files[0]);
-    let refused = |line: &&Line| matches!(line.event, Some(TokenEvent::UsageReported { .. }));
+    let refused = |line: &&Line| line.event().unwrap() == Some(NodeEvent::DeadlineReached);
     assert_eq!(all.iter().filter(refused).count(), CREDIT as usize + 1, "and one for as many accepted ones");
     assert_eq!(all.iter().filter_map(|line| line.omitted).collect::<Vec<_>>(), [100_000 - u64::from(CREDIT)]);
     assert_eq!(events(dir.path())[0], asked(0));
@@ -198,4 +198,26 @@ fn a_panic_leaves_the_event_that_caused_it() {
     }));
     assert!(caught.is_err());
     assert_eq!(events(dir.path()), [asked(1)]);
+}
+
+#[test]
+fn an_event_has_the_digest_of_what_was_done_about_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = create(&config(dir.path(), 1 << 20, 2), 7);
+    let known = |question| NodeAction::UseKnown { question };
+    journal.event(at(1), &asked(1));
+    journal.handled(at(1), &[known(1), NodeAction::Note(Note::NoEffect)]);
+    journal.event(at(2), &asked(2));
+    journal.refused(at(2));
+    journal.event(at(3), &asked(3));
+    journal.finish(at(3));
+    let all = lines(&segments(dir.path()).unwrap()[0]);
+    let shown: Vec<_> = all.iter().map(|line| (line.outcome, line.refused)).collect();
+    let digest = digest(&[known(1)]);
+    assert_eq!(
+        shown,
+        [(None, false), (Some(digest), false), (None, true), (None, false)],
+        "notes do not count"
+    );
+    assert_eq!(events(dir.path()), [asked(1), asked(2), asked(3)]);
 }

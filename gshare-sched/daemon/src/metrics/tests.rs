@@ -58,14 +58,19 @@ fn waits_for_tokens_and_overuse_have_histograms_and_the_build_is_named() {
         used: Duration::from_millis(used),
         again,
     };
-    metrics.observe(at(0), &TokenEvent::TokenRequested { client }, &[]);
-    metrics.observe(at(30), &TokenEvent::DeadlineReached, &[lease(1, 10)]);
+    let observe = |now, event: &TokenEvent, orders: &[TokenAction]| {
+        let mut notes = vec![NodeAction::Note(Note::TokenEvent { token: *event })];
+        notes.extend(orders.iter().map(|order| NodeAction::Note(Note::TokenOrder { order: *order })));
+        metrics.observe(now, &notes);
+    };
+    observe(at(0), &TokenEvent::TokenRequested { client }, &[]);
+    observe(at(30), &TokenEvent::DeadlineReached, &[lease(1, 10)]);
     // Used 15 ms of 10, and asks for more: granted 2 ms later.
-    metrics.observe(at(50), &returned(1, 15, true), &[]);
-    metrics.observe(at(52), &TokenEvent::DeadlineReached, &[lease(2, 10)]);
-    metrics.observe(at(60), &returned(2, 4, false), &[]);
-    metrics.observe(at(61), &returned(2, 9, false), &[]);
-    metrics.observe(at(70), &TokenEvent::ClientLeft { client }, &[]);
+    observe(at(50), &returned(1, 15, true), &[]);
+    observe(at(52), &TokenEvent::DeadlineReached, &[lease(2, 10)]);
+    observe(at(60), &returned(2, 4, false), &[]);
+    observe(at(61), &returned(2, 9, false), &[]);
+    observe(at(70), &TokenEvent::ClientLeft { client }, &[]);
     assert!(metrics.open.lock().is_empty());
     let text = metrics.encode(&snapshot(&[]));
     for (series, wanted) in [

@@ -1,6 +1,7 @@
 //! Memory of an instance, whose processes keep to the rules of the wire, with a daemon that may be killed at any frame.
 
-use super::*;
+use super::super::*;
+use super::{Policy, node_of};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
@@ -33,14 +34,20 @@ struct Bench {
     granted: u64,
     denied: u64,
     /// Frames to processes, the one that is being handled first.
-    under_way: VecDeque<Effect>,
+    under_way: VecDeque<(ConnId, ToClient)>,
 }
 
 fn node() -> Node {
-    let config = Config::at("/nowhere/gshare.sock");
-    let engine = config.tokens.policy.build(config.tokens.engine(config.max_clients)).unwrap();
-    let scaling = Scaling::new(config.max_clients).unwrap();
-    Node::new(config, engine, Journal::off(), Arc::default(), 1, scaling)
+    node_of(NodeConfig::default(), Policy::MultiToken)
+}
+
+fn frames(actions: Vec<NodeAction>) -> Vec<(ConnId, ToClient)> {
+    let frame = |action| match action {
+        NodeAction::Send { conn, frame } => Some((conn, frame)),
+        NodeAction::Note(_) => None,
+        _ => panic!("{action:?}"),
+    };
+    actions.into_iter().filter_map(frame).collect()
 }
 
 impl Bench {
@@ -67,17 +74,16 @@ impl Bench {
         let Some(holder) = &self.holders[index] else { return };
         let (conn, peer) = (holder.conn, Peer { pid: 7, uid: 0 });
         let mut out = Vec::new();
-        self.node.received(self.now, conn, peer, message, &mut out);
+        self.node.handle(self.now, NodeEvent::Received { conn, peer, frame: message }, &mut out).unwrap();
         self.hear(out);
     }
 
     /// Frames arrive in the order in which they were sent, also those that an earlier one leads to.
-    fn hear(&mut self, effects: Vec<Effect>) {
+    fn hear(&mut self, actions: Vec<NodeAction>) {
         let first = self.under_way.is_empty();
-        self.under_way.extend(effects);
-        while let Some(effect) = self.under_way.front().filter(|_| first) {
-            let &Effect::Send(conn, ref message) = effect else { panic!("{effect:?}") };
-            self.hear_one(conn.slot as usize, message.clone());
+        self.under_way.extend(frames(actions));
+        while let Some((conn, message)) = self.under_way.front().filter(|_| first) {
+            self.hear_one(conn.slot() as usize, message.clone());
             self.under_way.pop_front();
             self.check();
         }
@@ -157,7 +163,7 @@ impl Bench {
 
     fn start(&mut self) {
         let index = self.holders.len();
-        let conn = ConnId { slot: u32::try_from(index).unwrap(), generation: 0 };
+        let conn = ConnId::new(u32::try_from(index).unwrap(), 0);
         self.holders.push(Some(Holder {
             conn,
             client: None,
@@ -233,7 +239,7 @@ impl Bench {
     fn kill(&mut self, index: usize) {
         if let Some(holder) = self.holders.get_mut(index).and_then(Option::take) {
             let mut out = Vec::new();
-            self.node.closed(self.now, holder.conn, &mut out);
+            self.node.handle(self.now, NodeEvent::Closed { conn: holder.conn }, &mut out).unwrap();
             self.hear(out);
         }
     }
@@ -243,7 +249,7 @@ impl Bench {
         while let Some(due) = self.node.next_deadline().filter(|due| *due <= end) {
             self.now = self.now.max(due);
             let mut out = Vec::new();
-            self.node.deadline(self.now, &mut out);
+            self.node.handle(self.now, NodeEvent::DeadlineReached, &mut out).unwrap();
             self.hear(out);
         }
         self.now = end;
@@ -306,18 +312,19 @@ fn each_process_is_told_what_all_use_to_the_byte() {
     bench.free(2, 3);
     assert_eq!([0, 1, 2].map(|index| bench.view(index)), [303; 3]);
     let mut out = Vec::new();
-    let round = bench.node.ask_for_use(bench.now, &mut out).unwrap();
-    let stated = out.len();
-    assert_eq!(stated, 3);
-    for effect in out {
-        let Effect::Send(conn, ToClient::MemoryAsk { client, .. }) = effect else { panic!("{effect:?}") };
-        let used = Bytes(bench.holders[conn.slot as usize].as_ref().unwrap().used);
+    bench.node.handle(bench.now, NodeEvent::UseAsked { question: 5 }, &mut out).unwrap();
+    let asked = frames(out);
+    assert_eq!(asked.len(), 3);
+    for (nth, (conn, frame)) in asked.into_iter().enumerate() {
+        let ToClient::MemoryAsk { client, round, .. } = frame else { panic!("{frame:?}") };
+        let used = Bytes(bench.holders[conn.slot() as usize].as_ref().unwrap().used);
         let mut out = Vec::new();
-        let answer = ToDaemon::MemoryUsed { client, round, used };
-        bench.node.received(bench.now, conn, Peer { pid: 7, uid: 0 }, answer, &mut out);
-        assert!(out.iter().all(|effect| matches!(effect, Effect::Stated(over) if *over == round)));
+        let (peer, frame) = (Peer { pid: 7, uid: 0 }, ToDaemon::MemoryUsed { client, round, used });
+        bench.node.handle(bench.now, NodeEvent::Received { conn, peer, frame }, &mut out).unwrap();
+        let known = NodeAction::UseKnown { question: 5 };
+        assert_eq!(out, if nth == 2 { vec![known] } else { vec![] }, "with the last answer");
     }
-    let shown: Bytes = bench.node.snapshot(bench.now).1.iter().map(|client| client.memory_bytes).sum();
+    let shown: Bytes = bench.node.clients(bench.now).map(|client| client.memory).sum();
     assert_eq!(shown, Bytes(303));
 }
 

@@ -1,8 +1,9 @@
 //! The node in virtual time, with processes that keep to the rules of the wire.
 
-use super::*;
-use crate::config::TokenPolicy;
-use gshare_core::SmShare;
+use super::super::shares::part;
+use super::super::*;
+use super::{Policy, node_of};
+use gshare_core::{LeaseId, SmShare};
 use proptest::prelude::*;
 
 #[test]
@@ -67,11 +68,8 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(policy: TokenPolicy, quotas: &[&str]) -> Self {
-        let config = Config::at("/nowhere/gshare.sock");
-        let engine = policy.build(config.tokens.engine(config.max_clients)).unwrap();
-        let scaling = Scaling::new(config.max_clients).unwrap();
-        let node = Node::new(config, engine, Journal::off(), Arc::default(), 1, scaling);
+    fn new(policy: Policy, quotas: &[&str]) -> Self {
+        let node = node_of(NodeConfig::default(), policy);
         let specs = quotas.iter().map(|quota| spec(quota)).collect();
         Self { node, now: Timestamp::from_millis(1_000), processes: Vec::new(), ran: Vec::new(), specs }
     }
@@ -80,14 +78,18 @@ impl Bench {
         let Some(process) = &self.processes[index] else { return };
         let (conn, peer) = (process.conn, Peer { pid: 7, uid: 0 });
         let mut out = Vec::new();
-        self.node.received(self.now, conn, peer, message, &mut out);
+        self.node.handle(self.now, NodeEvent::Received { conn, peer, frame: message }, &mut out).unwrap();
         self.hear(out);
     }
 
-    fn hear(&mut self, effects: Vec<Effect>) {
-        for effect in effects {
-            let Effect::Send(conn, message) = effect else { panic!("{effect:?}") };
-            let Some(Some(process)) = self.processes.get_mut(conn.slot as usize) else { continue };
+    fn hear(&mut self, actions: Vec<NodeAction>) {
+        for action in actions {
+            let (conn, message) = match action {
+                NodeAction::Send { conn, frame } => (conn, frame),
+                NodeAction::Note(_) => continue,
+                _ => panic!("{action:?}"),
+            };
+            let Some(Some(process)) = self.processes.get_mut(conn.slot() as usize) else { continue };
             match message {
                 ToClient::Attached { client, spec, .. } => {
                     (process.client, process.part) = (client, spec.quota());
@@ -122,7 +124,7 @@ impl Bench {
 
     fn start(&mut self, instance: usize, kernel: Duration, busy: bool) -> usize {
         let index = self.processes.len();
-        let conn = ConnId { slot: u32::try_from(index).unwrap(), generation: 0 };
+        let conn = ConnId::new(u32::try_from(index).unwrap(), 0);
         self.processes.push(Some(Process {
             conn,
             instance,
@@ -170,7 +172,7 @@ impl Bench {
     fn kill(&mut self, index: usize) {
         if let Some(process) = self.processes[index].take() {
             let mut out = Vec::new();
-            self.node.closed(self.now, process.conn, &mut out);
+            self.node.handle(self.now, NodeEvent::Closed { conn: process.conn }, &mut out).unwrap();
             self.hear(out);
         }
     }
@@ -211,8 +213,7 @@ impl Bench {
                 (_, Some(due)) if due <= end => {
                     self.now = self.now.max(due);
                     let mut out = Vec::new();
-                    self.node.deadline(self.now, &mut out);
-                    self.node.invariants();
+                    self.node.handle(self.now, NodeEvent::DeadlineReached, &mut out).unwrap();
                     self.hear(out);
                 }
                 _ => break,
@@ -250,7 +251,7 @@ impl Bench {
     /// What status shows of each process adds up to what the engine charged their instance.
     fn charges_agree(&self) {
         for (slot, generation, tenant) in self.node.tenants.iter() {
-            let status = self.node.engine.client(ClientId::new(slot, generation)).unwrap();
+            let status = self.node.tokens.0.client(ClientId::new(slot, generation)).unwrap();
             let members: Duration = tenant
                 .turns
                 .members()
@@ -268,7 +269,7 @@ impl Bench {
 fn siblings_that_only_hold_a_context_cost_nothing() {
     for quota in ["0.4", "0.2:0.8", "0.5:1"] {
         let ran = |siblings: usize| {
-            let mut bench = Bench::new(TokenPolicy::MultiToken, &[quota, "0.3:1"]);
+            let mut bench = Bench::new(Policy::MultiToken, &[quota, "0.3:1"]);
             let worker = bench.start(0, us(500), true);
             bench.start(1, us(700), true);
             for _ in 0..siblings {
@@ -285,7 +286,7 @@ fn siblings_that_only_hold_a_context_cost_nothing() {
 
 #[test]
 fn busy_siblings_share_the_limit_of_their_instance_evenly() {
-    for (policy, kernels) in [TokenPolicy::MultiToken, TokenPolicy::SlotTable]
+    for (policy, kernels) in [Policy::MultiToken, Policy::SlotTable]
         .into_iter()
         .flat_map(|policy| [[500, 500, 500], [100, 1_000, 4_000]].map(|kernels| (policy, kernels)))
     {
@@ -305,7 +306,7 @@ fn busy_siblings_share_the_limit_of_their_instance_evenly() {
 #[test]
 fn a_sibling_that_wakes_up_gets_the_next_token() {
     for offset in 0..60 {
-        let mut bench = Bench::new(TokenPolicy::MultiToken, &["0.5:1"]);
+        let mut bench = Bench::new(Policy::MultiToken, &["0.5:1"]);
         bench.start(0, us(400), true);
         let sleeper = bench.start(0, us(400), false);
         bench.run_for(1_000);
@@ -322,7 +323,7 @@ fn a_sibling_that_wakes_up_gets_the_next_token() {
 
 #[test]
 fn a_holder_that_dies_leaves_its_token_to_a_sibling_at_once() {
-    let mut bench = Bench::new(TokenPolicy::MultiToken, &["0.5"]);
+    let mut bench = Bench::new(Policy::MultiToken, &["0.5"]);
     let victim = bench.start(0, us(500), true);
     let heir = bench.start(0, us(500), true);
     bench.run_for(3);
@@ -335,7 +336,7 @@ fn a_holder_that_dies_leaves_its_token_to_a_sibling_at_once() {
 /// One of a tenant's processes cannot settle what another one used.
 #[test]
 fn a_lease_belongs_to_one_process() {
-    let mut bench = Bench::new(TokenPolicy::MultiToken, &["0.5"]);
+    let mut bench = Bench::new(Policy::MultiToken, &["0.5"]);
     let holder = bench.start(0, us(500), true);
     let other = bench.start(0, us(500), false);
     let lease = bench.processes[holder].as_ref().unwrap().lease.unwrap().id;
@@ -343,20 +344,20 @@ fn a_lease_belongs_to_one_process() {
     bench.say(other, ToDaemon::TokenReturn { client, lease, used: us(9), again: 0 });
     bench.say(other, ToDaemon::Usage { client, lease, used: us(9), launches: 0, waited: Duration::ZERO });
     let holder = bench.processes[holder].as_ref().unwrap().client;
-    let shown = bench.node.snapshot(bench.now).1;
+    let shown: Vec<_> = bench.node.clients(bench.now).collect();
     assert!(shown.iter().any(|shown| shown.client == holder && shown.holds_token));
-    assert!(shown.iter().all(|shown| shown.total_used_ns.is_zero()));
+    assert!(shown.iter().all(|shown| shown.total_used.is_zero()));
 }
 
 /// The co-scaler works on the instance: its limit is that of all processes together.
 #[test]
 fn a_scaled_limit_holds_for_all_processes_of_the_instance() {
-    let mut bench = Bench::new(TokenPolicy::MultiToken, &["0.1:1", "0.6:1"]);
+    let mut bench = Bench::new(Policy::MultiToken, &["0.1:1", "0.6:1"]);
     bench.specs = vec![spec("0.1:1"), spec("0.6:1")];
     let class = |bench: &mut Bench, index: usize, class| {
         let tenant = bench.node.clients.iter().nth(index).unwrap().2.tenant;
         bench.node.tenant_mut(tenant).unwrap().class = Some(class);
-        bench.node.classify(bench.now, tenant);
+        bench.node.classify(bench.now, tenant, &mut Vec::new());
     };
     bench.start(0, us(500), true);
     class(&mut bench, 0, ServiceClass::BestEffort);
@@ -369,8 +370,9 @@ fn a_scaled_limit_holds_for_all_processes_of_the_instance() {
     let ran = [bench.ran(0).saturating_sub(before.0), bench.ran(twin).saturating_sub(before.1)];
     let ran = ran.map(|ran| ran.as_nanos() / 1_000_000);
     assert!(ran.iter().all(|ms| (760..=840).contains(ms)), "{ran:?}: half of 40 % of 4 s each");
-    let shown = bench.node.snapshot(bench.now).1;
-    assert_eq!(shown.iter().filter(|client| client.scaled_limit == Some(0.4)).count(), 2, "{shown:?}");
+    let shown: Vec<_> = bench.node.clients(bench.now).collect();
+    let scaled = Quota::from_percent(40);
+    assert_eq!(shown.iter().filter(|client| client.scaled_limit == scaled).count(), 2, "{shown:?}");
     assert!(bench.ran(owner).is_zero());
 }
 
@@ -402,7 +404,7 @@ proptest! {
         limits in prop::array::uniform2(5u16..=50),
     ) {
         let quotas = limits.map(|limit| format!("0.05:{}", f64::from(limit) / 100.0));
-        let mut bench = Bench::new(TokenPolicy::MultiToken, &quotas.each_ref().map(String::as_str));
+        let mut bench = Bench::new(Policy::MultiToken, &quotas.each_ref().map(String::as_str));
         let mut killed = false;
         for step in steps {
             match step {

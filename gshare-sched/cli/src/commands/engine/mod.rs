@@ -25,8 +25,8 @@ mod token;
 ///
 /// Each line in, `{"now_ns": N, "event": {…}}`, gives one line out: `{"now_ns": N, "actions": […],
 /// "next_deadline_ns": N or null}`, or `{"error": "…", "line": N}` if the event is refused, which changes nothing. The
-/// host calls again at the deadline with `deadline_reached`. A line without an event is passed over, so that a journal
-/// of the daemon is input as it is; the header of a journal configures the engine.
+/// host calls again at the deadline with `deadline_reached`. A line without an event is passed over; one with an
+/// `"engine"` configures the engine anew. `gshare replay --tokens` prints the token engine's part of a journal so.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// The engine.

@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_is_input_as_it_is() {
+    fn headers_configure_the_engine_and_lines_without_an_event_are_passed_over() {
         let input = format!(
             "{{\"journal\":1,\"epoch\":3,\"segment\":0,\"engine\":{{\"max_clients\":0}}}}\n\
              {{\"journal\":1,\"epoch\":3,\"segment\":0,\"engine\":{{\"window_ns\":50000000}}}}\n{JOIN}\n\

@@ -1,4 +1,7 @@
 //! A table whose entries are named by slot and generation, so that a stale name is recognised.
+//!
+//! # Cost
+//! O(log n) to insert and to remove, O(1) to look up.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,9 +12,17 @@ struct Slot<T> {
     value: Option<T>,
 }
 
-/// The lowest free slot is used first, so equal histories give equal names.
+/// Entries by slot and generation. The lowest free slot is used first, so equal histories give equal names.
+///
+/// ```
+/// let mut slots = gshare_core::slots::Slots::default();
+/// let (slot, generation) = slots.insert("a");
+/// assert_eq!(slots.remove(slot, generation), Some("a"));
+/// slots.insert("b");
+/// assert_eq!(slots.get(slot, generation), None, "the name of an entry that is gone");
+/// ```
 #[derive(Debug)]
-pub(crate) struct Slots<T> {
+pub struct Slots<T> {
     slots: Vec<Slot<T>>,
     free: BinaryHeap<Reverse<u32>>,
     live: usize,
@@ -25,7 +36,7 @@ impl<T> Default for Slots<T> {
 
 impl<T> Slots<T> {
     /// The (slot, generation) that the next insert will use, if it stays below `limit` entries.
-    pub(crate) fn next(&self, limit: u32) -> Option<(u32, u32)> {
+    pub fn next(&self, limit: u32) -> Option<(u32, u32)> {
         match self.free.peek() {
             Some(Reverse(slot)) => Some((*slot, self.slots[*slot as usize].generation)),
             None => u32::try_from(self.slots.len()).ok().filter(|slot| *slot < limit).map(|slot| (slot, 0)),
@@ -33,7 +44,7 @@ impl<T> Slots<T> {
     }
 
     /// Puts `value` where [`Slots::next`] said.
-    pub(crate) fn insert(&mut self, value: T) -> (u32, u32) {
+    pub fn insert(&mut self, value: T) -> (u32, u32) {
         self.live += 1;
         if let Some(Reverse(slot)) = self.free.pop() {
             let entry = &mut self.slots[slot as usize];
@@ -46,23 +57,26 @@ impl<T> Slots<T> {
         (slot, 0)
     }
 
-    pub(crate) fn get(&self, slot: u32, generation: u32) -> Option<&T> {
+    /// The entry of this name, unless it is gone.
+    pub fn get(&self, slot: u32, generation: u32) -> Option<&T> {
         let entry = self.slots.get(slot as usize)?;
         if entry.generation == generation { entry.value.as_ref() } else { None }
     }
 
-    /// Of the live entry in a slot.
-    pub(crate) fn generation(&self, slot: u32) -> Option<u32> {
+    /// The generation of the live entry in a slot.
+    pub fn generation(&self, slot: u32) -> Option<u32> {
         let entry = self.slots.get(slot as usize)?;
         entry.value.is_some().then_some(entry.generation)
     }
 
-    pub(crate) fn get_mut(&mut self, slot: u32, generation: u32) -> Option<&mut T> {
+    /// The entry of this name, to be changed.
+    pub fn get_mut(&mut self, slot: u32, generation: u32) -> Option<&mut T> {
         let entry = self.slots.get_mut(slot as usize)?;
         if entry.generation == generation { entry.value.as_mut() } else { None }
     }
 
-    pub(crate) fn remove(&mut self, slot: u32, generation: u32) -> Option<T> {
+    /// Removes the entry of this name. A later entry in its slot has a larger generation.
+    pub fn remove(&mut self, slot: u32, generation: u32) -> Option<T> {
         let entry = self.slots.get_mut(slot as usize)?;
         if entry.generation != generation {
             return None;
@@ -77,19 +91,24 @@ impl<T> Slots<T> {
         Some(value)
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// The number of live entries.
+    pub fn len(&self) -> usize {
         self.live
     }
 
-    /// One free slot, used so many times.
-    #[cfg(test)]
-    pub(crate) fn used_before(generation: u32) -> Self {
+    /// Whether there is no live entry.
+    pub fn is_empty(&self) -> bool {
+        self.live == 0
+    }
+
+    /// A table with one free slot, whose next entry has this generation.
+    pub fn from_generation(generation: u32) -> Self {
         let slot = Slot { generation, value: None };
         Self { slots: vec![slot], free: [Reverse(0)].into(), live: 0 }
     }
 
-    /// Live entries by slot.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, u32, &T)> {
+    /// Slot, generation and value of each live entry, by slot.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, u32, &T)> {
         self.slots
             .iter()
             .zip(0u32..)

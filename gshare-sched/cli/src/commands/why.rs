@@ -1,0 +1,385 @@
+//! `gshare why`: which rule made a client wait, denied it memory or refused it, and until when.
+//!
+//! The journal is replayed on a [`Node`](gshare_sched::node::Node). After each event the client's state says what it waits
+//! for; a wait is a list of stretches, each with one cause. What the node notes (a debt, a limit that is reached, a denial,
+//! a refusal) names its figures and its end; the end of a wait for others is the grant that the replay comes to.
+
+use super::{print_json, replay};
+use gshare_core::{ClientId, Duration, Timestamp};
+use gshare_sched::node::{ClientView, MemoryBound, Node, NodeAction, Note, TenantView};
+use gshared::journal::Replay;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Say why a client waited, was denied memory or was refused, and until when.
+///
+/// The journal is replayed, so it must have the run from its beginning. Without --at each wait, denial and refusal of the
+/// client is printed, the last one first. Times count from the first event of the run.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  gshare why --client alice /var/lib/gshare/journal               everything that held alice up, the last first
+  gshare why --client alice --at 12.5s /var/lib/gshare/journal    what held her up 12.5 s after the run began
+  gshare why --client alice --last 3 --json /var/lib/gshare/journal")]
+pub(crate) struct Options {
+    /// Name of the client's instance.
+    #[arg(long, value_name = "NAME")]
+    client: String,
+    /// What held it up at this time since the run began, such as 12.5s; else what did so last before.
+    #[arg(long, value_name = "TIME")]
+    at: Option<Duration>,
+    /// Print at most so many.
+    #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
+    last: usize,
+    /// Print one JSON object: {"findings": […]}, times in ns of the daemon's clock.
+    #[arg(long)]
+    json: bool,
+    /// Journal files, or directories of them.
+    #[arg(required = true, value_name = "JOURNAL")]
+    journal: Vec<PathBuf>,
+}
+
+/// The rule that held a client up, with its figures.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "rule", rename_all = "snake_case")]
+enum Rule {
+    /// The overuse of an earlier process of its name is paid back.
+    DebtWait { owed_ns: Duration, limit: String },
+    /// It has used its limit of the window.
+    Throttle { used_ns: Duration, limit: String, window_ns: Duration },
+    /// It carries overuse, which it pays back before it is given more, although SMs are free.
+    PacedWait { used_ns: Duration, limit: String, window_ns: Duration },
+    /// Others hold tokens, and its SMs do not fit beside theirs.
+    WaitForHolder { holders: Vec<String>, sm: String },
+    /// Another process of its instance holds the instance's token.
+    WaitForSibling { holder: ClientId },
+    /// A reservation of memory did not fit.
+    MemoryDenial { asked_bytes: u64, free_bytes: u64, limit_bytes: u64, held_bytes: u64, of: &'static str },
+    /// It was not let in, or not to a device.
+    Refusal { code: String, text: String },
+}
+
+/// A wait with one cause, a denial or a refusal.
+#[derive(Debug, Clone, Serialize)]
+struct Finding {
+    #[serde(skip)]
+    run_began: Timestamp,
+    client: Option<ClientId>,
+    from_ns: Timestamp,
+    /// When it was over, or will be; `None`: it is not known.
+    until_ns: Option<Timestamp>,
+    /// The end in words.
+    until: String,
+    #[serde(flatten)]
+    rule: Rule,
+}
+
+impl Rule {
+    fn sentence(&self) -> String {
+        match self {
+            Self::DebtWait { owed_ns, limit } => format!(
+                "debt wait: {owed_ns} of GPU time that an earlier process of this name used beyond its limit are paid back at {limit} of the time"
+            ),
+            Self::Throttle { used_ns, limit, window_ns } => format!(
+                "throttle: {used_ns} used, overuse of earlier windows included; the limit is {limit} of a window of {window_ns}"
+            ),
+            Self::PacedWait { used_ns, limit, window_ns } => format!(
+                "paced wait: {used_ns} of this window are used or carried as overuse; with a limit of {limit} they are paid back first, although SMs are free (window {window_ns})"
+            ),
+            Self::WaitForHolder { holders, sm } => {
+                format!(
+                    "wait for a holder: {} hold tokens, and {sm} of the SMs do not fit beside them",
+                    holders.join(", ")
+                )
+            }
+            Self::WaitForSibling { holder } => {
+                format!("wait for a sibling: {holder} of the same instance holds its token")
+            }
+            Self::MemoryDenial { asked_bytes, free_bytes, limit_bytes, held_bytes, of } => {
+                let bytes = |bytes: &u64| gshare_core::Bytes(*bytes);
+                format!(
+                    "memory denial: {} asked, {} free: {} of the {of}'s {} are held",
+                    bytes(asked_bytes),
+                    bytes(free_bytes),
+                    bytes(held_bytes),
+                    bytes(limit_bytes)
+                )
+            }
+            Self::Refusal { code, text } => format!("refusal ({code}): {text}"),
+        }
+    }
+}
+
+impl Finding {
+    fn print(&self) {
+        let since = |at: Timestamp| at.saturating_since(self.run_began).as_secs_f64();
+        let client = self.client.map_or_else(String::new, |client| format!(" {client}"));
+        println!("+{:.6}s{client} {}; {}", since(self.from_ns), self.rule.sentence(), self.until);
+    }
+
+    /// Whether it held the client up at this time.
+    fn covers(&self, at: Timestamp) -> bool {
+        self.from_ns <= at && self.until_ns.is_none_or(|until| at < until)
+    }
+}
+
+/// What the client of one id waits for at present.
+#[derive(Debug)]
+struct Wait {
+    client: ClientId,
+    since: Timestamp,
+    rule: Rule,
+    /// The end that the node stated.
+    stated: Option<Timestamp>,
+}
+
+/// A run that is replayed, and what held the client up in it.
+#[derive(Debug)]
+struct Inquest {
+    name: String,
+    replay: Replay,
+    began: Option<Timestamp>,
+    waits: Vec<Wait>,
+    /// What the node noted last of a debt or a limit, by client or tenant.
+    stated: Vec<(ClientId, Rule, Timestamp)>,
+    findings: Vec<Finding>,
+}
+
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    let files = replay::files(&options.journal)?;
+    let mut runs: Vec<Inquest> = Vec::new();
+    replay::read(&files, |_, _, line, begins| {
+        if begins {
+            let inquest = Inquest::new(&options.client, Replay::new(line)?);
+            anyhow::ensure!(
+                line.segment == Some(0),
+                "the beginning of this run is missing: it cannot be replayed"
+            );
+            runs.push(inquest);
+        }
+        match runs.last_mut() {
+            Some(run) => run.line(line),
+            None => Ok(()),
+        }
+    })?;
+    let mut findings: Vec<Finding> = runs.into_iter().rev().flat_map(Inquest::finish).collect();
+    if let Some(at) = options.at {
+        let at = |finding: &Finding| finding.run_began.saturating_add(at);
+        let before = |finding: &&Finding| finding.from_ns <= at(finding);
+        let covering: Vec<_> =
+            findings.iter().filter(|finding| finding.covers(at(finding))).cloned().collect();
+        let last = || findings.iter().filter(before).max_by_key(|finding| finding.from_ns).cloned();
+        findings = if covering.is_empty() { last().into_iter().collect() } else { covering };
+    }
+    findings.truncate(options.last);
+    if options.json {
+        return print_json(&serde_json::json!({ "client": options.client, "findings": findings }));
+    }
+    if findings.is_empty() {
+        println!("nothing held {} up in this journal", options.client);
+    }
+    findings.iter().for_each(Finding::print);
+    Ok(())
+}
+
+impl Inquest {
+    fn new(name: &str, replay: Replay) -> Self {
+        let (waits, stated, findings) = (Vec::new(), Vec::new(), Vec::new());
+        Self { name: name.to_owned(), replay, began: None, waits, stated, findings }
+    }
+
+    fn line(&mut self, line: &gshared::journal::Line) -> anyhow::Result<()> {
+        let Some(done) = self.replay.line(line)? else { return Ok(()) };
+        let now = done.now;
+        anyhow::ensure!(done.same != Some(false), "the replay differs from the run: see `gshare replay`");
+        let notes: Vec<Note> = done
+            .actions
+            .iter()
+            .filter_map(|action| match action {
+                NodeAction::Note(note) => Some(note.clone()),
+                _ => None,
+            })
+            .collect();
+        let began = *self.began.get_or_insert(now);
+        for note in &notes {
+            self.note(now, began, note);
+        }
+        self.look(now);
+        Ok(())
+    }
+
+    fn note(&mut self, now: Timestamp, began: Timestamp, note: &Note) {
+        match note {
+            Note::DebtWait { client, until, owed, limit } => {
+                let rule = Rule::DebtWait { owed_ns: *owed, limit: limit.to_string() };
+                self.state(*client, rule, *until);
+            }
+            Note::Throttled { tenant, until, used, limit, window } => {
+                let (used_ns, limit, window_ns) = (*used, limit.to_string(), *window);
+                self.state(*tenant, Rule::Throttle { used_ns, limit, window_ns }, *until);
+            }
+            Note::MemoryDenied { client, asked, free, of, limit, held } => {
+                let view = self.replay.node().clients(now).find(|view| view.client == *client);
+                if view.is_some_and(|view| view.name == self.name) {
+                    let of = if *of == MemoryBound::Instance { "instance" } else { "device" };
+                    let missing = asked.saturating_sub(*free);
+                    self.findings.push(Finding {
+                        run_began: began,
+                        client: Some(*client),
+                        from_ns: now,
+                        until_ns: None,
+                        until: format!("until {missing} more of the {of}'s memory are released"),
+                        rule: Rule::MemoryDenial {
+                            asked_bytes: asked.0,
+                            free_bytes: free.0,
+                            limit_bytes: limit.0,
+                            held_bytes: held.0,
+                            of,
+                        },
+                    });
+                }
+            }
+            Note::Refused { name, refusal, .. } if *name == self.name => {
+                let code = format!("{:?}", refusal.code());
+                self.findings.push(Finding {
+                    run_began: began,
+                    client: None,
+                    from_ns: now,
+                    until_ns: None,
+                    until: refusal.until().to_owned(),
+                    rule: Rule::Refusal { code, text: refusal.to_string() },
+                });
+            }
+            _ => {}
+        }
+    }
+
+    /// Remembers what the node stated of a client or a tenant.
+    fn state(&mut self, whom: ClientId, rule: Rule, until: Timestamp) {
+        self.stated.retain(|(other, old, _)| *other != whom || old.is_debt() != rule.is_debt());
+        self.stated.push((whom, rule, until));
+    }
+
+    /// Compares what each client of the name waits for with what it waited for before.
+    fn look(&mut self, now: Timestamp) {
+        self.stated.retain(|(_, _, until)| *until > now);
+        let views: Vec<ClientView> =
+            self.replay.node().clients(now).filter(|view| view.name == self.name).collect();
+        let waiting: Vec<(ClientId, Rule, Option<Timestamp>)> = views
+            .iter()
+            // A holder that has asked for more is not held up.
+            .filter(|view| view.waiting_since.is_some() && !view.holds_token)
+            .map(|view| {
+                let (rule, stated) = cause(self.replay.node(), view, &self.stated);
+                (view.client, rule, stated)
+            })
+            .collect();
+        let (ended, going): (Vec<Wait>, Vec<Wait>) =
+            std::mem::take(&mut self.waits).into_iter().partition(|wait| {
+                !waiting.iter().any(|(client, rule, _)| *client == wait.client && rule.same_as(&wait.rule))
+            });
+        self.waits = going;
+        for wait in ended {
+            let granted = views.iter().any(|view| view.client == wait.client && view.holds_token);
+            let gone = !views.iter().any(|view| view.client == wait.client);
+            self.end(
+                wait,
+                now,
+                if granted {
+                    "granted"
+                } else if gone {
+                    "gone"
+                } else {
+                    "another cause"
+                },
+            );
+        }
+        for (client, rule, stated) in waiting {
+            if !self.waits.iter().any(|wait| wait.client == client) {
+                self.waits.push(Wait { client, since: now, rule, stated });
+            }
+        }
+    }
+
+    fn end(&mut self, wait: Wait, now: Timestamp, how: &str) {
+        let run_began = self.began.unwrap_or(now);
+        if now == wait.since {
+            return;
+        }
+        let at = |at: Timestamp| format!("+{:.6}s", at.saturating_since(run_began).as_secs_f64());
+        let stated = wait.stated.map_or_else(String::new, |until| format!(", not before {}", at(until)));
+        let waited = now.saturating_since(wait.since);
+        let until = format!("until {} ({how}, after {waited}{stated})", at(now));
+        let (client, from_ns, rule) = (Some(wait.client), wait.since, wait.rule);
+        self.findings.push(Finding { run_began, client, from_ns, until_ns: Some(now), until, rule });
+    }
+
+    /// The findings, the last one first.
+    fn finish(mut self) -> Vec<Finding> {
+        for wait in std::mem::take(&mut self.waits) {
+            let run_began = self.began.unwrap_or(wait.since);
+            let at = |at: Timestamp| format!("+{:.6}s", at.saturating_since(run_began).as_secs_f64());
+            let until = wait.stated.map_or_else(
+                || "the journal ends before it is over".to_owned(),
+                |until| format!("not before {}", at(until)),
+            );
+            let (client, from_ns, rule) = (Some(wait.client), wait.since, wait.rule);
+            self.findings.push(Finding { run_began, client, from_ns, until_ns: None, until, rule });
+        }
+        self.findings.sort_by_key(|finding| std::cmp::Reverse(finding.from_ns));
+        self.findings
+    }
+}
+
+impl Rule {
+    fn is_debt(&self) -> bool {
+        matches!(self, Self::DebtWait { .. })
+    }
+
+    /// Whether a wait goes on: the same rule, whatever its figures are meanwhile.
+    fn same_as(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::WaitForHolder { holders, .. }, Self::WaitForHolder { holders: before, .. }) => {
+                holders == before
+            }
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
+}
+
+/// What a client that waits, waits for; and the end that the node stated.
+fn cause(
+    node: &Node,
+    view: &ClientView,
+    stated: &[(ClientId, Rule, Timestamp)],
+) -> (Rule, Option<Timestamp>) {
+    let said = |whom: ClientId, debt: bool| {
+        stated.iter().find(|(other, rule, _)| *other == whom && rule.is_debt() == debt)
+    };
+    let tenants: Vec<TenantView> = node.tenants().filter(|tenant| tenant.status.gpu == view.gpu).collect();
+    let own = tenants.iter().find(|tenant| tenant.status.client == view.tenant);
+    if let Some((_, rule, until)) = own
+        .filter(|own| own.resumes > view.waiting_since.unwrap_or(own.resumes))
+        .and_then(|_| said(view.client, true))
+    {
+        return (rule.clone(), Some(*until));
+    }
+    if let Some(holder) = own.and_then(|own| own.holder) {
+        return (Rule::WaitForSibling { holder }, None);
+    }
+    if let Some((_, rule, until)) = said(view.tenant, false) {
+        return (rule.clone(), Some(*until));
+    }
+    let holds = |tenant: &&TenantView| tenant.status.holds.is_some() && tenant.status.client != view.tenant;
+    let holders: Vec<&TenantView> = tenants.iter().filter(holds).collect();
+    let held: u32 = holders.iter().map(|tenant| u32::from(tenant.status.share.sm.get())).sum();
+    let sm = view.share.sm;
+    let limit = view.share.quota.limit().to_string();
+    let used_ns = view.window_used;
+    if held + u32::from(sm.get()) <= 10_000 && !used_ns.is_zero() {
+        return (Rule::PacedWait { used_ns, limit, window_ns: node.window() }, None);
+    }
+    let holders =
+        holders.iter().map(|tenant| format!("{} ({})", tenant.name, tenant.status.share.sm)).collect();
+    (Rule::WaitForHolder { holders, sm: sm.to_string() }, None)
+}

@@ -1,0 +1,60 @@
+//! Whether requests for time on one device can be met together.
+//!
+//! # Rule
+//! Requests that add up to at most the whole can be met one after the other. More can be met only side by side: then a
+//! slot of every window must be found for each ([`SlotTable::arrange`]), so that at no instant the SMs of the slots add
+//! up to more than the whole. A request of 0 asks for nothing and is always met.
+//!
+//! Example: 60 % and 60 % of all SMs are refused, since they add up to 120 %; with half of the SMs each they run at the
+//! same time, and are admitted.
+//!
+//! # Cost
+//! O(n) for n requests while they add up to at most the whole; O(n^3) otherwise, for at most 64.
+
+use crate::pack::SlotTable;
+use gshare_core::{Quota, Share};
+
+/// Whether the requests of these shares can be met together.
+pub(super) fn can_be_met(shares: &[Share]) -> bool {
+    let mut wants: Vec<_> = shares
+        .iter()
+        .filter(|share| !share.quota.request().is_zero())
+        .map(|share| (share.quota.request(), share.sm))
+        .collect();
+    if sum(shares) <= u32::from(Quota::WHOLE.get()) {
+        return true;
+    }
+    // The answer must not depend on who came first: a restarted daemon sees its clients in another order.
+    wants.sort_unstable();
+    let wants: Vec<_> = wants.into_iter().zip(0u32..).map(|((quota, sm), n)| (n, quota, sm)).collect();
+    SlotTable::arrange(&wants).is_some()
+}
+
+/// Sum of the requests, in basis points.
+pub(super) fn sum(shares: &[Share]) -> u32 {
+    shares.iter().map(|share| u32::from(share.quota.request().get())).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gshare_core::SmShare;
+
+    fn shares(list: &[(&str, u16)]) -> Vec<Share> {
+        let share = |&(quota, sm): &(&str, u16)| Share {
+            quota: quota.parse().unwrap(),
+            sm: SmShare::from_percent(sm).unwrap(),
+        };
+        list.iter().map(share).collect()
+    }
+
+    #[test]
+    fn requests_beyond_the_whole_are_met_only_side_by_side() {
+        let met = |list: &[(&str, u16)]| can_be_met(&shares(list));
+        assert!(met(&[("0.6:1", 100), ("0.4", 100)]));
+        assert!(!met(&[("0.6:1", 100), ("0.41", 100)]));
+        assert!(met(&[("1", 50), ("1", 50), ("0:1", 100)]), "who asks for nothing is in nobody's way");
+        assert!(met(&[("0.2", 24), ("0.2", 80), ("0.4", 6), ("0.6", 100)]), "the example of the slot table");
+        assert!(!met(&[("0.7", 40), ("0.7", 40), ("0.7", 40)]), "only two of them fit side by side");
+    }
+}

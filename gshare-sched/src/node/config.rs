@@ -1,0 +1,241 @@
+//! What a node needs to know: limits of the node, its devices, and what is promised to whom.
+
+use super::printable::{is_printable, printable};
+use gshare_core::scale::ServiceClass;
+use gshare_core::wire::MAX_TEXT;
+use gshare_core::{Bytes, Duration, ResourceSpec};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+/// A value of a configuration that cannot be put in force.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field} is {value}: {bound}")]
+#[non_exhaustive]
+pub struct ConfigError {
+    /// The field; for an entry of a list with the name of the entry.
+    pub field: String,
+    /// Its value.
+    pub value: String,
+    /// What it must be.
+    pub bound: String,
+}
+
+impl ConfigError {
+    pub(super) fn new(field: impl Into<String>, value: impl fmt::Display, bound: impl Into<String>) -> Self {
+        Self { field: field.into(), value: value.to_string(), bound: bound.into() }
+    }
+}
+
+/// The configuration of a [`Node`](super::Node). `Default` lets every client in and learns devices from clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct NodeConfig {
+    /// Most clients (process, GPU) and most instances on GPUs at a time; 1 to 2^20. 1024: more than a node's GPUs serve.
+    pub max_clients: u32,
+    /// Whether a client that is not listed gets the share that its process asks for. True.
+    pub allow_unlisted: bool,
+    /// Whether a process that is refused may run all the same, within the limits that it would have had. False.
+    pub refused_run: bool,
+    /// Most GPU time that a client should have in flight; more than 0. 5 ms: half a token.
+    #[cfg_attr(feature = "serde", serde(rename = "in_flight_ns"))]
+    pub in_flight: Duration,
+    /// Memory of each device that is not handed out. 0.
+    #[cfg_attr(feature = "serde", serde(rename = "memory_headroom_bytes"))]
+    pub memory_headroom: Bytes,
+    /// Most overuse that is kept of an instance that left; that of the token scheduler. 10 s.
+    #[cfg_attr(feature = "serde", serde(rename = "max_debt_ns"))]
+    pub max_debt: Duration,
+    /// The devices of the node. Empty: each device that a client attaches to is learned.
+    pub devices: Vec<DeviceConfig>,
+    /// Listed names, and what is promised to each.
+    pub clients: BTreeMap<String, ClientConfig>,
+}
+
+impl Default for NodeConfig {
+    fn default() -> Self {
+        Self {
+            max_clients: 1024,
+            allow_unlisted: true,
+            refused_run: false,
+            in_flight: Duration::from_millis(5),
+            memory_headroom: Bytes::ZERO,
+            max_debt: Duration::from_secs(10),
+            devices: Vec::new(),
+            clients: BTreeMap::new(),
+        }
+    }
+}
+
+/// A device of the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct DeviceConfig {
+    /// UUID, as `nvidia-smi -L` prints it.
+    pub uuid: DeviceUuid,
+    /// Its memory; `None`: as its first client says.
+    #[cfg_attr(feature = "serde", serde(default, rename = "memory_bytes"))]
+    pub memory: Option<Bytes>,
+}
+
+/// What a configuration says of a name.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default))]
+#[non_exhaustive]
+pub struct ClientConfig {
+    /// The share, whatever its processes ask for; `None`: the name is not listed, and has what its processes ask for.
+    pub spec: Option<ResourceSpec>,
+    /// The class, whatever its processes say; `None`: as they say.
+    pub class: Option<ServiceClass>,
+    /// The only user who may use the name; `None`: the first one, while its processes live.
+    pub user: Option<u32>,
+    /// The only device on which its request is reserved; `None`: on all.
+    pub device: Option<DeviceUuid>,
+}
+
+/// Name of a device that all processes share.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
+pub struct DeviceUuid(pub [u8; 16]);
+
+/// `GPU-00112233-4455-6677-8899-aabbccddeeff`.
+impl fmt::Display for DeviceUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GPU")?;
+        for (n, byte) in self.0.iter().enumerate() {
+            let dash = if matches!(n, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
+            write!(f, "{dash}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for DeviceUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for DeviceUuid {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let error = || format!("`{text}` is not a UUID such as `GPU-00112233-4455-6677-8899-aabbccddeeff`");
+        let bare = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-")).unwrap_or(text);
+        let digits: Vec<u8> = bare.bytes().filter(|byte| *byte != b'-').collect();
+        let mut bytes = [0u8; 16];
+        if digits.len() != 32 {
+            return Err(error());
+        }
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
+            let pair = std::str::from_utf8(pair).map_err(|_| error())?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| error())?;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl TryFrom<String> for DeviceUuid {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<DeviceUuid> for String {
+    fn from(uuid: DeviceUuid) -> Self {
+        uuid.to_string()
+    }
+}
+
+impl NodeConfig {
+    /// What the configuration says of a name.
+    pub(super) fn of(&self, name: &str) -> ClientConfig {
+        self.clients.get(name).copied().unwrap_or_default()
+    }
+
+    /// Checks every field against its bounds.
+    ///
+    /// # Errors
+    /// The first field that is out of its bounds.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let most = 1 << 20;
+        if !(1..=most).contains(&self.max_clients) {
+            return Err(ConfigError::new("max_clients", self.max_clients, format!("need 1 to {most}")));
+        }
+        for (field, time) in [("in_flight", self.in_flight), ("max_debt", self.max_debt)] {
+            if time.is_zero() {
+                return Err(ConfigError::new(field, time, "need more than 0"));
+            }
+        }
+        for (n, device) in self.devices.iter().enumerate() {
+            let field = format!("device `{}`", device.uuid);
+            if self.devices[..n].iter().any(|other| other.uuid == device.uuid) {
+                return Err(ConfigError::new(field, "listed twice", "need one entry for each device"));
+            }
+            if device.memory == Some(Bytes::ZERO) {
+                return Err(ConfigError::new(format!("{field}: memory"), "0", "need more than 0, or none"));
+            }
+        }
+        for name in self.clients.keys() {
+            if name.is_empty() || name.len() > MAX_TEXT || !is_printable(name) {
+                let bound = format!("need 1 to {MAX_TEXT} bytes that can be printed");
+                return Err(ConfigError::new("client: name", printable(name), bound));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that `new` differs only in what may change while the node runs.
+    pub(super) fn check_live(&self, new: &Self) -> Result<(), ConfigError> {
+        new.check()?;
+        let keys: [(&str, &dyn fmt::Debug, &dyn fmt::Debug); 3] = [
+            ("max_clients", &self.max_clients, &new.max_clients),
+            ("max_debt", &self.max_debt, &new.max_debt),
+            ("device", &self.devices, &new.devices),
+        ];
+        for (key, now, new) in keys {
+            let (now, new) = (format!("{now:?}"), format!("{new:?}"));
+            if now != new {
+                return Err(ConfigError::new(key, new, format!("need {now} while the node runs")));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_out_of_its_bounds_is_named() {
+        let error = |change: fn(&mut NodeConfig)| {
+            let mut config = NodeConfig::default();
+            change(&mut config);
+            config.check().unwrap_err().to_string()
+        };
+        assert!(NodeConfig::default().check().is_ok());
+        assert_eq!(error(|config| config.max_clients = 0), "max_clients is 0: need 1 to 1048576");
+        assert_eq!(error(|config| config.in_flight = Duration::ZERO), "in_flight is 0ns: need more than 0");
+        let twice = |config: &mut NodeConfig| {
+            config.devices = vec![DeviceConfig { uuid: DeviceUuid([1; 16]), memory: None }; 2];
+        };
+        assert!(error(twice).ends_with("is listed twice: need one entry for each device"));
+        let name = |config: &mut NodeConfig| {
+            config.clients.insert("a\u{1b}[2J".into(), ClientConfig::default());
+        };
+        assert_eq!(error(name), "client: name is a\\u{1b}[2J: need 1 to 120 bytes that can be printed");
+    }
+
+    #[test]
+    fn a_uuid_is_read_as_it_is_printed() {
+        let text = "GPU-00112233-4455-6677-8899-aabbccddeeff";
+        assert_eq!(text.parse::<DeviceUuid>().unwrap().to_string(), text);
+        assert!("GPU-0011".parse::<DeviceUuid>().is_err());
+        assert!("GPU-zz112233-4455-6677-8899-aabbccddeeff".parse::<DeviceUuid>().is_err());
+    }
+}

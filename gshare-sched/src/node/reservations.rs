@@ -1,0 +1,237 @@
+//! Memory: reservations, the recall of slack, and what each process may hold without a daemon.
+
+use super::inquiry::Purpose;
+use super::{Client, MemoryBound, Node, NodeAction, Note, SETTLE, TenantId, memory_account, note, violation};
+use gshare_core::wire::ToClient;
+use gshare_core::{Bytes, ClientId, ConnId, GpuId, Timestamp};
+
+/// What a client wants to reserve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Reservation {
+    pub(super) client: ClientId,
+    /// What it needs.
+    pub(super) bytes: Bytes,
+    /// What would be welcome.
+    pub(super) wish: Bytes,
+    /// Whether others were called to release what they do not use.
+    pub(super) recalled: bool,
+}
+
+impl Node {
+    /// Grants a reservation, denies it, or begins to call slack back for it.
+    pub(super) fn reserve(&mut self, now: Timestamp, reservation: Reservation, out: &mut Vec<NodeAction>) {
+        let Reservation { client, bytes, wish, recalled } = reservation;
+        let Some(&Client { tenant, memory_part, .. }) = self.clients.get(client.slot(), client.generation())
+        else {
+            return;
+        };
+        let settles = self.tenant(tenant).and_then(|tenant| tenant.settles).filter(|settles| now < *settles);
+        let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) else { return };
+        let most = settles.map_or(Bytes(u64::MAX), |_| memory_part.saturating_sub(entry.account.held()));
+        let given = if bytes > most {
+            Err(most)
+        } else {
+            self.ledger.reserve(&mut entry.account, bytes, wish.min(most)).map_err(|denied| denied.free)
+        };
+        let passes = entry.account.held() > memory_part;
+        match given {
+            Ok(bytes) if passes => self.divide_memory(now, tenant, Some((client, bytes)), out),
+            Ok(bytes) => self.send(client, ToClient::MemoryGrant { client, bytes }, out),
+            Err(_) if settles.is_some() => {
+                self.inquiries.begin(now, Purpose::Reserve(reservation), [], settles);
+            }
+            Err(free) => {
+                let purpose = Purpose::Reserve(Reservation { recalled: true, ..reservation });
+                let holders = if recalled { Vec::new() } else { self.holders(client, tenant, bytes) };
+                if !self.inquire(now, purpose, holders, out) {
+                    self.denied(reservation, tenant, free, out);
+                    self.send(client, ToClient::MemoryDeny { client, free }, out);
+                }
+            }
+        }
+    }
+
+    fn denied(&self, reservation: Reservation, tenant: TenantId, free: Bytes, out: &mut Vec<NodeAction>) {
+        let Reservation { client, bytes: asked, .. } = reservation;
+        let Some(tenant) = self.tenant(tenant) else { return };
+        let account = (tenant.gpu, tenant.instance);
+        let device = || (MemoryBound::Device, self.ledger.device_limit(tenant.gpu));
+        let own = self.ledger.tenant_limit(account).filter(|_| self.ledger.tenant_free(account) < asked);
+        let (of, limit) = own.map_or_else(device, |limit| (MemoryBound::Instance, limit));
+        let held = match of {
+            MemoryBound::Instance => self.ledger.tenant_held(account),
+            MemoryBound::Device => self.ledger.device_held(tenant.gpu),
+        };
+        note(Note::MemoryDenied { client, asked, free, of, limit, held }, out);
+    }
+
+    /// A client gives memory back.
+    pub(super) fn release(
+        &mut self,
+        conn: ConnId,
+        client: ClientId,
+        bytes: Bytes,
+        out: &mut Vec<NodeAction>,
+    ) {
+        let entry = self.clients.get_mut(client.slot(), client.generation());
+        if !entry.is_some_and(|entry| self.ledger.release(&mut entry.account, bytes)) {
+            // Its account and this one differ. It states its own anew when it connects again.
+            violation(conn, "released more memory than it holds", out);
+        }
+    }
+
+    /// Clients that may have slack which would let a reservation of `bytes` fit.
+    fn holders(&self, client: ClientId, tenant_id: TenantId, bytes: Bytes) -> Vec<ClientId> {
+        let Some(tenant) = self.tenant(tenant_id) else { return Vec::new() };
+        let own_limit = self.ledger.tenant_free((tenant.gpu, tenant.instance)) < bytes;
+        let may_help = |entry: &Client| {
+            self.memory_limit(entry.tenant).is_some()
+                && if own_limit { entry.tenant == tenant_id } else { self.is_on(entry, tenant.gpu) }
+        };
+        let ids = self.clients.iter().filter(|(_, _, entry)| may_help(entry));
+        ids.map(|(slot, generation, _)| ClientId::new(slot, generation)).filter(|id| *id != client).collect()
+    }
+
+    pub(super) fn is_on(&self, client: &Client, gpu: GpuId) -> bool {
+        self.tenant(client.tenant).is_some_and(|tenant| tenant.gpu == gpu)
+    }
+
+    /// The most that all members of a tenant may hold.
+    fn memory_limit(&self, tenant: TenantId) -> Option<Bytes> {
+        self.instances.get(&self.tenant(tenant)?.instance)?.spec.memory()
+    }
+
+    /// Asks clients how much memory they use, those that hold any; `false` if there is none to be waited for.
+    fn inquire(
+        &mut self,
+        now: Timestamp,
+        purpose: Purpose,
+        clients: Vec<ClientId>,
+        out: &mut Vec<NodeAction>,
+    ) -> bool {
+        let recall = u8::from(matches!(purpose, Purpose::Reserve(_)));
+        let holds = |id: &ClientId| {
+            let entry = self.clients.get(id.slot(), id.generation());
+            entry.is_some_and(|entry| entry.account.held() > Bytes::ZERO)
+        };
+        let holders = clients.into_iter().filter(holds);
+        let Some((round, asked)) = self.inquiries.begin(now, purpose, holders, None) else { return false };
+        for client in asked {
+            self.send(client, ToClient::MemoryAsk { client, round, recall }, out);
+        }
+        true
+    }
+
+    /// Does what waited for rounds of questions.
+    pub(super) fn rounds_over(
+        &mut self,
+        now: Timestamp,
+        over: impl IntoIterator<Item = Purpose>,
+        out: &mut Vec<NodeAction>,
+    ) {
+        for purpose in over {
+            match purpose {
+                Purpose::Status { question } => out.push(NodeAction::UseKnown { question }),
+                Purpose::View { client } => self.send_view(client, out),
+                Purpose::Reserve(reservation) => {
+                    let client = reservation.client;
+                    self.reserve(now, reservation, out);
+                    while !self.inquiries.waits(client)
+                        && let Some((bytes, wish)) = self.inquiries.next_queued(client)
+                    {
+                        self.reserve(now, Reservation { client, bytes, wish, recalled: false }, out);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks all clients with a limit how much memory they use. An action says when their answers are there.
+    pub(super) fn ask_for_use(&mut self, now: Timestamp, question: u32, out: &mut Vec<NodeAction>) {
+        let limited = |(slot, generation, entry): (u32, u32, &Client)| {
+            self.memory_limit(entry.tenant).map(|_| ClientId::new(slot, generation))
+        };
+        let clients = self.clients.iter().filter_map(limited).collect();
+        if !self.inquire(now, Purpose::Status { question }, clients, out) {
+            out.push(NodeAction::UseKnown { question });
+        }
+    }
+
+    /// A client wants to know what its siblings use.
+    pub(super) fn view(&mut self, now: Timestamp, client: ClientId, out: &mut Vec<NodeAction>) {
+        let siblings = self.siblings(client);
+        if !self.inquire(now, Purpose::View { client }, siblings, out) {
+            self.send_view(client, out);
+        }
+    }
+
+    fn siblings(&self, client: ClientId) -> Vec<ClientId> {
+        let own = self.clients.get(client.slot(), client.generation());
+        let tenant = own.and_then(|entry| self.tenant(entry.tenant));
+        let members = tenant.into_iter().flat_map(|tenant| tenant.turns.members());
+        members.filter(|member| *member != client).collect()
+    }
+
+    fn send_view(&self, client: ClientId, out: &mut Vec<NodeAction>) {
+        for sibling in self.siblings(client) {
+            let Some(entry) = self.clients.get(sibling.slot(), sibling.generation()) else { continue };
+            let Some(session) = self.sessions.get(&entry.conn) else { continue };
+            let frame = ToClient::MemoryMember { client, pid: session.own_pid, used: self.memory_of(entry) };
+            self.send(client, frame, out);
+        }
+        self.send(client, ToClient::MemoryView { client }, out);
+    }
+
+    /// Memory that a client uses, as far as it said; else all that it holds.
+    pub(super) fn memory_of(&self, client: &Client) -> Bytes {
+        let held = client.account.held();
+        client.used.map_or(held, |used| used.min(held))
+    }
+
+    /// A process is back that was served before: its siblings may be under way, with what they hold.
+    pub(super) fn expect_siblings(&mut self, now: Timestamp, id: TenantId) {
+        let Some(limit) = self.memory_limit(id) else { return };
+        let parts: Bytes = self.members(id).map(|client| client.memory_part).sum();
+        if let Some(tenant) = self.tenant_mut(id) {
+            // Nothing is left for any process that is not here.
+            let complete = parts >= limit;
+            let settles = tenant.settles.unwrap_or(now.saturating_add(SETTLE));
+            tenant.settles = Some(settles).filter(|_| !complete);
+        }
+    }
+
+    fn members(&self, id: TenantId) -> impl Iterator<Item = &Client> {
+        let members = self.tenant(id).into_iter().flat_map(|tenant| tenant.turns.members());
+        members.filter_map(|member| self.clients.get(member.slot(), member.generation()))
+    }
+
+    /// Tells each member of a tenant what it may hold without a daemon: those first whose part shrinks, then what was
+    /// granted, then the others.
+    pub(super) fn divide_memory(
+        &mut self,
+        now: Timestamp,
+        id: TenantId,
+        granted: Option<(ClientId, Bytes)>,
+        out: &mut Vec<NodeAction>,
+    ) {
+        let settled =
+            self.tenant(id).is_some_and(|tenant| tenant.settles.is_none_or(|settles| settles <= now));
+        let limit = self.memory_limit(id).filter(|_| settled);
+        let members: Vec<ClientId> =
+            self.tenant(id).into_iter().flat_map(|tenant| tenant.turns.members()).collect();
+        let held: Vec<Bytes> = self.members(id).map(|client| client.account.held()).collect();
+        let parts = limit.map_or_else(Vec::new, |limit| memory_account::parts(limit, &held));
+        for growing in [false, true] {
+            if let Some((client, bytes)) = granted.filter(|_| growing) {
+                self.send(client, ToClient::MemoryGrant { client, bytes }, out);
+            }
+            for (&client, &bytes) in members.iter().zip(&parts) {
+                let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) else { continue };
+                if bytes != entry.memory_part && (bytes > entry.memory_part) == growing {
+                    entry.memory_part = bytes;
+                    self.send(client, ToClient::MemoryPart { client, bytes }, out);
+                }
+            }
+        }
+    }
+}

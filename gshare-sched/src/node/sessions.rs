@@ -1,0 +1,504 @@
+//! Sessions and clients: who is let in, attaches, detaches and leaves.
+
+use super::admission;
+use super::printable::{is_printable, printable};
+use super::shares::part;
+use super::{
+    Client, Device, DeviceUuid, Instance, Node, NodeAction, Note, Peer, Percent, Refusal, RunId, Session,
+    Tenant, TenantId, Turns, note,
+};
+use gshare_core::scale::ServiceClass;
+use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
+use gshare_core::{
+    Bytes, ClientId, ConnId, Duration, GpuId, Quota, ResourceSpec, Share, Timestamp, TokenEvent,
+};
+use std::collections::BTreeMap;
+
+/// An attach that can be carried out.
+struct Attachment {
+    instance: u32,
+    gpu: GpuId,
+    uuid: DeviceUuid,
+    spec: ResourceSpec,
+    class: Option<ServiceClass>,
+    /// The tenant if the instance has one on the device, and the number of its members with the new one.
+    tenant: Option<TenantId>,
+    members: usize,
+}
+
+impl Node {
+    pub(super) fn hello(&mut self, conn: ConnId, peer: Peer, frame: ToDaemon, out: &mut Vec<NodeAction>) {
+        let ToDaemon::Hello { run, name, program, spec, on_loss, pid_start, pid } = frame else { return };
+        let program = printable(&program).into_owned();
+        let run = match run {
+            0 => RunId::Process { pid: peer.pid, start: pid_start },
+            number => RunId::Number(number),
+        };
+        let name = match peer.pid {
+            _ if !name.is_empty() => name,
+            // In a PID namespace that cannot be seen from here.
+            0 => format!("{program}-c{}.{}", conn.slot(), conn.generation()),
+            pid => format!("{program}-{pid}"),
+        };
+        let instance = match self.instance_of(conn, peer, run, &name, spec) {
+            Ok(instance) => instance,
+            Err(refusal) => {
+                let spec = self.config.of(&name).spec.unwrap_or(spec);
+                return self.refuse(conn, &printable(&name), spec, refusal, out);
+            }
+        };
+        if let Some(instance) = self.instances.get_mut(&instance) {
+            instance.sessions += 1;
+        }
+        let (class, clients) = (None, Vec::new());
+        let session = Session { peer, instance, program, own_pid: pid, on_loss, class, clients };
+        self.sessions.insert(conn, session);
+        out.push(NodeAction::Send { conn, frame: ToClient::Welcome { epoch: self.epoch } });
+        if let Some(class) = self.listed_class(instance) {
+            out.push(NodeAction::Send { conn, frame: ToClient::Class { class } });
+        }
+    }
+
+    /// The instance of a process that says Hello: one that is there, or a new one.
+    fn instance_of(
+        &mut self,
+        conn: ConnId,
+        peer: Peer,
+        run: RunId,
+        name: &str,
+        asked: ResourceSpec,
+    ) -> Result<u32, Refusal> {
+        if self.sessions.contains_key(&conn) {
+            return Err(Refusal::SecondHello);
+        }
+        if !is_printable(name) {
+            return Err(Refusal::UnprintableName { name: printable(name).into_owned() });
+        }
+        let uid = peer.uid;
+        if let Some(id) = self.names.get(name) {
+            // The number of a run may be seen or computed by others, its user cannot be made up.
+            let own = |instance: &&Instance| instance.run == run && instance.uid == uid;
+            if self.instances.get(id).filter(own).is_some() {
+                return Ok(*id);
+            }
+            let owner = self.sessions.values().find(|session| session.instance == *id);
+            let pid = owner.map_or(0, |session| session.peer.pid);
+            return Err(Refusal::NameInUse { name: name.to_owned(), pid });
+        }
+        let listed = self.config.of(name);
+        if let Some(owner) = listed.user.filter(|owner| *owner != uid) {
+            return Err(Refusal::NameOfAnother { name: name.to_owned(), owner, uid });
+        }
+        if listed.spec.is_none() && !self.config.allow_unlisted {
+            return Err(Refusal::Unlisted { name: name.to_owned() });
+        }
+        let id = self.next_instance;
+        self.next_instance += 1;
+        let spec = listed.spec.unwrap_or(asked);
+        let tenants = BTreeMap::new();
+        let instance = Instance { name: name.to_owned(), run, uid, asked, spec, sessions: 0, tenants };
+        self.instances.insert(id, instance);
+        self.names.insert(name.to_owned(), id);
+        Ok(id)
+    }
+
+    /// A process says how it wants to be treated beside others.
+    pub(super) fn class(&mut self, conn: ConnId, class: ServiceClass, out: &mut Vec<NodeAction>) {
+        match self.sessions.get_mut(&conn) {
+            Some(session) if session.clients.is_empty() => session.class = Some(class),
+            _ => {
+                let refusal = Refusal::OutOfTurn("Class comes after Hello and before the first Attach");
+                let (name, spec) = self.name_of(conn);
+                self.refuse(conn, &name, spec, refusal, out);
+            }
+        }
+    }
+
+    /// Name and spec of the instance of a connection.
+    fn name_of(&self, conn: ConnId) -> (String, ResourceSpec) {
+        let instance = self.sessions.get(&conn).and_then(|session| self.instances.get(&session.instance));
+        instance.map_or((String::new(), ResourceSpec::UNLIMITED), |instance| {
+            (instance.name.clone(), instance.spec)
+        })
+    }
+
+    pub(super) fn attach(
+        &mut self,
+        now: Timestamp,
+        conn: ConnId,
+        frame: &ToDaemon,
+        out: &mut Vec<NodeAction>,
+    ) {
+        let &ToDaemon::Attach { ordinal, device, device_memory, allocated, part: kept } = frame else {
+            return;
+        };
+        let uuid = DeviceUuid(device);
+        let attachment = self.check_attach(conn, uuid, device_memory, allocated);
+        let attachment = attachment.and_then(|attachment| {
+            let tenant = match attachment.tenant {
+                Some(tenant) => tenant,
+                None => self.open_tenant(now, &attachment, out)?,
+            };
+            Ok((attachment, tenant))
+        });
+        match attachment {
+            Ok((attachment, tenant)) => {
+                let memory = (device_memory, allocated, kept);
+                self.admit(now, conn, ordinal, &attachment, tenant, memory, out);
+            }
+            Err(refusal) => {
+                let (name, spec) = self.name_of(conn);
+                match refusal.code() {
+                    // The process goes on with other devices.
+                    RefusalCode::UnknownDevice | RefusalCode::BadSpec => {
+                        self.refuse_this(conn, &name, spec, refusal, out);
+                    }
+                    _ => self.refuse(conn, &name, spec, refusal, out),
+                }
+            }
+        }
+    }
+
+    /// Whether a process may attach. Changes nothing.
+    fn check_attach(
+        &self,
+        conn: ConnId,
+        uuid: DeviceUuid,
+        memory: Bytes,
+        allocated: Bytes,
+    ) -> Result<Attachment, Refusal> {
+        let session = self.sessions.get(&conn).ok_or(Refusal::OutOfTurn("Attach before Hello"))?;
+        let (id, class) = (session.instance, session.class);
+        let gpu = self.find_device(uuid).ok_or(Refusal::UnknownDevice(uuid))?;
+        if self.device(gpu).is_some() && session.clients.iter().any(|id| self.gpu_of(*id) == Some(gpu)) {
+            return Err(Refusal::AttachedAlready(uuid));
+        }
+        let instance = self.instances.get(&id).ok_or(Refusal::OutOfTurn("no such instance"))?;
+        let spec = instance.spec;
+        let known = self.device(gpu).map_or(Bytes::ZERO, |device| device.memory);
+        let device = if known == Bytes::ZERO { memory } else { known };
+        if device > Bytes::ZERO {
+            spec.check_fits(device).map_err(Refusal::BadSpec)?;
+            if allocated > device {
+                // Believed, it would leave nothing to anybody.
+                return Err(Refusal::MoreThanTheDevice { allocated, device });
+            }
+        }
+        let tenant = instance.tenants.get(&gpu).copied();
+        let present = tenant.and_then(|id| self.tenant(id)).map_or(0, |tenant| tenant.turns.members().len());
+        let members = present + 1;
+        if part(spec.quota(), members, members - 1).is_none() {
+            return Err(Refusal::TooManyProcesses { quota: spec.quota(), processes: members });
+        }
+        if tenant.is_none() {
+            self.check_request(gpu, uuid, instance)?;
+        }
+        let limit = self.config.max_clients;
+        if self.clients.next(limit).is_none() {
+            return Err(Refusal::Full { what: "clients", limit });
+        }
+        if tenant.is_none() && self.tenants.next(limit).is_none() {
+            return Err(Refusal::Full { what: "instances", limit });
+        }
+        Ok(Attachment { instance: id, gpu, uuid, spec, class, tenant, members })
+    }
+
+    /// Whether the request of an instance can be met on a device beside those that were admitted before or are reserved.
+    fn check_request(&self, gpu: GpuId, uuid: DeviceUuid, instance: &Instance) -> Result<(), Refusal> {
+        let share = Share { quota: instance.spec.quota(), sm: instance.spec.sm() };
+        let request = share.quota.request();
+        if request.is_zero() {
+            return Ok(());
+        }
+        let mut shares: Vec<Share> = self.shares_on(gpu).map(|(_, share)| share).collect();
+        let taken = admission::sum(&shares);
+        let mut reserved = 0;
+        if self.config.of(&instance.name).spec.is_none() {
+            let absent = self.reserved_on(gpu, uuid);
+            reserved = admission::sum(&absent);
+            shares.extend(absent);
+        }
+        shares.push(share);
+        if admission::can_be_met(&shares) {
+            return Ok(());
+        }
+        Err(Refusal::Overcommitted { request, taken: Percent(taken), reserved: Percent(reserved) })
+    }
+
+    /// The instances on a device, and their shares.
+    pub(super) fn shares_on(&self, gpu: GpuId) -> impl Iterator<Item = (&Instance, Share)> {
+        let on = move |instance: &&Instance| instance.tenants.contains_key(&gpu);
+        self.instances
+            .values()
+            .filter(on)
+            .map(|instance| (instance, Share { quota: instance.spec.quota(), sm: instance.spec.sm() }))
+    }
+
+    /// The shares of listed names that are not on a device and may come.
+    fn reserved_on(&self, gpu: GpuId, uuid: DeviceUuid) -> Vec<Share> {
+        let there = |name: &str| {
+            let instance = self.names.get(name).and_then(|id| self.instances.get(id));
+            instance.is_some_and(|instance| instance.tenants.contains_key(&gpu))
+        };
+        let listed = self.config.clients.iter().filter(|(name, _)| !there(name));
+        let here = listed.filter(|(_, entry)| entry.device.is_none_or(|device| device == uuid));
+        here.filter_map(|(_, entry)| entry.spec)
+            .map(|spec| Share { quota: spec.quota(), sm: spec.sm() })
+            .collect()
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the fields of one message")]
+    fn admit(
+        &mut self,
+        now: Timestamp,
+        conn: ConnId,
+        ordinal: u32,
+        attachment: &Attachment,
+        tenant: TenantId,
+        (memory, allocated, kept): (Bytes, Bytes, Option<Bytes>),
+        out: &mut Vec<NodeAction>,
+    ) {
+        let &Attachment { instance, gpu, uuid, spec, members, .. } = attachment;
+        let Some(part) = part(spec.quota(), members, members - 1) else { return };
+        // Others shrink first, so that parts never add up to more than the limit.
+        self.divide(tenant, false, Some(members), out);
+        self.add_device(gpu, uuid, memory);
+        self.neighbours_changed(gpu, out);
+        let alone = self.device(gpu).is_some_and(|device| device.clients == 1);
+        self.ledger.set_tenant((gpu, instance), spec.memory());
+        let account = self.ledger.open((gpu, instance), allocated);
+        let memory_part = kept.map_or(account.held(), |kept| kept.min(spec.memory().unwrap_or(kept)));
+        let entry = Client {
+            conn,
+            tenant,
+            part,
+            alone,
+            account,
+            memory_part,
+            used: None,
+            launches: 0,
+            waited: Duration::ZERO,
+            samples: [(now, Duration::ZERO); 2],
+        };
+        let stated = spec.with_quota(entry.stated());
+        let (slot, generation) = self.clients.insert(entry);
+        let client = ClientId::new(slot, generation);
+        let mut pid = 0;
+        if let Some(session) = self.sessions.get_mut(&conn) {
+            session.clients.push(client);
+            pid = session.peer.pid;
+        }
+        if let Some(tenant) = self.tenant_mut(tenant) {
+            tenant.turns.join(client);
+        }
+        let (name, _) = self.name_of(conn);
+        note(Note::Admitted { conn, client, tenant: tenant.0, gpu, name, pid }, out);
+        let (window, in_flight) = (self.tokens.0.window(), self.config.in_flight);
+        let frame = ToClient::Attached { ordinal, client, gpu, spec: stated, window, in_flight };
+        out.push(NodeAction::Send { conn, frame });
+        if kept.is_some() {
+            self.expect_siblings(now, tenant);
+        }
+        self.divide_memory(now, tenant, None, out);
+    }
+
+    /// An instance's first process on a device is there: the scheduler gets a client.
+    fn open_tenant(
+        &mut self,
+        now: Timestamp,
+        attachment: &Attachment,
+        out: &mut Vec<NodeAction>,
+    ) -> Result<TenantId, Refusal> {
+        let &Attachment { instance, gpu, uuid, spec, class, .. } = attachment;
+        let limit = self.config.max_clients;
+        let full = Refusal::Full { what: "instances", limit };
+        let (slot, generation) = self.tenants.next(limit).ok_or(full)?;
+        let (id, share) = (ClientId::new(slot, generation), Share { quota: spec.quota(), sm: spec.sm() });
+        if !self.token(now, TokenEvent::ClientJoined { client: id, gpu, share }, out) {
+            return Err(Refusal::Scheduler);
+        }
+        let limit = spec.quota().limit();
+        let mut resumes = now;
+        if let Some(entry) = self.instances.get_mut(&instance) {
+            entry.tenants.insert(gpu, TenantId(id));
+            let debtor = (entry.uid, entry.name.clone(), uuid);
+            resumes = now.saturating_add(self.debts.wait(now, &debtor, limit));
+        }
+        self.tenants.insert(Tenant {
+            gpu,
+            instance,
+            turns: Turns::default(),
+            class,
+            since: (resumes, Duration::ZERO),
+            largest: (now, limit),
+            resumes,
+            settles: None,
+        });
+        self.classify(now, TenantId(id), out);
+        Ok(TenantId(id))
+    }
+
+    pub(super) fn detach(
+        &mut self,
+        now: Timestamp,
+        conn: ConnId,
+        client: ClientId,
+        out: &mut Vec<NodeAction>,
+    ) {
+        if let Some(session) = self.sessions.get_mut(&conn) {
+            session.clients.retain(|other| *other != client);
+        }
+        self.leave(now, client, out);
+    }
+
+    /// A connection is gone, or its process is.
+    pub(super) fn closed(&mut self, now: Timestamp, conn: ConnId, out: &mut Vec<NodeAction>) {
+        let Some(session) = self.sessions.remove(&conn) else { return };
+        for client in session.clients {
+            self.leave(now, client, out);
+        }
+        if let Some(instance) = self.instances.get_mut(&session.instance) {
+            instance.sessions -= 1;
+            if instance.sessions == 0 {
+                self.names.remove(&instance.name);
+                self.instances.remove(&session.instance);
+            }
+        }
+    }
+
+    fn leave(&mut self, now: Timestamp, id: ClientId, out: &mut Vec<NodeAction>) {
+        let Some(tenant_id) = self.clients.get(id.slot(), id.generation()).map(|client| client.tenant) else {
+            return;
+        };
+        let members = self.tenant(tenant_id).map_or(0, |tenant| tenant.turns.members().len());
+        let overuse = if members == 1 { self.overuse(now, tenant_id, out) } else { None };
+        let Some(client) = self.clients.remove(id.slot(), id.generation()) else { return };
+        self.ledger.close(client.account);
+        note(Note::Left { client: id, tenant: tenant_id.0 }, out);
+        let over = self.inquiries.left(id);
+        let Some(tenant) = self.tenant_mut(tenant_id) else { return };
+        let (gpu, lease) = (tenant.gpu, tenant.turns.leave(id));
+        if let Some(Some(device)) = self.devices.get_mut(gpu.index()) {
+            device.clients -= 1;
+        }
+        if members == 1 {
+            self.close_tenant(now, tenant_id, overuse, out);
+        } else {
+            if let Some((lease, used)) = lease {
+                let again = self.tenant(tenant_id).is_some_and(|tenant| tenant.turns.must_ask());
+                self.token(now, TokenEvent::TokenReturned { client: tenant_id.0, lease, used, again }, out);
+            }
+            self.divide(tenant_id, false, None, out);
+            self.divide_memory(now, tenant_id, None, out);
+        }
+        self.neighbours_changed(gpu, out);
+        self.rounds_over(now, over, out);
+        if let Some(Some(device)) = self.devices.get(gpu.index())
+            && device.clients == 0
+            && !device.listed
+        {
+            // Learned from a client, so forgotten with the last: invented UUIDs cannot fill the table.
+            self.devices[gpu.index()] = None;
+        }
+    }
+
+    /// A tenant's last process is gone. What it overused stays with its name.
+    fn close_tenant(
+        &mut self,
+        now: Timestamp,
+        id: TenantId,
+        overuse: Option<(Duration, Quota)>,
+        out: &mut Vec<NodeAction>,
+    ) {
+        let Some(tenant) = self.tenants.remove(id.0.slot(), id.0.generation()) else { return };
+        self.waiting.remove(&(tenant.resumes, id));
+        if let Some((owed, limit)) = overuse
+            && let (Some(instance), Some(device)) =
+                (self.instances.get(&tenant.instance), self.device(tenant.gpu))
+        {
+            let most = (self.config.max_debt, self.config.max_clients as usize);
+            let name = instance.name.clone();
+            note(Note::DebtKept { tenant: id.0, name: name.clone(), owed, limit }, out);
+            self.debts.add(now, (instance.uid, name, device.uuid), owed, limit, most);
+        }
+        self.token(now, TokenEvent::ClientLeft { client: id.0 }, out);
+        self.scaling.leave(now, id.0);
+        self.ledger.forget((tenant.gpu, tenant.instance));
+        if let Some(instance) = self.instances.get_mut(&tenant.instance) {
+            instance.tenants.remove(&tenant.gpu);
+        }
+    }
+
+    fn gpu_of(&self, client: ClientId) -> Option<GpuId> {
+        let client = self.clients.get(client.slot(), client.generation())?;
+        self.tenant(client.tenant).map(|tenant| tenant.gpu)
+    }
+
+    /// The number of a device: its own, or the lowest free one if any device may be used.
+    fn find_device(&self, uuid: DeviceUuid) -> Option<GpuId> {
+        let is = |device: &Option<Device>| device.as_ref().is_some_and(|device| device.uuid == uuid);
+        let found = self.devices.iter().position(is);
+        let free = || {
+            let any = self.config.devices.is_empty();
+            any.then(|| self.devices.iter().position(Option::is_none).unwrap_or(self.devices.len()))
+        };
+        found.or_else(free).and_then(|index| u32::try_from(index).ok()).map(GpuId)
+    }
+
+    fn add_device(&mut self, gpu: GpuId, uuid: DeviceUuid, memory: Bytes) {
+        if gpu.index() >= self.devices.len() {
+            self.devices.resize_with(gpu.index() + 1, || None);
+        }
+        let device =
+            self.devices[gpu.index()].get_or_insert(Device { uuid, memory, listed: false, clients: 0 });
+        if device.memory == Bytes::ZERO {
+            device.memory = memory;
+        }
+        device.clients += 1;
+        self.limit_device(gpu.index());
+    }
+
+    pub(super) fn limit_device(&mut self, index: usize) {
+        let Some(Some(device)) = self.devices.get(index) else { return };
+        if device.memory > Bytes::ZERO
+            && let Ok(number) = u32::try_from(index)
+        {
+            let limit = device.memory.saturating_sub(self.config.memory_headroom);
+            self.ledger.set_device(GpuId(number), limit);
+        }
+    }
+
+    /// Refuses the process.
+    fn refuse(
+        &self,
+        conn: ConnId,
+        name: &str,
+        spec: ResourceSpec,
+        refusal: Refusal,
+        out: &mut Vec<NodeAction>,
+    ) {
+        let reason = refusal.code();
+        self.refuse_this(conn, name, spec, refusal, out);
+        out.push(NodeAction::Drop { conn, reason });
+    }
+
+    /// Refuses what the process asked for, and nothing else. Where the operator lets refused processes run, they keep to
+    /// `spec` by themselves; a process that breaks the protocol has nothing to be told.
+    fn refuse_this(
+        &self,
+        conn: ConnId,
+        name: &str,
+        spec: ResourceSpec,
+        refusal: Refusal,
+        out: &mut Vec<NodeAction>,
+    ) {
+        let (code, text) = (refusal.code(), refusal.to_string());
+        note(Note::Refused { conn, name: name.to_owned(), refusal }, out);
+        note(Note::NoEffect, out);
+        let frame = match self.config.refused_run && code != RefusalCode::Protocol {
+            true => ToClient::Unserved { code, text, spec },
+            false => ToClient::Refused { code, text },
+        };
+        out.push(NodeAction::Send { conn, frame });
+    }
+}

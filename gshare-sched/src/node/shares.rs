@@ -1,0 +1,248 @@
+//! Shares: division of an instance's share among its processes, vertical scaling, reload.
+
+use super::co_scaling::Resize;
+use super::{
+    Client, ConfigError, Instance, Node, NodeAction, NodeConfig, Note, Percent, TenantId, admission, note,
+};
+use gshare_core::scale::{ServiceClass, VerticalError};
+use gshare_core::wire::ToClient;
+use gshare_core::{Bytes, ClientId, GpuId, Quota, QuotaRange, ResourceSpec, Share, Timestamp, TokenEvent};
+
+/// What a process that would be alone on its device is stated in place of a request of the whole.
+const NOT_ALONE: u16 = Quota::WHOLE.get() - 1;
+
+/// The `index`-th of `n` even parts of a quota; `None` when there is not a basis point for each.
+pub(super) fn part(quota: QuotaRange, n: usize, index: usize) -> Option<QuotaRange> {
+    let n = u16::try_from(n).ok()?;
+    let index = u16::try_from(index).ok()?;
+    let part = |whole: Quota| Quota::new(whole.get() / n + u16::from(index < whole.get() % n));
+    QuotaRange::new(part(quota.request())?, part(quota.limit())?).ok()
+}
+
+impl Client {
+    /// The share that its process is told: its part. A process with a request of the whole launches without tokens, so
+    /// beside others it is told less.
+    pub(super) fn stated(&self) -> QuotaRange {
+        let less = || QuotaRange::new(Quota::new(NOT_ALONE)?, self.part.limit()).ok();
+        if self.alone || self.part.request() < Quota::WHOLE {
+            return self.part;
+        }
+        less().unwrap_or(self.part)
+    }
+}
+
+impl Node {
+    /// A client has come to a device, or has left: those that were alone, or are from now on, are told.
+    pub(super) fn neighbours_changed(&mut self, gpu: GpuId, out: &mut Vec<NodeAction>) {
+        let Some(alone) = self.device(gpu).map(|device| device.clients == 1) else { return };
+        let whole = |entry: &Client| entry.part.request() == Quota::WHOLE && entry.alone != alone;
+        let changed = self.clients.iter().filter(|(.., entry)| whole(entry) && self.is_on(entry, gpu));
+        let changed: Vec<_> = changed.map(|(slot, generation, _)| ClientId::new(slot, generation)).collect();
+        for client in changed {
+            let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) else { continue };
+            entry.alone = alone;
+            let (tenant, stated) = (entry.tenant, entry.stated());
+            if let Some(spec) = self.spec_of(tenant) {
+                self.send(client, ToClient::ShareChanged { client, spec: spec.with_quota(stated) }, out);
+            }
+        }
+    }
+
+    fn spec_of(&self, tenant: TenantId) -> Option<ResourceSpec> {
+        self.instances.get(&self.tenant(tenant)?.instance).map(|instance| instance.spec)
+    }
+
+    /// Tells each member of a tenant its part (as one of `of`, or of as many as there are), those first that lose. With
+    /// `tell_all` also those whose part stays are told the spec.
+    pub(super) fn divide(
+        &mut self,
+        id: TenantId,
+        tell_all: bool,
+        of: Option<usize>,
+        out: &mut Vec<NodeAction>,
+    ) {
+        let (Some(tenant), Some(spec)) = (self.tenant(id), self.spec_of(id)) else { return };
+        let alone = self.device(tenant.gpu).is_some_and(|device| device.clients == 1);
+        let members: Vec<ClientId> = tenant.turns.members().collect();
+        let n = of.unwrap_or(members.len());
+        for growing in [false, true] {
+            for (index, id) in members.iter().enumerate() {
+                let Some(quota) = part(spec.quota(), n, index) else { continue };
+                let Some(client) = self.clients.get_mut(id.slot(), id.generation()) else { continue };
+                if (quota.limit() > client.part.limit()) != growing || (quota == client.part && !tell_all) {
+                    continue;
+                }
+                (client.part, client.alone) = (quota, alone);
+                let spec = spec.with_quota(client.stated());
+                out.push(NodeAction::Send {
+                    conn: client.conn,
+                    frame: ToClient::ShareChanged { client: *id, spec },
+                });
+            }
+        }
+    }
+
+    /// A period of the vertical scaler may have ended: puts its shares in force. Processes are not told: a share of theirs
+    /// is what they keep should this daemon be lost.
+    pub(super) fn scale(&mut self, now: Timestamp, out: &mut Vec<NodeAction>) {
+        let mut resizes = core::mem::take(&mut self.resizes);
+        let used = |client| self.tokens.0.client(client).map(|status| status.total_used);
+        self.scaling.period(now, used, &mut resizes);
+        for Resize { client, quota } in resizes.drain(..) {
+            let Some(spec) = self.spec_of(TenantId(client)) else { continue };
+            let share = Share { quota, sm: spec.sm() };
+            self.token(now, TokenEvent::ShareChanged { client, share }, out);
+        }
+        self.resizes = resizes;
+    }
+
+    /// The class that the configuration has for an instance.
+    pub(super) fn listed_class(&self, instance: u32) -> Option<ServiceClass> {
+        self.instances.get(&instance).and_then(|instance| self.config.of(&instance.name).class)
+    }
+
+    /// Has a tenant take part in scaling as its class says, or not at all.
+    pub(super) fn classify(&mut self, now: Timestamp, id: TenantId, out: &mut Vec<NodeAction>) {
+        let Some(tenant) = self.tenant(id) else { return };
+        let Some(instance) = self.instances.get(&tenant.instance) else { return };
+        let Some(class) = self.listed_class(tenant.instance).or(tenant.class) else { return };
+        let quota = instance.spec.quota();
+        if let Err(error) = self.scaling.join(now, id.0, tenant.gpu, quota, class) {
+            self.not_scaled(id, &error, out);
+        }
+    }
+
+    fn not_scaled(&self, id: TenantId, error: &VerticalError, out: &mut Vec<NodeAction>) {
+        let instance = self.tenant(id).and_then(|tenant| self.instances.get(&tenant.instance));
+        if let Some(Instance { name, spec, .. }) = instance {
+            let (tenant, name, quota) = (id.0, name.clone(), spec.quota());
+            note(Note::NotScaled { tenant, name, quota, why: error.to_string() }, out);
+        }
+    }
+
+    /// What an instance gets under a configuration.
+    fn spec_under(config: &NodeConfig, instance: &Instance) -> ResourceSpec {
+        config.of(&instance.name).spec.unwrap_or(instance.asked)
+    }
+
+    /// Whether another configuration can be put in force.
+    pub(super) fn check_reload(&self, new: &NodeConfig) -> Result<(), ConfigError> {
+        self.config.check_live(new)?;
+        for instance in self.instances.values() {
+            let spec = Self::spec_under(new, instance);
+            let field = |key: &str| format!("client `{}`: {key}", instance.name);
+            for (gpu, tenant) in &instance.tenants {
+                let members = self.tenant(*tenant).map_or(1, |tenant| tenant.turns.members().len());
+                let memory = self.device(*gpu).map_or(Bytes::ZERO, |device| device.memory);
+                if memory > Bytes::ZERO && spec.check_fits(memory).is_err() {
+                    let value = spec.memory().unwrap_or(Bytes::ZERO);
+                    let bound = format!("need at most the device's {memory}");
+                    return Err(ConfigError::new(field("memory"), value, bound));
+                }
+                if part(spec.quota(), members, members - 1).is_none() {
+                    let bound = format!("need 0.01% for each of its {members} processes");
+                    return Err(ConfigError::new(field("quota"), spec.quota(), bound));
+                }
+            }
+        }
+        for (device, number) in self.devices.iter().zip(0..) {
+            if let Some(device) = device {
+                self.check_requests(new, GpuId(number), device.uuid)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the requests of a device can be met under another configuration.
+    fn check_requests(
+        &self,
+        new: &NodeConfig,
+        gpu: GpuId,
+        uuid: super::DeviceUuid,
+    ) -> Result<(), ConfigError> {
+        let share = |spec: ResourceSpec| Share { quota: spec.quota(), sm: spec.sm() };
+        let there: Vec<&Instance> = self.shares_on(gpu).map(|(instance, _)| instance).collect();
+        let mut shares: Vec<Share> =
+            there.iter().map(|instance| share(Self::spec_under(new, instance))).collect();
+        let taken = admission::sum(&shares);
+        let unlisted = |instance: &&&Instance| {
+            new.of(&instance.name).spec.is_none() && !instance.asked.quota().request().is_zero()
+        };
+        if there.iter().find(unlisted).is_some() {
+            let absent = new.clients.iter().filter(|(name, entry)| {
+                entry.device.is_none_or(|device| device == uuid)
+                    && !there.iter().any(|instance| instance.name == **name)
+            });
+            shares.extend(absent.filter_map(|(_, entry)| entry.spec).map(share));
+        }
+        if admission::can_be_met(&shares) {
+            return Ok(());
+        }
+        let sum = admission::sum(&shares);
+        let bound = format!(
+            "{} taken, {} reserved for listed names: need at most 100%, or SMs that fit side by side",
+            Percent(taken),
+            Percent(sum - taken)
+        );
+        Err(ConfigError::new(format!("device `{uuid}`: sum of requests"), Percent(sum), bound))
+    }
+
+    /// Puts a configuration in force that [`Node::check_reload`] has let pass.
+    pub(super) fn reload(&mut self, now: Timestamp, new: NodeConfig, out: &mut Vec<NodeAction>) {
+        let specs: Vec<(u32, ResourceSpec)> =
+            self.instances.iter().map(|(id, instance)| (*id, Self::spec_under(&new, instance))).collect();
+        let old = core::mem::replace(&mut self.config, new);
+        for gpu in 0..self.devices.len() {
+            self.limit_device(gpu);
+        }
+        for (id, spec) in specs {
+            let Some(instance) = self.instances.get_mut(&id) else { continue };
+            let changed = instance.spec != spec;
+            instance.spec = spec;
+            let share = Share { quota: spec.quota(), sm: spec.sm() };
+            for (gpu, tenant) in instance.tenants.clone() {
+                self.ledger.set_tenant((gpu, id), spec.memory());
+                if changed {
+                    self.token(now, TokenEvent::ShareChanged { client: tenant.0, share }, out);
+                    if let Err(error) = self.scaling.quota_changed(now, tenant.0, share.quota) {
+                        self.not_scaled(tenant, &error, out);
+                    }
+                    self.divide(tenant, true, None, out);
+                    self.divide_memory(now, tenant, None, out);
+                }
+            }
+        }
+        self.reclassify(now, &old, out);
+    }
+
+    /// Puts the classes of the configuration in force, where they are others than in `old`. All tenants that take part no
+    /// more, or as something else, first give up what they had.
+    fn reclassify(&mut self, now: Timestamp, old: &NodeConfig, out: &mut Vec<NodeAction>) {
+        for (conn, session) in &self.sessions {
+            let listed = self.listed_class(session.instance);
+            let name = self.instances.get(&session.instance).map_or("", |instance| instance.name.as_str());
+            if let Some(class) = listed
+                && old.of(name).class != listed
+            {
+                out.push(NodeAction::Send { conn: *conn, frame: ToClient::Class { class } });
+            }
+        }
+        let mut changed = Vec::new();
+        for (slot, generation, tenant) in self.tenants.iter() {
+            let id = ClientId::new(slot, generation);
+            let class = self.listed_class(tenant.instance).or(tenant.class);
+            if self.scaling.client(id).map(|scale| scale.class) != class {
+                changed.push((TenantId(id), tenant.instance));
+            }
+        }
+        for (id, instance) in &changed {
+            self.scaling.leave(now, id.0);
+            let Some(spec) = self.instances.get(instance).map(|instance| instance.spec) else { continue };
+            let share = Share { quota: spec.quota(), sm: spec.sm() };
+            self.token(now, TokenEvent::ShareChanged { client: id.0, share }, out);
+        }
+        for (id, _) in changed {
+            self.classify(now, id, out);
+        }
+    }
+}

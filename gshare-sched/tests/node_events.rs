@@ -1,0 +1,351 @@
+//! Random events, valid and not, from random connections.
+#![allow(dead_code, unreachable_pub, reason = "a part of the support is used")]
+
+#[path = "support/node.rs"]
+mod support;
+
+use gshare_core::scale::ServiceClass;
+use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
+use gshare_core::{
+    Bytes, ClientId, ConnId, Duration, Engine as _, LeaseId, ResourceSpec, SmShare, Timestamp,
+};
+use gshare_sched::node::{ClientConfig, Node, NodeAction, NodeConfig, NodeEvent, Note, Peer};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One step; numbers choose among what is there.
+#[derive(Debug, Clone)]
+enum Step {
+    /// On a connection that is new unless `again`.
+    Hello {
+        conn: u32,
+        again: bool,
+        name: u8,
+        run: u64,
+        uid: u32,
+        spec: u8,
+    },
+    Attach {
+        conn: u32,
+        device: u8,
+        allocated: u64,
+        part: Option<u64>,
+    },
+    /// Of a client that is there if `own`, else of one that may not be, or is another connection's.
+    Client {
+        conn: u32,
+        own: bool,
+        frame: u8,
+        lease: u8,
+        amount: u64,
+    },
+    Class {
+        conn: u32,
+        best_effort: bool,
+    },
+    Close {
+        conn: u32,
+    },
+    Reload {
+        which: u8,
+    },
+    Ask {
+        question: u32,
+    },
+    Pass {
+        us: u64,
+    },
+    Deadline,
+    Back {
+        us: u64,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let conn = 0u32..6;
+    prop_oneof![
+        5 => (conn.clone(), prop::bool::weighted(0.1), 0u8..16, 0u64..16, 0u32..16, 0u8..6).prop_map(
+            |(conn, again, name, run, uid, spec)| Step::Hello { conn, again, name, run, uid, spec }
+        ),
+        5 => (conn.clone(), 0u8..2, 0u64..20, prop::option::of(0u64..20))
+            .prop_map(|(conn, device, allocated, part)| Step::Attach { conn, device, allocated, part }),
+        30 => (conn.clone(), prop::bool::weighted(0.98), 0u8..10, 0u8..4, 0u64..60_000)
+            .prop_map(|(conn, own, frame, lease, amount)| Step::Client { conn, own, frame, lease, amount }),
+        2 => (conn.clone(), any::<bool>()).prop_map(|(conn, best_effort)| Step::Class { conn, best_effort }),
+        1 => conn.prop_map(|conn| Step::Close { conn }),
+        1 => (0u8..8).prop_map(|which| Step::Reload { which }),
+        1 => (0u32..9).prop_map(|question| Step::Ask { question }),
+        8 => (1u64..20_000).prop_map(|us| Step::Pass { us }),
+        1 => (1u64..2_000_000).prop_map(|us| Step::Pass { us }),
+        6 => Just(Step::Deadline),
+        1 => (1u64..1_000).prop_map(|us| Step::Back { us }),
+    ]
+}
+
+fn spec(which: u8) -> ResourceSpec {
+    let (quota, sm, memory) = [
+        ("0.3:0.8", 100, Some(20)),
+        ("0.5", 50, None),
+        ("0:1", 100, Some(30)),
+        ("1:1", 100, None),
+        ("0.1", 30, Some(2_000)),
+        ("0.0002", 100, None),
+    ][usize::from(which)];
+    ResourceSpec::new(quota.parse().unwrap(), SmShare::from_percent(sm).unwrap(), memory.map(Bytes)).unwrap()
+}
+
+fn config(which: u8) -> NodeConfig {
+    let mut config = NodeConfig::default();
+    config.max_clients = 8;
+    if which & 1 != 0 {
+        let mut entry = ClientConfig::default();
+        (entry.spec, entry.class) = (Some(spec(0)), Some(ServiceClass::SLO_SENSITIVE));
+        config.clients.insert("n1".into(), entry);
+    }
+    if which == 3 {
+        config.allow_unlisted = false;
+        config.memory_headroom = Bytes(10);
+        let mut entry = ClientConfig::default();
+        (entry.spec, entry.user) = (Some(spec(2)), Some(1));
+        config.clients.insert("n2".into(), entry);
+    }
+    config
+}
+
+/// What a node is, but for the time of the last event.
+fn state(node: &Node, now: Timestamp) -> String {
+    let text = format!("{node:?}");
+    let cut = text.rfind(", now: ").expect("the last field");
+    let tenants: Vec<_> = node.tenants().collect();
+    let clients: Vec<_> = node.clients(now).collect();
+    format!("{} {tenants:?} {clients:?}", &text[..cut])
+}
+
+#[derive(Default)]
+struct World {
+    now: u64,
+    /// Leases granted to a client, in their order.
+    leases: BTreeMap<ClientId, Vec<LeaseId>>,
+    rounds: u32,
+    /// Slots of connections that were let in.
+    sessions: BTreeSet<u32>,
+    /// Connections that the node dropped and that are not closed yet.
+    dropped: Vec<ConnId>,
+}
+
+impl World {
+    fn event(&mut self, node: &Node, step: &Step) -> Option<NodeEvent> {
+        let received = |conn: u32, uid: u32, frame| {
+            let peer = Peer { pid: i32::try_from(conn).unwrap() + 1, uid };
+            NodeEvent::Received { conn: ConnId::new(conn, 0), peer, frame }
+        };
+        Some(match *step {
+            Step::Hello { conn, again, name, run, uid, spec: which } => {
+                let free = (0..6).find(|conn| !self.sessions.contains(conn)).filter(|_| !again);
+                let (conn, uid) = (free.unwrap_or(conn), uid / 15);
+                let run = if run == 0 { 1 } else { u64::from(name % 3) + 2 };
+                let name = match name {
+                    14 => "bad\u{1b}".to_owned(),
+                    15 => String::new(),
+                    _ => format!("n{}", name % 3),
+                };
+                let (program, on_loss) = ("test".to_owned(), OnDaemonLoss::Open);
+                let spec = spec(which);
+                received(
+                    conn,
+                    uid,
+                    ToDaemon::Hello { pid_start: 0, pid: 0, run, name, program, spec, on_loss },
+                )
+            }
+            Step::Attach { conn, device, allocated, part } => {
+                let (device, device_memory) = ([device; 16], Bytes(100));
+                let (allocated, part) = (Bytes(allocated.saturating_sub(15) * 30), part.map(Bytes));
+                let known: Vec<u32> = self.sessions.iter().copied().collect();
+                let conn = known.get(conn as usize % known.len().max(1)).copied().unwrap_or(conn);
+                received(conn, 0, ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part })
+            }
+            Step::Client { conn, own, frame, lease, amount } => {
+                let views: Vec<_> = node.clients(Timestamp::from_nanos(self.now)).collect();
+                let view = views.get(conn as usize % views.len().max(1)).filter(|_| own);
+                let conn = view.map_or(conn, |view| u32::try_from(view.pid - 1).unwrap());
+                let client = view.map_or(ClientId::new(conn, 0), |view| view.client);
+                received(conn, 0, self.frame(client, frame, lease, amount))
+            }
+            Step::Class { conn, best_effort } => {
+                let class = if best_effort { ServiceClass::BestEffort } else { ServiceClass::SLO_SENSITIVE };
+                let conn = self.sessions.last().copied().unwrap_or(conn);
+                received(conn, 0, ToDaemon::Class { class })
+            }
+            Step::Close { conn } => NodeEvent::Closed { conn: ConnId::new(conn, 0) },
+            Step::Reload { which } => NodeEvent::Reloaded { config: Box::new(config(which)) },
+            Step::Ask { question } => NodeEvent::UseAsked { question },
+            Step::Deadline => {
+                let due = node.next_deadline()?;
+                self.now = self.now.max(due.as_nanos());
+                NodeEvent::DeadlineReached
+            }
+            Step::Pass { us } => {
+                self.now += us * 1_000;
+                return None;
+            }
+            Step::Back { .. } => NodeEvent::DeadlineReached,
+        })
+    }
+
+    fn frame(&self, client: ClientId, frame: u8, lease: u8, amount: u64) -> ToDaemon {
+        let granted = self.leases.get(&client).map(Vec::as_slice).unwrap_or_default();
+        let back = granted.len().checked_sub(1 + usize::from(lease));
+        let lease = back.map_or(LeaseId(amount), |at| granted[at]);
+        let used = Duration::from_micros(amount);
+        let bytes = Bytes(amount % 40);
+        match frame {
+            0 | 1 | 9 => ToDaemon::TokenRequest { client },
+            2 => ToDaemon::TokenReturn { client, lease, used, again: u8::from(amount.is_multiple_of(2)) },
+            3 => ToDaemon::Usage { client, lease, used, launches: amount, waited: used },
+            4 => ToDaemon::MemoryReserve { client, bytes, wish: Bytes(amount % 90) },
+            5 => ToDaemon::MemoryRelease {
+                client,
+                bytes: Bytes(if amount.is_multiple_of(29) { amount } else { 0 }),
+            },
+            6 => ToDaemon::MemoryUsed { client, round: self.rounds, used: bytes },
+            7 => match amount % 9 {
+                0 => ToDaemon::Detach { client },
+                _ => ToDaemon::MemoryQuery { client },
+            },
+            _ => {
+                let (first_launch, last_launch) =
+                    (Timestamp::from_nanos(self.now - amount), Timestamp::from_nanos(self.now));
+                let launches = u32::try_from(amount % 3).unwrap();
+                ToDaemon::Iteration { client, first_launch, last_launch, launches }
+            }
+        }
+    }
+
+    fn hear(&mut self, actions: &[NodeAction]) {
+        for action in actions {
+            match action {
+                NodeAction::Send { frame: ToClient::Grant { client, lease, .. }, .. } => {
+                    let leases = self.leases.entry(*client).or_default();
+                    if leases.last() != Some(lease) {
+                        leases.push(*lease);
+                    }
+                }
+                NodeAction::Send { conn, frame: ToClient::Welcome { .. } } => {
+                    self.sessions.insert(conn.slot());
+                }
+                NodeAction::Send { frame: ToClient::MemoryAsk { round, .. }, .. } => self.rounds = *round,
+                NodeAction::Drop { conn, .. } => self.dropped.push(*conn),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Runs the steps. Gives the events that a journal must hold, and what they led to.
+fn run(steps: &[Step]) -> Result<Vec<(Timestamp, NodeEvent, Vec<NodeAction>)>, TestCaseError> {
+    let mut node = support::node(config(1));
+    let mut world = World { now: 1_000_000_000, ..World::default() };
+    let mut kept = Vec::new();
+    let mut queue: Vec<(Timestamp, NodeEvent)> = Vec::new();
+    for step in steps {
+        if let Some(event) = world.event(&node, step) {
+            let back = if let Step::Back { us } = step { us * 1_000 } else { 0 };
+            queue.push((Timestamp::from_nanos(world.now - back), event));
+        }
+        while let Some((now, event)) = queue.pop() {
+            let (before, marker) = (state(&node, now), vec![NodeAction::UseKnown { question: 99 }]);
+            let mut actions = marker.clone();
+            let handled = node.handle(now, event.clone(), &mut actions);
+            // Also in builds without debug assertions of the library's own.
+            node.invariants();
+            if handled.is_err() {
+                prop_assert_eq!(&actions, &marker, "{:?}", event);
+            }
+            if let NodeEvent::Closed { conn } = &event {
+                world.sessions.remove(&conn.slot());
+            }
+            let no_effect = actions.contains(&NodeAction::Note(Note::NoEffect));
+            if handled.is_err() || no_effect {
+                prop_assert_eq!(state(&node, now), before, "{:?} {:?}", event, actions);
+            } else {
+                kept.push((now, event, actions[1..].to_vec()));
+            }
+            world.hear(&actions);
+            queue.extend(world.dropped.drain(..).map(|conn| (now, NodeEvent::Closed { conn })));
+        }
+    }
+    Ok(kept)
+}
+
+/// The steps reach what the test is about: a step that is refused proves little.
+#[test]
+fn random_steps_reach_every_kind_of_decision() {
+    use proptest::strategy::ValueTree as _;
+    use proptest::test_runner::TestRunner;
+    let mut runner = TestRunner::deterministic();
+    let strategy = prop::collection::vec(step(), 150);
+    let mut seen = BTreeMap::<&str, u32>::new();
+    for _ in 0..100 {
+        let steps = strategy.new_tree(&mut runner).unwrap().current();
+        for (_, _, actions) in run(&steps).unwrap() {
+            for action in actions {
+                *seen.entry(label(&action)).or_default() += 1;
+            }
+        }
+    }
+    let wanted = [
+        "Welcome",
+        "Attached",
+        "ShareChanged",
+        "Grant",
+        "Revoke",
+        "Throttle",
+        "MemoryGrant",
+        "MemoryDeny",
+        "MemoryPart",
+        "MemoryAsk",
+        "MemoryMember",
+        "MemoryView",
+        "Class",
+        "known",
+        "debt wait",
+        "debt kept",
+        "throttled",
+        "late charge",
+        "denied",
+        "left",
+    ];
+    for kind in wanted {
+        assert!(seen.contains_key(kind), "{kind}: {seen:?}");
+    }
+}
+
+fn label(action: &NodeAction) -> &'static str {
+    match action {
+        NodeAction::Send { frame, .. } => frame.label(),
+        NodeAction::UseKnown { .. } => "known",
+        NodeAction::Note(Note::DebtWait { .. }) => "debt wait",
+        NodeAction::Note(Note::DebtKept { .. }) => "debt kept",
+        NodeAction::Note(Note::Throttled { .. }) => "throttled",
+        NodeAction::Note(Note::LateCharge { .. }) => "late charge",
+        NodeAction::Note(Note::MemoryDenied { .. }) => "denied",
+        NodeAction::Note(Note::Left { .. }) => "left",
+        _ => "other",
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// A refused event, and one without effect, changes nothing; what is left gives the same actions again.
+    #[test]
+    fn what_is_refused_changes_nothing_and_the_rest_replays(steps in prop::collection::vec(step(), 1..150)) {
+        let kept = run(&steps)?;
+        let mut node = support::node(config(1));
+        for (now, event, actions) in kept {
+            let mut again = Vec::new();
+            prop_assert!(node.handle(now, event.clone(), &mut again).is_ok());
+            prop_assert_eq!(again, actions, "{:?}", event);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! A node in virtual time, and frames of processes without a meter.
+
+use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
+use gshare_core::{
+    Bytes, ClientId, ConnId, Duration, Engine as _, LeaseId, ResourceSpec, SmShare, Timestamp,
+};
+use gshare_sched::node::{Node, NodeAction, NodeConfig, NodeEvent, Note, Peer, vertical_scaler};
+use gshare_sched::token::{MultiToken, MultiTokenConfig};
+
+/// A node with the multi-token scheduler.
+pub fn node(config: NodeConfig) -> Node {
+    let mut tokens = MultiTokenConfig::default();
+    (tokens.grace, tokens.max_clients) = (Duration::from_millis(50), config.max_clients);
+    let scaler = vertical_scaler(config.max_clients).unwrap();
+    Node::new(config, 1, Box::new(MultiToken::new(tokens).unwrap()), scaler).unwrap()
+}
+
+/// `request:limit` and SM per cent.
+pub fn spec(quota: &str, sm: u16) -> ResourceSpec {
+    ResourceSpec::new(quota.parse().unwrap(), SmShare::from_percent(sm).unwrap(), None).unwrap()
+}
+
+/// The device that processes attach to.
+pub const DEVICE: [u8; 16] = [7; 16];
+
+/// The first frame about [`DEVICE`].
+pub fn attach_frame() -> ToDaemon {
+    let (device_memory, allocated) = (Bytes::from_gib(16), Bytes::ZERO);
+    ToDaemon::Attach { ordinal: 0, device: DEVICE, device_memory, allocated, part: None }
+}
+
+/// A node, its clock, and what was sent and noted.
+pub struct Bench {
+    pub node: Node,
+    pub now: Timestamp,
+    pub sent: Vec<(ConnId, ToClient)>,
+    pub notes: Vec<Note>,
+}
+
+impl Bench {
+    pub fn new(config: NodeConfig) -> Self {
+        Self { node: node(config), now: Timestamp::from_millis(1_000), sent: Vec::new(), notes: Vec::new() }
+    }
+
+    /// Has the node handle an event. Ends of connections are reported back at once.
+    pub fn tell(&mut self, event: NodeEvent) {
+        let mut actions = Vec::new();
+        self.node.handle(self.now, event, &mut actions).unwrap();
+        for action in actions {
+            match action {
+                NodeAction::Send { conn, frame } => self.sent.push((conn, frame)),
+                NodeAction::Note(note) => self.notes.push(note),
+                NodeAction::Drop { conn, .. } => {
+                    let _ = self.node.handle(self.now, NodeEvent::Closed { conn }, &mut Vec::new());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    pub fn say(&mut self, conn: ConnId, frame: ToDaemon) {
+        let peer = Peer { pid: 100 + i32::try_from(conn.slot()).unwrap(), uid: 1000 };
+        self.tell(NodeEvent::Received { conn, peer, frame });
+    }
+
+    pub fn hello(&mut self, slot: u32, name: &str, spec: ResourceSpec) -> ConnId {
+        let conn = ConnId::new(slot, 0);
+        let (on_loss, program) = (OnDaemonLoss::Open, "test".to_owned());
+        let (run, name) = (u64::from(slot) + 1, name.to_owned());
+        self.say(conn, ToDaemon::Hello { pid_start: 0, pid: 0, run, name, program, spec, on_loss });
+        conn
+    }
+
+    /// Attaches, and gives the client and its share, or the text of the refusal.
+    pub fn attach(&mut self, conn: ConnId) -> Result<(ClientId, ResourceSpec), String> {
+        self.attach_to(conn, DEVICE)
+    }
+
+    pub fn attach_to(&mut self, conn: ConnId, device: [u8; 16]) -> Result<(ClientId, ResourceSpec), String> {
+        let from = self.sent.len();
+        let (device_memory, allocated) = (Bytes::from_gib(16), Bytes::ZERO);
+        self.say(conn, ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part: None });
+        let answer = self.sent[from..].iter().find_map(|(to, frame)| match frame {
+            ToClient::Attached { client, spec, .. } if *to == conn => Some(Ok((*client, *spec))),
+            ToClient::Refused { text, .. } if *to == conn => Some(Err(text.clone())),
+            _ => None,
+        });
+        answer.expect("an answer")
+    }
+
+    /// A process that is let in and attached.
+    pub fn start(&mut self, slot: u32, name: &str, spec: ResourceSpec) -> (ConnId, ClientId) {
+        let conn = self.hello(slot, name, spec);
+        (conn, self.attach(conn).unwrap().0)
+    }
+
+    /// The last lease granted to a client.
+    pub fn lease(&self, client: ClientId) -> Option<LeaseId> {
+        self.sent.iter().rev().find_map(|(_, frame)| match frame {
+            ToClient::Grant { client: to, lease, .. } if *to == client => Some(*lease),
+            _ => None,
+        })
+    }
+
+    pub fn pass(&mut self, time: Duration) {
+        let end = self.now.saturating_add(time);
+        while let Some(due) = self.node.next_deadline().filter(|due| *due <= end) {
+            self.now = self.now.max(due);
+            self.tell(NodeEvent::DeadlineReached);
+        }
+        self.now = end;
+    }
+}
