@@ -18,10 +18,12 @@ use crate::context::Progress;
 use crate::control::{CONTROL, State};
 use crate::gate::{Device, Pending, RUNS, ThreadRecord};
 use crate::lifecycle::{self, Answer, Request, Runtime};
-use crate::transport::Connection;
+use crate::transport::{Bell, Connection};
 
 /// The longest and the shortest sleep, in ns.
 const LONGEST_SLEEP: u64 = 1_000_000_000;
+/// The longest sleep while nobody can wake this thread, in ns: the program may have used up its descriptors.
+const DEAF_SLEEP: u64 = 10_000_000;
 const SHORTEST_SLEEP: u64 = 20_000;
 /// Number of the PID namespace that a machine starts with.
 const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
@@ -40,9 +42,7 @@ pub(crate) fn run(runtime: &'static Runtime) {
         if CONTROL.state() == State::Off as u32 {
             return;
         }
-        if !helper.sleep() {
-            return lifecycle::stand_aside(lifecycle::CLOSED);
-        }
+        helper.sleep();
     }
 }
 
@@ -377,24 +377,25 @@ impl Helper {
         }
     }
 
-    /// Sleeps until there is something to do. `false`: nobody can wake this thread any more.
-    fn sleep(&self) -> bool {
+    /// Sleeps until there is something to do.
+    fn sleep(&self) {
+        let bell = self.runtime.bell.descriptor();
+        let longest = if bell.is_some() { LONGEST_SLEEP } else { DEAF_SLEEP };
         let next = self.meter.next_deadline().map_or(u64::MAX, Timestamp::as_nanos);
-        let nanos = next.saturating_sub(clock::now_ns()).clamp(SHORTEST_SLEEP, LONGEST_SLEEP);
+        let nanos = next.saturating_sub(clock::now_ns()).clamp(SHORTEST_SLEEP, longest);
         let wait = Timespec {
             tv_sec: (nanos / 1_000_000_000).cast_signed(),
             tv_nsec: (nanos % 1_000_000_000).cast_signed(),
         };
-        let mut files = vec![PollFd::new(&self.runtime.bell, PollFlags::IN)];
+        let mut files = Vec::with_capacity(3);
+        files.extend(bell.as_deref().map(|bell| PollFd::new(bell, PollFlags::IN)));
         for connection in self.connection.iter().chain(&self.probe) {
             files.push(PollFd::new(connection, PollFlags::IN));
         }
         let _ = poll(&mut files, Some(&wait));
-        let ours = self.runtime.bell.is_ours();
-        if ours {
-            let _ = rustix::io::read(&self.runtime.bell, &mut [0u8; 8]);
+        if let Some(bell) = bell {
+            Bell::hush(&bell);
         }
-        ours
     }
 }
 

@@ -27,7 +27,7 @@ use crate::driver::real;
 use crate::gate::{Device, ThreadRecord};
 use crate::memory::Book;
 use crate::trace::Trace;
-use crate::transport::Descriptor;
+use crate::transport::Bell;
 use crate::{clock, gate, helper, resolve, tls};
 
 const DEVICES: usize = 64;
@@ -43,8 +43,6 @@ const LEAVE_WAIT: StdDuration = StdDuration::from_millis(200);
 const STACK: usize = 1 << 20;
 /// A helper thread that has not looped while another thread of the process was awake for this long is gone, in ns.
 const GONE_NS: u64 = 5_000_000_000;
-/// Why a process is not metered any more whose descriptors are gone.
-pub(crate) const CLOSED: &str = "the program has closed the descriptors of its meter";
 /// The most of the time between two looks for which the process was surely not stopped, in ns.
 const LOOK_NS: u64 = 20_000_000;
 
@@ -131,7 +129,7 @@ pub(crate) struct Runtime {
     threads: Mutex<Vec<&'static ThreadRecord>>,
     thread_key: libc::pthread_key_t,
     requests: Mutex<Vec<Request>>,
-    pub(crate) bell: Descriptor,
+    pub(crate) bell: Bell,
     /// A daemon has taken a device.
     served: AtomicBool,
     pub(crate) beat: AtomicU64,
@@ -263,11 +261,7 @@ impl Runtime {
     }
 
     pub(crate) fn wake_helper(&self) {
-        if !self.bell.is_ours() {
-            return stand_aside(CLOSED);
-        }
-        // A full counter means that the helper has been woken already.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        self.bell.ring();
     }
 
     /// Takes bytes from a device's account, asking the daemon if need be. `false`: out of memory.
@@ -428,8 +422,6 @@ fn decide(device: Option<CUdevice>) -> Option<State> {
     if !config.limited && !daemon_expected && std::fs::metadata(&config.socket).is_err() {
         return Some(State::Off);
     }
-    let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
-    let bell = rustix::event::eventfd(0, flags).ok()?;
     let mut thread_key = 0;
     // SAFETY: a valid out-pointer; the destructor runs in the thread that ends.
     if unsafe { libc::pthread_key_create(&raw mut thread_key, Some(thread_ends)) } != 0 {
@@ -450,7 +442,7 @@ fn decide(device: Option<CUdevice>) -> Option<State> {
         threads: Mutex::default(),
         thread_key,
         requests: Mutex::default(),
-        bell: Descriptor::new(bell),
+        bell: Bell::new(),
         served: AtomicBool::new(false),
         beat: AtomicU64::new(clock::now_ns()),
         trace,

@@ -344,8 +344,31 @@ fn files_of_a_program_that_closed_the_hooks_descriptors_are_its_own() {
     let daemon = Daemon::start_as(&place.path().join("g.sock"), Manners::default());
     let served = Run::hooked(&program, &["closes"]).env("GSHARE_SOCKET", &daemon.socket).finish();
     assert_same("closes", &bare, &served);
-    let why = "gshare: not metering any more: the program has closed the descriptors of its meter\n";
-    assert_eq!(served.stderr, why);
+    assert_eq!(served.stderr, "");
+}
+
+/// As with `closefrom` in a daemon or a shell. The program had the whole device from then on.
+#[test]
+fn a_program_that_closed_the_hooks_descriptors_is_metered_as_before() {
+    let program = program("link", &[]);
+    let kinds = ["closes_and_works", "3000"];
+    let alone = Run::hooked(&program, &kinds).env("GSHARE_QUOTA", "0.2").finish();
+    let place = tempfile::tempdir().unwrap();
+    // A token of 4 ms, which is given to a client once in 20 ms.
+    let manners = Manners {
+        token: Duration::from_millis(4),
+        every: StdDuration::from_millis(20),
+        ..Manners::default()
+    };
+    let daemon = Daemon::start_as(&place.path().join("g.sock"), manners);
+    let served = Run::hooked(&program, &kinds).env("GSHARE_SOCKET", &daemon.socket).finish();
+    let told = daemon.told();
+    assert_eq!(told.names.len(), 2, "it connected again: {told:?}");
+    for done in [alone, served] {
+        assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("done\n", ""));
+        let busy = done.truth[0].gpus[0].busy_ns;
+        assert!((200_000_000..800_000_000).contains(&busy), "20 % of 3 s, not {busy} ns");
+    }
 }
 
 /// The daemon revokes the token while the kernel runs, and the process ends as soon as that is over: what it took beyond its token

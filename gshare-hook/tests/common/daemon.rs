@@ -67,6 +67,8 @@ pub struct Manners {
     pub stops_after: Option<u64>,
     /// For how long it gives no token, and says nothing.
     pub keeps_waiting: std::time::Duration,
+    /// How often it gives a token at most.
+    pub every: std::time::Duration,
     /// How long after its expiry a token is revoked that was not returned.
     pub revokes_after: Option<Duration>,
     /// How long it thinks about an attachment, and about memory.
@@ -85,6 +87,7 @@ impl Default for Manners {
             hangs_up: false,
             stops_after: None,
             keeps_waiting: std::time::Duration::ZERO,
+            every: std::time::Duration::ZERO,
             revokes_after: None,
             attach_pause: std::time::Duration::ZERO,
             memory_pause: std::time::Duration::ZERO,
@@ -206,7 +209,7 @@ fn serve(
     let Manners { token, slack, in_turns, .. } = manners;
     let mut peers: Vec<Peer> = Vec::new();
     let (mut leases, mut requests) = (0, 0);
-    let began = std::time::Instant::now();
+    let (began, mut last_grant) = (std::time::Instant::now(), None);
     while !stop.load(Ordering::Acquire) {
         if manners.stops_after.is_some_and(|tokens| leases >= tokens) {
             std::thread::sleep(std::time::Duration::from_millis(20));
@@ -264,12 +267,14 @@ fn serve(
             }
         }
         while began.elapsed() >= manners.keeps_waiting
+            && last_grant.is_none_or(|at: std::time::Instant| at.elapsed() >= manners.every)
             && (!in_turns || peers.iter().all(|peer| peer.holds.is_none()))
         {
             let next =
                 peers.iter_mut().filter_map(|peer| Some((peer.waits?, peer))).min_by_key(|next| next.0);
             let Some(((_, client), peer)) = next else { break };
             leases += 1;
+            last_grant = Some(std::time::Instant::now());
             peer.grant(client, LeaseId(leases), token, slack);
         }
         if ready[0]

@@ -74,6 +74,15 @@ static void closes(void) {
     (void)context;
 }
 
+/* Closes what it did not open after its first kernel, and works. */
+static void closes_and_works(long ms) {
+    context_of_device_0();
+    MUST(cuLaunchKernel(kernel("spin_1ms"), ONE, 0, 0, 0));
+    MUST(cuCtxSynchronize());
+    MUST(syscall(SYS_close_range, 3, ~0U, 0));
+    works(ms);
+}
+
 /* Stopped while it waits for memory. */
 static void stopped(void) {
     Pointer memory;
@@ -95,6 +104,7 @@ int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "";
     if (!strcmp(kind, "works")) works(atol(argv[2]));
     else if (!strcmp(kind, "holds")) holds(atoi(argv[2]), atol(argv[3]), atol(argv[4]));
+    else if (!strcmp(kind, "closes_and_works")) closes_and_works(atol(argv[2]));
     else if (!strcmp(kind, "once")) once(argv[2]);
     else if (!strcmp(kind, "closes")) closes();
     else if (!strcmp(kind, "stopped")) stopped();
