@@ -645,8 +645,8 @@ messages! {
         code: RefusalCode,
         /// Why, for people: names field and bound.
         text: String,
-        /// The limits that hold.
-        spec: ResourceSpec,
+        /// The limits that hold; `None`: those that the process has of its own.
+        spec: Option<ResourceSpec>,
     }
 }
 
@@ -765,7 +765,7 @@ mod tests {
             ToClient::MemoryAsk { client, round: 3, recall: 1 },
             ToClient::MemoryMember { client, pid: 3, used: Bytes(4) },
             ToClient::MemoryView { client },
-            ToClient::Unserved { code: RefusalCode::Full, text: "no".into(), spec: spec() },
+            ToClient::Unserved { code: RefusalCode::Full, text: "no".into(), spec: Some(spec()) },
         ]
     }
 
@@ -816,7 +816,7 @@ mod tests {
             "020c 1500 0b000000 0200000001000000 03000000 01",
             "020d 1c00 0c000000 0200000001000000 03000000 0400000000000000",
             "020e 1000 0d000000 0200000001000000",
-            "020f 1a00 0e000000 02 026e6f b80b401f60090000004000000000",
+            "020f 1b00 0e000000 02 026e6f 01 b80b401f60090000004000000000",
         ];
         for (n, (message, golden)) in to_client().iter().zip(golden_to_client).enumerate() {
             let mut bytes = Vec::new();

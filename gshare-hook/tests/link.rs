@@ -198,8 +198,11 @@ fn a_process_that_is_refused_launches_nothing() {
 /// Where the operator lets strangers run, they keep to the limits that the daemon names.
 #[test]
 fn a_process_that_is_not_served_but_may_run_keeps_the_limits_that_the_daemon_names() {
-    let answer =
-        ToClient::Unserved { code: RefusalCode::NotAllowed, text: "not you".to_owned(), spec: limited(10) };
+    let answer = ToClient::Unserved {
+        code: RefusalCode::NotAllowed,
+        text: "not you".to_owned(),
+        spec: Some(limited(10)),
+    };
     let (done, comes) = turned_away_at_the_door(&answer, "1500");
     assert_eq!(done.stdout, "done\n");
     let line =

@@ -102,7 +102,7 @@ fn a_refused_process_is_told_its_limits_where_the_operator_lets_it_run() {
     let mut bench = Bench::new(config);
     bench.hello(0, "alice", spec("1:1", 100));
     let told = |bench: &Bench| match bench.sent.last() {
-        Some((_, ToClient::Unserved { code, spec, .. })) => (*code, spec.quota().to_string()),
+        Some((_, ToClient::Unserved { code, spec: Some(spec), .. })) => (*code, spec.quota().to_string()),
         other => panic!("{other:?}"),
     };
     bench.hello(1, "alice", spec("1:1", 100));

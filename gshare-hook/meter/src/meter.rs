@@ -430,7 +430,8 @@ impl<G: Ground> Meter<G> {
             ToClient::Welcome { .. } => self.welcomed(now, actions),
             ToClient::Refused { code, text } => self.turned_away(code, &text, None, now, actions),
             ToClient::Unserved { code, text, spec } => {
-                self.turned_away(code, &text, Some(spec), now, actions);
+                let limits = spec.unwrap_or(self.settings.spec);
+                self.turned_away(code, &text, Some(limits), now, actions);
             }
             ToClient::Class { class } => self.class = Some(class),
             ToClient::Attached { ordinal, client, spec, window, in_flight, .. } => {

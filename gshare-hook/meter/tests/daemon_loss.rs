@@ -159,7 +159,8 @@ fn strangers_that_may_run_keep_the_limits_that_the_daemon_names() {
     let mut bench = Bench::new(ResourceSpec::UNLIMITED, OnDaemonLoss::Open, Behind::Daemon);
     bench.learn(KERNEL.function, KERNEL.ns);
     bench.launches(20_000, KERNEL);
-    let unserved = || ToClient::Unserved { code: RefusalCode::DuplicateName, text: "taken".into(), spec };
+    let unserved =
+        || ToClient::Unserved { code: RefusalCode::DuplicateName, text: "taken".into(), spec: Some(spec) };
     bench.hear(unserved());
     // Each refusal repeats the limits: a new clock with each would let in more.
     for _ in 0..200 {

@@ -168,7 +168,7 @@ impl Case {
                 ][usize::from(code)];
                 let (text, spec) = (String::new(), self.spec);
                 self.bench.hear(if runs {
-                    ToClient::Unserved { code, text, spec }
+                    ToClient::Unserved { code, text, spec: Some(spec) }
                 } else {
                     ToClient::Refused { code, text }
                 });
@@ -182,7 +182,7 @@ impl Case {
                 }
             }
             Step::Probe(answered) => {
-                self.bench.feed(if answered { MeterEvent::ProbeAnswered } else { MeterEvent::ProbeFailed })
+                self.bench.feed(if answered { MeterEvent::ProbeAnswered } else { MeterEvent::ProbeFailed });
             }
             Step::OfOthers => {
                 let (ordinal, client, gpu) = (9, gshare_core::ClientId::new(77, 1), GpuId(4));

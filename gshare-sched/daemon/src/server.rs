@@ -16,7 +16,7 @@ use crate::snapshot::{ClientSnapshot, Snapshot};
 use gshare_core::slots::Slots;
 use gshare_core::token::TokenScheduler;
 use gshare_core::wire::{MAX_FRAME, RefusalCode, Sequence, ToClient, ToDaemon};
-use gshare_core::{ConnId, Duration, Engine as _, ResourceSpec, Timestamp};
+use gshare_core::{ConnId, Duration, Engine as _, Timestamp};
 use gshare_sched::node::{Node, NodeAction, NodeError, NodeEvent, Note, Peer, vertical_scaler};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
@@ -453,8 +453,8 @@ impl Daemon {
             tracing::info!(uid = peer.uid, pid = peer.pid, text, "refused");
             self.frame.clear();
             let refused = match self.config.refused_run {
-                // Before Hello nothing is known of limits.
-                true => ToClient::Unserved { code, text, spec: ResourceSpec::UNLIMITED },
+                // Before Hello nothing is known of limits: those of the process hold.
+                true => ToClient::Unserved { code, text, spec: None },
                 false => ToClient::Refused { code, text },
             };
             refused.encode(0, &mut self.frame);

@@ -496,7 +496,7 @@ impl Node {
         note(Note::Refused { conn, name: name.to_owned(), refusal }, out);
         note(Note::NoEffect, out);
         let frame = match self.config.refused_run && code != RefusalCode::Protocol {
-            true => ToClient::Unserved { code, text, spec },
+            true => ToClient::Unserved { code, text, spec: Some(spec) },
             false => ToClient::Refused { code, text },
         };
         out.push(NodeAction::Send { conn, frame });

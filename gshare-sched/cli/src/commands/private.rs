@@ -67,10 +67,41 @@ pub(crate) struct Held {
     _connection: Option<OwnedFd>,
 }
 
-/// Lets itself be counted as a process of a daemon; `None` if that is not to be.
-fn hold(path: &Path) -> Option<OwnedFd> {
+/// Says Hello; gives the answer with the connection. `None`: nobody answers.
+fn greet(path: &Path, hello: &ToDaemon) -> Option<(ToClient, OwnedFd)> {
     let socket = connected(path)?;
     set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE)).ok()?;
+    let mut frame = Vec::new();
+    hello.encode(0, &mut frame);
+    // A daemon that refuses at the door has answered and closed before.
+    let _ = send(&socket, &frame, SendFlags::NOSIGNAL);
+    let mut answer = [0; MAX_FRAME];
+    let mut receive = || rustix::io::retry_on_intr(|| recv(&socket, &mut answer[..], RecvFlags::empty()));
+    // The first error of such a connection is that Hello was not read.
+    let (length, _) = receive().or_else(|_| receive()).ok()?;
+    let (_, answer) = ToClient::decode(&answer[..length]).ok()?;
+    Some((answer, socket))
+}
+
+/// Asks a daemon whether it will serve a process that says this. Gives a notice if it will not, and the process may run.
+///
+/// # Errors
+/// The daemon refuses: its reason.
+pub(crate) fn ask(path: &Path, hello: &ToDaemon) -> anyhow::Result<Option<String>> {
+    match greet(path, hello) {
+        Some((ToClient::Refused { code, text }, _)) => {
+            anyhow::bail!("the daemon at {} refuses the program: {text} ({code:?})", path.display())
+        }
+        Some((ToClient::Unserved { code, text, .. }, _)) => Ok(Some(format!(
+            "the daemon does not serve the program, which runs within its limits: {text} ({code:?})"
+        ))),
+        // Without an answer the program starts, and does what its policy says.
+        _ => Ok(None),
+    }
+}
+
+/// Lets itself be counted as a process of a daemon; `None` if that is not to be.
+fn hold(path: &Path) -> Option<OwnedFd> {
     let hello = ToDaemon::Hello {
         pid_start: 0,
         pid: 0,
@@ -81,14 +112,8 @@ fn hold(path: &Path) -> Option<OwnedFd> {
         spec: ResourceSpec::UNLIMITED,
         on_loss: OnDaemonLoss::Open,
     };
-    let mut frame = Vec::new();
-    hello.encode(0, &mut frame);
-    send(&socket, &frame, SendFlags::NOSIGNAL).ok()?;
-    let mut answer = [0; MAX_FRAME];
-    let (length, _) =
-        rustix::io::retry_on_intr(|| recv(&socket, &mut answer[..], RecvFlags::empty())).ok()?;
-    let answer = ToClient::decode(&answer[..length]).ok()?;
-    matches!(answer, (_, ToClient::Welcome { .. })).then_some(socket)
+    let (answer, socket) = greet(path, &hello)?;
+    matches!(answer, ToClient::Welcome { .. }).then_some(socket)
 }
 
 /// Joins the daemon at a socket that the user named. None is started: the one that was meant may have a configuration.

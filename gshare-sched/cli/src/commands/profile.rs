@@ -405,7 +405,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
             command: command.clone(),
         };
         let prepared = under_hook::prepare(&options, &hook, &socket).map_err(|error| format!("{error:#}"))?;
-        let Prepared { command, simulator } = prepared;
+        let Prepared { command, simulator, .. } = prepared;
         drop(core::mem::replace(&mut kept, simulator));
         Ok(command)
     };

@@ -16,8 +16,8 @@ use super::sim::{self, Kind, Simulate};
 use super::{Where, private};
 use anyhow::Context as _;
 use gshare_core::scale::ServiceClass;
-use gshare_core::wire::OnDaemonLoss;
-use gshare_core::{Bytes, QuotaRange, SmShare};
+use gshare_core::wire::{OnDaemonLoss, ToDaemon};
+use gshare_core::{Bytes, QuotaRange, ResourceSpec, SmShare};
 use gshare_runner::libraries::{HOOK, SimulatorDir};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -32,7 +32,7 @@ use std::process::{Child, Command, ExitCode};
 
 /// Run a program under a share of the GPU.
 ///
-/// Its exit code is passed on, and signals are forwarded to it. Where no daemon listens, a private one is started for
+/// The daemon is asked first: where it refuses, the program is not started. Its exit code is passed on, and signals are forwarded to it. Where no daemon listens, a private one is started for
 /// this user; it ends half a minute after its last client. The share that the daemon's configuration has for the name
 /// goes before the options here.
 #[derive(Debug, clap::Args)]
@@ -107,7 +107,10 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     let (socket, _held) = socket(&options.place, kind.is_simulated())?;
     let prepared = prepare(options, &hook, &socket)?;
     let program = options.command[0].to_string_lossy().into_owned();
-    let Prepared { mut command, simulator } = prepared;
+    let Prepared { mut command, simulator, hello } = prepared;
+    if let Some(notice) = private::ask(&socket, &hello)? {
+        eprintln!("gshare: {notice}");
+    }
     // Before the child is there: a signal that comes between must not be lost.
     let forwarded = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
     // What is ignored (`nohup`, a job in the background) stays so in the program: a handler would not be inherited.
@@ -154,6 +157,8 @@ pub(crate) struct Prepared {
     pub(crate) command: Command,
     /// Must outlive the program.
     pub(crate) simulator: Option<SimulatorDir>,
+    /// What the program's processes will say to the daemon.
+    pub(crate) hello: ToDaemon,
 }
 
 /// Sets up the environment of a program under the hook.
@@ -176,7 +181,11 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
     command.env("GSHARE_RUN", run.to_string());
     let program = Path::new(&options.command[0]).file_name().unwrap_or_default().to_string_lossy();
     let name = options.name.clone().unwrap_or_else(|| format!("{program}-{}", std::process::id()));
-    command.env("GSHARE_NAME", name);
+    command.env("GSHARE_NAME", &name);
+    let quota = options.quota.unwrap_or(QuotaRange::BEST_EFFORT);
+    let spec = ResourceSpec::new(quota, options.sm.unwrap_or(SmShare::WHOLE), options.mem)?;
+    let (pid_start, pid, program) = (0, 0, program.into_owned());
+    let hello = ToDaemon::Hello { pid_start, pid, run, name, program, spec, on_loss: options.on_daemon_loss };
     let mut set = |key: &str, value: Option<String>| {
         match value {
             Some(value) => command.env(key, value),
@@ -202,7 +211,7 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
     if let (true, Some(sm)) = (simulated || mps.is_some(), options.sm) {
         command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", sm.to_string().trim_end_matches('%'));
     }
-    Ok(Prepared { command, simulator })
+    Ok(Prepared { command, simulator, hello })
 }
 
 /// Waits for the program, passing on what other processes signal. What the terminal sends reaches it anyway, as it is

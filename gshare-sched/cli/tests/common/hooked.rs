@@ -113,8 +113,13 @@ pub struct Truth(fake_cuda::sim::Truth);
 impl Truth {
     /// Time with a kernel of the process running, in ns.
     pub fn gpu_time(&self, spinner: &Spinner) -> u64 {
-        let own = self.0.processes.iter().find(|process| process.pid == spinner.0.id()).unwrap();
-        own.gpus[0].busy_ns
+        self.try_gpu_time(spinner).unwrap()
+    }
+
+    /// The same; `None` before the process uses the device.
+    pub fn try_gpu_time(&self, spinner: &Spinner) -> Option<u64> {
+        let own = self.0.processes.iter().find(|process| process.pid == spinner.0.id())?;
+        Some(own.gpus.first()?.busy_ns)
     }
 }
 

@@ -1,0 +1,73 @@
+//! Processes that the daemon does not serve: they launch nothing, unless the operator lets them run.
+
+#[path = "../../daemon/tests/common/mod.rs"]
+mod common;
+#[path = "common/hooked.rs"]
+mod hooked;
+
+use common::{Process, within};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const LISTED: &str = "allow_unlisted = false\n[[client]]\nname = 'bob'\nquota = '0.5'\n";
+
+/// With a guaranteed half of the device bob had a fifth of it beside three of them.
+#[test]
+fn a_process_that_the_daemon_refuses_launches_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Process::start(dir.path(), LISTED);
+    let spinners = hooked::Spinners::new(dir.path(), &daemon.socket());
+    let bob = spinners.start("bob", 1, &[], &[]);
+    bob.works(&daemon);
+    let mut refused: Vec<_> =
+        (2..5).map(|run| spinners.start(&format!("stranger-{run}"), run, &[], &[])).collect();
+    // Another run of bob's name may get it later: its launches wait for that, and fail.
+    refused.push(spinners.start("bob", 9, &[], &[]));
+    for stranger in &mut refused {
+        assert!(!stranger.0.wait().unwrap().success(), "its launch failed");
+        assert_eq!(spinners.truth().gpu_time(stranger), 0);
+    }
+    let said = spinners.said();
+    let reasons = said.matches("the daemon refused this process: ").count();
+    assert_eq!(reasons, refused.len(), "{said}");
+    assert!(said.contains("(NotAllowed); its launches fail"), "{said}");
+    assert!(said.contains("(DuplicateName); its launches fail"), "{said}");
+}
+
+#[test]
+fn gshare_run_does_not_start_what_the_daemon_refuses() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Process::start(dir.path(), LISTED);
+    let mark = dir.path().join("started");
+    let run = |name: &str| -> std::process::Output {
+        let mut command: Command = hooked::run(dir.path(), &daemon.socket(), &["--name", name]);
+        command.arg("touch").arg(&mark).stderr(Stdio::piped()).output().unwrap()
+    };
+    let refused = run("mallory");
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && !mark.exists(), "{text}");
+    assert!(text.contains("client `mallory` is not in the configuration"), "{text}");
+    assert!(run("bob").status.success() && mark.exists());
+}
+
+#[test]
+fn strangers_that_may_run_keep_the_limits_that_are_listed_for_their_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = "strangers = 'run'\n[[client]]\nname = 'carol'\nquota = '0:0.1'\nmemory = '64MiB'\n";
+    let daemon = Process::start(dir.path(), config);
+    let spinners = hooked::Spinners::new(dir.path(), &daemon.socket());
+    let served = spinners.start("carol", 1, &[], &[]);
+    served.works(&daemon);
+    let mut greedy = spinners.start("carol", 2, &[], &["--memory", "65MiB"]);
+    assert!(!greedy.0.wait().unwrap().success(), "more memory than is listed");
+    let begun = Instant::now();
+    let stranger = spinners.start("carol", 3, &[], &["--memory", "40MiB"]);
+    let used = within(|| {
+        let truth = spinners.truth();
+        Some(truth.try_gpu_time(&stranger)?).filter(|used| *used >= 200_000_000)
+    });
+    // A tenth of the time; a busy machine only makes it longer.
+    assert!(begun.elapsed() >= Duration::from_millis(1_600), "{used} ns in {:?}", begun.elapsed());
+    let said = spinners.said();
+    assert!(said.contains("(DuplicateName); it runs within its own limits"), "{said}");
+}
