@@ -6,7 +6,8 @@
 //! ```
 //! The admin socket is a stream socket of its own. Users who may connect to the daemon may also ask. Connections are
 //! served side by side and are bounded in number, so a silent peer or a slow reader delays nobody but itself. Before a
-//! snapshot the clients are asked how much memory they use, for a fifth of a second at most (`inquiry.rs`).
+//! snapshot the clients are asked how much memory they use, for a fifth of a second at most
+//! (rule 7 of the [node](gshare_sched::node)).
 
 use crate::handle::Handle;
 use crate::snapshot::Snapshot;

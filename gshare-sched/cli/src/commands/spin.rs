@@ -4,32 +4,36 @@
 //! meters processes that are started under it, and the demo has no other program that is certain to be there.
 
 use super::cuda::Kernel;
-use std::ffi::CStr;
+use std::ffi::CString;
 
 /// Name of the hidden subcommand.
 pub(crate) const NAME: &str = "spin";
 
-/// A kernel whose every thread looks at the clock until a millisecond has passed. The simulated driver takes the time from
-/// the name.
-const PTX: &CStr = c"
+/// A kernel whose every thread looks at the clock until so many milliseconds have passed. The simulated driver takes the
+/// time from the name.
+fn ptx(ms: u32) -> String {
+    format!(
+        "
 .version 7.0
 .target sm_52
 .address_size 64
-.visible .entry spin_1000us()
-{
+.visible .entry spin_{ms}ms()
+{{
     .reg .u64 %t<4>;
     .reg .pred %p;
     mov.u64 %t1, %globaltimer;
 again:
     mov.u64 %t2, %globaltimer;
     sub.u64 %t3, %t2, %t1;
-    setp.lt.u64 %p, %t3, 1000000;
+    setp.lt.u64 %p, %t3, {ms}000000;
     @%p bra again;
     ret;
+}}
+"
+    )
 }
-";
 
-/// Kernels of one millisecond that fill device 0.
+/// Kernels of one length that fill device 0.
 #[derive(Debug)]
 pub struct Spin {
     kernel: Kernel,
@@ -38,14 +42,15 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Loads the driver and the kernel, and asks the kernel to end this process with its parent: what started it may be
-    /// killed, and its programs must not go on.
+    /// Loads the driver and a kernel of so many milliseconds, and asks the operating system to end this process with its
+    /// parent: the parent may be killed, and its programs must not go on.
     ///
     /// # Errors
     /// When there is no driver or no device.
-    pub fn load() -> anyhow::Result<Self> {
+    pub fn load(ms: u32) -> anyhow::Result<Self> {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-        let kernel = Kernel::load(PTX, c"spin_1000us")?;
+        let (ptx, name) = (CString::new(ptx(ms))?, CString::new(format!("spin_{ms}ms"))?);
+        let kernel = Kernel::load(&ptx, &name)?;
         let grid = kernel.sms()?;
         Ok(Self { kernel, grid })
     }
@@ -65,7 +70,7 @@ impl Spin {
 }
 
 pub(crate) fn run() -> anyhow::Result<()> {
-    let spin = Spin::load()?;
+    let spin = Spin::load(1)?;
     loop {
         spin.launch()?;
     }

@@ -88,7 +88,7 @@ impl Rule {
             ),
             Self::WaitForHolder { holders, sm } => {
                 format!(
-                    "wait for a holder: {} hold tokens, and {sm} of the SMs do not fit beside them",
+                    "wait for a holder: tokens are held by {}, and {sm} of the SMs do not fit beside them",
                     holders.join(", ")
                 )
             }
@@ -117,9 +117,12 @@ impl Finding {
         println!("+{:.6}s{client} {}; {}", since(self.from_ns), self.rule.sentence(), self.until);
     }
 
-    /// Whether it held the client up at this time.
+    /// Whether it held the client up at this time. A denial and a refusal are answers of one instant.
     fn covers(&self, at: Timestamp) -> bool {
-        self.from_ns <= at && self.until_ns.is_none_or(|until| at < until)
+        match self.rule {
+            Rule::MemoryDenial { .. } | Rule::Refusal { .. } => self.from_ns == at,
+            _ => self.from_ns <= at && self.until_ns.is_none_or(|until| at < until),
+        }
     }
 }
 
@@ -223,12 +226,16 @@ impl Inquest {
                 if view.is_some_and(|view| view.name == self.name) {
                     let of = if *of == MemoryBound::Instance { "instance" } else { "device" };
                     let missing = asked.saturating_sub(*free);
+                    let until = match asked > limit {
+                        true => format!("for good: the {of} has no more than {limit}"),
+                        false => format!("until {missing} more of the {of}'s memory are released"),
+                    };
                     self.findings.push(Finding {
                         run_began: began,
                         client: Some(*client),
                         from_ns: now,
                         until_ns: None,
-                        until: format!("until {missing} more of the {of}'s memory are released"),
+                        until,
                         rule: Rule::MemoryDenial {
                             asked_bytes: asked.0,
                             free_bytes: free.0,
@@ -295,8 +302,10 @@ impl Inquest {
             );
         }
         for (client, rule, stated) in waiting {
-            if !self.waits.iter().any(|wait| wait.client == client) {
-                self.waits.push(Wait { client, since: now, rule, stated });
+            match self.waits.iter_mut().find(|wait| wait.client == client) {
+                // Figures become known late: a window may end after the first look.
+                Some(wait) => wait.rule = rule,
+                None => self.waits.push(Wait { client, since: now, rule, stated }),
             }
         }
     }
