@@ -30,6 +30,10 @@ fn shown(socket: &Path, clients: &[(&str, &str, &str)]) {
     within(|| {
         let table = gshare(socket, &["top", "--count", "1"]);
         let row = |name: &str| table.lines().find(|line| line.starts_with(name));
+        assert!(
+            table.lines().any(|line| line.starts_with("gpu0 GPU-") && line.contains(" simulated, ")),
+            "{table}"
+        );
         let state = |line: &str, state: &str| line.rsplit_once(", at most ")?.0.contains(state).then_some(());
         clients.iter().try_for_each(|(name, _, wanted)| state(row(name)?, wanted))
     });
@@ -37,6 +41,8 @@ fn shown(socket: &Path, clients: &[(&str, &str, &str)]) {
         let status: serde_json::Value = serde_json::from_str(&gshare(socket, &["status", "--json"])).unwrap();
         let all = status["clients"].as_array().unwrap();
         assert_eq!(all.len(), clients.len(), "{status}");
+        assert_eq!(status["devices"][0]["simulated"], true, "{status}");
+        assert!(all.iter().all(|client| client["held_by"]["time"] == "hook"), "{status}");
         clients.iter().try_for_each(|(name, class, wanted)| {
             let one = all.iter().find(|client| client["name"] == *name)?;
             let has = one["class"] == *class || one["class"].get(class).is_some();

@@ -53,6 +53,7 @@ pub mod command;
 pub mod config;
 mod cpu_latency;
 mod crowd;
+pub mod enforce;
 mod front;
 pub mod journal;
 pub mod mps;

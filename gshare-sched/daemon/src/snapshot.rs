@@ -1,5 +1,6 @@
 //! What `gshare status`, `gshare top` and the metrics show.
 
+use crate::enforce::HeldBy;
 use gshare_core::scale::{ScaleState, ServiceClass};
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, ClientId, Duration, GpuId, Timestamp};
@@ -47,6 +48,9 @@ pub struct DeviceSnapshot {
     pub gpu: GpuId,
     /// Its UUID.
     pub uuid: String,
+    /// Whether it is a simulated one.
+    #[serde(default)]
+    pub simulated: bool,
     /// Its memory; 0 while unknown.
     pub memory_bytes: Bytes,
     /// Memory granted to clients, used or not.
@@ -106,6 +110,9 @@ pub struct ClientSnapshot {
     /// The most share of time that the co-scaler leaves its instance now.
     #[serde(default)]
     pub scaled_limit: Option<f64>,
+    /// What holds its limits, where somebody on its node has looked: `gshare status` does.
+    #[serde(default)]
+    pub held_by: Option<HeldBy>,
 }
 
 impl From<DeviceView> for DeviceSnapshot {
@@ -113,6 +120,7 @@ impl From<DeviceView> for DeviceSnapshot {
         Self {
             gpu: device.gpu,
             uuid: device.uuid.to_string(),
+            simulated: device.uuid.is_simulated(),
             memory_bytes: device.memory,
             held_bytes: device.held,
             clients: device.clients,
@@ -148,6 +156,7 @@ impl ClientSnapshot {
             class: client.class,
             scale_state: client.scale_state,
             scaled_limit: client.scaled_limit.map(gshare_core::Quota::as_fraction),
+            held_by: None,
         }
     }
 }

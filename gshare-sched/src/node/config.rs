@@ -102,6 +102,14 @@ pub struct ClientConfig {
 #[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
 pub struct DeviceUuid(pub [u8; 16]);
 
+impl DeviceUuid {
+    /// Whether the device is a simulated one: the simulated driver gives out UUIDs of version 8 (RFC 9562, section 5.8) that end in
+    /// `sim`, which NVIDIA's does not.
+    pub fn is_simulated(self) -> bool {
+        self.0[6] >> 4 == 8 && self.0.ends_with(b"sim")
+    }
+}
+
 /// `GPU-00112233-4455-6677-8899-aabbccddeeff`.
 impl fmt::Display for DeviceUuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -542,7 +542,8 @@ pub fn device_name(profile: &Profile) -> String {
     format!("{} (simulated)", profile.device_name)
 }
 
-/// The UUID of GPU `index` of the device file at `path`: the same for every process that opens it.
+/// The UUID of GPU `index` of the device file at `path`: the same for every process that opens it. Version 8 and the last three
+/// bytes mark it as simulated, for those who see no more of a device than this.
 pub fn device_uuid(path: &Path, index: u32) -> [u8; 16] {
     // FNV-1a, twice with different seeds: an identifier, not a secret.
     let mut out = [0; 16];
@@ -553,7 +554,8 @@ pub fn device_uuid(path: &Path, index: u32) -> [u8; 16] {
         }
         out[half..half + 8].copy_from_slice(&hash.to_le_bytes());
     }
-    out[6] = (out[6] & 0x0f) | 0x40;
+    out[6] = (out[6] & 0x0f) | 0x80;
     out[8] = (out[8] & 0x3f) | 0x80;
+    out[13..].copy_from_slice(b"sim");
     out
 }

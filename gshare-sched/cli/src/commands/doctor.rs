@@ -3,6 +3,7 @@
 use super::sim::{self, Simulate};
 use super::{Where, bypass, cuda, print_json, private};
 use gshare_runner::libraries::{HOOK, SIMULATOR};
+use gshared::enforce::{Enforcement, Enforcer, Limit};
 use gshared::mps::Mps;
 use serde::Serialize;
 
@@ -53,6 +54,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     }
     checks.extend(mig());
     checks.push(mps());
+    checks.push(limits(device == "simulated"));
     checks.extend(permissions());
     checks.extend(libraries());
     checks.push(kernel());
@@ -122,6 +124,15 @@ fn mig() -> Option<Check> {
     } else {
         check("mig", Status::Good, "off", None)
     })
+}
+
+/// What can keep which limit on this node; `gshare status` says what does, client by client.
+fn limits(simulated: bool) -> Check {
+    let node = Enforcement::of_node(simulated);
+    let name = |limit| node.strongest(limit).map_or("nothing", Enforcer::name);
+    let [time, sm, memory] = [Limit::Time, Limit::Sm, Limit::Memory].map(name);
+    let found = format!("time is held by {time}, SM partitions by {sm}, memory by {memory}");
+    check("limits", if sm == "nothing" { Status::Notice } else { Status::Good }, found, None)
 }
 
 fn mps() -> Check {

@@ -19,6 +19,7 @@ use gshare_core::scale::ServiceClass;
 use gshare_core::wire::{OnDaemonLoss, ToDaemon};
 use gshare_core::{Bytes, QuotaRange, ResourceSpec, SmShare};
 use gshare_runner::libraries::{HOOK, SimulatorDir};
+use gshared::enforce::Enforcement;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
@@ -204,13 +205,9 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
     set("GSHARE_ON_DAEMON_LOSS", Some(policy.into()));
     let simulator = options.simulate.prepare(&mut command)?;
     let simulated = options.simulate.kind().is_ok_and(Kind::is_simulated);
-    let mps = gshared::mps::Mps::find().filter(|mps| !simulated && mps.is_running());
-    if let Some(mps) = &mps {
-        command.env("CUDA_MPS_PIPE_DIRECTORY", mps.pipe_dir());
-    }
-    if let (true, Some(sm)) = (simulated || mps.is_some(), options.sm) {
-        command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", sm.to_string().trim_end_matches('%'));
-    }
+    let sm = options.sm.unwrap_or(SmShare::WHOLE);
+    let spec = ResourceSpec::new(options.quota.unwrap_or(QuotaRange::BEST_EFFORT), sm, options.mem)?;
+    command.envs(Enforcement::of_node(simulated).environment(&spec));
     Ok(Prepared { command, simulator, hello })
 }
 

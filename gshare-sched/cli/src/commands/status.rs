@@ -2,6 +2,7 @@
 
 use super::{Where, print_json};
 use gshare_core::Bytes;
+use gshared::enforce::{Enforcement, Target};
 use gshared::{ClientSnapshot, Snapshot};
 use std::fmt::Write as _;
 
@@ -16,12 +17,39 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    let snapshot = options.place.snapshot()?;
+    let mut snapshot = options.place.snapshot()?;
+    look_who_holds(&mut snapshot);
     if options.json {
         return print_json(&snapshot);
     }
     print!("{}", text(&snapshot, |client| client.measured));
     Ok(())
+}
+
+/// Finds out what holds the limits of each client of this node.
+fn look_who_holds(snapshot: &mut Snapshot) {
+    let nodes = [false, true].map(Enforcement::of_node);
+    for client in &mut snapshot.clients {
+        let device = snapshot.devices.iter().find(|device| device.gpu == client.gpu);
+        let simulated = device.is_some_and(|device| device.simulated);
+        let target = Target::new(client.pid, simulated);
+        let (partition, memory) = (client.sm < 1.0, client.memory_limit_bytes.is_some());
+        client.held_by = Some(nodes[usize::from(simulated)].held_by(target, partition, memory));
+    }
+}
+
+/// Such as `time hook, SMs nothing`.
+fn held_by(client: &ClientSnapshot) -> String {
+    let Some(held) = &client.held_by else { return "-".to_owned() };
+    let name = |holder: &Option<String>| holder.clone().unwrap_or_else(|| "nothing".to_owned());
+    let mut parts = vec![format!("time {}", name(&held.time))];
+    if client.sm < 1.0 {
+        parts.push(format!("SMs {}", name(&held.sm)));
+    }
+    if client.memory_limit_bytes.is_some() {
+        parts.push(format!("memory {}", name(&held.memory)));
+    }
+    parts.join(", ")
 }
 
 /// The tables of `status` and `top`; `measured` gives each client's share of late.
@@ -43,7 +71,8 @@ pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f6
         } else {
             format!("{} of {} held", device.held_bytes, device.memory_bytes)
         };
-        let _ = writeln!(out, "{} {} {memory}", device.gpu, device.uuid);
+        let simulated = if device.simulated { "simulated, " } else { "" };
+        let _ = writeln!(out, "{} {} {simulated}{memory}", device.gpu, device.uuid);
     }
     if let Some(why) = &snapshot.journal_failure {
         let _ = writeln!(out, "WARNING: no journal is written: {why}");
@@ -57,7 +86,7 @@ pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f6
     let percent = |share: f64| format!("{:.1}%", share * 100.0);
     let head = [
         "NAME", "PID", "GPU", "REQUEST", "LIMIT", "USED", "SM", "MEMORY", "OF", "WAITED", "LAUNCHES",
-        "TOKEN", "STATE",
+        "TOKEN", "STATE", "HELD BY",
     ];
     let mut rows = vec![head.map(str::to_owned)];
     for client in &snapshot.clients {
@@ -86,6 +115,7 @@ pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f6
                 (Some(state), Some(limit)) => format!("{state}, at most {}", percent(limit)),
                 _ => "-".into(),
             },
+            held_by(client),
         ]);
     }
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
