@@ -101,19 +101,33 @@ pub(crate) struct Pending {
     pub(crate) segment: Segment,
 }
 
-/// One thread's launches on one stream. Written by its thread; the helper reads the atomics and writes `presumed`.
+/// One thread's launches on one stream.
 #[derive(Debug)]
-#[repr(align(128))] // found by a shift
+#[repr(C, align(128))] // found by a shift; a launch reads and writes the first line only
 struct Run {
-    stream: usize,
+    shared: Shared,
+    own: UnsafeCell<Own>,
+}
+
+/// The part of a run that the helper thread reads, and in which it writes `presumed`.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Shared {
     device: AtomicPtr<Device>,
     /// Credit that is charged already, in ns.
     prepaid: AtomicU64,
-    /// Predicted cost of the launches since the segment began, of those before it that no event covers, and of what the helper
-    /// takes for done of both, in ns.
+    /// Predicted cost of the launches since the segment began, of those before it that no event covers, and of those of both
+    /// that the helper presumes complete, in ns.
     predicted: AtomicU64,
     carried: AtomicU64,
     presumed: AtomicU64,
+}
+
+/// The part of a run that only its thread touches.
+#[derive(Debug)]
+#[repr(C)]
+struct Own {
+    stream: usize,
     /// Launches since the segment began, and how many there may be before the slow way is due.
     count: u32,
     limit: u32,
@@ -123,7 +137,7 @@ struct Run {
     /// Times the run is full, or its thread synchronises, before a segment begins again; and what that begins at.
     skip: u8,
     unmeasured: u8,
-    /// It is skipped because its thread synchronises after a few short launches.
+    /// A segment is skipped because the thread synchronises after a few short launches.
     idle_skip: bool,
     begun: u32,
     start: Option<(Event, Arc<Context>)>,
@@ -133,21 +147,38 @@ struct Run {
     /// How much of the first launch's call may be the reason that the device had nothing to do, and how much was, in ns.
     slack: u32,
     lead: u32,
-    /// What was charged to launches that were open when its thread last synchronised, in ns.
+    /// Charged cost of the launches that were open when the thread last synchronised, in ns.
     awaited: u64,
     /// [`crate::control::Control::destroyed`] when the segment began.
     destroyed: u64,
 }
 
+/// A run in the hands of its thread.
+#[derive(Debug)]
+struct Mine<'a> {
+    shared: &'a Shared,
+    own: &'a mut Own,
+}
+
+impl core::ops::Deref for Mine<'_> {
+    type Target = Own;
+    #[inline(always)]
+    fn deref(&self) -> &Own {
+        self.own
+    }
+}
+
+impl core::ops::DerefMut for Mine<'_> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Own {
+        self.own
+    }
+}
+
 impl Run {
     fn new() -> Self {
-        Self {
+        let own = Own {
             stream: usize::MAX,
-            device: AtomicPtr::default(),
-            prepaid: AtomicU64::new(0),
-            predicted: AtomicU64::new(0),
-            carried: AtomicU64::new(0),
-            presumed: AtomicU64::new(0),
             count: 0,
             limit: 0,
             row: Row::default(),
@@ -163,34 +194,37 @@ impl Run {
             lead: 0,
             awaited: 0,
             destroyed: 0,
-        }
+        };
+        Self { shared: Shared::default(), own: UnsafeCell::new(own) }
     }
+}
 
+impl Mine<'_> {
     /// Only the owner writes the device; it is null or leaked.
     #[inline(always)]
     fn is_on(&self, stream: usize, device: &Device) -> bool {
-        self.stream == stream && core::ptr::eq(self.device.load(Ordering::Relaxed), device)
+        self.stream == stream && core::ptr::eq(self.shared.device.load(Ordering::Relaxed), device)
     }
 
     fn device(&self) -> Option<&'static Device> {
         // SAFETY: null, or a leaked device.
-        unsafe { self.device.load(Ordering::Relaxed).as_ref() }
+        unsafe { self.shared.device.load(Ordering::Relaxed).as_ref() }
     }
 
     /// The launches so far are covered by no event of the segment that begins.
     fn carry(&mut self) {
         self.count = 0;
-        let predicted = self.predicted.load(Ordering::Relaxed);
-        self.carried.fetch_add(predicted, Ordering::AcqRel);
-        self.predicted.store(0, Ordering::Release);
+        let predicted = self.shared.predicted.load(Ordering::Relaxed);
+        self.shared.carried.fetch_add(predicted, Ordering::AcqRel);
+        self.shared.predicted.store(0, Ordering::Release);
     }
 
     /// Takes the open launches out.
     fn take_open(&mut self) -> Taken {
         self.count = 0;
-        let presumed = self.presumed.swap(0, Ordering::AcqRel);
+        let presumed = self.shared.presumed.swap(0, Ordering::AcqRel);
         let (predicted, carried) =
-            (self.predicted.swap(0, Ordering::AcqRel), self.carried.swap(0, Ordering::AcqRel));
+            (self.shared.predicted.swap(0, Ordering::AcqRel), self.shared.carried.swap(0, Ordering::AcqRel));
         // What was launched first was over first.
         let carried_presumed = presumed.min(carried);
         let presumed = (presumed - carried_presumed).min(predicted);
@@ -199,7 +233,7 @@ impl Run {
 
     /// Gives back what is prepaid.
     fn refund(&mut self) {
-        let prepaid = self.prepaid.swap(0, Ordering::AcqRel);
+        let prepaid = self.shared.prepaid.swap(0, Ordering::AcqRel);
         if let Some(device) = self.device().filter(|_| prepaid > 0) {
             device.refused.fetch_add(prepaid, Ordering::AcqRel);
         }
@@ -213,13 +247,13 @@ impl Run {
         end(self, Ending::Taken);
         self.refund();
         (self.stream, self.mixed, self.skip) = (stream, 0, 0);
-        self.device.store(core::ptr::from_ref(device).cast_mut(), Ordering::Relaxed);
+        self.shared.device.store(core::ptr::from_ref(device).cast_mut(), Ordering::Relaxed);
     }
 
     /// Counts a launch of this cost.
     #[inline(always)]
     fn add(&mut self, row: Row, cost: u64) {
-        self.predicted.store(self.predicted.load(Ordering::Relaxed) + cost, Ordering::Release);
+        self.shared.predicted.store(self.shared.predicted.load(Ordering::Relaxed) + cost, Ordering::Release);
         self.count += 1;
         self.mixed |= self.row.difference(row);
     }
@@ -232,15 +266,6 @@ struct Taken {
     carried: u64,
 }
 
-/// The atomics of a run.
-struct Shared<'a> {
-    device: &'a AtomicPtr<Device>,
-    predicted: &'a AtomicU64,
-    carried: &'a AtomicU64,
-    presumed: &'a AtomicU64,
-    prepaid: &'a AtomicU64,
-}
-
 /// What the meter keeps about a thread. Never freed; reused when its thread is gone.
 #[derive(Debug)]
 #[repr(align(128))]
@@ -250,13 +275,13 @@ pub(crate) struct ThreadRecord {
     /// Calls that wait for the device.
     pub(crate) syncs: AtomicU64,
     pub(crate) taken: AtomicBool,
-    runs: UnsafeCell<[Run; RUNS]>,
+    runs: [Run; RUNS],
     /// The launch that is being measured alone, between its two events.
     alone: UnsafeCell<Option<Alone>>,
 }
 
-// SAFETY: `alone` is touched by the record's own thread only; `runs` is touched by the record's own thread only, but for the atomics in it, which the helper reads through
-// `open_runs`; `taken` passes the record from one thread to the next.
+// SAFETY: `alone` and the `own` part of each run are touched by the record's own thread only (`run`, `all_runs` and `alone` say
+// so); the rest is atomic. `taken` passes the record from one thread to the next.
 unsafe impl Sync for ThreadRecord {}
 
 impl ThreadRecord {
@@ -266,54 +291,50 @@ impl ThreadRecord {
             launches: AtomicU64::new(0),
             syncs: AtomicU64::new(0),
             taken: AtomicBool::new(true),
-            runs: UnsafeCell::new(core::array::from_fn(|_| Run::new())),
+            runs: core::array::from_fn(|_| Run::new()),
             alone: UnsafeCell::new(None),
         }
     }
 
     /// What each run has open on a device, for the helper.
     pub(crate) fn open_runs(&self, device: &Device) -> [OpenRun; RUNS] {
-        core::array::from_fn(|index| {
-            let run = self.shared(index);
-            if !core::ptr::eq(run.device.load(Ordering::Relaxed), device) {
+        self.runs.each_ref().map(|Run { shared, .. }| {
+            if !core::ptr::eq(shared.device.load(Ordering::Relaxed), device) {
                 return OpenRun::default();
             }
             OpenRun {
-                predicted: run.predicted.load(Ordering::Acquire) + run.carried.load(Ordering::Acquire),
-                presumed: run.presumed.load(Ordering::Acquire),
-                prepaid: run.prepaid.load(Ordering::Acquire),
+                predicted: shared.predicted.load(Ordering::Acquire) + shared.carried.load(Ordering::Acquire),
+                presumed: shared.presumed.load(Ordering::Acquire),
+                prepaid: shared.prepaid.load(Ordering::Acquire),
             }
         })
     }
 
-    /// Takes a run's open launches for done: its thread has been elsewhere for long.
+    /// Presumes a run's open launches complete: its thread has been elsewhere for long.
     pub(crate) fn presume_done(&self, index: usize, predicted: u64) {
-        self.shared(index).presumed.store(predicted, Ordering::Release);
-    }
-
-    fn shared(&self, index: usize) -> Shared<'_> {
-        let run = self.runs.get().cast::<Run>().wrapping_add(index % RUNS);
-        // SAFETY: only the atomics are borrowed, through a pointer into a record that is never freed.
-        unsafe {
-            Shared {
-                device: &(*run).device,
-                predicted: &(*run).predicted,
-                carried: &(*run).carried,
-                presumed: &(*run).presumed,
-                prepaid: &(*run).prepaid,
-            }
-        }
+        self.runs[index % RUNS].shared.presumed.store(predicted, Ordering::Release);
     }
 
     /// The run that a stream uses.
     ///
     /// # Safety
-    /// Only the record's own thread may call this, and not while it holds the last one.
+    /// Only the record's own thread may call this, and not while it holds a run.
     #[inline(always)]
-    #[allow(clippy::mut_from_ref)] // the record is its thread's own
-    unsafe fn run(&self, stream: usize) -> &mut Run {
-        // SAFETY: as the caller promises.
-        unsafe { &mut (&mut *self.runs.get())[place(stream)] }
+    unsafe fn run(&self, stream: usize) -> Mine<'_> {
+        let Run { shared, own } = &self.runs[place(stream)];
+        // SAFETY: as the caller promises, nobody else has a reference to `own`.
+        Mine { shared, own: unsafe { &mut *own.get() } }
+    }
+
+    /// All runs.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run).
+    unsafe fn all_runs(&self) -> [Mine<'_>; RUNS] {
+        self.runs.each_ref().map(|Run { shared, own }| {
+            // SAFETY: as the caller promises, nobody else has a reference to `own`; each is taken once.
+            Mine { shared, own: unsafe { &mut *own.get() } }
+        })
     }
 }
 
@@ -518,10 +539,10 @@ fn admit(handle: u64, size: u64, stream: usize, slack: u64) -> Ticket {
         && let (row, Some(cost)) = device.costs.find(handle, shape(size))
     {
         // SAFETY: the record is this thread's own.
-        let run = unsafe { thread.run(stream) };
-        let prepaid = run.prepaid.load(Ordering::Relaxed);
+        let mut run = unsafe { thread.run(stream) };
+        let prepaid = run.shared.prepaid.load(Ordering::Relaxed);
         if run.is_on(stream, device) && run.count < run.limit && cost <= prepaid {
-            run.prepaid.store(prepaid - cost, Ordering::Relaxed);
+            run.shared.prepaid.store(prepaid - cost, Ordering::Relaxed);
             run.add(row, cost);
             thread.launches.store(thread.launches.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             let verdict = if run.count == run.limit { Verdict::Last } else { Verdict::Paid };
@@ -569,14 +590,14 @@ fn admit_here(runtime: &'static Runtime, handle: u64, size: u64, stream: usize, 
         return Ticket::FAIL;
     }
     // SAFETY: as above; the last borrow has ended.
-    let run = unsafe { thread.run(stream) };
+    let mut run = unsafe { thread.run(stream) };
     // A segment is due unless it has begun or there is a reason to go without.
-    if run.start.is_none() && run.skip == 0 && begin(runtime, run, cost, row, slack) {
+    if run.start.is_none() && run.skip == 0 && begin(runtime, &mut run, cost, row, slack) {
         return measure_alone(runtime, device, thread, row, stream, slack, cost);
     }
     let first = run.count == 0 && run.slack > 0;
     run.add(row, cost);
-    let predicted = run.predicted.load(Ordering::Relaxed);
+    let predicted = run.shared.predicted.load(Ordering::Relaxed);
     // How many more launches like this one fit into the segment.
     let more = SEGMENT_NS.saturating_sub(predicted).checked_div(cost).unwrap_or(u64::from(SEGMENT_LAUNCHES));
     let limit = u64::from(run.count) + more;
@@ -607,14 +628,14 @@ fn conclude_here(ticket: Ticket, stream: usize, result: CUresult) {
         return conclude_alone(thread, ticket.cost, result);
     }
     // SAFETY: the record is this thread's own.
-    let run = unsafe { thread.run(stream) };
+    let mut run = unsafe { thread.run(stream) };
     if run.count == 1 && run.slack > 0 {
         run.lead = saturated(clock::now_ns() - run.opened).min(run.slack);
     }
     if !result.is_ok() {
         // It did not run: nothing of it is in flight, and its cost is given back.
-        let left = run.predicted.load(Ordering::Relaxed).saturating_sub(ticket.cost);
-        run.predicted.store(left, Ordering::Release);
+        let left = run.shared.predicted.load(Ordering::Relaxed).saturating_sub(ticket.cost);
+        run.shared.predicted.store(left, Ordering::Release);
         run.count = run.count.saturating_sub(1);
         run.mixed = MIXED;
         if let Some(device) = run.device() {
@@ -623,7 +644,7 @@ fn conclude_here(ticket: Ticket, stream: usize, result: CUresult) {
     } else if ticket.verdict == Verdict::First {
         // Its segment goes on.
     } else if run.start.is_some() {
-        end(run, Ending::Full);
+        end(&mut run, Ending::Full);
     } else {
         // A thread that fills it does not synchronise after a few short launches: the next ones are measured.
         run.skip = if run.idle_skip { 0 } else { run.skip.saturating_sub(1) };
@@ -659,16 +680,16 @@ fn foreign_context(stream: usize) -> Option<usize> {
 fn pay(runtime: &Runtime, device: &Device, thread: &ThreadRecord, stream: usize, cost: u64) -> bool {
     // SAFETY: the record is this thread's own; this borrow ends before the thread waits.
     let run = unsafe { thread.run(stream) };
-    let prepaid = run.prepaid.load(Ordering::Relaxed);
+    let prepaid = run.shared.prepaid.load(Ordering::Relaxed);
     if cost <= prepaid {
-        run.prepaid.store(prepaid - cost, Ordering::Relaxed);
+        run.shared.prepaid.store(prepaid - cost, Ordering::Relaxed);
         return true;
     }
     // Only short launches are paid for ahead.
     let ahead = if cost < PREPAY_NS { PREPAY_NS } else { 0 };
     let wanted = cost - prepaid + ahead;
     if device.gate.try_spend(thread.number, Duration::from_nanos(wanted)) {
-        run.prepaid.store(ahead, Ordering::Relaxed);
+        run.shared.prepaid.store(ahead, Ordering::Relaxed);
         return true;
     }
     // Waiting ends all segments of this thread and gives back what they have prepaid.
@@ -721,7 +742,7 @@ fn saturated(ns: u64) -> u32 {
 
 /// Begins a segment. `true`: measure this launch alone.
 #[cold]
-fn begin(runtime: &Runtime, run: &mut Run, cost: u64, row: Row, slack: u64) -> bool {
+fn begin(runtime: &Runtime, run: &mut Mine<'_>, cost: u64, row: Row, slack: u64) -> bool {
     // What came before on this stream has no event of its own: the segment that begins here completes after it.
     run.carry();
     run.limit = 0;
@@ -768,8 +789,8 @@ pub(crate) enum Ending {
 /// Ends the segments of the calling thread.
 pub(crate) fn end_segments(thread: &ThreadRecord, why: Ending) {
     // SAFETY: the record is the calling thread's own.
-    for run in unsafe { &mut *thread.runs.get() } {
-        end(run, why);
+    for mut run in unsafe { thread.all_runs() } {
+        end(&mut run, why);
         if why == Ending::Waiting {
             run.refund();
         }
@@ -781,9 +802,9 @@ pub(crate) fn end_segments(thread: &ThreadRecord, why: Ending) {
 pub(crate) fn switching(to: usize) {
     let Some(thread) = metered().filter(|_| to != 0) else { return };
     // SAFETY: the record is the calling thread's own.
-    for run in unsafe { &mut *thread.runs.get() } {
+    for mut run in unsafe { thread.all_runs() } {
         if run.start.as_ref().is_some_and(|(_, context)| context.handle() != to) {
-            end(run, Ending::Taken);
+            end(&mut run, Ending::Taken);
         }
     }
 }
@@ -807,7 +828,7 @@ pub(crate) fn synchronise(call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
     let waited = clock::now_ns() - began;
     // SAFETY: the record is the calling thread's own.
-    let runs = unsafe { &mut *thread.runs.get() };
+    let mut runs = unsafe { thread.all_runs() };
     let most = unmeasured(runs.iter().map(|run| run.awaited).sum(), waited);
     runs.iter_mut().for_each(|run| (run.skip, run.unmeasured) = (run.skip.min(most), most));
     result
@@ -830,9 +851,9 @@ fn metered() -> Option<&'static ThreadRecord> {
     if CONTROL.state() == State::Active as u32 { own_record() } else { None }
 }
 
-fn end(run: &mut Run, why: Ending) {
+fn end(run: &mut Mine<'_>, why: Ending) {
     let count = run.count;
-    run.awaited = run.predicted.load(Ordering::Relaxed) + run.carried.load(Ordering::Relaxed);
+    run.awaited = run.shared.predicted.load(Ordering::Relaxed) + run.shared.carried.load(Ordering::Relaxed);
     if run.awaited == 0 && count == 0 && run.start.is_none() {
         return;
     }
@@ -1037,8 +1058,8 @@ fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult) {
 
 /// The thread is gone: what it left open is settled as predicted, without a call to the driver.
 pub(crate) fn retire(thread: &ThreadRecord) {
-    // SAFETY: called by the thread itself, at its end.
-    for run in unsafe { &mut *thread.runs.get() } {
+    // SAFETY: the record is the calling thread's own, which is at its end.
+    for mut run in unsafe { thread.all_runs() } {
         run.refund();
         let Taken { predicted, carried, .. } = run.take_open();
         if let Some((start, context)) = run.start.take() {
@@ -1048,7 +1069,7 @@ pub(crate) fn retire(thread: &ThreadRecord) {
             device.settled.fetch_add(predicted + carried, Ordering::AcqRel);
         }
         run.stream = usize::MAX;
-        run.device.store(core::ptr::null_mut(), Ordering::Relaxed);
+        run.shared.device.store(core::ptr::null_mut(), Ordering::Relaxed);
     }
     thread.taken.store(false, Ordering::Release);
 }
