@@ -166,6 +166,37 @@ fn replay(dir: &Path) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
+/// A program with the whole device launches without tokens while it is alone, and with tokens beside a neighbour.
+#[test]
+fn a_program_with_the_whole_device_takes_tokens_while_another_one_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Process::start(dir.path(), "");
+    let spinners = hooked::Spinners::new(dir.path(), &daemon.socket());
+    let whole = spinners.start("whole", 1, &[("GSHARE_QUOTA", "1:1")], &[]);
+    let charged = || {
+        let snapshot = daemon.snapshot();
+        let own = snapshot.clients.iter().find(|client| client.pid == whole.pid());
+        own.map(|client| client.total_used_ns.as_nanos())
+    };
+    within(|| (charged().is_some() && spinners.truth().gpu_time(&whole) > 20_000_000).then_some(()));
+    assert_eq!(charged(), Some(0), "alone");
+    let neighbour = spinners.start("neighbour", 2, &[("GSHARE_QUOTA", "0:1")], &[]);
+    within(|| (charged()? > 200_000_000).then_some(()));
+    // What was asked for is met: the neighbour has what the other one leaves.
+    let snapshot = daemon.snapshot();
+    let used =
+        |pid| snapshot.clients.iter().find(|client| client.pid == pid).map(|client| client.total_used_ns);
+    assert!(used(neighbour.pid()) < used(whole.pid()), "{snapshot:?}");
+    drop(neighbour);
+    within(|| (daemon.snapshot().clients.len() == 1).then_some(()));
+    // It returns its last token, and takes no more.
+    within(|| {
+        let (before, ran) = (charged()?, spinners.truth().gpu_time(&whole));
+        within(|| (spinners.truth().gpu_time(&whole) > ran + 50_000_000).then_some(()));
+        (charged()? == before).then_some(())
+    });
+}
+
 #[test]
 fn killed_holders_give_their_token_up_at_once() {
     let dir = tempfile::tempdir().unwrap();
