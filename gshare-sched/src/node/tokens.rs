@@ -69,13 +69,16 @@ impl Node {
             (Some(id), Owner::Current) => {
                 let Some(turns) = self.tenant_mut(id).map(|tenant| &mut tenant.turns) else { return };
                 let late = turns.late();
-                let used = turns.settles(lease, used);
+                let told = turns.settles(lease, used);
                 let (wants, waited) = turns.wants_again(now, client, lease, again);
-                let event = TokenEvent::TokenReturned { client: id.0, lease, used, again: wants };
+                let event = TokenEvent::TokenReturned { client: id.0, lease, used: told, again: wants };
                 let taken = self.token(now, event, out);
                 if !taken && let Some(tenant) = self.tenant_mut(id) {
                     tenant.turns.wait(client, waited);
                     tenant.turns.refused(lease, late);
+                    if tenant.turns.outlived(lease) {
+                        self.late(id, client, lease, used, out);
+                    }
                 }
                 taken
             }
@@ -112,11 +115,14 @@ impl Node {
             (Some(id), Owner::Current) => {
                 let Some(turns) = self.tenant_mut(id).map(|tenant| &mut tenant.turns) else { return };
                 let late = turns.late();
-                let used = turns.settles(lease, used);
-                let event = TokenEvent::UsageReported { client: id.0, lease, used };
-                let taken = self.token(now, event, out);
+                let told = turns.settles(lease, used);
+                let event = TokenEvent::UsageReported { client: id.0, lease, used: told };
+                let mut taken = self.token(now, event, out);
                 if !taken && let Some(tenant) = self.tenant_mut(id) {
                     tenant.turns.refused(lease, late);
+                    if tenant.turns.outlived(lease) {
+                        taken = self.late(id, client, lease, used, out);
+                    }
                 }
                 taken
             }

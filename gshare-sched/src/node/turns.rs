@@ -149,6 +149,14 @@ impl Turns {
         }
     }
 
+    /// The engine knows a lease no more that was revoked: siblings have had several since. Gives whether it is one of those.
+    pub(super) fn outlived(&mut self, lease: LeaseId) -> bool {
+        let before = self.before.take_if(|held| held.lease == lease);
+        let outlived = before.is_some();
+        self.settled(before);
+        outlived
+    }
+
     /// A member names what it used of a lease that is settled. Gives whether that is more than was charged.
     pub(super) fn charge_late(&mut self, id: ClientId, lease: LeaseId, used: Duration) -> bool {
         let Some(member) = self.members.iter_mut().find(|member| member.id == id) else { return false };
@@ -187,7 +195,9 @@ impl Turns {
         again: bool,
     ) -> (bool, Option<Timestamp>) {
         let before = self.of(id).1;
-        self.wait(id, again.then(|| before.unwrap_or(now)));
+        // A lease that was revoked is returned when its work is over: what its member has asked for since stands.
+        let asked_since = self.held.is_none_or(|held| held.lease != lease) && before.is_some();
+        self.wait(id, (again || asked_since).then(|| before.unwrap_or(now)));
         // A late return of a revoked lease must not extend the lease of the member that is next.
         (self.held.is_none_or(|held| held.lease == lease) && self.waiting().next().is_some(), before)
     }
@@ -384,6 +394,21 @@ mod tests {
         turns.charged(LeaseId(2), told);
         assert_eq!((turns.of(A).0, turns.of(B).0), (Duration::from_millis(400), used), "each its own");
         assert_eq!(turns.settles(LeaseId(2), used), told, "never less than before");
+    }
+
+    /// The kernel of a revoked lease is over long after its process has asked for the next token.
+    #[test]
+    fn a_late_return_leaves_the_request_that_came_before_it() {
+        let mut turns = turns(&[A]);
+        turns.ask(at(0), A);
+        turns.granted(LeaseId(1), TOKEN);
+        turns.revoked(LeaseId(1));
+        assert!(turns.ask(at(1), A));
+        let (wants, waited) = turns.wants_again(at(2), A, LeaseId(1), false);
+        assert!(wants && waited == Some(at(1)));
+        turns.returned(LeaseId(1));
+        assert!(turns.must_ask());
+        assert_eq!(turns.granted(LeaseId(2), TOKEN), Some(A));
     }
 
     #[test]
