@@ -1,18 +1,18 @@
-//! `node-sim`: whole nodes around the token engine, each from one seed. Stops at the first seed that shows something
-//! wrong and prints it with a picture; `--first SEED --seeds 1` runs that one again.
+//! `node-sim`: whole nodes in virtual time, each from one seed: the daemon's engine, a meter in every process, and devices. Stops
+//! at the first seed that shows something wrong and prints it with its story; `--first SEED --seeds 1` runs that one again.
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
-use gshare_core::TokenScheduler;
+use gshare_core::{Duration, TokenScheduler};
 use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
-use gshare_sim::node::{self, NodeReport, ShareReport};
+use gshare_sim::node::{self, Figures, NodeReport, Setup, ShareReport};
 use gshare_sim::token::Terms;
 use std::time::Instant;
 
-/// Runs whole-node simulations of the token engine.
+/// Runs whole-node simulations.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Whose decisions.
+    /// The daemon's token scheduler.
     #[arg(long, value_enum, default_value_t = Policy::MultiToken)]
     policy: Policy,
     /// How many seeds.
@@ -27,9 +27,15 @@ struct Options {
     /// Go on after a seed that shows something wrong, and list them all.
     #[arg(long)]
     keep_going: bool,
-    /// One line per seed.
+    /// One line per seed, with the hash of its log.
     #[arg(long)]
     verbose: bool,
+    /// Run each seed twice and compare the hashes of the logs.
+    #[arg(long)]
+    replay: bool,
+    /// Print the last lines of the log of each seed.
+    #[arg(long)]
+    log: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -38,43 +44,52 @@ enum Policy {
     Slots,
 }
 
-fn main() -> Result<()> {
-    let options = Options::parse();
-    let config = MultiTokenConfig::default();
+/// The engines as the daemon sets them up unless it is told otherwise.
+fn setup(policy: Policy, error_max: u64) -> Result<Setup> {
+    let mut config = MultiTokenConfig::default();
+    config.grace = Duration::from_millis(50);
     let overtime = config.slack.saturating_add(config.grace);
     // A slot is given in one piece.
-    let longest = match options.policy {
+    let longest = match policy {
         Policy::MultiToken => config.max_token,
         Policy::Slots => config.window,
     };
     let terms = Terms::multi_token(config.window, longest, overtime, config.max_debt);
-    let run = |seed| -> Result<NodeReport> {
-        let scheduler: Box<dyn TokenScheduler> = match options.policy {
+    let make = move || -> Result<Box<dyn TokenScheduler>, gshare_sched::token::ConfigError> {
+        Ok(match policy {
             Policy::MultiToken => Box::new(MultiToken::new(config.clone())?),
             Policy::Slots => Box::new(SlotScheduler::new(config.clone())?),
-        };
-        Ok(node::run_within(seed, scheduler, terms, options.error_max)?)
+        })
     };
+    make()?;
+    Ok(Setup { tokens: Box::new(move || make().expect("was made before")), terms, error_max })
+}
 
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let setup = setup(options.policy, options.error_max)?;
+    println!("driven: {}", node::driven().join(", "));
     let started = Instant::now();
-    let (mut shares, mut total) = (ShareReport::EMPTY, Total::default());
+    let mut total = Total::default();
     let last = options.first.checked_add(options.seeds).context("--first and --seeds are too large")?;
     for seed in options.first..last {
-        match run(seed) {
+        match run(seed, &setup, &options) {
             Ok(report) => {
                 if options.verbose {
                     let worst = report.shares.all().worst;
                     println!(
-                        "seed {seed}: {} clients, {} calls, worst {worst} bp",
-                        report.clients, report.calls
+                        "seed {seed}: {} processes, {} kernels, worst error {worst} bp, worst wait {} % of its bound, log {:016x}",
+                        report.processes,
+                        report.figures.kernels,
+                        report.figures.worst_wait_percent,
+                        report.log_hash
                     );
                 }
-                shares.add(&report.shares);
                 total.add(&report);
             }
             Err(error) if options.keep_going => {
                 total.failed += 1;
-                println!("{}", error.to_string().lines().next().unwrap_or_default());
+                println!("{}", error.lines().next().unwrap_or_default());
             }
             Err(error) => {
                 eprintln!("{error}");
@@ -83,46 +98,89 @@ fn main() -> Result<()> {
             }
         }
     }
-
-    println!(
-        "{} seeds (from {}) in {:.1} s: {} clients, {} scheduler calls, {} kernels, {} stale messages refused",
-        options.seeds,
-        options.first,
-        started.elapsed().as_secs_f64(),
-        total.clients,
-        total.calls,
-        total.kernels,
-        total.refused,
-    );
-    for (name, errors) in
-        [("capped", shares.capped), ("side by side", shares.side_by_side), ("elastic", shares.elastic)]
-    {
-        println!(
-            "{name:>12}: {} spans of {} windows, worst share error {} basis points",
-            errors.spans,
-            node::SPAN,
-            errors.worst
-        );
-    }
-    println!("an elastic GPU delivered at least {} % of what its clients may take", shares.delivered_percent);
+    total.print(&options, started.elapsed().as_secs_f64());
     anyhow::ensure!(total.failed == 0, "{} of {} seeds show something wrong", total.failed, options.seeds);
     Ok(())
 }
 
-#[derive(Debug, Default)]
+fn run(seed: u64, setup: &Setup, options: &Options) -> Result<NodeReport, String> {
+    let report = if options.log {
+        let (report, lines) = node::story(seed, setup);
+        lines.iter().for_each(|line| println!("{line}"));
+        report
+    } else {
+        node::run(seed, setup)
+    };
+    let report = report.map_err(|failure| failure.to_string())?;
+    if options.replay {
+        let again = node::run(seed, setup).map_err(|failure| failure.to_string())?;
+        if again != report {
+            return Err(format!(
+                "seed {seed} does not replay: {:016x}, then {:016x}",
+                report.log_hash, again.log_hash
+            ));
+        }
+    }
+    Ok(report)
+}
+
+#[derive(Debug)]
 struct Total {
-    clients: u64,
+    shares: ShareReport,
+    figures: Figures,
+    processes: u64,
     calls: u64,
-    kernels: u64,
     refused: u64,
     failed: u64,
 }
 
+impl Default for Total {
+    fn default() -> Self {
+        let (shares, figures) = (ShareReport::EMPTY, Figures::default());
+        Self { shares, figures, processes: 0, calls: 0, refused: 0, failed: 0 }
+    }
+}
+
 impl Total {
     fn add(&mut self, report: &NodeReport) {
-        self.clients += report.clients;
+        self.shares.add(&report.shares);
+        self.figures.add(&report.figures);
+        self.processes += report.processes;
         self.calls += report.calls;
-        self.kernels += report.kernels;
         self.refused += report.refused;
+    }
+
+    fn print(&self, options: &Options, seconds: f64) {
+        let Self { shares, figures, .. } = self;
+        println!(
+            "{} seeds (from {}) in {seconds:.1} s: {} processes, {} kernels, {} frames, {} scheduler calls, {} stale or refused",
+            options.seeds,
+            options.first,
+            self.processes,
+            figures.kernels,
+            figures.frames,
+            self.calls,
+            self.refused,
+        );
+        for (name, errors) in
+            [("capped", shares.capped), ("side by side", shares.side_by_side), ("elastic", shares.elastic)]
+        {
+            println!(
+                "{name:>12}: {} spans of {} windows, worst share error {} basis points",
+                errors.spans,
+                node::SPAN,
+                errors.worst
+            );
+        }
+        println!(
+            "an elastic device delivered at least {} % of what its clients may take",
+            shares.delivered_percent
+        );
+        println!(
+            "memory: {} allocations, an instance held at most {} % of its limit",
+            figures.allocations, figures.worst_memory_percent
+        );
+        println!("waits: {}, the longest was {} % of its bound", figures.waits, figures.worst_wait_percent);
+        println!("{} leases, none returned twice; {} answers", figures.leases, figures.answers);
     }
 }

@@ -74,9 +74,13 @@ impl VirtualGpu {
             "advance first"
         );
         self.now = now;
-        self.queues.entry(kernel.client).or_default().push_back((self.launched, kernel));
+        let queue = self.queues.entry(kernel.client).or_default();
+        queue.push_back((self.launched, kernel));
         self.launched += 1;
-        self.start_what_fits();
+        // One behind another of its queue changes nothing for now.
+        if queue.len() == 1 {
+            self.start_what_fits();
+        }
     }
 
     /// When the next kernel ends.
@@ -103,6 +107,12 @@ impl VirtualGpu {
     /// A client is gone: its queue is dropped; what runs, runs to its end, which is the worst that hardware does.
     pub fn drop_queue(&mut self, client: ClientId) {
         self.queues.remove(&client);
+    }
+
+    /// The device is lost: nothing of what runs or waits is ever completed.
+    pub fn lose(&mut self) {
+        self.queues.clear();
+        self.running.clear();
     }
 
     /// Kernels of a client that run or wait.

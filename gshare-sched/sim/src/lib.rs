@@ -14,15 +14,16 @@
 //! | [`arrivals`], [`trace`] | when requests come: closed loop, Poisson, gamma, bursts, recorded load |
 //! | [`token`] | a book of leases kept beside a [`TokenScheduler`](gshare_core::TokenScheduler), checkers over it, a picture of what went wrong, random operations |
 //! | [`conformance`] | one suite per policy trait, to run over any implementation of it |
-//! | [`node`] | a whole node in virtual time around any scheduler of tokens |
+//! | [`node`] | a whole node in virtual time: the daemon's engine around any scheduler of tokens, a meter in each process, devices, faults |
 //! | [`store`] | random histories of any store of models, kept book of and checked |
 //! | [`scale`] | a device whose SMs are shared in proportion, so that neighbours slow each other down |
 //! | [`fluid`] | nodes with MIG slices around any router and keeper of instances |
 //! | [`request`] | a cluster in virtual time around any scheduler of requests, with faults |
 //!
 //! # Rules
-//! Like the engines, this crate has no clock, no thread and no randomness of its own. It never depends on the engines:
-//! it knows their traits, so that a host can run the same suites over its own policy.
+//! Like the engines, this crate has no clock, no thread and no randomness of its own. Policies are known by their traits, so that
+//! a host can run the same suites over its own one. [`node`] alone knows two engines, those that ship in every node: the daemon's
+//! [`Node`](gshare_sched::node::Node) and the hook's [`Meter`](gshare_meter::Meter).
 #![forbid(unsafe_code)]
 
 pub mod arrivals;

@@ -1,175 +1,252 @@
-//! What a seed means: the node, its clients, and what they do to each other.
+//! What a seed means: the node, its instances and their programs, and what goes wrong.
 
+use super::faults::{self, Fault, Kinds};
 use crate::rng::Rng;
-use gshare_core::{Duration, Quota, QuotaRange, Share, SmShare};
+use gshare_core::wire::OnDaemonLoss;
+use gshare_core::{Bytes, Duration, Quota, QuotaRange, ResourceSpec, SmShare, Timestamp};
 
-/// Things that may happen in a run. Each seed switches on a random half of them: a run in which everything happens at once
-/// hides what only shows when some of it does not (swarm testing).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Behaviours {
-    /// Clients fall silent and wake up again.
-    pub pauses: bool,
-    /// Clients come later.
-    pub joins: bool,
-    /// Clients leave in good order.
-    pub leaves: bool,
-    /// Clients are killed with kernels queued.
-    pub kills: bool,
-    /// Clients stop answering, with a token in hand.
-    pub hangs: bool,
-    /// Shares change on the fly.
-    pub share_changes: bool,
-    /// Predicted costs are up to 30 % wrong.
-    pub mispredictions: bool,
-    /// Messages take up to five times as long as usual.
-    pub slow_messages: bool,
-}
-
-impl Behaviours {
-    fn draw(rng: &mut Rng) -> Self {
-        let mut coin = || rng.percent(50);
-        Self {
-            pauses: coin(),
-            joins: coin(),
-            leaves: coin(),
-            kills: coin(),
-            hangs: coin(),
-            share_changes: coin(),
-            mispredictions: coin(),
-            slow_messages: coin(),
-        }
-    }
-}
-
-/// Which promise the clients of a GPU can be held to.
+/// Which promise the instances of a device can be held to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// Request and limit are equal, any SMs; the limits add up to what fits even one after the other. Whoever never
-    /// pauses gets his limit, whatever the others do.
+    /// Request and limit are equal, any SMs; the limits add up to what fits even one after the other. An instance that keeps
+    /// the device busy gets its limit, whatever the others do.
     Capped,
     /// Request and limit are equal, and all SMs fit at once: limits may add up to more than one.
     SideBySide,
-    /// No two fit at once, and limits leave room: time is shared by requests, the rest by who is least above his.
+    /// No two fit at once, and limits leave room: requests are met first, and the rest is shared in proportion to the limits.
     Elastic,
+    /// Nothing is compared: shares of any kind, and what a fuzzer makes up.
+    Any,
 }
 
-/// One client.
-#[derive(Debug, Clone, Copy)]
-pub struct Plan {
-    /// What it may take.
-    pub share: Share,
+/// What the program of a process does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "the whole of a program")]
+pub struct Program {
     /// Its kernels take from this to this.
     pub kernel: (Duration, Duration),
-    /// Predicted cost of a kernel, in per cent of the true one.
-    pub predicted_percent: u64,
-    /// Whether it falls silent now and then.
-    pub pauses: bool,
+    /// Kernels are of so many functions, each with its own length.
+    pub functions: u64,
+    /// How far a launch lies around the length of its function, in per cent: as far, its predicted cost is wrong.
+    pub spread_percent: u64,
+    /// Whether it waits for each kernel before it launches the next.
+    pub synchronises: bool,
+    /// How long it pauses after each such wait.
+    pub pause: (Duration, Duration),
+    /// Whether it launches nothing for a while now and then.
+    pub silences: bool,
+    /// Whether it allocates device memory and frees it.
+    pub allocates: bool,
 }
 
-/// One GPU and the clients it begins with.
+impl Program {
+    /// Whether the device always has work of it.
+    pub const fn keeps_busy(&self) -> bool {
+        !self.silences && !self.synchronises
+    }
+}
+
+/// One instance on one device.
 #[derive(Debug, Clone)]
+#[expect(clippy::exhaustive_structs, reason = "the whole of an instance")]
+pub struct InstancePlan {
+    /// What it gets.
+    pub spec: ResourceSpec,
+    /// What its processes do without a daemon.
+    pub on_loss: OnDaemonLoss,
+    /// When its processes start, and what they do.
+    pub processes: Vec<(Timestamp, Program)>,
+}
+
+/// One device and its instances.
+#[derive(Debug, Clone)]
+#[expect(clippy::exhaustive_structs, reason = "the whole of a device")]
 pub struct GpuPlan {
     /// Which promise is checked.
     pub shape: Shape,
-    /// Its clients.
-    pub clients: Vec<Plan>,
+    /// Its memory.
+    pub memory: Bytes,
+    /// Its instances.
+    pub instances: Vec<InstancePlan>,
+}
+
+/// How long things take, each from this to this.
+#[derive(Debug, Clone, Copy)]
+#[expect(clippy::exhaustive_structs, reason = "all delays")]
+pub struct Delays {
+    /// A frame.
+    pub frame: (Duration, Duration),
+    /// A thread, from the moment that there is something to do for it.
+    pub wake: (Duration, Duration),
 }
 
 /// The whole run.
 #[derive(Debug, Clone)]
+#[expect(clippy::exhaustive_structs, reason = "the whole of a run")]
 pub struct NodePlan {
-    /// What may happen.
-    pub behaviours: Behaviours,
-    /// The GPUs.
+    /// Seed of everything that is not said here: delays, lengths of kernels, allocations.
+    pub seed: u64,
+    /// Kinds of faults.
+    pub kinds: Kinds,
+    /// The devices.
     pub gpus: Vec<GpuPlan>,
-    /// How long a message takes, from this to this.
-    pub latency: (Duration, Duration),
-    /// How long after its end a kernel is known to have ended, at most.
-    pub observe: Duration,
-    /// GPU time a client may have in flight.
+    /// How long things take.
+    pub delays: Delays,
+    /// GPU time that a client may have in flight.
     pub in_flight: Duration,
     /// Windows that are simulated.
     pub windows: u64,
+    /// What goes wrong, and when.
+    pub faults: Vec<(Timestamp, Fault)>,
 }
 
-/// Most GPUs and clients of a node.
+/// Most devices and instances of a node.
 pub const GPUS: u64 = 4;
-/// Most clients at one time.
-pub const CLIENTS: u64 = 64;
+/// Most instances at one time.
+pub const INSTANCES: u64 = 64;
+
+const MIB: u64 = 1 << 20;
 
 impl NodePlan {
-    /// The plan of a seed.
-    pub fn draw(rng: &mut Rng) -> Self {
-        let behaviours = Behaviours::draw(rng);
+    /// The plan of a seed, with windows of this length.
+    pub fn draw(seed: u64, window: Duration) -> Self {
+        let rng = &mut Rng::new(seed);
+        let kinds = Kinds::draw(rng);
         let gpus = rng.between(1, GPUS);
         // Small nodes as often as large ones.
-        let most = *rng.pick(&[4, 8, 16, 32, CLIENTS]).unwrap_or(&CLIENTS);
-        let clients = rng.between(2, most);
+        let most = *rng.pick(&[4, 8, 16, 32, INSTANCES]).unwrap_or(&INSTANCES);
+        let instances = rng.between(2, most);
         let micros = Duration::from_micros;
-        let slow = if behaviours.slow_messages { 5 } else { 1 };
-        let latency = (micros(rng.between(5, 20)), micros(slow * rng.between(20, 40)));
-        let plan = |gpu: u64, rng: &mut Rng| {
-            let share = clients / gpus + u64::from(gpu < clients % gpus);
-            GpuPlan::draw(share, behaviours, latency.1, rng)
+        let delays = Delays {
+            frame: (micros(rng.between(5, 20)), micros(rng.between(20, 40))),
+            wake: (micros(rng.between(2, 10)), micros(rng.between(10, 60))),
         };
+        let habits = Habits::draw(rng);
+        let gpus = (0..gpus)
+            .map(|gpu| {
+                let count = instances / gpus + u64::from(gpu < instances % gpus);
+                GpuPlan::draw(count, habits, delays, rng)
+            })
+            .collect();
+        let windows = 26;
+        let length = window.saturating_mul(windows);
+        let in_flight = micros(rng.between(1_000, 5_000));
+        let faults = faults::draw(kinds, length, rng);
+        let mut plan = Self { seed: rng.next_u64(), kinds, gpus, delays, in_flight, windows, faults };
+        let late = habits.joins.then(|| length.as_nanos() / 2);
+        plan.draw_starts(late, rng);
+        plan
+    }
+
+    /// Processes start in the first milliseconds; some of them late, where there is such a time.
+    fn draw_starts(&mut self, late: Option<u64>, rng: &mut Rng) {
+        let processes = self.gpus.iter_mut().flat_map(|gpu| &mut gpu.instances);
+        for (start, _) in processes.flat_map(|instance| &mut instance.processes) {
+            let latest = late.filter(|_| rng.percent(30)).unwrap_or(2_000_000);
+            *start = Timestamp::from_nanos(rng.below(latest));
+        }
+    }
+}
+
+/// What programs of a run do, beside faults.
+#[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "each on or off by itself")]
+struct Habits {
+    silences: bool,
+    synchronises: bool,
+    joins: bool,
+    siblings: bool,
+    mispredicted: bool,
+    allocates: bool,
+    closed: bool,
+}
+
+impl Habits {
+    fn draw(rng: &mut Rng) -> Self {
+        let mut coin = || rng.percent(50);
         Self {
-            behaviours,
-            gpus: (0..gpus).map(|gpu| plan(gpu, rng)).collect(),
-            latency,
-            observe: micros(rng.between(10, 60)),
-            in_flight: micros(rng.between(1_000, 3_000)),
-            windows: 32,
+            silences: coin(),
+            synchronises: coin(),
+            joins: coin(),
+            siblings: coin(),
+            mispredicted: coin(),
+            allocates: coin(),
+            closed: coin(),
         }
     }
 }
 
 impl GpuPlan {
-    fn draw(clients: u64, behaviours: Behaviours, latency: Duration, rng: &mut Rng) -> Self {
+    fn draw(count: u64, habits: Habits, delays: Delays, rng: &mut Rng) -> Self {
         let shape = *rng.pick(&[Shape::Capped, Shape::SideBySide, Shape::Elastic]).unwrap_or(&Shape::Capped);
-        let count = clients.max(1);
-        // Every hand-over leaves the GPU idle for two messages and the rest of a poll; each client is handed the GPU a
-        // few times a window, and what is lost that way cannot be promised to anyone.
-        let lost = (4 * count + 20) * (2 * latency.as_nanos() + 100_000) / 10_000;
+        let count_or_one = count.max(1);
+        // Every hand-over leaves the device idle for two frames and three threads that wake up, at times; each client is handed
+        // the device a few times a window, and what is lost that way cannot be promised to anyone.
+        let hand_over = 2 * delays.frame.1.as_nanos() + 3 * delays.wake.1.as_nanos();
+        let lost = (4 * count_or_one + 20) * hand_over / 10_000;
         let promised = 9_000_u64.saturating_sub(lost).max(2_000);
         // The longest kernel is small beside the smallest share: 10 windows of a client hold at least ten kernels.
-        let longest = rng.between(100, 1_000).min(20_000 / count);
-        let clients = (0..clients)
-            .map(|_| {
-                let part = promised / count;
-                let request = rng.between(part / 2, part).max(1);
-                let (request, limit, sm) = match shape {
-                    Shape::Capped => (request, request, rng.between(100, 10_000)),
-                    Shape::SideBySide => {
-                        let limit = rng.between(500, 9_000);
-                        (limit, limit, rng.between(50, 10_000 / count))
-                    }
-                    Shape::Elastic => (request, rng.between(request, 10_000), rng.between(5_001, 10_000)),
-                };
-                let shortest = rng.between(20, longest);
-                Plan {
-                    share: share(request, limit, sm),
-                    kernel: (Duration::from_micros(shortest), Duration::from_micros(longest)),
-                    predicted_percent: if behaviours.mispredictions { rng.between(70, 130) } else { 100 },
-                    pauses: shape != Shape::Elastic && behaviours.pauses && rng.percent(40),
+        let longest = rng.between(100, 1_000).min(20_000 / count_or_one);
+        let memory = Bytes(rng.between(64, 512) * MIB);
+        let instances = (0..count).map(|_| {
+            let part = promised / count_or_one;
+            let request = rng.between(part / 2, part).max(1);
+            let (request, limit, sm) = match shape {
+                Shape::Capped | Shape::Any => (request, request, rng.between(100, 10_000)),
+                Shape::SideBySide => {
+                    let limit = rng.between(500, 9_000);
+                    (limit, limit, rng.between(50, 10_000 / count_or_one))
                 }
-            })
-            .collect();
-        Self { shape, clients }
-    }
-
-    /// Another share that keeps to the promise of the shape: never more than the old one.
-    pub fn smaller_share(&self, old: Share, rng: &mut Rng) -> Share {
-        let request = u64::from(old.quota.request().get());
-        let request = rng.between((request / 2).max(1), request.max(1));
-        match self.shape {
-            Shape::Elastic => share(request, u64::from(old.quota.limit().get()), u64::from(old.sm.get())),
-            Shape::Capped | Shape::SideBySide => share(request, request, u64::from(old.sm.get())),
-        }
+                Shape::Elastic => (request, rng.between(request, 10_000), rng.between(5_001, 10_000)),
+            };
+            let limit_of_memory = habits.allocates.then(|| Bytes(rng.between(8, memory.0 / MIB / 2) * MIB));
+            let spec = spec(request, limit, sm, limit_of_memory);
+            let siblings = if habits.siblings { rng.between(1, 3) } else { 1 };
+            let processes = (0..siblings).map(|_| (Timestamp::ZERO, program(shape, longest, habits, rng)));
+            let processes = processes.collect();
+            let closed = habits.closed && rng.percent(50);
+            let on_loss = if closed { OnDaemonLoss::Closed } else { OnDaemonLoss::Open };
+            InstancePlan { spec, on_loss, processes }
+        });
+        let instances = instances.collect();
+        Self { shape, memory, instances }
     }
 }
 
-fn share(request: u64, limit: u64, sm: u64) -> Share {
+fn program(shape: Shape, longest: u64, habits: Habits, rng: &mut Rng) -> Program {
+    let micros = Duration::from_micros;
+    let shortest = rng.between(longest / 2, longest);
+    let pauses = shape != Shape::Elastic;
+    let synchronises = pauses && habits.synchronises && rng.percent(30);
+    Program {
+        kernel: (micros(shortest), micros(longest)),
+        functions: rng.between(1, 3),
+        // A prediction follows a length that varies downwards faster than upwards. So a program whose kernels vary has more than
+        // it should where they are charged as predicted: at the start of each turn, and nearly always if it waits for each. By a
+        // tenth up and down that is within a point; those that wait do not vary here.
+        spread_percent: if habits.mispredicted && !synchronises { rng.between(2, 10) } else { 1 },
+        synchronises,
+        pause: (micros(1), micros(rng.between(2, 1_000))),
+        silences: pauses && habits.silences && rng.percent(40),
+        allocates: habits.allocates,
+    }
+}
+
+/// A share, in basis points.
+pub(super) fn spec(request: u64, limit: u64, sm: u64, memory: Option<Bytes>) -> ResourceSpec {
     let quota = |points: u64| u16::try_from(points).ok().and_then(Quota::new).unwrap_or(Quota::WHOLE);
     let sm = u16::try_from(sm).ok().and_then(SmShare::new).unwrap_or(SmShare::WHOLE);
-    Share { quota: QuotaRange::new(quota(request), quota(limit)).unwrap_or(QuotaRange::BEST_EFFORT), sm }
+    let quota = QuotaRange::new(quota(request), quota(limit)).unwrap_or(QuotaRange::BEST_EFFORT);
+    ResourceSpec::new(quota, sm, memory).unwrap_or(ResourceSpec::UNLIMITED)
+}
+
+/// Another share that keeps to the promise of the shape: never more than the old one.
+pub(super) fn smaller(shape: Shape, old: ResourceSpec, percent: u64) -> ResourceSpec {
+    let quota = old.quota();
+    let request = (u64::from(quota.request().get()) * percent / 100).max(1);
+    let limit = match shape {
+        Shape::Elastic => u64::from(quota.limit().get()),
+        Shape::Capped | Shape::SideBySide | Shape::Any => request,
+    };
+    spec(request, limit, u64::from(old.sm().get()), old.memory())
 }

@@ -27,7 +27,7 @@ use core::fmt::Debug;
 use gshare_core::{Timestamp, TokenScheduler};
 
 /// Something that must hold at every instant. All methods but the name have empty defaults.
-pub trait Checker: Debug {
+pub trait Checker: Debug + Send {
     /// Its name in a report.
     fn name(&self) -> &'static str;
 

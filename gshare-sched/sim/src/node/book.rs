@@ -1,0 +1,712 @@
+//! The book of checks: what the devices and the frames show, against what was promised.
+//!
+//! # What is checked
+//! | rule | claim |
+//! |---|---|
+//! | shares | GPU time that the device saw, of each instance that keeps it busy: see [`shares`](super::shares) |
+//! | rate | while a daemon serves, whoever comes and goes under its name, an instance has at most its limit of the time and what is said below |
+//! | memory | an instance's processes never hold more device memory than its limit, whether a daemon is there or not |
+//! | wait | no thread waits for credit longer than [`Book::bound`] says |
+//! | answer | every question of a process, and every frame that wants one, is answered in time, or its connection is closed |
+//! | lease | a lease is returned at most once, and only by who was given it |
+//!
+//! The calls of the token scheduler are checked apart ([`check`](crate::token::check)): SMs are never oversold and no budget goes
+//! beyond a limit.
+//!
+//! What the rate allows is two windows of the limit, since any time may begin within a window; one request that was missed before
+//! and is made good; one token that was held beyond its expiry; and, for each process, two kernels and what it had in flight.
+//! Of it, long kernels of a function that is known to be short are left out: a meter cannot tell one from the end of
+//! another process's turn, and believes the eighth in a row.
+//!
+//! # Bound of a wait
+//! With `m` processes in the instance, request `r`, limit `L`, kernels of `k`, a window `W`, `n` instances on the device and turns of
+//! `t = min(12 ms, L W)`: `m * (2 W + (2 k + in flight / 2) / L + t / r) + n * 12 ms`. A process waits for its siblings' turns, for
+//! a window in which it has had its limit, for what its last kernels overran, until its request has caught up with its last turn,
+//! and for a token with its slack of each of the others. Times in which that
+//! cannot be kept are left out of it (**excused**): those of a stopped process, of a long kernel and what it overran, of a daemon
+//! that is gone until processes are connected again and have paid back what they were charged meanwhile, when their kernels waited
+//! for each other on the device, and of one that is stopped until it is given up (4.4 s).
+
+use super::plan::{Program, Shape};
+use super::shares::{ShareReport, Shares};
+use crate::token::account::Windows;
+use gshare_core::wire::{ToClient, ToDaemon};
+use gshare_core::{Bytes, ConnId, Duration, LeaseId, ResourceSpec, Share, Timestamp};
+use gshare_meter::Ticket;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// How long a question may wait for its answer while the daemon works: a round of questions to others takes 0.2 s, processes
+/// that come back from another daemon are waited for up to 1 s, and a reservation may be behind another one.
+const ANSWERED_IN: Duration = Duration::from_millis(2_600);
+/// A token with its slack.
+const TURN: Duration = Duration::from_millis(12);
+/// A kernel that is longer than this is a fault, and not a part of a program.
+pub(super) const LONG: Duration = Duration::from_millis(25);
+
+/// What was wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Wrong {
+    pub(super) at: Timestamp,
+    pub(super) rule: &'static str,
+    pub(super) what: String,
+}
+
+#[derive(Debug)]
+struct InstanceEntry {
+    gpu: usize,
+    shape: Shape,
+    spec: ResourceSpec,
+    allocated: u64,
+    processes: usize,
+    /// GPU time beyond the rate of the limit, when it was last looked at, and what is allowed.
+    level: u64,
+    /// The part of it that long kernels took, less what they have paid back.
+    excess: u64,
+    levelled: Timestamp,
+    longest: u64,
+    /// Nothing is compared before.
+    calm_from: Timestamp,
+    measured: bool,
+    excused: Vec<(Timestamp, Timestamp)>,
+}
+
+#[derive(Debug)]
+struct ProcessEntry {
+    instance: usize,
+    keen: bool,
+    /// It leaves the device idle while it holds a token.
+    pauses: bool,
+    /// Its last long kernel was of a new function.
+    strange: bool,
+    attached: bool,
+    stopped: bool,
+    gone: bool,
+    ever_served: bool,
+    /// It started without a daemon, and knew of no siblings then.
+    alone: bool,
+    allocated: u64,
+    waits: Option<Timestamp>,
+    questions: BTreeMap<Ticket, Timestamp>,
+}
+
+#[derive(Debug)]
+struct GpuEntry {
+    memory: u64,
+    allocated: u64,
+    windows: Option<Windows>,
+    era: u64,
+    calm_from: Timestamp,
+    excused: Vec<(Timestamp, Timestamp)>,
+    /// The last long kernel on it: how long it takes, and until when it may run.
+    long: (Duration, Timestamp),
+}
+
+/// What is to be answered on one connection.
+#[derive(Debug, Default)]
+struct Pending {
+    hello: Option<Timestamp>,
+    attaches: VecDeque<Timestamp>,
+    reservations: VecDeque<Timestamp>,
+    queries: VecDeque<Timestamp>,
+    granted: BTreeSet<LeaseId>,
+    returned: BTreeSet<LeaseId>,
+}
+
+/// Figures of a run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Figures {
+    /// Waits for credit, and the longest in per cent of its bound.
+    pub waits: u64,
+    /// The longest wait, in per cent of its bound.
+    pub worst_wait_percent: u64,
+    /// Allocations, and the most that an instance held, in per cent of its limit.
+    pub allocations: u64,
+    /// The most that an instance held of its memory limit, in per cent.
+    pub worst_memory_percent: u64,
+    /// Leases granted.
+    pub leases: u64,
+    /// Frames, both ways.
+    pub frames: u64,
+    /// Questions and frames that were answered.
+    pub answers: u64,
+    /// Kernels that ran.
+    pub kernels: u64,
+}
+
+impl Figures {
+    /// Takes another run's figures in.
+    pub fn add(&mut self, other: &Self) {
+        self.waits += other.waits;
+        self.worst_wait_percent = self.worst_wait_percent.max(other.worst_wait_percent);
+        self.allocations += other.allocations;
+        self.worst_memory_percent = self.worst_memory_percent.max(other.worst_memory_percent);
+        self.leases += other.leases;
+        self.frames += other.frames;
+        self.answers += other.answers;
+        self.kernels += other.kernels;
+    }
+}
+
+/// The book. See the [module](self).
+#[derive(Debug)]
+pub(super) struct Book {
+    window: Duration,
+    in_flight: Duration,
+    wrong: Option<Wrong>,
+    instances: Vec<InstanceEntry>,
+    processes: Vec<ProcessEntry>,
+    gpus: Vec<GpuEntry>,
+    conns: BTreeMap<ConnId, Pending>,
+    /// Since when the daemon works, and is not stopped.
+    daemon_since: Option<Timestamp>,
+    pub(super) shares: Shares,
+    pub(super) figures: Figures,
+}
+
+impl Book {
+    pub(super) fn new(window: Duration, in_flight: Duration, error_max: u64) -> Self {
+        Self {
+            window,
+            in_flight,
+            wrong: None,
+            instances: Vec::new(),
+            processes: Vec::new(),
+            gpus: Vec::new(),
+            conns: BTreeMap::new(),
+            daemon_since: Some(Timestamp::ZERO),
+            shares: Shares::new(error_max),
+            figures: Figures::default(),
+        }
+    }
+
+    // ---- what there is --------------------------------------------------------------------------------------------------
+
+    pub(super) fn add_gpu(&mut self, memory: Bytes) {
+        self.gpus.push(GpuEntry {
+            memory: memory.0,
+            allocated: 0,
+            windows: None,
+            era: 0,
+            calm_from: Timestamp::ZERO,
+            excused: Vec::new(),
+            long: (Duration::ZERO, Timestamp::ZERO),
+        });
+    }
+
+    pub(super) fn add_instance(&mut self, gpu: usize, shape: Shape, spec: ResourceSpec) {
+        self.instances.push(InstanceEntry {
+            gpu,
+            shape,
+            spec,
+            allocated: 0,
+            processes: 0,
+            level: 0,
+            excess: 0,
+            levelled: Timestamp::ZERO,
+            longest: 0,
+            calm_from: Timestamp::ZERO,
+            measured: false,
+            excused: Vec::new(),
+        });
+    }
+
+    pub(super) fn add_process(&mut self, instance: usize, program: &Program) {
+        self.instances[instance].processes += 1;
+        self.processes.push(ProcessEntry {
+            instance,
+            keen: program.keeps_busy(),
+            pauses: program.synchronises,
+            strange: false,
+            attached: false,
+            stopped: false,
+            gone: false,
+            ever_served: false,
+            alone: false,
+            allocated: 0,
+            waits: None,
+            questions: BTreeMap::new(),
+        });
+    }
+
+    /// A process starts; `alone`: while no daemon is there.
+    pub(super) fn starts(&mut self, process: usize, alone: bool) {
+        self.processes[process].alone = alone;
+    }
+
+    /// Something is wrong; the first time counts.
+    pub(super) fn fail(&mut self, at: Timestamp, rule: &'static str, what: impl FnOnce() -> String) {
+        if self.wrong.is_none() {
+            self.wrong = Some(Wrong { at, rule, what: what() });
+        }
+    }
+
+    pub(super) fn wrong(&self) -> Option<&Wrong> {
+        self.wrong.as_ref()
+    }
+
+    // ---- frames ---------------------------------------------------------------------------------------------------------
+
+    pub(super) fn said(&mut self, now: Timestamp, conn: ConnId, process: usize, frame: &ToDaemon) {
+        self.figures.frames += 1;
+        let pending = self.conns.entry(conn).or_default();
+        let mut wrong = None;
+        match *frame {
+            ToDaemon::Hello { .. } => pending.hello = Some(now),
+            ToDaemon::Attach { .. } => pending.attaches.push_back(now),
+            ToDaemon::MemoryReserve { .. } => pending.reservations.push_back(now),
+            ToDaemon::MemoryQuery { .. } => pending.queries.push_back(now),
+            ToDaemon::TokenReturn { lease, .. } => {
+                if !pending.granted.contains(&lease) {
+                    wrong = Some(format!("process {process} returns {lease}, which it was not given"));
+                } else if !pending.returned.insert(lease) {
+                    wrong = Some(format!("process {process} returns {lease} twice"));
+                }
+            }
+            _ => {}
+        }
+        if let Some(what) = wrong {
+            self.fail(now, "lease", || what);
+        }
+    }
+
+    pub(super) fn told(&mut self, now: Timestamp, conn: ConnId, frame: &ToClient) {
+        self.figures.frames += 1;
+        let Some(pending) = self.conns.get_mut(&conn) else { return };
+        let asked = match frame {
+            ToClient::Welcome { .. } => pending.hello.take(),
+            ToClient::Refused { .. } | ToClient::Unserved { .. } => {
+                pending.hello.take().or_else(|| pending.attaches.pop_front())
+            }
+            ToClient::Attached { .. } => pending.attaches.pop_front(),
+            ToClient::MemoryGrant { .. } | ToClient::MemoryDeny { .. } => pending.reservations.pop_front(),
+            ToClient::MemoryView { .. } => pending.queries.pop_front(),
+            ToClient::Grant { lease, .. } => {
+                self.figures.leases += u64::from(pending.granted.insert(*lease));
+                return;
+            }
+            _ => return,
+        };
+        match asked {
+            Some(asked) => self.was_answered(now, asked, frame.label()),
+            None => {
+                self.fail(now, "answer", || format!("{} on {conn}, which nobody asked for", frame.label()));
+            }
+        }
+    }
+
+    fn was_answered(&mut self, now: Timestamp, asked: Timestamp, what: &str) {
+        self.figures.answers += 1;
+        if let Some(since) = self.daemon_since
+            && now.saturating_since(asked.max(since)) > ANSWERED_IN
+        {
+            let took = now.saturating_since(asked);
+            self.fail(now, "answer", || format!("{what} took {took}"));
+        }
+    }
+
+    /// The daemon has closed a connection: nothing on it is answered any more.
+    pub(super) fn closed(&mut self, conn: ConnId) {
+        self.conns.remove(&conn);
+    }
+
+    /// A thread of a process asks its helper.
+    pub(super) fn asked(&mut self, now: Timestamp, process: usize, ticket: Ticket) {
+        self.processes[process].questions.insert(ticket, now);
+    }
+
+    /// The helper answers.
+    pub(super) fn answered(&mut self, now: Timestamp, process: usize, ticket: Ticket) {
+        if self.processes[process].questions.remove(&ticket).is_none() {
+            self.fail(now, "answer", || format!("process {process}: {ticket:?} is answered twice"));
+        }
+        self.figures.answers += 1;
+    }
+
+    // ---- memory ---------------------------------------------------------------------------------------------------------
+
+    /// A process asks the driver for memory that it was let have. `false`: the device has no more.
+    pub(super) fn allocate(&mut self, now: Timestamp, process: usize, bytes: u64) -> bool {
+        let entry = &mut self.processes[process];
+        let (number, instance) = (entry.instance, &mut self.instances[entry.instance]);
+        let gpu = &mut self.gpus[instance.gpu];
+        if gpu.allocated + bytes > gpu.memory {
+            return false;
+        }
+        gpu.allocated += bytes;
+        entry.allocated += bytes;
+        instance.allocated += bytes;
+        self.figures.allocations += 1;
+        let (held, limit) = (instance.allocated, instance.spec.memory());
+        if let Some(limit) = limit {
+            let alone = self.processes.iter().any(|entry| entry.instance == number && entry.alone);
+            if !alone {
+                let percent = held * 100 / limit.0.max(1);
+                self.figures.worst_memory_percent = self.figures.worst_memory_percent.max(percent);
+            }
+            if held > limit.0 && !alone {
+                let each: Vec<String> = (0..)
+                    .zip(&self.processes)
+                    .filter(|(_, entry)| entry.instance == number && entry.allocated > 0)
+                    .map(|(process, entry)| format!("process {process} {}", Bytes(entry.allocated)))
+                    .collect();
+                self.fail(now, "memory", || {
+                    format!("instance {number} holds {} of {limit}: {}", Bytes(held), each.join(", "))
+                });
+            }
+        }
+        true
+    }
+
+    pub(super) fn free(&mut self, process: usize, bytes: u64) {
+        let entry = &mut self.processes[process];
+        let instance = &mut self.instances[entry.instance];
+        entry.allocated -= bytes;
+        instance.allocated -= bytes;
+        self.gpus[instance.gpu].allocated -= bytes;
+    }
+
+    /// Number of processes so far.
+    pub(super) fn processes(&self) -> usize {
+        self.processes.len()
+    }
+
+    /// Whether a daemon has served the process at any time.
+    pub(super) fn ever_served(&self, process: usize) -> bool {
+        self.processes[process].ever_served
+    }
+
+    // ---- waits ----------------------------------------------------------------------------------------------------------
+
+    pub(super) fn waits(&mut self, now: Timestamp, process: usize) {
+        self.processes[process].waits.get_or_insert(now);
+    }
+
+    pub(super) fn stops_waiting(&mut self, now: Timestamp, process: usize) {
+        let Some(since) = self.processes[process].waits.take() else { return };
+        self.judge_wait(now, process, since);
+    }
+
+    /// The longest that a thread of a process may wait.
+    fn bound(&self, process: usize) -> Duration {
+        let instance = &self.instances[self.processes[process].instance];
+        let limit = u64::from(instance.spec.quota().limit().get()).max(1);
+        let others = self.instances.iter().filter(|other| other.gpu == instance.gpu).count() as u64;
+        let kernels = 2 * instance.longest + self.in_flight.as_nanos() / 2;
+        let request = u64::from(instance.spec.quota().request().get()).max(1);
+        let turn = TURN.min(instance.spec.quota().limit().of(self.window)).as_nanos();
+        let own = 2 * self.window.as_nanos()
+            + kernels.saturating_mul(10_000) / limit
+            + turn.saturating_mul(10_000) / request;
+        let bound = (instance.processes.max(1) as u64).saturating_mul(own) + others * TURN.as_nanos();
+        Duration::from_nanos(bound)
+    }
+
+    fn judge_wait(&mut self, now: Timestamp, process: usize, since: Timestamp) {
+        let entry = &self.instances[self.processes[process].instance];
+        let mut excused: Vec<_> =
+            entry.excused.iter().chain(&self.gpus[entry.gpu].excused).copied().collect();
+        excused.sort_unstable();
+        // What is not excused of the wait: the gaps between the intervals.
+        let (mut at, mut waited) = (since, 0);
+        for (from, until) in excused {
+            waited += from.min(now).saturating_since(at).as_nanos();
+            at = at.max(until);
+        }
+        waited += now.saturating_since(at).as_nanos();
+        let bound = self.bound(process);
+        self.figures.waits += 1;
+        let percent = waited * 100 / bound.as_nanos().max(1);
+        self.figures.worst_wait_percent = self.figures.worst_wait_percent.max(percent);
+        if waited > bound.as_nanos() {
+            let (waited, whole) = (Duration::from_nanos(waited), now.saturating_since(since));
+            self.fail(now, "wait", || {
+                format!("process {process} has waited for credit since {since}, {whole}, of which {waited} count: more than {bound}")
+            });
+        }
+    }
+
+    /// Waits on a device do not count from now on for so long.
+    pub(super) fn excuse(&mut self, gpu: usize, from: Timestamp, lasts: Duration) {
+        self.gpus[gpu].excused.push((from, from.saturating_add(lasts)));
+    }
+
+    pub(super) fn excuse_all(&mut self, from: Timestamp, lasts: Duration) {
+        (0..self.gpus.len()).for_each(|gpu| self.excuse(gpu, from, lasts));
+    }
+
+    pub(super) fn excuse_instance(&mut self, process: usize, from: Timestamp, lasts: Duration) {
+        let instance = self.processes[process].instance;
+        self.instances[instance].excused.push((from, from.saturating_add(lasts)));
+    }
+
+    // ---- GPU time -------------------------------------------------------------------------------------------------------
+
+    /// A process launches a kernel of this length; `strange`: of a function that was never launched before.
+    pub(super) fn launched(&mut self, now: Timestamp, process: usize, length: Duration, strange: bool) {
+        let number = self.processes[process].instance;
+        let gpu = self.instances[number].gpu;
+        if length > LONG {
+            self.processes[process].strange = strange;
+            let limit = u64::from(self.instances[number].spec.quota().limit().get()).max(1);
+            let repaid = Duration::from_nanos(length.as_nanos().saturating_mul(10_000) / limit);
+            let settles = length.saturating_mul(2).saturating_add(self.window.saturating_mul(10));
+            self.gpus[gpu].long = (length, now.saturating_add(length.saturating_mul(2)));
+            self.excuse(gpu, now, length.saturating_mul(2).saturating_add(self.window));
+            self.instances[number].excused.push((now, now.saturating_add(settles).saturating_add(repaid)));
+            self.disturb_gpu(now, gpu, settles);
+            let until = now.saturating_add(settles).saturating_add(repaid);
+            self.instances[number].calm_from = self.instances[number].calm_from.max(until);
+            self.end_calm(now, number);
+            self.recompute(now, number);
+        } else {
+            let entry = &mut self.instances[number];
+            entry.longest = entry.longest.max(length.as_nanos());
+        }
+    }
+
+    /// A process launches a kernel whose cost is not known. Behind another process's long kernel it is measured with that, and
+    /// charged for both.
+    pub(super) fn launched_unknown(&mut self, now: Timestamp, process: usize) {
+        let number = self.processes[process].instance;
+        let (length, until) = self.gpus[self.instances[number].gpu].long;
+        if now < until {
+            let limit = u64::from(self.instances[number].spec.quota().limit().get()).max(1);
+            let repaid = Duration::from_nanos(length.as_nanos().saturating_mul(10_000) / limit);
+            let lasts = repaid.saturating_add(self.window.saturating_mul(10));
+            self.instances[number].excused.push((now, now.saturating_add(lasts)));
+            self.instances[number].calm_from =
+                self.instances[number].calm_from.max(now.saturating_add(lasts));
+            self.end_calm(now, number);
+            self.recompute(now, number);
+        }
+    }
+
+    /// A kernel of a process ran.
+    pub(super) fn ran(&mut self, process: usize, started: Timestamp, ended: Timestamp) {
+        self.figures.kernels += 1;
+        let number = self.processes[process].instance;
+        let gpu = &self.gpus[self.instances[number].gpu];
+        if let Some(windows) = gpu.windows {
+            self.shares.ran(number, gpu.era, windows, started, ended);
+        }
+        self.drain(ended, number);
+        let length = ended.saturating_since(started).as_nanos();
+        let (window, in_flight) = (self.window, self.in_flight);
+        let entry = &mut self.instances[number];
+        if self.processes[process].alone || !self.processes[process].attached {
+            return;
+        }
+        if length <= LONG.as_nanos() {
+            entry.level += length;
+        } else if self.processes[process].strange && !self.processes[process].gone {
+            // Of a process that was killed nobody knows that it was so long.
+            (entry.level, entry.excess) = (entry.level + length, entry.excess + length);
+        }
+        let quota = entry.spec.quota();
+        let members = entry.processes.max(1) as u64;
+        let limit = quota.limit().of(window);
+        let allowed = limit.as_nanos() * 2
+            + quota.request().of(window).as_nanos()
+            + limit.min(TURN).as_nanos()
+            + members * (2 * entry.longest + in_flight.as_nanos())
+            + entry.excess;
+        if entry.level > allowed {
+            let (level, allowed) = (Duration::from_nanos(entry.level), Duration::from_nanos(allowed));
+            self.fail(ended, "rate", || {
+                format!("instance {number} is {level} beyond the rate of its limit, of {allowed} allowed (process {process}, limit {quota})")
+            });
+        }
+    }
+
+    fn drain(&mut self, now: Timestamp, number: usize) {
+        let entry = &mut self.instances[number];
+        let passed = now.saturating_since(entry.levelled);
+        let drained = entry.spec.quota().limit().of(passed).as_nanos();
+        (entry.level, entry.excess) =
+            (entry.level.saturating_sub(drained), entry.excess.saturating_sub(drained));
+        entry.levelled = entry.levelled.max(now);
+    }
+
+    /// What an instance is beyond its rate is forgotten: so much of it that nobody could tell the daemon.
+    pub(super) fn forgive(&mut self, now: Timestamp, number: usize, most: Duration) {
+        self.drain(now, number);
+        let entry = &mut self.instances[number];
+        entry.level = entry.level.saturating_sub(most.as_nanos());
+    }
+
+    pub(super) fn forgive_all(&mut self, now: Timestamp) {
+        for number in 0..self.instances.len() {
+            self.forgive(now, number, Duration::from_secs(1_000));
+        }
+    }
+
+    /// The windows of a device, as the scheduler in force has them.
+    pub(super) fn windows(&mut self, gpu: usize, windows: Option<Windows>) {
+        let entry = &mut self.gpus[gpu];
+        let same = |a: &Windows, b: &Windows| a.origin == b.origin;
+        if let (Some(now), before) = (windows, entry.windows)
+            && !before.is_some_and(|before| same(&before, &now))
+        {
+            entry.era += 1;
+            entry.windows = windows;
+        }
+    }
+
+    // ---- calm -----------------------------------------------------------------------------------------------------------
+
+    /// The daemon serves a process from now on.
+    pub(super) fn attached(&mut self, now: Timestamp, process: usize) {
+        let entry = &mut self.processes[process];
+        (entry.attached, entry.ever_served) = (true, true);
+        let instance = entry.instance;
+        self.disturb_elastic(now, self.instances[instance].gpu);
+        self.recompute(now, instance);
+    }
+
+    /// A process has no daemon any more.
+    pub(super) fn detached(&mut self, now: Timestamp, process: usize) {
+        let entry = &mut self.processes[process];
+        if core::mem::take(&mut entry.attached) {
+            let instance = entry.instance;
+            self.disturb_elastic(now, self.instances[instance].gpu);
+            self.recompute(now, instance);
+        }
+    }
+
+    pub(super) fn stopped(&mut self, now: Timestamp, process: usize, stopped: bool) {
+        let entry = &mut self.processes[process];
+        entry.stopped = stopped;
+        let instance = entry.instance;
+        self.end_calm(now, instance);
+        self.disturb_elastic(now, self.instances[instance].gpu);
+        self.recompute(now, instance);
+    }
+
+    /// A process is gone: what it held is free, what it asked needs no answer.
+    pub(super) fn gone(&mut self, now: Timestamp, process: usize) {
+        self.detached(now, process);
+        // What a process that is killed had not reported of its last lease, its siblings have on top.
+        let number = self.processes[process].instance;
+        self.end_calm(now, number);
+        self.recompute(now, number);
+        let entry = &mut self.processes[process];
+        (entry.gone, entry.waits) = (true, None);
+        entry.questions.clear();
+        let (bytes, instance) = (core::mem::take(&mut entry.allocated), entry.instance);
+        let instance = &mut self.instances[instance];
+        instance.allocated -= bytes;
+        instance.processes -= 1;
+        self.gpus[instance.gpu].allocated -= bytes;
+    }
+
+    /// The share of an instance changes.
+    pub(super) fn share_changed(&mut self, now: Timestamp, number: usize, spec: ResourceSpec) {
+        self.drain(now, number);
+        let entry = &mut self.instances[number];
+        entry.spec = spec;
+        let gpu = entry.gpu;
+        entry.excused.push((now, now.saturating_add(self.window.saturating_mul(2))));
+        self.forgive(now, number, self.window);
+        self.end_calm(now, number);
+        self.disturb_elastic(now, gpu);
+        self.recompute(now, number);
+    }
+
+    /// Nothing on a device is compared before so much time has passed.
+    pub(super) fn disturb_gpu(&mut self, now: Timestamp, gpu: usize, lasts: Duration) {
+        let entry = &mut self.gpus[gpu];
+        entry.calm_from = entry.calm_from.max(now.saturating_add(lasts));
+        for number in 0..self.instances.len() {
+            if self.instances[number].gpu == gpu {
+                self.end_calm(now, number);
+                self.recompute(now, number);
+            }
+        }
+        self.disturb_elastic(now, gpu);
+    }
+
+    pub(super) fn disturb_all(&mut self, now: Timestamp, lasts: Duration) {
+        (0..self.gpus.len()).for_each(|gpu| self.disturb_gpu(now, gpu, lasts));
+    }
+
+    /// The daemon works from now on, or does not.
+    pub(super) fn daemon(&mut self, works: Option<Timestamp>) {
+        self.daemon_since = works;
+    }
+
+    fn disturb_elastic(&mut self, now: Timestamp, gpu: usize) {
+        self.shares.disturb(now, gpu);
+    }
+
+    fn end_calm(&mut self, now: Timestamp, number: usize) {
+        if core::mem::take(&mut self.instances[number].measured) {
+            self.shares.end(now, number);
+        }
+    }
+
+    /// Begins to measure an instance that keeps its device busy, or ends to.
+    fn recompute(&mut self, now: Timestamp, number: usize) {
+        let mut there = self
+            .processes
+            .iter()
+            .filter(|process| process.instance == number && process.attached && !process.stopped);
+        // Its processes take turns with one token: one that pauses in its turn leaves the device idle.
+        let busy = there.clone().any(|process| process.keen) && !there.any(|process| process.pauses);
+        let entry = &mut self.instances[number];
+        let gpu = &self.gpus[entry.gpu];
+        if busy == entry.measured || entry.shape == Shape::Any {
+            return;
+        }
+        if !busy {
+            return self.end_calm(now, number);
+        }
+        let Some(windows) = gpu.windows else { return };
+        entry.measured = true;
+        let from = now.max(gpu.calm_from).max(entry.calm_from);
+        let share = Share { quota: entry.spec.quota(), sm: entry.spec.sm() };
+        self.shares.begin(from, number, entry.gpu, entry.shape, share, windows, gpu.era);
+    }
+
+    // ---- end ------------------------------------------------------------------------------------------------------------
+
+    /// The end of the run: looks at all that still waits, and compares the shares.
+    pub(super) fn close(&mut self, end: Timestamp) -> ShareReport {
+        for process in 0..self.processes.len() {
+            let entry = &self.processes[process];
+            if let Some(since) = entry.waits.filter(|_| !entry.stopped) {
+                self.judge_wait(end, process, since);
+            }
+            let asked = self.processes[process].questions.iter().next().map(|(ticket, at)| (*ticket, *at));
+            if let Some((ticket, at)) = asked
+                && !self.processes[process].stopped
+                && let Some(since) = self.daemon_since
+                && end.saturating_since(at.max(since)) > ANSWERED_IN
+            {
+                self.fail(end, "answer", || {
+                    format!("process {process}: {ticket:?}, asked at {at}, has no answer")
+                });
+            }
+        }
+        if let Some(since) = self.daemon_since {
+            for (conn, pending) in &self.conns {
+                let queues = [&pending.attaches, &pending.reservations, &pending.queries];
+                let oldest = queues.iter().filter_map(|queue| queue.front()).chain(&pending.hello).min();
+                if let Some(&asked) = oldest
+                    && end.saturating_since(asked.max(since)) > ANSWERED_IN
+                    && self.wrong.is_none()
+                {
+                    let what = format!("a frame of {asked} on {conn} has no answer");
+                    self.wrong = Some(Wrong { at: end, rule: "answer", what });
+                }
+            }
+        }
+        match self.shares.compare(end) {
+            Ok(report) => report,
+            Err((report, what)) => {
+                self.fail(end, "shares", || what);
+                report
+            }
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! The daemon: a [`Node`] behind its connections, as the process around it does it (sockets, one event at a time).
+
+use super::audited::Audited;
+use super::outside::Outside;
+use super::{Setup, plan};
+use crate::token::Violation;
+use gshare_core::wire::ToDaemon;
+use gshare_core::{Bytes, ConnId, Duration, Engine as _, GpuId, ResourceSpec, Timestamp};
+use gshare_sched::node::{
+    ClientConfig, DeviceConfig, DeviceUuid, Node, NodeAction, NodeConfig, NodeError, NodeEvent, Note, Peer,
+    vertical_scaler,
+};
+use std::collections::{BTreeSet, VecDeque};
+
+/// User of all processes, and of one that sends garbage.
+const USER: u32 = 1_000;
+const STRANGER: u32 = 1_001;
+
+#[derive(Debug)]
+enum Inbound {
+    Frame(ConnId, ToDaemon),
+    End(ConnId),
+}
+
+/// The daemon of a node. See the [module](self).
+#[derive(Debug)]
+pub(super) struct Daemon {
+    node: Option<(Node, Audited)>,
+    pub(super) stopped: bool,
+    epoch: u64,
+    config: NodeConfig,
+    /// What came while it was stopped.
+    backlog: VecDeque<Inbound>,
+    /// Connections that it has.
+    open: BTreeSet<ConnId>,
+    /// Calls of schedulers, of all epochs before.
+    calls: u64,
+    /// Frames that the node found stale or ended a connection for.
+    pub(super) refused: u64,
+}
+
+/// Name of a device.
+pub(super) fn uuid(gpu: usize) -> [u8; 16] {
+    [u8::try_from(gpu + 1).unwrap_or(u8::MAX); 16]
+}
+
+impl Daemon {
+    pub(super) fn new(plan: &plan::NodePlan, names: &[(String, ResourceSpec)], setup: &Setup) -> Self {
+        let mut config = NodeConfig::default();
+        config.in_flight = plan.in_flight;
+        config.max_clients = 1_024;
+        config.devices = (0..)
+            .zip(&plan.gpus)
+            .map(|(gpu, device)| DeviceConfig { uuid: DeviceUuid(uuid(gpu)), memory: Some(device.memory) })
+            .collect();
+        for (name, spec) in names.iter().filter(|_| plan.kinds.shares) {
+            let mut entry = ClientConfig::default();
+            // A name's request is reserved on its own device only, and that is known to the process.
+            (entry.spec, entry.user) = (Some(*spec), Some(USER));
+            entry.device = device_of(name);
+            config.clients.insert(name.clone(), entry);
+        }
+        let mut daemon = Self {
+            node: None,
+            stopped: false,
+            epoch: 0,
+            config,
+            backlog: VecDeque::new(),
+            open: BTreeSet::new(),
+            calls: 0,
+            refused: 0,
+        };
+        daemon.begin(setup);
+        daemon
+    }
+
+    fn begin(&mut self, setup: &Setup) {
+        self.epoch += 1;
+        let tokens = Audited::new((setup.tokens)(), setup.terms);
+        let scaler = vertical_scaler(self.config.max_clients);
+        let node = scaler.ok().and_then(|scaler| {
+            Node::new(self.config.clone(), self.epoch, Box::new(tokens.clone()), scaler).ok()
+        });
+        self.node = node.map(|node| (node, tokens));
+    }
+
+    /// Whether it runs and is not stopped.
+    pub(super) fn acts(&self) -> bool {
+        self.node.is_some() && !self.stopped
+    }
+
+    pub(super) fn lives(&self) -> bool {
+        self.node.is_some()
+    }
+
+    /// What the token scheduler has done wrong, if anything.
+    pub(super) fn violation(&self) -> Option<Violation> {
+        self.node.as_ref().and_then(|(_, tokens)| tokens.violation())
+    }
+
+    /// Calls of token schedulers so far.
+    pub(super) fn calls(&self) -> u64 {
+        self.calls + self.node.as_ref().map_or(0, |(_, tokens)| tokens.calls())
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Timestamp> {
+        self.node.as_ref().filter(|_| !self.stopped).and_then(|(node, _)| node.next_deadline())
+    }
+
+    /// A frame has come.
+    pub(super) fn receives(&mut self, now: Timestamp, conn: ConnId, frame: ToDaemon, outside: &mut Outside) {
+        if self.stopped {
+            return self.backlog.push_back(Inbound::Frame(conn, frame));
+        }
+        if outside.conn(conn).is_none_or(|entry| !entry.served) || self.node.is_none() {
+            return;
+        }
+        self.open.insert(conn);
+        let process = outside.conn(conn).map(|entry| entry.process).filter(|process| *process != usize::MAX);
+        let pid =
+            process.and_then(|process| i32::try_from(process).ok()).map_or(99_999, |process| process + 1);
+        let uid = if process.is_some() { USER } else { STRANGER };
+        let peer = Peer { pid, uid };
+        self.handle(now, NodeEvent::Received { conn, peer, frame }, outside);
+    }
+
+    /// A process has closed a connection.
+    pub(super) fn sees_end(&mut self, now: Timestamp, conn: ConnId, outside: &mut Outside) {
+        if self.stopped {
+            return self.backlog.push_back(Inbound::End(conn));
+        }
+        if self.open.remove(&conn) {
+            self.handle(now, NodeEvent::Closed { conn }, outside);
+        }
+        outside.cut(now, conn);
+    }
+
+    /// A deadline of the node has come.
+    pub(super) fn deadline(&mut self, now: Timestamp, outside: &mut Outside) {
+        self.handle(now, NodeEvent::DeadlineReached, outside);
+    }
+
+    fn handle(&mut self, now: Timestamp, event: NodeEvent, outside: &mut Outside) {
+        let Some((node, _)) = &mut self.node else { return };
+        let mut actions = Vec::new();
+        match node.handle(now, event, &mut actions) {
+            Ok(()) => {}
+            Err(NodeError::UnknownConnection { conn, .. }) => {
+                self.refused += 1;
+                self.open.remove(&conn);
+                return outside.cut(now, conn);
+            }
+            Err(error) => return outside.book.fail(now, "node", || error.to_string()),
+        }
+        for action in actions {
+            self.carry_out(now, action, outside);
+        }
+        self.note_windows(outside);
+    }
+
+    fn carry_out(&mut self, now: Timestamp, action: NodeAction, outside: &mut Outside) {
+        match action {
+            NodeAction::Send { conn, frame } => outside.tell(now, conn, frame),
+            NodeAction::Drop { conn, reason } => {
+                self.refused += 1;
+                outside.log.line(now, || format!("daemon drops {conn}: {reason:?}"));
+                outside.cut(now, conn);
+                if self.open.remove(&conn) {
+                    let Some((node, _)) = &mut self.node else { return };
+                    let mut actions = Vec::new();
+                    // A connection whose Hello was refused is not known.
+                    let _ = node.handle(now, NodeEvent::Closed { conn }, &mut actions);
+                    for action in actions {
+                        self.carry_out(now, action, outside);
+                    }
+                }
+            }
+            NodeAction::Note(Note::DebtWait { client, until, owed, .. }) => {
+                outside.log.line(now, || format!("{client} waits until {until} for a debt of {owed}"));
+                self.excuse_debt(now, until, client, outside);
+            }
+            NodeAction::Note(Note::Violation { conn, what }) => {
+                outside.log.line(now, || format!("{conn} breaks the protocol: {what}"));
+                if outside.conn(conn).is_some_and(|entry| entry.process != usize::MAX) {
+                    outside
+                        .book
+                        .fail(now, "protocol", || format!("{conn}, of a hook, breaks the protocol: {what}"));
+                }
+            }
+            NodeAction::Note(Note::Refused { conn, name, refusal }) => {
+                outside.log.line(now, || format!("{conn} ({name}) is refused: {refusal}"));
+            }
+            NodeAction::Note(Note::StaleReport { .. } | Note::TokenRefused { .. }) => self.refused += 1,
+            _ => {}
+        }
+    }
+
+    /// A wait until a debt is paid back is what was promised.
+    fn excuse_debt(
+        &self,
+        now: Timestamp,
+        until: Timestamp,
+        client: gshare_core::ClientId,
+        outside: &mut Outside,
+    ) {
+        let Some((node, _)) = &self.node else { return };
+        let found = node.clients(now).into_iter().find(|view| view.client == client);
+        let process = found.and_then(|view| usize::try_from(view.pid - 1).ok());
+        if let Some(process) = process.filter(|process| *process < outside.book.processes()) {
+            outside.book.excuse_instance(process, now, until.saturating_since(now));
+        }
+    }
+
+    fn note_windows(&self, outside: &mut Outside) {
+        let Some((_, tokens)) = &self.node else { return };
+        for (gpu, number) in (0..self.config.devices.len()).zip(0..) {
+            outside.book.windows(gpu, tokens.windows(GpuId(number)));
+        }
+    }
+
+    // ---- faults ---------------------------------------------------------------------------------------------------------
+
+    /// It is killed: all its connections end.
+    pub(super) fn die(&mut self, now: Timestamp, outside: &mut Outside) {
+        self.calls = self.calls();
+        (self.node, self.stopped) = (None, false);
+        self.backlog.clear();
+        self.open.clear();
+        outside.listening = false;
+        for index in 0..outside.conns.len() {
+            let conn = ConnId::new(u32::try_from(index).unwrap_or(u32::MAX), 0);
+            outside.cut(now, conn);
+        }
+    }
+
+    /// It is started again, with another epoch.
+    pub(super) fn start(&mut self, setup: &Setup, outside: &mut Outside) {
+        self.begin(setup);
+        outside.listening = true;
+    }
+
+    /// It continues after it was stopped: first with what came meanwhile.
+    pub(super) fn continues(&mut self, now: Timestamp, outside: &mut Outside) {
+        self.stopped = false;
+        while let Some(inbound) = self.backlog.pop_front() {
+            match inbound {
+                Inbound::Frame(conn, frame) => self.receives(now, conn, frame, outside),
+                Inbound::End(conn) => self.sees_end(now, conn, outside),
+            }
+        }
+    }
+
+    /// The configuration is loaded anew, with another share for a name. Gives whether it is in force.
+    pub(super) fn reload(
+        &mut self,
+        now: Timestamp,
+        name: &str,
+        spec: ResourceSpec,
+        outside: &mut Outside,
+    ) -> bool {
+        let mut config = self.config.clone();
+        let Some(entry) = config.clients.get_mut(name) else { return false };
+        entry.spec = Some(spec);
+        self.config = config.clone();
+        if self.acts() {
+            self.handle(now, NodeEvent::Reloaded { config: Box::new(config) }, outside);
+        }
+        true
+    }
+
+    /// Offers the node a time before its last one. Gives whether it refused it, and nothing changed.
+    pub(super) fn refuses_earlier(&mut self, now: Timestamp, by: Duration, outside: &mut Outside) -> bool {
+        if !self.acts() {
+            return true;
+        }
+        self.deadline(now, outside);
+        let Some((node, _)) = &mut self.node else { return true };
+        let (deadline, mut actions) = (node.next_deadline(), Vec::new());
+        let refused = node.handle(now.saturating_sub(by), NodeEvent::DeadlineReached, &mut actions);
+        matches!(refused, Err(NodeError::TimeWentBack { .. }))
+            && actions.is_empty()
+            && node.next_deadline() == deadline
+    }
+}
+
+/// Instances have their device in their name.
+pub(super) fn name_of(gpu: usize, instance: usize) -> String {
+    format!("gpu{gpu}-{instance}")
+}
+
+fn device_of(name: &str) -> Option<DeviceUuid> {
+    let number = name.strip_prefix("gpu")?.split_once('-')?.0.parse().ok()?;
+    Some(DeviceUuid(uuid(number)))
+}
+
+/// A frame that no hook would send now.
+pub(super) fn garbage(kind: u8, number: u64) -> ToDaemon {
+    use gshare_core::{ClientId, LeaseId};
+    let client =
+        ClientId::new(u32::try_from(number % 8).unwrap_or(0), u32::try_from(number / 8 % 2).unwrap_or(0));
+    let (lease, bytes) = (LeaseId(number % 64), Bytes(number));
+    let used = Duration::from_nanos(number);
+    match kind % 12 {
+        0 => ToDaemon::TokenRequest { client },
+        1 => ToDaemon::TokenReturn { client, lease, used, again: kind / 12 % 2 },
+        2 => ToDaemon::Usage { client, lease, used, launches: number, waited: used },
+        3 => ToDaemon::MemoryReserve { client, bytes, wish: bytes },
+        4 => ToDaemon::MemoryRelease { client, bytes },
+        5 => ToDaemon::MemoryUsed { client, round: kind.into(), used: bytes },
+        6 => ToDaemon::MemoryQuery { client },
+        7 => ToDaemon::Detach { client },
+        8 => ToDaemon::Class { class: gshare_core::scale::ServiceClass::BestEffort },
+        9 => ToDaemon::Attach {
+            ordinal: kind.into(),
+            device: [0xAA; 16],
+            device_memory: bytes,
+            allocated: bytes,
+            part: Some(bytes),
+        },
+        10 => ToDaemon::Iteration {
+            client,
+            first_launch: Timestamp::from_nanos(number),
+            last_launch: Timestamp::from_nanos(number / 2),
+            launches: kind.into(),
+        },
+        _ => hello("stranger", number),
+    }
+}
+
+/// What a process says first.
+pub(super) fn hello(name: &str, run: u64) -> ToDaemon {
+    ToDaemon::Hello {
+        pid_start: 1,
+        pid: 1,
+        run,
+        name: name.into(),
+        program: "garbage".into(),
+        spec: plan::spec(0, 10_000, 10_000, None),
+        on_loss: gshare_core::wire::OnDaemonLoss::Open,
+    }
+}

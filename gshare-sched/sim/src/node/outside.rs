@@ -1,0 +1,219 @@
+//! What lies between the processes and the daemon: the queue of events, connections, and the log.
+
+use super::book::Book;
+use super::plan::Delays;
+use crate::event_queue::EventQueue;
+use crate::rng::Rng;
+use core::fmt::Write as _;
+use gshare_core::wire::{ToClient, ToDaemon};
+use gshare_core::{ConnId, Duration, Timestamp};
+use std::collections::VecDeque;
+
+/// What happens next.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A process starts.
+    Starts { process: usize },
+    /// The launching thread of a process goes on, unless another turn of it was scheduled since.
+    Thread { process: usize, turn: u64 },
+    /// The helper thread of a process wakes up, unless it was called earlier.
+    Helper { process: usize, turn: u64 },
+    /// The allocating thread of a process goes on.
+    Allocates { process: usize },
+    /// A stopped process continues.
+    Continues { process: usize },
+    /// A frame reaches the daemon.
+    ToDaemon { conn: ConnId, frame: ToDaemon },
+    /// The daemon sees the end of a connection.
+    DaemonSeesEnd { conn: ConnId },
+    /// A frame reaches a process.
+    ToProcess { conn: ConnId, frame: ToClient },
+    /// A process sees the end of a connection.
+    ProcessSeesEnd { conn: ConnId },
+    /// A kernel ends on a device.
+    Device { gpu: usize },
+    /// Something goes wrong, by its place in the plan.
+    Fault { index: usize },
+    /// The daemon is started again.
+    DaemonStarts,
+    /// The stopped daemon continues.
+    DaemonContinues,
+}
+
+/// A connection, as both ends see it.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) process: usize,
+    /// Frames arrive in their order: none before these times.
+    to_daemon: Timestamp,
+    to_process: Timestamp,
+    /// The process has not closed it.
+    pub(super) held: bool,
+    /// The daemon has not closed it.
+    pub(super) served: bool,
+}
+
+/// Lines of the log that are kept for a report.
+const LINES: usize = 400;
+
+/// What happened so far: a hash, and the last lines when somebody wants to read them.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    hash: u64,
+    lines: Option<VecDeque<String>>,
+    buffer: Vec<u8>,
+}
+
+impl Log {
+    /// Takes numbers into the hash.
+    pub(super) fn mix(&mut self, numbers: &[u64]) {
+        for number in numbers {
+            self.hash = (self.hash ^ number).wrapping_mul(0x0100_0000_01b3).rotate_left(29);
+        }
+    }
+
+    fn mix_bytes(&mut self) {
+        let (mut hash, buffer) = (self.hash, core::mem::take(&mut self.buffer));
+        for bytes in buffer.chunks(8) {
+            let word = bytes.iter().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
+            hash = (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(29);
+        }
+        (self.hash, self.buffer) = (hash, buffer);
+    }
+
+    /// Adds a line, if lines are kept.
+    pub(super) fn line(&mut self, now: Timestamp, line: impl FnOnce() -> String) {
+        let Some(lines) = &mut self.lines else { return };
+        if lines.len() == LINES {
+            lines.pop_front();
+        }
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ =
+            write!(text, "{:>12.6} ms  {}", Duration::from_nanos(now.as_nanos()).as_secs_f64() * 1e3, line());
+        lines.push_back(text);
+    }
+
+    /// The hash.
+    pub(super) fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// The last lines.
+    pub(super) fn lines(&self) -> Vec<String> {
+        self.lines.iter().flatten().cloned().collect()
+    }
+}
+
+/// What processes and the daemon reach each other through. See the [module](self).
+#[derive(Debug)]
+pub(super) struct Outside {
+    pub(super) queue: EventQueue<Event>,
+    pub(super) book: Book,
+    pub(super) log: Log,
+    pub(super) delays: Delays,
+    /// Until then frames are late.
+    pub(super) late_until: Timestamp,
+    /// Whether a daemon accepts connections; a stopped one does.
+    pub(super) listening: bool,
+    pub(super) conns: Vec<Connection>,
+    rng: Rng,
+}
+
+impl Outside {
+    pub(super) fn new(book: Book, delays: Delays, rng: Rng, logs: bool) -> Self {
+        Self {
+            queue: EventQueue::new(),
+            book,
+            log: Log { lines: logs.then(VecDeque::new), ..Log::default() },
+            delays,
+            late_until: Timestamp::ZERO,
+            listening: true,
+            conns: Vec::new(),
+            rng,
+        }
+    }
+
+    /// How long a thread takes to run once there is something to do.
+    pub(super) fn wake_up(&mut self) -> Duration {
+        self.rng.duration(self.delays.wake.0, self.delays.wake.1)
+    }
+
+    fn travel(&mut self, now: Timestamp) -> Timestamp {
+        let mut delay = self.rng.duration(self.delays.frame.0, self.delays.frame.1);
+        if now < self.late_until && self.rng.percent(30) {
+            delay =
+                delay.saturating_add(self.rng.duration(Duration::from_micros(200), Duration::from_millis(8)));
+        }
+        now.saturating_add(delay)
+    }
+
+    /// A process connects; `None`: nobody listens.
+    pub(super) fn connect(&mut self, now: Timestamp, process: usize) -> Option<ConnId> {
+        if !self.listening {
+            return None;
+        }
+        let conn = ConnId::new(u32::try_from(self.conns.len()).unwrap_or(u32::MAX), 0);
+        self.conns.push(Connection { process, to_daemon: now, to_process: now, held: true, served: true });
+        self.log.line(now, || format!("process {process} connects as {conn}"));
+        Some(conn)
+    }
+
+    pub(super) fn conn(&self, conn: ConnId) -> Option<&Connection> {
+        self.conns.get(conn.index())
+    }
+
+    /// A process sends a frame. `false`: the other end is closed.
+    pub(super) fn say(&mut self, now: Timestamp, conn: ConnId, frame: ToDaemon) -> bool {
+        let arrives = self.travel(now);
+        let Some(entry) = self.conns.get_mut(conn.index()).filter(|entry| entry.held && entry.served) else {
+            return false;
+        };
+        entry.to_daemon = entry.to_daemon.max(arrives);
+        let arrives = entry.to_daemon;
+        let process = entry.process;
+        self.log.buffer.clear();
+        frame.encode(0, &mut self.log.buffer);
+        self.log.mix(&[now.as_nanos(), u64::from(conn.slot())]);
+        self.log.mix_bytes();
+        self.log.line(now, || format!("process {process} says {frame:?}"));
+        self.book.said(now, conn, process, &frame);
+        self.queue.schedule(arrives, Event::ToDaemon { conn, frame });
+        true
+    }
+
+    /// The daemon sends a frame.
+    pub(super) fn tell(&mut self, now: Timestamp, conn: ConnId, frame: ToClient) {
+        let arrives = self.travel(now);
+        let Some(entry) = self.conns.get_mut(conn.index()).filter(|entry| entry.served) else { return };
+        entry.to_process = entry.to_process.max(arrives);
+        let arrives = entry.to_process;
+        let process = entry.process;
+        self.log.buffer.clear();
+        frame.encode(0, &mut self.log.buffer);
+        self.log.mix(&[now.as_nanos(), u64::from(conn.slot())]);
+        self.log.mix_bytes();
+        self.log.line(now, || format!("daemon tells process {process}: {frame:?}"));
+        self.book.told(now, conn, &frame);
+        self.queue.schedule(arrives, Event::ToProcess { conn, frame });
+    }
+
+    /// A process closes a connection.
+    pub(super) fn hang_up(&mut self, now: Timestamp, conn: ConnId) {
+        let arrives = self.travel(now);
+        let Some(entry) = self.conns.get_mut(conn.index()).filter(|entry| entry.held) else { return };
+        entry.held = false;
+        let arrives = entry.to_daemon.max(arrives);
+        self.queue.schedule(arrives, Event::DaemonSeesEnd { conn });
+    }
+
+    /// The daemon closes a connection, or dies.
+    pub(super) fn cut(&mut self, now: Timestamp, conn: ConnId) {
+        let arrives = self.travel(now);
+        let Some(entry) = self.conns.get_mut(conn.index()).filter(|entry| entry.served) else { return };
+        entry.served = false;
+        let arrives = entry.to_process.max(arrives);
+        self.book.closed(conn);
+        self.queue.schedule(arrives, Event::ProcessSeesEnd { conn });
+    }
+}

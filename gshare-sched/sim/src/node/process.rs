@@ -1,0 +1,824 @@
+//! A hooked process: a program, its launching thread, and the helper thread around a [`Meter`].
+//!
+//! The helper does here what it does in the hook (`helper.rs` there), in the same order: it passes on what threads ask, then
+//! what the daemon said, then what it sees of the device, and sleeps until the meter's next deadline, a frame, or a thread that
+//! waits.
+
+use super::outside::{Event, Outside};
+use super::plan::Program;
+use super::stream::{Ending, Stream};
+use crate::gpu::{Kernel, VirtualGpu};
+use crate::rng::Rng;
+use gshare_core::gate::LaunchGate;
+use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
+use gshare_core::{Bytes, ClientId, ConnId, Duration, ResourceSpec, Timestamp};
+use gshare_meter::cost::{CostTable, Row};
+use gshare_meter::{
+    Facts, Ground, MemoryAccount, Meter, MeterAction, MeterEvent, Ordinal, SegmentId, Settings, Ticket,
+};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+const DEVICE: Ordinal = Ordinal(0);
+/// The shortest and the longest sleep of the helper.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// How often a thread that waits for credit looks by itself.
+const POLL: Duration = Duration::from_millis(10);
+/// How long a launch of unknown cost waits for a measurement.
+const PROBE_WAIT: Duration = Duration::from_millis(200);
+/// Kernels that the driver's queue holds.
+const QUEUE: u64 = 1_024;
+/// Handles of functions that were never launched before.
+const NEW_FUNCTION: u64 = 1_000_000;
+/// When a program tries again whose launch failed.
+const AFTER_FAILURE: Duration = Duration::from_millis(20);
+
+/// What the launching threads share with the meter.
+#[derive(Debug)]
+pub(super) struct Shared {
+    gate: LaunchGate,
+    costs: CostTable,
+    memory: MemoryAccount,
+}
+
+impl Ground for Shared {
+    fn gate(&self) -> &LaunchGate {
+        &self.gate
+    }
+    fn costs(&self) -> &CostTable {
+        &self.costs
+    }
+    fn memory(&self) -> &MemoryAccount {
+        &self.memory
+    }
+}
+
+/// The meter that is driven.
+pub(super) type Metered = Meter<Arc<Shared>>;
+
+/// Who a process is.
+#[derive(Debug, Clone)]
+pub(super) struct Identity {
+    pub(super) number: usize,
+    pub(super) gpu: usize,
+    pub(super) uuid: [u8; 16],
+    pub(super) memory: Bytes,
+    /// Name of its instance, the number of the run, and what it asks for.
+    pub(super) name: String,
+    pub(super) run: u64,
+    pub(super) spec: ResourceSpec,
+    pub(super) on_loss: OnDaemonLoss,
+}
+
+/// What the launching thread is at.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Thread {
+    /// The process has used its device for the first time, and waits until it is known who serves it.
+    Attaching,
+    Ready,
+    /// Something else, until its next turn.
+    Resting,
+    /// Waits for credit.
+    Credit {
+        since: Timestamp,
+        row: Row,
+        cost: u64,
+        alone: bool,
+    },
+    /// Waits for the measurement of a kernel like its next one.
+    Measurement {
+        since: Timestamp,
+    },
+    /// Waits for a kernel.
+    Kernel {
+        number: u64,
+        began: Timestamp,
+    },
+    /// Waits for room in the driver's queue.
+    Full,
+    Over,
+}
+
+/// What is to become of a launch.
+enum Admission {
+    Go { paid: Option<(Row, u64, bool)> },
+    Wait,
+    Fail,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Question {
+    Attach,
+    Memory(u64),
+    Leave,
+}
+
+#[derive(Debug)]
+enum Request {
+    Attach,
+    Reserve(u64),
+    Release(Bytes),
+}
+
+#[derive(Debug)]
+enum Inbound {
+    Frame(ToClient),
+    End,
+}
+
+/// How far a process has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Life {
+    Runs,
+    /// About to end, in good order.
+    Leaves,
+    Gone,
+}
+
+/// One process. See the [module](self).
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) who: Identity,
+    pub(super) program: Program,
+    pub(super) life: Life,
+    pub(super) stopped: bool,
+    pub(super) stream: Stream,
+    meter: Metered,
+    ground: Arc<Shared>,
+    rng: Rng,
+    // ---- launching thread
+    thread: Thread,
+    turn: u64,
+    next: Option<(u64, Duration)>,
+    /// The next kernel that is drawn is to be this long; whether it is of a new function.
+    stretched: Option<(Duration, bool)>,
+    /// When the program falls silent next.
+    silent_at: Timestamp,
+    launches: u64,
+    counted: bool,
+    syncs: u64,
+    waited: Duration,
+    free_running: bool,
+    shut: bool,
+    measures_all: bool,
+    /// The device is lost: every call fails.
+    device_lost: bool,
+    // ---- helper thread
+    helper_turn: u64,
+    helper_at: Option<Timestamp>,
+    main: Option<ConnId>,
+    probe: Option<ConnId>,
+    inbox: VecDeque<(ConnId, Inbound)>,
+    requests: VecDeque<Request>,
+    questions: BTreeMap<Ticket, Question>,
+    number: u64,
+    events: VecDeque<MeterEvent<Arc<Shared>>>,
+    // ---- allocating thread
+    blocks: Vec<u64>,
+    allocating: bool,
+}
+
+impl Process {
+    pub(super) fn new(now: Timestamp, who: Identity, program: Program, mut rng: Rng) -> Self {
+        let hello = ToDaemon::Hello {
+            pid_start: who.number as u64 + 1,
+            pid: u32::try_from(who.number).unwrap_or(u32::MAX) + 1,
+            run: who.run,
+            name: who.name.clone(),
+            program: "simulated".into(),
+            spec: who.spec,
+            on_loss: who.on_loss,
+        };
+        let (spec, on_loss) = (who.spec, who.on_loss);
+        let settings = Settings { hello, spec, on_loss, class: None, seed: rng.next_u64() };
+        let memory = MemoryAccount::new(who.memory.0);
+        if spec.memory().is_some() {
+            memory.limit_to(spec.memory());
+        }
+        let ground = Shared { gate: LaunchGate::new(), costs: CostTable::new(), memory };
+        let silent_at =
+            now.saturating_add(rng.duration(Duration::from_millis(1), Duration::from_millis(200)));
+        Self {
+            who,
+            program,
+            life: Life::Runs,
+            stopped: false,
+            stream: Stream::new(),
+            meter: Meter::new(now, settings),
+            ground: Arc::new(ground),
+            rng,
+            thread: Thread::Attaching,
+            turn: 0,
+            next: None,
+            stretched: None,
+            silent_at,
+            launches: 0,
+            counted: false,
+            syncs: 0,
+            waited: Duration::ZERO,
+            free_running: false,
+            shut: false,
+            measures_all: false,
+            device_lost: false,
+            helper_turn: 0,
+            helper_at: None,
+            main: None,
+            probe: None,
+            inbox: VecDeque::new(),
+            requests: VecDeque::from([Request::Attach]),
+            questions: BTreeMap::new(),
+            number: 0,
+            events: VecDeque::from([MeterEvent::DeadlineReached]),
+            blocks: Vec::new(),
+            allocating: false,
+        }
+    }
+
+    /// Name of the device's queue that is this process's.
+    pub(super) fn queue(&self) -> ClientId {
+        ClientId::new(u32::try_from(self.who.number).unwrap_or(u32::MAX), 0)
+    }
+
+    /// Whether it can do anything.
+    pub(super) fn acts(&self) -> bool {
+        !self.stopped && self.life != Life::Gone
+    }
+
+    // ---- launching thread -----------------------------------------------------------------------------------------------
+
+    fn call_thread(&mut self, at: Timestamp, outside: &mut Outside) {
+        self.turn += 1;
+        outside.queue.schedule(at, Event::Thread { process: self.who.number, turn: self.turn });
+    }
+
+    fn wake_thread(&mut self, now: Timestamp, outside: &mut Outside) {
+        let at = now.saturating_add(outside.wake_up());
+        self.call_thread(at, outside);
+    }
+
+    /// The launching thread has a turn.
+    pub(super) fn thread(&mut self, now: Timestamp, turn: u64, gpu: &mut VirtualGpu, outside: &mut Outside) {
+        if turn != self.turn || !self.acts() {
+            return;
+        }
+        loop {
+            match self.thread {
+                Thread::Attaching | Thread::Over => return,
+                Thread::Kernel { number, .. } if self.stream.completed <= number => return,
+                Thread::Kernel { began, .. } => {
+                    if self.syncs.is_multiple_of(4) {
+                        self.stream.synchronised(began);
+                    }
+                    self.thread = Thread::Ready;
+                }
+                Thread::Full if self.in_flight() >= QUEUE => return,
+                Thread::Full | Thread::Resting => self.thread = Thread::Ready,
+                Thread::Ready | Thread::Credit { .. } | Thread::Measurement { .. } => {}
+            }
+            if self.thread == Thread::Ready {
+                if self.program.silences && now >= self.silent_at {
+                    let (shortest, longest) = (Duration::from_millis(1), Duration::from_millis(300));
+                    let until = now.saturating_add(self.rng.duration(shortest, longest));
+                    self.silent_at = until.saturating_add(self.rng.duration(shortest, longest));
+                    self.thread = Thread::Resting;
+                    return self.call_thread(until, outside);
+                }
+                if self.in_flight() >= QUEUE {
+                    self.thread = Thread::Full;
+                    return;
+                }
+            }
+            match self.admit(now, outside) {
+                Admission::Go { paid } => {
+                    self.launch(now, paid, gpu, outside);
+                    if matches!(self.thread, Thread::Kernel { .. }) {
+                        return;
+                    }
+                }
+                Admission::Wait => {
+                    let at = now.saturating_add(POLL);
+                    return self.call_thread(at, outside);
+                }
+                Admission::Fail => {
+                    outside.book.stops_waiting(now, self.who.number);
+                    self.thread = Thread::Resting;
+                    self.counted = false;
+                    return self.call_thread(now.saturating_add(AFTER_FAILURE), outside);
+                }
+            }
+        }
+    }
+
+    fn in_flight(&self) -> u64 {
+        self.stream.launched - self.stream.completed
+    }
+
+    /// The next kernel of the program: drawn once, whether or not it is let in.
+    fn next_kernel(&mut self) -> (u64, Duration) {
+        let (program, rng, launches) = (&self.program, &mut self.rng, self.launches);
+        let stretched = &mut self.stretched;
+        *self.next.get_or_insert_with(|| {
+            let function = rng.below(program.functions.max(1));
+            let (low, high) = program.kernel;
+            // Each function has its own length; what a launch of it takes lies around that.
+            let span = high.saturating_sub(low).as_nanos() / program.functions.max(1);
+            let length = low.as_nanos() + function * span + span / 2;
+            let off = length * program.spread_percent / 100;
+            let length = Duration::from_nanos(rng.between(length - off, length + off).max(1_000));
+            match stretched.take() {
+                Some((length, true)) => (NEW_FUNCTION + launches, length),
+                Some((length, false)) => (function, length),
+                None => (function, length),
+            }
+        })
+    }
+
+    /// The next kernel but those that wait already is one of this length; `strange`: of a function that was never launched before.
+    pub(super) fn stretch(&mut self, length: Duration, strange: bool) {
+        self.stretched = Some((length, strange));
+    }
+
+    fn admit(&mut self, now: Timestamp, outside: &mut Outside) -> Admission {
+        if self.device_lost || self.shut {
+            return Admission::Fail;
+        }
+        if let Thread::Credit { since, row, cost, alone } = self.thread {
+            if !self.free_running && !self.ground.gate.try_spend(0, Duration::from_nanos(cost)) {
+                return Admission::Wait;
+            }
+            self.waited = self.waited.saturating_add(now.saturating_since(since));
+            outside.book.stops_waiting(now, self.who.number);
+            self.thread = Thread::Ready;
+            return Admission::Go { paid: Some((row, cost, alone)) };
+        }
+        let (function, _) = self.next_kernel();
+        if !core::mem::replace(&mut self.counted, true) {
+            self.launches += 1;
+        }
+        if self.free_running {
+            self.thread = Thread::Ready;
+            return Admission::Go { paid: None };
+        }
+        let ground = Arc::clone(&self.ground);
+        let (row, known) = ground.costs.find(function, 0);
+        let Some(cost) = known else { return self.admit_unknown(now, row, outside) };
+        self.thread = Thread::Ready;
+        if self.stream.pay(cost, |wanted| ground.gate.try_spend(0, Duration::from_nanos(wanted))) {
+            return Admission::Go { paid: Some((row, cost, false)) };
+        }
+        self.wait_for_credit(now, (row, cost, false), outside)
+    }
+
+    /// A launch whose cost is not known is measured alone, one at a time.
+    fn admit_unknown(&mut self, now: Timestamp, row: Row, outside: &mut Outside) -> Admission {
+        let costs = &self.ground.costs;
+        if costs.probes(row) >= 1 {
+            let since = if let Thread::Measurement { since } = self.thread {
+                since
+            } else {
+                self.stream.wait(now, self.measures_all);
+                self.thread = Thread::Measurement { since: now };
+                self.ring(now, outside);
+                now
+            };
+            if now.saturating_since(since) < PROBE_WAIT {
+                return Admission::Wait;
+            }
+        }
+        let cost = self.ground.costs.guess();
+        self.ground.costs.probe(row);
+        self.thread = Thread::Ready;
+        if self.ground.gate.try_spend(0, Duration::from_nanos(cost)) {
+            return Admission::Go { paid: Some((row, cost, true)) };
+        }
+        self.wait_for_credit(now, (row, cost, true), outside)
+    }
+
+    fn wait_for_credit(
+        &mut self,
+        now: Timestamp,
+        (row, cost, alone): (Row, u64, bool),
+        outside: &mut Outside,
+    ) -> Admission {
+        self.stream.wait(now, self.measures_all);
+        self.thread = Thread::Credit { since: now, row, cost, alone };
+        outside.book.waits(now, self.who.number);
+        self.ring(now, outside);
+        Admission::Wait
+    }
+
+    fn launch(
+        &mut self,
+        now: Timestamp,
+        paid: Option<(Row, u64, bool)>,
+        gpu: &mut VirtualGpu,
+        outside: &mut Outside,
+    ) {
+        let (function, duration) = self.next_kernel();
+        (self.next, self.counted) = (None, false);
+        let number = self.stream.launched;
+        match paid {
+            Some((row, cost, alone)) => {
+                let alone = alone && self.ground.costs.known(row).is_none();
+                if alone {
+                    outside.book.launched_unknown(now, self.who.number);
+                }
+                self.stream.launch(now, &self.ground.costs, row, cost, alone);
+            }
+            None => self.stream.launch_unmetered(),
+        }
+        let sm = self.who.spec.sm();
+        outside.book.launched(now, self.who.number, duration, function >= NEW_FUNCTION);
+        outside.log.mix(&[now.as_nanos(), self.who.number as u64, duration.as_nanos()]);
+        gpu.launch(now, Kernel { client: self.queue(), tag: number, duration, sm });
+        if self.program.synchronises {
+            self.syncs += 1;
+            self.stream.end(now, Ending::Synchronising, self.measures_all);
+            self.thread = Thread::Kernel { number, began: now };
+        }
+    }
+
+    /// A kernel of this process has ended.
+    pub(super) fn completed(&mut self, now: Timestamp, outside: &mut Outside) {
+        self.stream.complete(now);
+        if self.stopped || self.life != Life::Runs {
+            return;
+        }
+        let (low, high) = self.program.pause;
+        match self.thread {
+            Thread::Kernel { number, .. } if self.stream.completed == number + 1 => {
+                let pause = self.rng.duration(low, high);
+                self.call_thread(now.saturating_add(pause), outside);
+            }
+            Thread::Full => self.call_thread(now, outside),
+            _ => {}
+        }
+    }
+
+    // ---- helper thread --------------------------------------------------------------------------------------------------
+
+    /// Wakes the helper: there is something to do.
+    fn ring(&mut self, now: Timestamp, outside: &mut Outside) {
+        let at = now.saturating_add(outside.wake_up());
+        if self.helper_at.is_none_or(|planned| at < planned) {
+            self.call_helper(at, outside);
+        }
+    }
+
+    fn call_helper(&mut self, at: Timestamp, outside: &mut Outside) {
+        self.helper_turn += 1;
+        self.helper_at = Some(at);
+        outside.queue.schedule(at, Event::Helper { process: self.who.number, turn: self.helper_turn });
+    }
+
+    /// The process starts.
+    pub(super) fn start(&mut self, now: Timestamp, outside: &mut Outside) {
+        self.ring(now, outside);
+        if self.program.allocates {
+            outside.queue.schedule(now, Event::Allocates { process: self.who.number });
+        }
+    }
+
+    /// The process continues after it was stopped.
+    pub(super) fn continues(&mut self, now: Timestamp, outside: &mut Outside) {
+        self.stopped = false;
+        self.call_helper(now, outside);
+        self.call_thread(now, outside);
+    }
+
+    /// A frame has come, or the end of a connection.
+    pub(super) fn receives(
+        &mut self,
+        now: Timestamp,
+        conn: ConnId,
+        frame: Option<ToClient>,
+        outside: &mut Outside,
+    ) {
+        self.inbox.push_back((conn, frame.map_or(Inbound::End, Inbound::Frame)));
+        if self.acts() {
+            self.ring(now, outside);
+        }
+    }
+
+    /// The helper has a turn.
+    pub(super) fn helper(&mut self, now: Timestamp, turn: u64, outside: &mut Outside) {
+        if turn != self.helper_turn || !self.acts() {
+            return;
+        }
+        self.helper_at = None;
+        self.handle(now, outside);
+        self.serve(now, outside);
+        self.listen(now, outside);
+        self.look(now, outside);
+        if self.life == Life::Gone {
+            return;
+        }
+        let sleep = self.meter.next_deadline().map_or(LONGEST_SLEEP, |next| next.saturating_since(now));
+        let at = now.saturating_add(sleep.max(SHORTEST_SLEEP).min(LONGEST_SLEEP));
+        let at = at.saturating_add(outside.wake_up());
+        if self.helper_at.is_none_or(|planned| at < planned) {
+            self.call_helper(at, outside);
+        }
+    }
+
+    fn feed(&mut self, now: Timestamp, event: MeterEvent<Arc<Shared>>, outside: &mut Outside) {
+        self.events.push_back(event);
+        self.handle(now, outside);
+    }
+
+    fn handle(&mut self, now: Timestamp, outside: &mut Outside) {
+        let mut actions = Vec::new();
+        while let Some(event) = self.events.pop_front() {
+            let attached = matches!(event, MeterEvent::Heard(ToClient::Attached { .. }));
+            if let Err(error) = self.meter.handle(now, event, &mut actions) {
+                outside.book.fail(now, "meter", || format!("process {}: {error}", self.who.number));
+            }
+            if attached {
+                outside.book.attached(now, self.who.number);
+            }
+            for action in actions.drain(..) {
+                self.carry_out(now, action, outside);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, now: Timestamp, action: MeterAction, outside: &mut Outside) {
+        match action {
+            MeterAction::Connect => {
+                self.main = outside.connect(now, self.who.number);
+                self.events.push_back(match self.main {
+                    Some(_) => MeterEvent::Connected,
+                    None => MeterEvent::ConnectFailed { errno: 111 },
+                });
+            }
+            MeterAction::Disconnect => self.disconnect(now, outside),
+            MeterAction::Probe(hello) => {
+                self.end_probe(now, outside);
+                self.probe = outside.connect(now, self.who.number);
+                let asked = self.probe.is_some_and(|probe| outside.say(now, probe, hello));
+                if !asked {
+                    self.events.push_back(MeterEvent::ProbeFailed);
+                }
+            }
+            MeterAction::Say(frame) => {
+                if let Some(main) = self.main
+                    && !outside.say(now, main, frame)
+                {
+                    // The daemon may have said why.
+                    self.disconnect(now, outside);
+                }
+            }
+            MeterAction::Answer { ticket, granted } => self.answered(now, ticket, granted, outside),
+            MeterAction::Wake(_) => {
+                if matches!(self.thread, Thread::Credit { .. } | Thread::Measurement { .. }) {
+                    self.wake_thread(now, outside);
+                }
+            }
+            MeterAction::FreeRunning { on, .. } => self.free_running = on,
+            MeterAction::Shut { on, .. } => self.shut = on,
+            MeterAction::MeasureAll { on, .. } => self.measures_all = on,
+            MeterAction::PresumeDone { predicted, .. } => self.stream.presume_done(predicted),
+            MeterAction::Explain { .. } | MeterAction::Note { .. } => {}
+            MeterAction::Tell(line) => {
+                outside.log.line(now, || format!("process {} prints: {line}", self.who.number));
+            }
+        }
+    }
+
+    /// Ends the connection; what had come before is heard first.
+    fn disconnect(&mut self, now: Timestamp, outside: &mut Outside) {
+        self.end_probe(now, outside);
+        let Some(main) = self.main.take() else { return };
+        outside.hang_up(now, main);
+        outside.book.detached(now, self.who.number);
+        let (come, rest): (Vec<_>, Vec<_>) = self.inbox.drain(..).partition(|(conn, _)| *conn == main);
+        self.inbox = rest.into();
+        self.events.extend(come.into_iter().filter_map(|(_, inbound)| match inbound {
+            Inbound::Frame(frame) => Some(MeterEvent::Heard(frame)),
+            Inbound::End => None,
+        }));
+        self.events.push_back(MeterEvent::Lost);
+    }
+
+    fn end_probe(&mut self, now: Timestamp, outside: &mut Outside) {
+        if let Some(probe) = self.probe.take() {
+            outside.hang_up(now, probe);
+        }
+    }
+
+    fn ticket(&mut self, now: Timestamp, question: Question, outside: &mut Outside) -> Ticket {
+        self.number += 1;
+        let ticket = Ticket(self.number);
+        self.questions.insert(ticket, question);
+        outside.book.asked(now, self.who.number, ticket);
+        ticket
+    }
+
+    fn answered(&mut self, now: Timestamp, ticket: Ticket, granted: bool, outside: &mut Outside) {
+        outside.book.answered(now, self.who.number, ticket);
+        match self.questions.remove(&ticket) {
+            Some(Question::Attach) if self.thread == Thread::Attaching => {
+                self.thread = Thread::Ready;
+                self.wake_thread(now, outside);
+            }
+            Some(Question::Attach) | None => {}
+            Some(Question::Memory(bytes)) => {
+                self.allocating = false;
+                if granted {
+                    self.allocate(now, bytes, outside);
+                }
+                self.next_allocation(now, outside);
+            }
+            Some(Question::Leave) => self.end(now, outside),
+        }
+    }
+
+    /// Passes on what threads ask.
+    fn serve(&mut self, now: Timestamp, outside: &mut Outside) {
+        while let Some(request) = self.requests.pop_front() {
+            let event = match request {
+                Request::Attach => {
+                    let ticket = self.ticket(now, Question::Attach, outside);
+                    let (uuid, ground) = (self.who.uuid, Arc::clone(&self.ground));
+                    MeterEvent::DeviceFound { device: DEVICE, uuid, ground, ticket }
+                }
+                Request::Reserve(bytes) => {
+                    let ticket = self.ticket(now, Question::Memory(bytes), outside);
+                    MeterEvent::MemoryAsked { device: DEVICE, bytes, ticket }
+                }
+                Request::Release(bytes) => MeterEvent::MemoryFreed { device: DEVICE, bytes },
+            };
+            self.feed(now, event, outside);
+        }
+    }
+
+    /// Hears what has come.
+    fn listen(&mut self, now: Timestamp, outside: &mut Outside) {
+        while let Some((conn, inbound)) = self.inbox.pop_front() {
+            if self.probe == Some(conn) {
+                self.end_probe(now, outside);
+                let event = match inbound {
+                    Inbound::Frame(_) => MeterEvent::ProbeAnswered,
+                    Inbound::End => MeterEvent::ProbeFailed,
+                };
+                self.feed(now, event, outside);
+            } else if self.main == Some(conn) {
+                match inbound {
+                    Inbound::Frame(frame) => {
+                        if matches!(frame, ToClient::Welcome { .. }) {
+                            self.serve(now, outside);
+                        }
+                        self.feed(now, MeterEvent::Heard(frame), outside);
+                    }
+                    Inbound::End => {
+                        self.disconnect(now, outside);
+                        self.feed(now, MeterEvent::DeadlineReached, outside);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Looks at counters and at the events that the device has passed.
+    fn look(&mut self, now: Timestamp, outside: &mut Outside) {
+        let (launched, synced) = (vec![self.launches], vec![self.syncs]);
+        self.feed(now, MeterEvent::ThreadsSeen { launched, synced }, outside);
+        self.measure(now, outside);
+        let waiting = u64::from(matches!(self.thread, Thread::Credit { .. }));
+        let facts = Facts {
+            launches: self.launches,
+            waiting,
+            waited: self.waited,
+            settled: core::mem::take(&mut self.stream.settled),
+            refused: core::mem::take(&mut self.stream.refused),
+            open: vec![self.stream.open_run()],
+        };
+        self.feed(now, MeterEvent::Looked { device: DEVICE, facts }, outside);
+        self.feed(now, MeterEvent::DeadlineReached, outside);
+    }
+
+    fn measure(&mut self, now: Timestamp, outside: &mut Outside) {
+        for at in 0..self.stream.under_way.len() {
+            if self.stream.under_way[at].id.is_none() {
+                self.number += 1;
+                let id = SegmentId(self.number);
+                self.stream.under_way[at].id = Some(id);
+                let segment = self.stream.under_way[at].segment;
+                self.feed(now, MeterEvent::Recorded { device: DEVICE, id, segment }, outside);
+            }
+        }
+        let mut at = 0;
+        while let Some(measurement) = self.stream.under_way.get(at) {
+            let (over, lost) = (measurement.interval(), self.device_lost);
+            match (measurement.id, over) {
+                (Some(id), Some((start, end))) if end <= now => {
+                    self.stream.under_way.remove(at);
+                    self.feed(now, MeterEvent::Completed { device: DEVICE, id, start, end }, outside);
+                }
+                (Some(id), _) if lost => {
+                    self.stream.under_way.remove(at);
+                    self.feed(now, MeterEvent::MeasurementLost { device: DEVICE, id }, outside);
+                }
+                _ => at += 1,
+            }
+        }
+    }
+
+    // ---- allocating thread ----------------------------------------------------------------------------------------------
+
+    fn next_allocation(&mut self, now: Timestamp, outside: &mut Outside) {
+        let pause = self.rng.duration(Duration::from_millis(4), Duration::from_millis(120));
+        outside.queue.schedule(now.saturating_add(pause), Event::Allocates { process: self.who.number });
+    }
+
+    /// The allocating thread has a turn; `may`: and may allocate.
+    pub(super) fn allocates(&mut self, now: Timestamp, may: bool, outside: &mut Outside) {
+        if self.life != Life::Runs || self.allocating {
+            return;
+        }
+        if !self.program.allocates {
+            return;
+        }
+        if !may || self.stopped || self.thread == Thread::Attaching || self.device_lost {
+            return self.next_allocation(now, outside);
+        }
+        let limit = self.who.spec.memory().unwrap_or(self.who.memory).0;
+        if self.blocks.is_empty() || self.rng.percent(60) {
+            let bytes = (self.rng.between(1, limit / 6 + 1)) & !0xFFF | 0x1000;
+            if self.ground.memory.reserve(bytes).is_ok() {
+                self.allocate(now, bytes, outside);
+            } else {
+                self.allocating = true;
+                self.requests.push_back(Request::Reserve(bytes));
+                return self.ring(now, outside);
+            }
+        } else {
+            let at = usize::try_from(self.rng.below(self.blocks.len() as u64)).unwrap_or(0);
+            let bytes = self.blocks.swap_remove(at);
+            self.free(now, bytes, outside);
+        }
+        self.next_allocation(now, outside);
+    }
+
+    /// Memory was reserved: the driver is asked for it.
+    fn allocate(&mut self, now: Timestamp, bytes: u64, outside: &mut Outside) {
+        if outside.book.allocate(now, self.who.number, bytes) {
+            self.blocks.push(bytes);
+        } else {
+            self.released(now, bytes, outside);
+        }
+    }
+
+    fn free(&mut self, now: Timestamp, bytes: u64, outside: &mut Outside) {
+        outside.book.free(self.who.number, bytes);
+        self.released(now, bytes, outside);
+    }
+
+    fn released(&mut self, now: Timestamp, bytes: u64, outside: &mut Outside) {
+        if let Some(surplus) = self.ground.memory.release(bytes) {
+            self.requests.push_back(Request::Release(surplus));
+            self.ring(now, outside);
+        }
+    }
+
+    // ---- end ------------------------------------------------------------------------------------------------------------
+
+    /// The program ends in good order.
+    pub(super) fn leave(&mut self, now: Timestamp, outside: &mut Outside) {
+        if self.life != Life::Runs || self.stopped {
+            return;
+        }
+        outside.book.stops_waiting(now, self.who.number);
+        (self.life, self.thread) = (Life::Leaves, Thread::Over);
+        let ticket = self.ticket(now, Question::Leave, outside);
+        self.events.push_back(MeterEvent::Leaving { ticket });
+        self.ring(now, outside);
+    }
+
+    /// The process is gone: its connections close, and the device drops what it has queued.
+    pub(super) fn end(&mut self, now: Timestamp, outside: &mut Outside) {
+        if self.life == Life::Gone {
+            return;
+        }
+        (self.life, self.thread) = (Life::Gone, Thread::Over);
+        for conn in self.main.take().into_iter().chain(self.probe.take()) {
+            outside.hang_up(now, conn);
+        }
+        outside.book.gone(now, self.who.number);
+    }
+
+    /// The device is lost: nothing of what is queued is ever over.
+    pub(super) fn lose_device(&mut self, now: Timestamp, outside: &mut Outside) {
+        self.device_lost = true;
+        self.ring(now, outside);
+    }
+
+    /// Offers the meter a time before its last one. Gives whether it refused that, and went on as if nothing had been said.
+    pub(super) fn refuses_earlier(&mut self, now: Timestamp, by: Duration, outside: &mut Outside) -> bool {
+        self.feed(now, MeterEvent::DeadlineReached, outside);
+        let (deadline, mut actions) = (self.meter.next_deadline(), Vec::new());
+        let refused = self.meter.handle(now.saturating_sub(by), MeterEvent::DeadlineReached, &mut actions);
+        refused.is_err() && actions.is_empty() && self.meter.next_deadline() == deadline
+    }
+}

@@ -1,0 +1,552 @@
+//! The loop: takes what happens next to whom it happens to.
+
+use super::book::{Book, LONG};
+use super::daemon::{Daemon, garbage, hello, name_of, uuid};
+use super::faults::Fault;
+use super::outside::{Event, Outside};
+use super::plan::{NodePlan, Program, Shape, smaller};
+use super::process::{Identity, Life, Process};
+use super::{NodeFailure, NodeReport, Setup};
+use crate::gpu::{Completion, VirtualGpu};
+use crate::rng::Rng;
+use gshare_core::wire::OnDaemonLoss;
+use gshare_core::{ConnId, Duration, ResourceSpec, Timestamp};
+
+/// What a process got of its device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Got {
+    /// GPU time.
+    pub busy: Duration,
+    /// The longest time without a kernel of it running, from its first kernel on.
+    pub gap: Duration,
+    /// When its last kernel ended.
+    pub until: Timestamp,
+}
+
+/// An instance, and what its processes are like.
+#[derive(Debug)]
+struct Instance {
+    gpu: usize,
+    shape: Shape,
+    name: String,
+    spec: ResourceSpec,
+    on_loss: OnDaemonLoss,
+}
+
+/// A process that is to start.
+#[derive(Debug, Clone, Copy)]
+struct Planned {
+    instance: usize,
+    program: Program,
+}
+
+#[derive(Debug)]
+struct Device {
+    gpu: VirtualGpu,
+    /// When it is looked at next.
+    look: Option<Timestamp>,
+}
+
+/// A node and all around it. See the [module](super).
+#[derive(Debug)]
+pub struct World<'a> {
+    plan: &'a NodePlan,
+    setup: &'a Setup,
+    rng: Rng,
+    outside: Outside,
+    daemon: Daemon,
+    instances: Vec<Instance>,
+    /// Every process that was ever planned has a place here; those that have not started are empty.
+    processes: Vec<Option<Process>>,
+    planned: Vec<Planned>,
+    devices: Vec<Device>,
+    got: Vec<Got>,
+    started: u64,
+    completed: Vec<Completion>,
+}
+
+/// How long after the daemon is back all processes are connected again, which takes 375 ms at most, and have paid back what they
+/// were charged while nobody kept their kernels apart.
+const CONNECTED_AGAIN: Duration = Duration::from_millis(2_500);
+/// When a daemon that says nothing is given up: 3 s of silence, 1 s of waiting for a probe, and a look.
+const GIVEN_UP: Duration = Duration::from_millis(4_400);
+/// How long a lease of a stopped process lasts: a token with its slack and grace, and what was queued.
+const STOPPED_LEASE: Duration = Duration::from_millis(80);
+
+impl<'a> World<'a> {
+    /// The node of a plan. `logs`: what happens is written down.
+    pub fn new(plan: &'a NodePlan, setup: &'a Setup, logs: bool) -> Self {
+        let mut rng = Rng::new(plan.seed);
+        let mut book = Book::new(setup.terms.window, plan.in_flight, setup.error_max);
+        let (mut instances, mut planned, mut starts) = (Vec::new(), Vec::new(), Vec::new());
+        for (gpu, device) in plan.gpus.iter().enumerate() {
+            book.add_gpu(device.memory);
+            for entry in &device.instances {
+                let (number, shape) = (instances.len(), device.shape);
+                book.add_instance(gpu, shape, entry.spec);
+                let (name, on_loss) = (name_of(gpu, number), entry.on_loss);
+                instances.push(Instance { gpu, shape, name, spec: entry.spec, on_loss });
+                for &(at, program) in &entry.processes {
+                    starts.push((at, planned.len()));
+                    planned.push(Planned { instance: number, program });
+                }
+            }
+        }
+        let names: Vec<_> = instances.iter().map(|instance| (instance.name.clone(), instance.spec)).collect();
+        let daemon = Daemon::new(plan, &names, setup);
+        let outside = Outside::new(book, plan.delays, rng.fork(), logs);
+        let devices = plan.gpus.iter().map(|_| Device { gpu: VirtualGpu::new(), look: None }).collect();
+        let processes = planned.iter().map(|_| None).collect();
+        let got = vec![Got::default(); planned.len()];
+        let mut world = Self {
+            plan,
+            setup,
+            rng,
+            outside,
+            daemon,
+            instances,
+            processes,
+            planned,
+            devices,
+            got,
+            started: 0,
+            completed: Vec::new(),
+        };
+        for entry in &world.planned {
+            world.outside.book.add_process(entry.instance, &entry.program);
+        }
+        for (at, process) in starts {
+            world.outside.queue.schedule(at, Event::Starts { process });
+        }
+        for (index, (at, _)) in plan.faults.iter().enumerate() {
+            world.outside.queue.schedule(*at, Event::Fault { index });
+        }
+        world
+    }
+
+    /// Runs the plan to its end.
+    pub fn run(&mut self, seed: u64) -> Result<NodeReport, NodeFailure> {
+        let end = Timestamp::ZERO.saturating_add(self.setup.terms.window.saturating_mul(self.plan.windows));
+        if let Err(what) = self.advance(end) {
+            return Err(self.failure(seed, what));
+        }
+        let shares = self.outside.book.close(end);
+        if let Some(wrong) = self.outside.book.wrong() {
+            let what = format!("{} at {}: {}", wrong.rule, wrong.at, wrong.what);
+            return Err(self.failure(seed, what));
+        }
+        Ok(NodeReport {
+            seed,
+            processes: self.started,
+            calls: self.daemon.calls(),
+            refused: self.daemon.refused,
+            log_hash: self.outside.log.hash(),
+            shares,
+            figures: self.outside.book.figures,
+        })
+    }
+
+    fn failure(&self, seed: u64, what: String) -> NodeFailure {
+        let mut story = format!("{:#?}\n", self.plan);
+        for line in self.outside.log.lines() {
+            story.push_str(&line);
+            story.push('\n');
+        }
+        NodeFailure { seed, what, story }
+    }
+
+    /// The last lines of the log.
+    pub fn log(&self) -> Vec<String> {
+        self.outside.log.lines()
+    }
+
+    /// What a process got so far, by its place in the plan.
+    pub fn got(&self, process: usize) -> Got {
+        self.got.get(process).copied().unwrap_or_default()
+    }
+
+    /// Lets time pass until `until`, inclusively. The error says what was wrong.
+    pub fn advance(&mut self, until: Timestamp) -> Result<(), String> {
+        loop {
+            let deadline = self.daemon.next_deadline();
+            let next = self.outside.queue.next_at();
+            let Some(now) = next.into_iter().chain(deadline).min().filter(|now| *now <= until) else {
+                return Ok(());
+            };
+            let now = now.max(self.outside.queue.now());
+            match next {
+                Some(at) if at <= now => {
+                    if let Some((now, event)) = self.outside.queue.pop() {
+                        self.happens(now, event);
+                    }
+                }
+                _ => self.daemon.deadline(now, &mut self.outside),
+            }
+            if let Some(violation) = self.daemon.violation() {
+                return Err(format!("scheduler: {violation}"));
+            }
+            if let Some(wrong) = self.outside.book.wrong() {
+                return Err(format!("{} at {}: {}", wrong.rule, wrong.at, wrong.what));
+            }
+        }
+    }
+
+    fn happens(&mut self, now: Timestamp, event: Event) {
+        match event {
+            Event::Starts { process } => self.starts(now, process),
+            Event::Thread { process, turn } => self.thread(now, process, turn),
+            Event::Helper { process, turn } => {
+                if let Some(entry) = &mut self.processes[process] {
+                    entry.helper(now, turn, &mut self.outside);
+                    self.drop_if_gone(process);
+                }
+            }
+            Event::Allocates { process } => {
+                // A process that was never served knows of no siblings: see the module.
+                let knows = self.outside.book.ever_served(process);
+                if let Some(entry) = &mut self.processes[process] {
+                    entry.allocates(now, knows, &mut self.outside);
+                }
+            }
+            Event::Continues { process } => {
+                if let Some(entry) = self.processes[process].as_mut().filter(|entry| entry.stopped) {
+                    self.outside.log.line(now, || format!("process {process} continues"));
+                    entry.continues(now, &mut self.outside);
+                    self.outside.book.stopped(now, process, false);
+                }
+            }
+            Event::ToDaemon { conn, frame } => self.daemon.receives(now, conn, frame, &mut self.outside),
+            Event::DaemonSeesEnd { conn } => self.daemon.sees_end(now, conn, &mut self.outside),
+            Event::ToProcess { conn, frame } => self.arrives_at_process(now, conn, Some(frame)),
+            Event::ProcessSeesEnd { conn } => self.arrives_at_process(now, conn, None),
+            Event::Device { gpu } => {
+                self.devices[gpu].look = None;
+                self.look(now, gpu);
+            }
+            Event::Fault { index } => {
+                let fault = self.plan.faults[index].1;
+                self.outside.log.line(now, || format!("fault: {fault:?}"));
+                self.strikes(now, fault);
+            }
+            Event::DaemonStarts => {
+                self.outside.log.line(now, || "daemon starts".to_owned());
+                self.daemon.start(self.setup, &mut self.outside);
+                self.outside.book.daemon(Some(now));
+                self.outside.book.forgive_all(now);
+            }
+            Event::DaemonContinues => {
+                if core::mem::take(&mut self.daemon.stopped) {
+                    self.outside.log.line(now, || "daemon continues".to_owned());
+                    self.outside.book.daemon(Some(now));
+                    self.daemon.continues(now, &mut self.outside);
+                }
+            }
+        }
+    }
+
+    // ---- processes ------------------------------------------------------------------------------------------------------
+
+    fn starts(&mut self, now: Timestamp, process: usize) {
+        let Planned { instance, mut program } = self.planned[process];
+        let entry = &self.instances[instance];
+        // One that starts without a daemon knows of no siblings: see the module.
+        let alone = !self.daemon.lives();
+        program.allocates &= !alone;
+        self.outside.book.starts(process, alone);
+        let who = Identity {
+            number: process,
+            gpu: entry.gpu,
+            uuid: uuid(entry.gpu),
+            memory: self.plan.gpus[entry.gpu].memory,
+            name: entry.name.clone(),
+            run: instance as u64 + 1,
+            spec: entry.spec,
+            on_loss: entry.on_loss,
+        };
+        self.outside
+            .log
+            .line(now, || format!("process {process} of instance {instance} starts: {program:?}"));
+        self.started += 1;
+        let mut new = Process::new(now, who, program, self.rng.fork());
+        new.start(now, &mut self.outside);
+        self.processes[process] = Some(new);
+    }
+
+    /// One more process of an instance starts at `at`.
+    fn plan_another(&mut self, at: Timestamp, like: usize) {
+        let planned = self.planned[like];
+        let process = self.planned.len();
+        self.planned.push(planned);
+        self.processes.push(None);
+        self.got.push(Got::default());
+        self.outside.book.add_process(planned.instance, &planned.program);
+        self.outside.queue.schedule(at, Event::Starts { process });
+    }
+
+    fn thread(&mut self, now: Timestamp, process: usize, turn: u64) {
+        let Some(gpu) = self.processes[process].as_ref().map(|entry| entry.who.gpu) else { return };
+        self.look(now, gpu);
+        if let Some(entry) = &mut self.processes[process] {
+            entry.thread(now, turn, &mut self.devices[gpu].gpu, &mut self.outside);
+        }
+        self.look(now, gpu);
+    }
+
+    fn arrives_at_process(
+        &mut self,
+        now: Timestamp,
+        conn: ConnId,
+        frame: Option<gshare_core::wire::ToClient>,
+    ) {
+        let Some(process) = self.outside.conn(conn).filter(|entry| entry.held).map(|entry| entry.process)
+        else {
+            return;
+        };
+        if let Some(entry) = self.processes.get_mut(process).and_then(Option::as_mut) {
+            entry.receives(now, conn, frame, &mut self.outside);
+        }
+    }
+
+    /// A process that has ended by itself leaves nothing queued.
+    fn drop_if_gone(&mut self, process: usize) {
+        if let Some(entry) = self.processes[process].as_ref().filter(|entry| entry.life == Life::Gone) {
+            self.devices[entry.who.gpu].gpu.drop_queue(entry.queue());
+        }
+    }
+
+    /// Brings a device up to date.
+    fn look(&mut self, now: Timestamp, gpu: usize) {
+        let mut completed = core::mem::take(&mut self.completed);
+        let device = &mut self.devices[gpu];
+        device.gpu.advance(now, &mut completed);
+        for Completion { kernel, started, ended } in completed.drain(..) {
+            let process = kernel.client.index();
+            self.outside.book.ran(process, started, ended);
+            let got = &mut self.got[process];
+            got.busy = got.busy.saturating_add(ended.saturating_since(started));
+            if got.until > Timestamp::ZERO {
+                got.gap = got.gap.max(started.saturating_since(got.until));
+            }
+            got.until = ended;
+            if let Some(entry) = &mut self.processes[process] {
+                entry.completed(ended, &mut self.outside);
+            }
+        }
+        self.completed = completed;
+        let device = &mut self.devices[gpu];
+        if let Some(next) = device.gpu.next_completion()
+            && device.look.is_none_or(|look| next < look)
+        {
+            device.look = Some(next);
+            self.outside.queue.schedule(next, Event::Device { gpu });
+        }
+    }
+
+    // ---- faults ---------------------------------------------------------------------------------------------------------
+
+    /// The `number`-th process that is there.
+    fn victim(&self, number: u16) -> Option<usize> {
+        let there: Vec<usize> = self
+            .processes
+            .iter()
+            .enumerate()
+            .filter(|(_, entry)| entry.as_ref().is_some_and(|entry| entry.life == Life::Runs))
+            .map(|(process, _)| process)
+            .collect();
+        there.get(usize::from(number) % there.len().max(1)).copied()
+    }
+
+    fn strikes(&mut self, now: Timestamp, fault: Fault) {
+        let micros = |time: u32| Duration::from_micros(time.into());
+        match fault {
+            Fault::Kill { process, back } => {
+                if let Some(process) = self.victim(process) {
+                    self.kill(now, process);
+                    self.comes_back(now, process, back);
+                }
+            }
+            Fault::Leave { process, back } => {
+                if let Some(process) = self.victim(process)
+                    && let Some(entry) = &mut self.processes[process]
+                    && !entry.stopped
+                {
+                    entry.leave(now, &mut self.outside);
+                    self.comes_back(now, process, back);
+                }
+            }
+            Fault::Stop { process, lasts } => {
+                if let Some(process) = self.victim(process) {
+                    self.stop(now, process, micros(lasts));
+                }
+            }
+            Fault::Fork { process } => {
+                if let Some(process) = self.victim(process).filter(|_| self.planned.len() < 128) {
+                    self.plan_another(now.saturating_add(Duration::from_micros(100)), process);
+                }
+            }
+            Fault::DaemonKilled { lasts } => self.kill_daemon(now, micros(lasts)),
+            Fault::DaemonStopped { lasts } => self.stop_daemon(now, micros(lasts)),
+            Fault::FramesLate { lasts } => {
+                let until = now.saturating_add(micros(lasts));
+                self.outside.late_until = self.outside.late_until.max(until);
+                let lasts = micros(lasts).saturating_add(self.setup.terms.window);
+                self.outside.book.excuse_all(now, lasts);
+                self.outside.book.disturb_all(now, lasts);
+            }
+            Fault::ClockBack { by, process } => self.set_clock_back(now, micros(by.max(1)), process),
+            Fault::DeviceLost { gpu, back } => {
+                let gpu = usize::from(gpu) % self.devices.len().max(1);
+                self.lose_device(now, gpu, micros(back.max(50_000)));
+            }
+            Fault::Shares { instance, percent } => {
+                let number = usize::from(instance) % self.instances.len().max(1);
+                let instance = &mut self.instances[number];
+                let spec = smaller(instance.shape, instance.spec, u64::from(percent % 101));
+                if self.daemon.acts() && self.daemon.reload(now, &instance.name, spec, &mut self.outside) {
+                    instance.spec = spec;
+                    self.outside.book.share_changed(now, number, spec);
+                }
+            }
+            Fault::LongKernel { process, lasts, strange } => {
+                if let Some(process) = self.victim(process)
+                    && let Some(entry) = &mut self.processes[process]
+                {
+                    entry.stretch(micros(lasts).max(LONG.saturating_add(Duration::from_millis(1))), strange);
+                }
+            }
+            Fault::Garbage { process, kind, number } => self.send_garbage(now, process, kind, number),
+        }
+    }
+
+    fn kill(&mut self, now: Timestamp, process: usize) {
+        let Some(entry) = &mut self.processes[process] else { return };
+        let (gpu, instance) = (entry.who.gpu, self.planned[process].instance);
+        entry.end(now, &mut self.outside);
+        self.look(now, gpu);
+        self.drop_if_gone(process);
+        // What it had not reported of its last token is nobody's debt, and its sibling may be the next to use that time.
+        self.outside.book.forgive(now, instance, Duration::from_millis(500));
+    }
+
+    fn comes_back(&mut self, now: Timestamp, process: usize, back: u32) {
+        if back > 0 && self.planned.len() < 128 {
+            self.plan_another(now.saturating_add(Duration::from_micros(back.into())), process);
+        }
+    }
+
+    fn stop(&mut self, now: Timestamp, process: usize, lasts: Duration) {
+        let Some(entry) = self.processes[process].as_mut().filter(|entry| !entry.stopped) else { return };
+        entry.stopped = true;
+        let gpu = entry.who.gpu;
+        self.outside.book.stopped(now, process, true);
+        self.outside.book.excuse_instance(process, now, lasts.saturating_add(self.setup.terms.window));
+        // Its lease keeps others from the device until it is revoked.
+        self.outside.book.excuse(gpu, now, STOPPED_LEASE);
+        self.outside.book.disturb_gpu(
+            now,
+            gpu,
+            STOPPED_LEASE.saturating_add(self.setup.terms.window.saturating_mul(3)),
+        );
+        self.outside.queue.schedule(now.saturating_add(lasts), Event::Continues { process });
+    }
+
+    fn kill_daemon(&mut self, now: Timestamp, lasts: Duration) {
+        if !self.daemon.lives() {
+            return;
+        }
+        let lasts = lasts.max(Duration::from_millis(1));
+        self.daemon.die(now, &mut self.outside);
+        let book = &mut self.outside.book;
+        for (number, entry) in self.processes.iter_mut().enumerate() {
+            if let Some(entry) = entry.as_mut().filter(|_| !book.ever_served(number)) {
+                entry.program.allocates = false;
+                book.starts(number, true);
+            }
+        }
+        book.daemon(None);
+        book.disturb_all(now, lasts);
+        book.excuse_all(now, lasts.saturating_add(CONNECTED_AGAIN));
+        book.forgive_all(now);
+        self.outside.queue.schedule(now.saturating_add(lasts), Event::DaemonStarts);
+    }
+
+    fn stop_daemon(&mut self, now: Timestamp, lasts: Duration) {
+        if !self.daemon.acts() {
+            return;
+        }
+        self.daemon.stopped = true;
+        let book = &mut self.outside.book;
+        book.daemon(None);
+        book.disturb_all(now, lasts.saturating_add(self.setup.terms.window));
+        book.excuse_all(now, lasts.min(GIVEN_UP).saturating_add(self.setup.terms.window));
+        if lasts > GIVEN_UP {
+            book.excuse_all(now.saturating_add(lasts), CONNECTED_AGAIN);
+        }
+        self.outside.queue.schedule(now.saturating_add(lasts), Event::DaemonContinues);
+    }
+
+    fn set_clock_back(&mut self, now: Timestamp, by: Duration, process: u16) {
+        let by = by.min(Duration::from_nanos(now.as_nanos()));
+        if by.is_zero() {
+            return;
+        }
+        if !self.daemon.refuses_earlier(now, by, &mut self.outside) {
+            self.outside.book.fail(now, "clock", || format!("the node takes a time {by} earlier"));
+        }
+        if let Some(process) = self.victim(process)
+            && let Some(entry) = self.processes[process].as_mut().filter(|entry| entry.acts())
+            && !entry.refuses_earlier(now, by, &mut self.outside)
+        {
+            self.outside
+                .book
+                .fail(now, "clock", || format!("the meter of process {process} takes a time {by} earlier"));
+        }
+    }
+
+    fn lose_device(&mut self, now: Timestamp, gpu: usize, back: Duration) {
+        self.look(now, gpu);
+        self.devices[gpu].gpu.lose();
+        self.outside.book.disturb_gpu(now, gpu, back);
+        self.outside.book.excuse(gpu, now, back);
+        let on: Vec<usize> = (0..self.processes.len())
+            .filter(|process| {
+                self.processes[*process]
+                    .as_ref()
+                    .is_some_and(|entry| entry.who.gpu == gpu && entry.life != Life::Gone)
+            })
+            .collect();
+        for process in on {
+            let Some(entry) = &mut self.processes[process] else { continue };
+            entry.lose_device(now, &mut self.outside);
+            if entry.stopped {
+                self.kill(now, process);
+            } else {
+                entry.leave(now, &mut self.outside);
+            }
+            if self.planned.len() < 128 {
+                let later = self.rng.duration(Duration::ZERO, Duration::from_millis(20));
+                self.plan_another(now.saturating_add(back).saturating_add(later), process);
+            }
+        }
+    }
+
+    /// A process of another user connects, under the name of an instance or its own, and sends what it should not.
+    fn send_garbage(&mut self, now: Timestamp, process: u16, kind: u8, number: u64) {
+        let Some(conn) = self.outside.connect(now, usize::MAX) else { return };
+        let name = match self.victim(process) {
+            Some(process) if kind.is_multiple_of(3) => {
+                self.instances[self.planned[process].instance].name.clone()
+            }
+            _ => "stranger".to_owned(),
+        };
+        let frames = [hello(&name, number % 8), garbage(kind, number), garbage(kind / 12, number / 3)];
+        let first = usize::from(number.is_multiple_of(5));
+        for (frame, after) in frames.into_iter().skip(first).zip(1..) {
+            let at = now.saturating_add(Duration::from_micros(40 * after));
+            self.outside.queue.schedule(at, Event::ToDaemon { conn, frame });
+        }
+        let at = now.saturating_add(Duration::from_millis(5));
+        self.outside.queue.schedule(at, Event::DaemonSeesEnd { conn });
+    }
+}
