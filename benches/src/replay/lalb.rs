@@ -41,9 +41,6 @@ pub struct Args {
     /// Loading times, in per cent of Table I's
     #[arg(long, default_value_t = 100)]
     load_pct: u64,
-    /// How far `evict_cost_aware` looks into the future, s
-    #[arg(long, default_value_t = 20)]
-    horizon: u64,
     /// Number of seeds
     #[arg(long, default_value_t = 20)]
     seeds: u64,
@@ -60,9 +57,12 @@ pub struct Args {
     #[arg(long)]
     sustainable: bool,
     /// Invocations per minute, as in the Azure Functions trace of 2019: CSV with one row per function, counts in the columns
-    /// named 1, 2, 3, ...; normalised to the rate
+    /// named `1`, `2`, ... or `minute_1`, `minute_2`, ...; normalised to the rate
     #[arg(long)]
     trace: Option<PathBuf>,
+    /// The first minute of the trace that is used
+    #[arg(long, default_value_t = 1, requires = "trace")]
+    from_minute: usize,
 }
 
 #[derive(Debug, Deserialize)]
@@ -127,11 +127,11 @@ pub fn run(args: &Args) -> Result<Report> {
             Some(path) => {
                 let text =
                     std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-                trace(&text, ws, scenario.minutes)?
+                trace(&text, ws, args.from_minute, scenario.minutes)?
             }
         };
         if args.sustainable {
-            for (name, config) in policies(&scenario, args) {
+            for (name, config) in policies(&scenario) {
                 let rate = sustainable(&scenario, args, memory, &shares, config, &seeds)?;
                 report.rows.push(row(&[
                     ("policy", name.into()),
@@ -150,15 +150,13 @@ pub fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-fn policies(scenario: &Scenario, args: &Args) -> Vec<(&'static str, SchedulerConfig)> {
-    let mut ours = SchedulerConfig::evict_cost_aware();
-    ours.value_horizon = Duration::from_secs(args.horizon);
+fn policies(scenario: &Scenario) -> Vec<(&'static str, SchedulerConfig)> {
     vec![
         ("load_balance", SchedulerConfig::paper(Policy::LoadBalance)),
         ("lalb", SchedulerConfig::paper(Policy::Lalb)),
         ("lalbo3_25", SchedulerConfig::paper(Policy::LalbO3 { skip_limit: scenario.skip_limit })),
         ("lalbo3_45", SchedulerConfig::paper(Policy::LalbO3 { skip_limit: 45 })),
-        ("evict_cost_aware", ours),
+        ("evict_cost_aware", SchedulerConfig::evict_cost_aware()),
     ]
 }
 
@@ -172,7 +170,7 @@ fn rows(
 ) -> Result<()> {
     let mut found: BTreeMap<&str, Vec<Figures>> = BTreeMap::new();
     let rate = args.rate.unwrap_or(scenario.per_minute);
-    for (name, config) in policies(scenario, args) {
+    for (name, config) in policies(scenario) {
         for &seed in seeds {
             let figures = once(scenario, args, memory, shares, rate, config, seed)?;
             found.entry(name).or_default().push(figures);
@@ -274,14 +272,16 @@ pub(super) fn zipf(ws: usize, skew: f64, minutes: usize) -> Vec<Vec<f64>> {
     vec![shares; minutes]
 }
 
-/// Shares of the most invoked functions of a trace.
-fn trace(text: &str, ws: usize, minutes: usize) -> Result<Vec<Vec<f64>>> {
+/// Shares of the functions of a trace that are invoked most in these minutes.
+fn trace(text: &str, ws: usize, from: usize, minutes: usize) -> Result<Vec<Vec<f64>>> {
     let mut lines = text.lines();
     let header: Vec<&str> = lines.next().context("the trace is empty")?.split(',').collect();
-    let columns: Result<Vec<usize>> = (1..=minutes)
+    let columns: Result<Vec<usize>> = (from..from.saturating_add(minutes))
         .map(|minute| {
-            let found = header.iter().position(|name| name.trim() == minute.to_string());
-            found.ok_or_else(|| anyhow!("the trace has no column `{minute}`"))
+            let plain = minute.to_string();
+            let is = |name: &str| name.strip_prefix("minute_").unwrap_or(name) == plain;
+            let found = header.iter().position(|name| is(name.trim()));
+            found.ok_or_else(|| anyhow!("the trace has no column `{minute}` or `minute_{minute}`"))
         })
         .collect();
     let columns = columns?;
@@ -314,6 +314,9 @@ fn trace(text: &str, ws: usize, minutes: usize) -> Result<Vec<Vec<f64>>> {
 )]
 fn counts(shares: &[f64], rate: u64) -> Vec<u64> {
     let total: f64 = shares.iter().sum();
+    if total <= 0.0 {
+        return vec![0; shares.len()];
+    }
     let exact: Vec<f64> = shares.iter().map(|share| share / total * rate as f64).collect();
     let mut counts: Vec<u64> = exact.iter().map(|exact| exact.floor() as u64).collect();
     let mut order: Vec<usize> = (0..shares.len()).collect();

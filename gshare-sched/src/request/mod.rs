@@ -94,9 +94,6 @@ pub struct SchedulerConfig {
     /// Age at which a request that still waits is rejected. None: clients have their own patience.
     #[cfg_attr(feature = "serde", serde(rename = "max_wait_ns"))]
     pub max_wait: Option<Duration>,
-    /// How far into the future a copy's worth looks. 20 s: from 15 to 30 s latencies hardly change, above the tail grows.
-    #[cfg_attr(feature = "serde", serde(rename = "value_horizon_ns"))]
-    pub value_horizon: Duration,
     /// Most requests of one model that run together. 1, as in the paper.
     pub max_batch: u16,
     /// Time of each further request of a batch, as a share of the first one's. 100 %: batching saves nothing.
@@ -137,7 +134,6 @@ impl Default for SchedulerConfig {
             cache: CachePolicy::Lru,
             skip_age: Duration::from_secs(60),
             max_wait: None,
-            value_horizon: Duration::from_secs(20),
             max_batch: 1,
             batch_marginal: BasisPoints::WHOLE,
             eviction: Duration::ZERO,
@@ -181,12 +177,6 @@ impl SchedulerConfig {
         if let Some(wait) = self.max_wait {
             check(!wait.is_zero(), "max_wait", wait.to_string(), "need more than 0, or none")?;
         }
-        check(
-            self.value_horizon <= hour,
-            "value_horizon",
-            self.value_horizon.to_string(),
-            "need at most 3600s",
-        )?;
         check(
             (1..=1024).contains(&self.max_batch),
             "max_batch",

@@ -33,8 +33,8 @@
 //! | [`Policy::LalbO3`] | as above |
 //! | [`Policy::EvictCostAware`] | a miss costs its loading time **and** the worth of its victims, and goes to the idle GPU where that is least |
 //!
-//! Worth = loading time x (expected arrivals within `value_horizon` + half the waiting requests) / copies. The expected
-//! arrivals follow from a sum of arrivals with a time constant of a minute. So a model that is about to be asked for is
+//! Worth = loading time x (arrivals expected while a copy is loaded and runs once + half the waiting requests) / copies: these are the
+//! requests that have to wait for the copy to be loaded again. The expected arrivals follow from a sum of arrivals with a time constant of a minute. So a model that is about to be asked for is
 //! not evicted to save a short wait: its next request would load it again, and evict another.
 //!
 //! ## Example
@@ -433,10 +433,11 @@ impl LocalityScheduler {
         })
     }
 
-    /// Loading time that evicting one of the model's copies is expected to cause.
+    /// Loading time that evicting one of the model's copies is expected to cause to those who ask for it while it is away.
     fn worth(&self, model: u32, gpu: &Gpu) -> u64 {
         let known = self.m(model);
-        let expected = known.recent.expected(self.now, self.config.value_horizon);
+        let away = self.load_ns(model, gpu).saturating_add(self.infer_ns(model, gpu.kind));
+        let expected = known.recent.expected(self.now, Duration::from_nanos(away));
         let waiting = u64::from(self.queue.of_model(model).len) << 15;
         let copies = known.copies.len().max(1) as u128;
         let load = u128::from(self.load_ns(model, gpu));
