@@ -388,7 +388,7 @@ fn what_a_process_used_beyond_its_token_is_reported_before_it_ends() {
             let done =
                 Run::hooked(&program, &["once", "spin_400ms"]).env("GSHARE_SOCKET", &daemon.socket).finish();
             assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-            (daemon.told().used_ns(), done.truth[0].gpus[0].busy_ns)
+            (daemon.told_in_all().used_ns(), done.truth[0].gpus[0].busy_ns)
         };
         // A few at a time: a process that ends waits 200 ms at most for a helper thread that may have to wait for a CPU.
         let few = || -> Vec<_> { (0..5).map(|_| scope.spawn(one)).collect() };

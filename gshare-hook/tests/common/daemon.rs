@@ -31,6 +31,8 @@ pub struct Told {
     pub memory_peak: u64,
     /// Requests for memory.
     pub memory_requests: u64,
+    /// Connections that have ended.
+    pub ended: u64,
     /// Tokens returned.
     pub returned: u64,
     /// Tokens that were asked for by a client that held none.
@@ -187,6 +189,19 @@ impl Daemon {
     pub fn told(&self) -> Told {
         self.told.lock().unwrap().clone()
     }
+
+    /// The same once a connection has ended: by then all was heard that came on it.
+    #[allow(dead_code, reason = "not every test needs it")]
+    pub fn told_in_all(&self) -> Told {
+        for _ in 0..1_000 {
+            let told = self.told();
+            if told.ended > 0 {
+                return told;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        panic!("the process is still connected: {:?}", self.told());
+    }
 }
 
 impl Drop for Daemon {
@@ -256,6 +271,7 @@ fn serve(
             }
         }
         for index in gone.into_iter().rev() {
+            told.lock().unwrap().ended += 1;
             peers.remove(index);
         }
         for peer in &mut peers {
