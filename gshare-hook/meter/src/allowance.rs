@@ -77,7 +77,7 @@ impl MemoryAccount {
         self.part.store(part.0, Ordering::Release);
     }
 
-    /// What the process may hold without a daemon, as far as a daemon has said.
+    /// Memory that the process may hold without a daemon, as far as a daemon has said.
     pub fn part(&self) -> Option<Bytes> {
         Some(self.part.load(Ordering::Acquire)).filter(|&part| part != u64::MAX).map(Bytes)
     }
@@ -89,12 +89,12 @@ impl MemoryAccount {
         }
     }
 
-    /// What the instance's other processes use, each by its own number of itself.
+    /// Memory that the instance's other processes use, each by its own number of itself.
     pub fn set_siblings(&self, siblings: Vec<(u32, u64)>) {
         *self.siblings.lock().unwrap_or_else(PoisonError::into_inner) = siblings;
     }
 
-    /// What the instance's other processes used when they were last asked.
+    /// Memory that the instance's other processes used when they were last asked.
     pub fn siblings(&self) -> Vec<(u32, u64)> {
         self.siblings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -149,12 +149,12 @@ impl MemoryAccount {
         self.gate.grant(bytes);
     }
 
-    /// What is worth asking for at once: a sixteenth of the limit, at most 64 MiB.
+    /// Amount that is worth asking for at once: a sixteenth of the limit, at most 64 MiB.
     pub fn chunk(&self) -> u64 {
         self.limit().map_or(0, |limit| (limit / 16).min(64 << 20))
     }
 
-    /// What may still be granted to this process without a daemon: what is left of its part, or of the limit where no
+    /// Memory that may still be granted to this process without a daemon: the rest of its part, or of the limit where no
     /// daemon has said which part that is.
     pub fn within_part(&self) -> u64 {
         let held = self.used().saturating_add(self.gate.free().0);
@@ -162,7 +162,7 @@ impl MemoryAccount {
         self.limit().map_or(UNLIMITED, |limit| limit.min(part).saturating_sub(held))
     }
 
-    /// What the process can still allocate without a daemon.
+    /// Memory that the process can still allocate without a daemon.
     pub fn free_alone(&self) -> u64 {
         self.within_part().saturating_add(self.gate.free().0)
     }

@@ -45,7 +45,7 @@ pub(crate) const CLOSED_WAIT: u64 = 5_000_000_000;
 /// Window of the local clock before the daemon has named one.
 const LOCAL_WINDOW: Duration = Duration::from_millis(100);
 
-/// What the meter shares with the launching threads: everything here is atomic, and read while the meter decides.
+/// State that the meter shares with the launching threads: all of it is atomic, and read while the meter decides.
 pub trait Ground {
     /// The credit of the device.
     fn gate(&self) -> &LaunchGate;
@@ -79,7 +79,7 @@ impl<T: Ground + ?Sized> Ground for std::sync::Arc<T> {
     }
 }
 
-/// Who lets launches in.
+/// The party that lets launches in.
 #[derive(Debug)]
 pub(crate) enum Attachment {
     /// Nobody yet: no daemon has answered, and none has been given up.
@@ -117,7 +117,7 @@ pub(crate) enum Tenure {
     Owing { settlement: Settlement, requested: bool },
 }
 
-/// What the launching threads have been told.
+/// Switches that the launching threads obey now.
 #[derive(Clone, Copy, Debug, Default)]
 struct Switches {
     free_running: bool,

@@ -1,4 +1,4 @@
-//! What a process that shares a GPU decides by itself.
+//! Decisions of a process that shares a GPU.
 //!
 //! # Problem
 //! A launch takes 2 us, a question to the daemon 8 us and more. So a hooked process decides from what it was given ahead of
@@ -96,14 +96,14 @@ pub struct Ordinal(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// What is known of a process when it begins to be metered.
+/// Facts about a process when it begins to be metered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// What is said at the beginning of every connection: [`ToDaemon::Hello`].
+    /// The frame that opens every connection: [`ToDaemon::Hello`].
     pub hello: ToDaemon,
     /// Limits that hold until a daemon states others.
     pub spec: ResourceSpec,
-    /// What launches do when the daemon is gone.
+    /// Treatment of launches when the daemon is gone.
     pub on_loss: OnDaemonLoss,
     /// How the process asks to be treated beside others.
     pub class: Option<ServiceClass>,
@@ -111,7 +111,7 @@ pub struct Settings {
     pub seed: u64,
 }
 
-/// What the host has seen of a device since its last look.
+/// Counters of a device, as the host has seen them since its last look.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Kernels launched on the device so far.
@@ -124,7 +124,7 @@ pub struct Facts {
     pub settled: u64,
     /// Charged cost of launches that the driver refused, in ns; each is stated once.
     pub refused: u64,
-    /// What each run of each thread has open; a run keeps its place.
+    /// Open launches of each run of each thread; a run keeps its place.
     pub open: Vec<OpenRun>,
 }
 
@@ -139,7 +139,7 @@ pub struct OpenRun {
     pub prepaid: u64,
 }
 
-/// What happened to the process. `G` is how the host shares a device's atomics.
+/// An event of the process. `G` is how the host shares a device's atomics.
 #[derive(Debug)]
 pub enum MeterEvent<G> {
     /// The connection that was asked for is there.
@@ -163,7 +163,7 @@ pub enum MeterEvent<G> {
         device: Ordinal,
         /// UUID of the GPU or MIG instance.
         uuid: [u8; 16],
-        /// What the launching threads share with the meter.
+        /// State that the launching threads share with the meter.
         ground: G,
         /// To be answered: `true` if a daemon serves the device.
         ticket: Ticket,
@@ -204,14 +204,14 @@ pub enum MeterEvent<G> {
         device: Ordinal,
         /// The host's number of it.
         id: SegmentId,
-        /// What it covers.
+        /// The launches that the segment covers.
         segment: Segment,
     },
     /// The device has passed the end of a segment.
     Completed {
         /// On which device.
         device: Ordinal,
-        /// Which segment.
+        /// Number of the segment.
         id: SegmentId,
         /// When the segment began, on the node's clock.
         start: Timestamp,
@@ -222,14 +222,14 @@ pub enum MeterEvent<G> {
     MeasurementLost {
         /// On which device.
         device: Ordinal,
-        /// Which segment.
+        /// Number of the segment.
         id: SegmentId,
     },
     /// The host has looked at a device. Segments that completed have been given before.
     Looked {
-        /// Which device.
+        /// The process's number of the device.
         device: Ordinal,
-        /// What it saw.
+        /// Counters, each as the host saw it.
         facts: Facts,
     },
     /// Time has passed.
@@ -241,7 +241,7 @@ pub enum MeterEvent<G> {
     },
 }
 
-/// What the host does next.
+/// An order to the host.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MeterAction {
     /// Make a connection to the daemon.
@@ -254,7 +254,7 @@ pub enum MeterAction {
     Say(ToDaemon),
     /// Answer a question.
     Answer {
-        /// Which question.
+        /// Number of the question.
         ticket: Ticket,
         /// The answer.
         granted: bool,
@@ -263,21 +263,21 @@ pub enum MeterAction {
     Wake(Ordinal),
     /// No limit of time applies on a device, or one does: launches are metered only with `on == false`.
     FreeRunning {
-        /// Which device.
+        /// The process's number of the device.
         device: Ordinal,
         /// Whether launches pass without credit.
         on: bool,
     },
     /// Launches on a device fail while `on`.
     Shut {
-        /// Which device.
+        /// The process's number of the device.
         device: Ordinal,
         /// Whether launches fail.
         on: bool,
     },
     /// Every segment on a device is to be measured while `on`.
     MeasureAll {
-        /// Which device.
+        /// The process's number of the device.
         device: Ordinal,
         /// Whether all are measured.
         on: bool,
@@ -293,7 +293,7 @@ pub enum MeterAction {
     },
     /// Threads that wait for credit on a device wait for this.
     Explain {
-        /// Which device.
+        /// The process's number of the device.
         device: Ordinal,
         /// The reason.
         why: Why,
@@ -302,14 +302,14 @@ pub enum MeterAction {
     Note {
         /// The device concerned, if it is one.
         device: Option<Ordinal>,
-        /// What happened.
+        /// The event of the trace.
         event: Event,
     },
     /// A line for the person who runs the program.
     Tell(String),
 }
 
-/// Why an event was not taken; nothing has changed.
+/// Reason for which an event was not taken; nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MeterError {

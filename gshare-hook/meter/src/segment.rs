@@ -1,4 +1,4 @@
-//! What the host measures: runs of launches between two CUDA events.
+//! Measurements of the host: runs of launches between two CUDA events.
 
 use crate::cost::Row;
 
@@ -9,7 +9,7 @@ pub const SHORT_NS: u64 = 20_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId(pub u64);
 
-/// What a measurement covers.
+/// Kind of launches that a measurement covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measured {
     /// A part of a run of launches.
@@ -25,9 +25,9 @@ pub enum Measured {
 /// A measurement under way: consecutive launches of one thread on one stream, between two events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// What the launches were charged, in ns.
+    /// Charged cost of the launches, in ns.
     pub predicted: u64,
-    /// What launches before them on the stream were charged that no event covers, in ns.
+    /// Charged cost of launches before them on the stream that no event covers, in ns.
     pub carried: u64,
     /// Charged cost of those launches of the segment that were presumed complete before, in ns; not part of `predicted`.
     pub presumed: u64,
@@ -39,7 +39,7 @@ pub struct Segment {
     pub dense: bool,
     /// Time before the first kernel could start that is no GPU time, in ns.
     pub gap: u64,
-    /// What the measurement covers.
+    /// Kind of launches that the measurement covers.
     pub of: Measured,
     /// When the first launch was queued, in ns.
     pub opened: u64,

@@ -160,11 +160,11 @@ fn percentage(spec: &ResourceSpec) -> Option<(&'static str, String)> {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HeldBy {
-    /// Of the share of time.
+    /// Name of the enforcer of the share of time.
     pub time: Option<String>,
-    /// Of the SM partition; the whole GPU needs nobody.
+    /// Name of the enforcer of the SM partition; the whole GPU needs none.
     pub sm: Option<String>,
-    /// Of memory.
+    /// Name of the enforcer of the memory limit.
     pub memory: Option<String>,
 }
 

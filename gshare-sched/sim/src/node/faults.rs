@@ -13,21 +13,21 @@ use gshare_core::{Duration, Timestamp};
 pub enum Fault {
     /// A process is killed, with what it has queued; another one of its instance starts `back` later, unless that is 0.
     Kill {
-        /// Which.
+        /// Number of the victim; taken modulo those that are there.
         process: u16,
         /// How much later.
         back: u32,
     },
     /// A process ends in good order; another one starts as after a kill.
     Leave {
-        /// Which.
+        /// Number of the victim; taken modulo those that are there.
         process: u16,
         /// How much later.
         back: u32,
     },
     /// A process is stopped by a signal, and continued later.
     Stop {
-        /// Which.
+        /// Number of the victim; taken modulo those that are there.
         process: u16,
         /// How much later.
         lasts: u32,
@@ -62,7 +62,7 @@ pub enum Fault {
     },
     /// A device is lost with all that runs on it: its processes get errors, end, and start again later.
     DeviceLost {
-        /// Which.
+        /// Number of the victim; taken modulo those that are there.
         gpu: u8,
         /// How much later.
         back: u32,
@@ -76,7 +76,7 @@ pub enum Fault {
     },
     /// The next kernel of a process is a long one.
     LongKernel {
-        /// Whose.
+        /// Number of the process concerned; taken modulo those that are there.
         process: u16,
         /// How long.
         lasts: u32,
