@@ -531,9 +531,9 @@ messages! {
     }
     /// The process is turned away, and launches nothing; the connection closes.
     2 Refused {
-        /// Why.
+        /// Reason of the refusal, for programs.
         code: RefusalCode,
-        /// Why, for people: names field and bound.
+        /// The same for people: it names field and bound.
         text: String,
     }
     /// The client is known from now on.
@@ -568,7 +568,7 @@ messages! {
         client: ClientId,
         /// Which lease.
         lease: LeaseId,
-        /// Why.
+        /// Reason of the refusal, for programs.
         reason: RevokeReason,
     }
     /// Wait: there will be no token before `until`.
@@ -577,7 +577,7 @@ messages! {
         client: ClientId,
         /// The earliest time of the next grant.
         until: Timestamp,
-        /// Why.
+        /// Reason of the refusal, for programs.
         reason: ThrottleReason,
     }
     /// Another share from now on.
@@ -641,9 +641,9 @@ messages! {
     /// The daemon refuses the process or one of its devices, as with `Refused`, and the operator lets such processes run: within
     /// these limits, kept by the process itself. A client that does not know this kind takes it for the loss of its daemon.
     15 Unserved {
-        /// Why.
+        /// Reason of the refusal, for programs.
         code: RefusalCode,
-        /// Why, for people: names field and bound.
+        /// The same for people: it names field and bound.
         text: String,
         /// The limits that hold; `None`: those that the process has of its own.
         spec: Option<ResourceSpec>,

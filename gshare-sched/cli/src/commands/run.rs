@@ -205,8 +205,6 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
     set("GSHARE_ON_DAEMON_LOSS", Some(policy.into()));
     let simulator = options.simulate.prepare(&mut command)?;
     let simulated = options.simulate.kind().is_ok_and(Kind::is_simulated);
-    let sm = options.sm.unwrap_or(SmShare::WHOLE);
-    let spec = ResourceSpec::new(options.quota.unwrap_or(QuotaRange::BEST_EFFORT), sm, options.mem)?;
     command.envs(Enforcement::of_node(simulated).environment(&spec));
     Ok(Prepared { command, simulator, hello })
 }
