@@ -531,7 +531,7 @@ messages! {
     }
     /// The process is turned away, and launches nothing; the connection closes.
     2 Refused {
-        /// Reason of the refusal, for programs.
+        /// The reason, for programs.
         code: RefusalCode,
         /// The same for people: it names field and bound.
         text: String,
@@ -568,7 +568,7 @@ messages! {
         client: ClientId,
         /// Which lease.
         lease: LeaseId,
-        /// Reason of the refusal, for programs.
+        /// The reason, for programs.
         reason: RevokeReason,
     }
     /// Wait: there will be no token before `until`.
@@ -577,7 +577,7 @@ messages! {
         client: ClientId,
         /// The earliest time of the next grant.
         until: Timestamp,
-        /// Reason of the refusal, for programs.
+        /// The reason, for programs.
         reason: ThrottleReason,
     }
     /// Another share from now on.
@@ -641,7 +641,7 @@ messages! {
     /// The daemon refuses the process or one of its devices, as with `Refused`, and the operator lets such processes run: within
     /// these limits, kept by the process itself. A client that does not know this kind takes it for the loss of its daemon.
     15 Unserved {
-        /// Reason of the refusal, for programs.
+        /// The reason, for programs.
         code: RefusalCode,
         /// The same for people: it names field and bound.
         text: String,
