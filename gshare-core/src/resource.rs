@@ -26,6 +26,14 @@ pub enum SpecError {
     /// A client that may occupy no SM.
     #[error("SM partition is 0: need more than 0 and at most 100 per cent")]
     ZeroSm,
+    /// The guaranteed share of the SMs is larger than the maximal one.
+    #[error("SM limit {limit} is smaller than SM request {request}: need request <= limit")]
+    SmLimitBelowRequest {
+        /// The share of the SMs asked to be guaranteed.
+        request: SmShare,
+        /// The most that is allowed.
+        limit: SmShare,
+    },
     /// A client that may allocate nothing.
     #[error("GPU memory is 0 bytes: need more, or leave it out for no limit")]
     ZeroMemory,
@@ -72,6 +80,9 @@ pub struct QuotaRange {
 impl QuotaRange {
     /// The whole GPU when nobody else wants it, nothing guaranteed.
     pub const BEST_EFFORT: Self = Self { request: Quota::ZERO, limit: Quota::WHOLE };
+
+    /// All of the time, guaranteed.
+    pub const WHOLE: Self = Self { request: Quota::WHOLE, limit: Quota::WHOLE };
 
     /// A checked pair.
     pub const fn new(request: Quota, limit: Quota) -> Result<Self, SpecError> {

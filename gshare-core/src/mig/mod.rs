@@ -210,6 +210,14 @@ pub enum MigError {
         /// The places it has.
         starts: String,
     },
+    /// Profiles that do not fit on one GPU together, wherever they are placed.
+    #[error("{names} do not fit together on one {model}")]
+    NoArrangement {
+        /// The GPU model.
+        model: String,
+        /// The profiles, separated by commas.
+        names: String,
+    },
     /// Two slices share a memory slice.
     #[error("{name} at memory slice {start} overlaps another slice")]
     Overlap {
