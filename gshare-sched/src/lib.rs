@@ -24,6 +24,7 @@ pub mod node;
 pub mod pack;
 pub mod pipeline;
 pub mod place;
+pub mod platform;
 pub mod request;
 pub mod scale;
 pub mod token;

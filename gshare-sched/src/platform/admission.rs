@@ -1,0 +1,137 @@
+//! What tenants may take, before any pool hears of their requests.
+//!
+//! A tenant's requests wait in its own line while it has as many as it may at work, or has used the GPU time that it may in
+//! this window (GPU-enabled FaaS, section VI). GPU time is that of the instances' shares: a request that worked 20 ms on
+//! half of a device has used 10 ms.
+
+use gshare_core::request::{RequestId, TenantId, TenantLimits};
+use gshare_core::{Bytes, Duration, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Debug, Default)]
+struct Tenant {
+    limits: TenantLimits,
+    /// Requests in its line, by arrival.
+    line: BTreeSet<(Timestamp, RequestId)>,
+    /// Requests that were let in and have not ended.
+    at_work: u32,
+    /// Requests that were not dispatched yet, those in the line included.
+    waiting: u32,
+    /// GPU time used in this window, and when the window ends.
+    used: Duration,
+    window_ends: Timestamp,
+    /// Memory of the instances of its functions.
+    memory: Bytes,
+}
+
+/// All tenants.
+#[derive(Debug)]
+pub(super) struct Tenants {
+    window: Duration,
+    tenants: BTreeMap<TenantId, Tenant>,
+    /// Tenants whose line waits for the end of their window.
+    throttled: BTreeSet<(Timestamp, TenantId)>,
+}
+
+impl Tenants {
+    pub(super) const fn new(window: Duration) -> Self {
+        Self { window, tenants: BTreeMap::new(), throttled: BTreeSet::new() }
+    }
+
+    pub(super) fn limit(&mut self, tenant: TenantId, limits: TenantLimits) {
+        self.tenants.entry(tenant).or_default().limits = limits;
+    }
+
+    /// Whether one more of its requests may wait.
+    pub(super) fn may_wait(&self, tenant: TenantId) -> bool {
+        self.tenants.get(&tenant).is_none_or(|of| of.waiting < of.limits.max_waiting)
+    }
+
+    /// A request came and waits in its tenant's line.
+    pub(super) fn arrived(&mut self, tenant: TenantId, arrived: Timestamp, request: RequestId) {
+        let of = self.tenants.entry(tenant).or_default();
+        of.waiting = of.waiting.saturating_add(1);
+        of.line.insert((arrived, request));
+    }
+
+    /// The next request of the tenant that may be let in; it is at work from now on. `capacity` is the GPU time that all
+    /// devices have in a window.
+    pub(super) fn admit(&mut self, now: Timestamp, tenant: TenantId, devices: u32) -> Option<RequestId> {
+        let window = self.window;
+        let of = self.tenants.get_mut(&tenant)?;
+        if of.line.is_empty() || of.at_work >= of.limits.max_processes {
+            return None;
+        }
+        if now >= of.window_ends {
+            of.used = Duration::ZERO;
+            of.window_ends = now.saturating_add(window);
+        }
+        let all = u128::from(window.as_nanos()) * u128::from(devices);
+        let may = all * u128::from(of.limits.gpu_time.get()) / 10_000;
+        // Without devices nothing is used, and nothing is let in that would only fill another queue.
+        if of.limits.gpu_time.get() < 10_000 && u128::from(of.used.as_nanos()) >= may.max(1) {
+            self.throttled.insert((of.window_ends, tenant));
+            return None;
+        }
+        let (_, request) = of.line.pop_first()?;
+        of.at_work += 1;
+        Some(request)
+    }
+
+    /// Tenants whose window has ended.
+    pub(super) fn pop_released(&mut self, now: Timestamp) -> Option<TenantId> {
+        let &(at, tenant) = self.throttled.first().filter(|(at, _)| *at <= now)?;
+        self.throttled.remove(&(at, tenant));
+        Some(tenant)
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Timestamp> {
+        self.throttled.first().map(|&(at, _)| at)
+    }
+
+    /// A request was dispatched for the first time.
+    pub(super) fn dispatched(&mut self, tenant: TenantId) {
+        if let Some(of) = self.tenants.get_mut(&tenant) {
+            of.waiting = of.waiting.saturating_sub(1);
+        }
+    }
+
+    /// A request in the line has ended.
+    pub(super) fn left_line(&mut self, tenant: TenantId, arrived: Timestamp, request: RequestId) {
+        if let Some(of) = self.tenants.get_mut(&tenant)
+            && of.line.remove(&(arrived, request))
+        {
+            of.waiting = of.waiting.saturating_sub(1);
+        }
+    }
+
+    /// A request that was let in has ended, after this GPU time; `dispatched` unless it was still waiting.
+    pub(super) fn ended(&mut self, tenant: TenantId, used: Duration, dispatched: bool) {
+        if let Some(of) = self.tenants.get_mut(&tenant) {
+            of.at_work = of.at_work.saturating_sub(1);
+            of.used = of.used.saturating_add(used);
+            if !dispatched {
+                of.waiting = of.waiting.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Books memory for an instance of the tenant, unless that is beyond its part of `all`.
+    pub(super) fn book(&mut self, tenant: TenantId, memory: Bytes, all: Bytes) -> bool {
+        let of = self.tenants.entry(tenant).or_default();
+        let may = u128::from(all.get()) * u128::from(of.limits.memory.get()) / 10_000;
+        let after = of.memory.get().saturating_add(memory.get());
+        if of.limits.memory.get() < 10_000 && u128::from(after) > may {
+            return false;
+        }
+        of.memory = Bytes(after);
+        true
+    }
+
+    /// Gives booked memory back.
+    pub(super) fn unbook(&mut self, tenant: TenantId, memory: Bytes) {
+        if let Some(of) = self.tenants.get_mut(&tenant) {
+            of.memory = of.memory.saturating_sub(memory);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Which pool a function goes to.
+
+use gshare_core::platform::{FunctionSpec, Regime, Work};
+
+/// The regime of a function, of those that there are: `devices` tells how many devices of a regime there are, or `None`
+/// where nobody shares such devices out.
+///
+/// A regime that the function names is the one. Else a pipeline goes to slices, since only those run its stages; training
+/// goes to shares, where it can take what others leave; inference goes to shares, which hold several functions on a device, and
+/// to whole devices where those are all that there is.
+pub(super) fn regime_for(spec: &FunctionSpec, devices: impl Fn(Regime) -> Option<usize>) -> Regime {
+    if let Some(named) = spec.regime {
+        return named;
+    }
+    match spec.work {
+        Work::Pipeline { .. } => Regime::Sliced,
+        Work::Training { .. } => Regime::Fractional,
+        Work::Inference { .. } => {
+            let (shares, whole) = (devices(Regime::Fractional), devices(Regime::Whole));
+            match (shares, whole) {
+                (Some(0) | None, Some(1..)) | (None, Some(0)) => Regime::Whole,
+                _ => Regime::Fractional,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gshare_core::{Bytes, GpuShare};
+
+    #[test]
+    fn a_function_goes_where_its_work_can_be_done() {
+        let of = |work, fractional, whole| {
+            let spec = FunctionSpec::new(work, Bytes::from_gib(1));
+            regime_for(&spec, |regime| match regime {
+                Regime::Fractional => fractional,
+                Regime::Whole => whole,
+                Regime::Sliced => Some(1),
+            })
+        };
+        let inference = || Work::Inference { profile: None };
+        assert_eq!(of(inference(), Some(1), Some(1)), Regime::Fractional);
+        assert_eq!(of(inference(), Some(0), Some(1)), Regime::Whole);
+        assert_eq!(of(inference(), None, Some(0)), Regime::Whole);
+        assert_eq!(of(inference(), None, None), Regime::Fractional, "the error names it");
+        let training = Work::Training { workers: 2, share: GpuShare::WHOLE };
+        assert_eq!(of(training, Some(0), Some(4)), Regime::Fractional);
+        let named = FunctionSpec::new(inference(), Bytes::from_gib(1)).with_regime(Regime::Whole);
+        assert_eq!(regime_for(&named, |_| Some(9)), Regime::Whole);
+    }
+}

@@ -1,0 +1,119 @@
+//! Why the platform refused an event.
+
+use crate::scale::ConfigError;
+use gshare_core::platform::{PoolError, Regime};
+use gshare_core::request::{RequestId, TenantId};
+use gshare_core::scale::InstanceId;
+use gshare_core::{FunctionId, GpuId, Timestamp};
+
+/// Why an event was refused. Nothing changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlatformError {
+    /// The time of the event is before that of the last one.
+    #[error("time went back: now {now}, last event at {last}")]
+    TimeWentBack {
+        /// The time given.
+        now: Timestamp,
+        /// The latest time seen.
+        last: Timestamp,
+    },
+    /// A setting is out of its bounds.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Two pools have devices of the same regime.
+    #[error("two pools of {regime} devices: need at most one of each regime")]
+    PoolTwice {
+        /// Their regime.
+        regime: Regime,
+    },
+    /// Nobody shares out devices of that regime.
+    #[error("no pool of {regime} devices is part of this platform")]
+    NoPool {
+        /// The regime that is missing.
+        regime: Regime,
+    },
+    /// The pool that it is for refused the event.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The device is here already.
+    #[error("{gpu} is already here")]
+    DeviceExists {
+        /// The name given.
+        gpu: GpuId,
+    },
+    /// There is no such device.
+    #[error("unknown {gpu}")]
+    UnknownDevice {
+        /// The name given.
+        gpu: GpuId,
+    },
+    /// A limit that would stop the tenant for good.
+    #[error("{field} of {tenant} is 0: need more than 0")]
+    ZeroLimit {
+        /// The tenant.
+        tenant: TenantId,
+        /// The limit.
+        field: &'static str,
+    },
+    /// The function is deployed, or instances of the one before it are not gone.
+    #[error("{function} exists, or instances of the one before it are not gone")]
+    FunctionExists {
+        /// The name given.
+        function: FunctionId,
+    },
+    /// There is no such function.
+    #[error("unknown {function}")]
+    UnknownFunction {
+        /// The name given.
+        function: FunctionId,
+    },
+    /// The bounds of a function's instances contradict each other.
+    #[error(
+        "{function}: max_instances is {max_instances}, need at least min_instances ({min_instances}) and 1"
+    )]
+    BadBounds {
+        /// The function.
+        function: FunctionId,
+        /// The least given.
+        min_instances: u32,
+        /// The most given.
+        max_instances: u32,
+    },
+    /// A profile for a function that was not to be profiled.
+    #[error("{function} is not being profiled")]
+    NotProfiling {
+        /// The function.
+        function: FunctionId,
+    },
+    /// A request for a training function.
+    #[error("{function} trains and answers no requests")]
+    NoRequests {
+        /// The function.
+        function: FunctionId,
+    },
+    /// The request's name is in use.
+    #[error("{request} is already here")]
+    DuplicateRequest {
+        /// The name given.
+        request: RequestId,
+    },
+    /// There is no such request, or it has ended.
+    #[error("unknown {request}")]
+    UnknownRequest {
+        /// The name given.
+        request: RequestId,
+    },
+    /// The request was not dispatched, or the instance that it was dispatched to is gone.
+    #[error("{request} does not run on any instance")]
+    NotRunning {
+        /// The name given.
+        request: RequestId,
+    },
+    /// No instance was ever given that name.
+    #[error("unknown {instance}")]
+    UnknownInstance {
+        /// The name given.
+        instance: InstanceId,
+    },
+}

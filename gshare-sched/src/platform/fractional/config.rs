@@ -1,0 +1,145 @@
+//! Settings of the fractional pool.
+
+use crate::pack::{MaxRects, MaxRectsConfig};
+use crate::scale::{ConfigError, HeuristicHorizontal, HeuristicHorizontalConfig};
+use gshare_core::pack::Packer;
+use gshare_core::scale::HorizontalScaler;
+use gshare_core::{Bytes, Duration};
+
+/// Settings of a [`FractionalPool`](super::FractionalPool).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct FractionalConfig {
+    /// The most requests of one function that wait. 10,000: more than any that wait is worth answering.
+    pub max_waiting: u32,
+    /// The longest time that a request waits. 60 s: a gateway's own time-out.
+    #[cfg_attr(feature = "serde", serde(rename = "max_wait_ns"))]
+    pub max_wait: Duration,
+    /// How often a request is dispatched before it is rejected, because its instances ended. 3.
+    pub max_attempts: u8,
+    /// The time for which a function that may have no instance keeps one after its last request. 60 s: the gaps between
+    /// requests of functions that are in use at all are shorter.
+    #[cfg_attr(feature = "serde", serde(rename = "keep_alive_ns"))]
+    pub keep_alive: Duration,
+    /// Whether idle instances are parked when another function finds no memory for its first instance.
+    pub park: bool,
+    /// The time without a request after which an instance may be parked for another function. 200 ms: a few answers.
+    #[cfg_attr(feature = "serde", serde(rename = "park_idle_ns"))]
+    pub park_idle: Duration,
+    /// The time for which an instance waits for room before a busy one is parked for it. 2 s: long enough that parking,
+    /// which takes a second for a large model, is not most of what a device does.
+    #[cfg_attr(feature = "serde", serde(rename = "park_busy_after_ns"))]
+    pub park_busy_after: Duration,
+    /// The time in which a host must answer `Park` and `Unpark`. 60 s.
+    #[cfg_attr(feature = "serde", serde(rename = "park_timeout_ns"))]
+    pub park_timeout: Duration,
+    /// How many times its SM request an instance may take while others leave it. 1: none, as in FaST-GShare; Dilu gives 2
+    /// (section 3.2).
+    pub sm_limit_factor: u16,
+    /// The time after which a training job that ended by itself is started again; doubled each time, up to 5 min. 1 s.
+    #[cfg_attr(feature = "serde", serde(rename = "restart_after_ns"))]
+    pub restart_after: Duration,
+    /// Host memory of each node that is set aside for weights.
+    #[cfg_attr(feature = "serde", serde(rename = "host_memory_bytes"))]
+    pub host_memory: Bytes,
+}
+
+impl Default for FractionalConfig {
+    fn default() -> Self {
+        Self {
+            max_waiting: 10_000,
+            max_wait: Duration::from_secs(60),
+            max_attempts: 3,
+            keep_alive: Duration::from_secs(60),
+            park: true,
+            park_idle: Duration::from_millis(200),
+            park_busy_after: Duration::from_secs(2),
+            park_timeout: Duration::from_secs(60),
+            sm_limit_factor: 1,
+            restart_after: Duration::from_secs(1),
+            host_memory: Bytes::from_gib(64),
+        }
+    }
+}
+
+impl FractionalConfig {
+    /// The same settings without parking: a function that finds no room waits until somebody leaves.
+    #[must_use]
+    pub fn without_parking(self) -> Self {
+        Self { park: false, ..self }
+    }
+
+    /// The same settings with another factor between SM request and limit.
+    #[must_use]
+    pub fn with_sm_limit_factor(self, sm_limit_factor: u16) -> Self {
+        Self { sm_limit_factor, ..self }
+    }
+
+    /// The same settings with another longest wait.
+    #[must_use]
+    pub fn with_max_wait(self, max_wait: Duration) -> Self {
+        Self { max_wait, ..self }
+    }
+
+    /// The same settings with another time for which an unused instance is kept.
+    #[must_use]
+    pub fn with_keep_alive(self, keep_alive: Duration) -> Self {
+        Self { keep_alive, ..self }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        let day = Duration::from_secs(86_400);
+        let check = |ok: bool, field, value: String, bound| {
+            if ok { Ok(()) } else { Err(ConfigError { field, value, bound }) }
+        };
+        for (field, value) in [
+            ("max_wait", self.max_wait),
+            ("keep_alive", self.keep_alive),
+            ("park_idle", self.park_idle),
+            ("park_busy_after", self.park_busy_after),
+            ("park_timeout", self.park_timeout),
+            ("restart_after", self.restart_after),
+        ] {
+            check(
+                !value.is_zero() && value <= day,
+                field,
+                value.to_string(),
+                "need more than 0, at most a day",
+            )?;
+        }
+        check(self.max_waiting > 0, "max_waiting", "0".to_owned(), "need more than 0")?;
+        check(self.max_attempts > 0, "max_attempts", "0".to_owned(), "need more than 0")?;
+        let factor = self.sm_limit_factor;
+        check((1..=100).contains(&factor), "sm_limit_factor", factor.to_string(), "need 1 to 100")
+    }
+}
+
+/// The policies of a fractional pool.
+pub struct FractionalPolicies {
+    /// Starts and stops instances.
+    pub scaler: Box<dyn HorizontalScaler>,
+    /// Places them on devices.
+    pub packer: Box<dyn Packer>,
+}
+
+impl core::fmt::Debug for FractionalPolicies {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("FractionalPolicies").finish_non_exhaustive()
+    }
+}
+
+impl FractionalPolicies {
+    /// Scaling by profile (FaST-GShare, Algorithm 1) and rectangles of time and SMs (section 3.4.2).
+    ///
+    /// # Errors
+    /// None for the settings that it uses.
+    pub fn fast() -> Result<Self, ConfigError> {
+        Ok(Self {
+            scaler: Box::new(HeuristicHorizontal::new(HeuristicHorizontalConfig::default())?),
+            packer: Box::new(MaxRects::new(MaxRectsConfig::default())),
+        })
+    }
+}

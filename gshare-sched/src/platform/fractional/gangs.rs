@@ -1,0 +1,101 @@
+//! Training jobs: workers that start together on different devices, and start again together.
+
+use super::{
+    Duration, FractionalPool, Function, FunctionId, Instance, InstanceId, PoolAction, RequestRate, State,
+    Timer, Work,
+};
+use gshare_core::GpuShare;
+use gshare_core::pack::{Demand, Workload};
+use std::collections::BTreeSet;
+
+/// The longest pause before a job that ends by itself is started again.
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+
+/// A training job.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Gang {
+    /// The pause before the next start.
+    pause: Duration,
+    first_pause: Duration,
+    completed: bool,
+}
+
+impl Gang {
+    pub(super) const fn new(pause: Duration) -> Self {
+        Self { pause, first_pause: pause, completed: false }
+    }
+}
+
+impl Function {
+    pub(super) const fn training_share(&self) -> Option<GpuShare> {
+        match self.spec.work {
+            Work::Training { share, .. } => Some(share),
+            _ => None,
+        }
+    }
+}
+
+impl FractionalPool {
+    /// Starts the job if it is to run, does not, and finds room for all of its workers.
+    pub(super) fn start_gang(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+        let Some(of) = self.functions.get(&function) else { return };
+        let Work::Training { workers, share } = of.spec.work else { return };
+        let runs = !of.instances.is_empty() || of.gang.is_some_and(|gang| gang.completed);
+        if of.removed || runs || self.timers.has(Timer::Restart(function)) {
+            return;
+        }
+        let memory = share.memory().unwrap_or(of.spec.memory);
+        let demand =
+            share.demand().with_memory(memory).with_function(function).with_workload(Workload::Training);
+        let demands: Vec<Demand> = (0..workers).map(|_| demand).collect();
+        let mut placed = Vec::new();
+        if self.packer.place_gang(&demands, &mut placed).is_err() {
+            actions.push(PoolAction::Unmet { function });
+            return;
+        }
+        let instance = self.add_instance(Instance {
+            function,
+            scaled: None,
+            state: State::WaitingForRoom,
+            demand,
+            capacity: 0,
+            throughput: RequestRate::ZERO,
+            placements: Vec::new(),
+            node: None,
+            requests: BTreeSet::new(),
+            used: self.now,
+        });
+        self.idle_gangs.remove(&function);
+        for one in placed {
+            self.hold(instance, one.placement.id, one.placement.gpu);
+        }
+        self.order_start(instance, actions);
+    }
+
+    /// A job that runs has earned a short pause before its next start.
+    pub(super) fn gang_ready(&mut self, function: FunctionId) {
+        if let Some(gang) = self.functions.get_mut(&function).and_then(|of| of.gang.as_mut()) {
+            gang.pause = gang.first_pause;
+        }
+    }
+
+    /// A job that has ended is started again after a pause, unless it was done.
+    pub(super) fn gang_gone(&mut self, function: FunctionId) {
+        let now = self.now;
+        let Some(of) = self.functions.get_mut(&function).filter(|of| !of.removed) else { return };
+        let Some(gang) = of.gang.as_mut().filter(|gang| !gang.completed) else { return };
+        self.timers.set(Timer::Restart(function), now.saturating_add(gang.pause));
+        gang.pause = gang.pause.saturating_mul(2).min(LONGEST_PAUSE);
+        self.idle_gangs.insert(function);
+    }
+
+    /// The instance has done all of its work: a job is not started again.
+    pub(super) fn completed(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
+        let Some(of) = self.instances.get(&instance) else { return };
+        let function = of.function;
+        if let Some(gang) = self.functions.get_mut(&function).and_then(|of| of.gang.as_mut()) {
+            gang.completed = true;
+        }
+        self.gone(instance, actions);
+    }
+}

@@ -1,0 +1,363 @@
+//! What the scaler orders and what the host reports: the life of each instance.
+
+use super::{
+    Duration, FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance, InstanceId,
+    InstanceReport, Part, PlacementId, PlatformAction, PoolAction, ProfilePoint, Rejection, RequestId, State,
+    StopCause, Timer,
+};
+use gshare_core::dag::ComponentSet;
+use gshare_core::pack::{Demand, PackError};
+use gshare_core::request::Tier;
+use gshare_core::scale::StopReason;
+use gshare_core::{GpuShare, Quota, QuotaRange, SmShare};
+use std::collections::BTreeSet;
+
+impl FractionalPool {
+    /// Tells the scaler, and does what it orders.
+    pub(super) fn scale(&mut self, event: HorizontalEvent, actions: &mut Vec<PoolAction>) {
+        let mut orders = Vec::new();
+        // The scaler's own view of its instances decides: an event for one that it gave up changes nothing.
+        if self.scaler.handle(self.now, event, &mut orders).is_ok() {
+            self.scaled(orders, actions);
+        }
+    }
+
+    pub(super) fn scaled(&mut self, orders: Vec<HorizontalAction>, actions: &mut Vec<PoolAction>) {
+        for order in orders {
+            match order {
+                HorizontalAction::Start { function, instance, point } => {
+                    self.start(function, instance, &point, actions);
+                }
+                HorizontalAction::Drain { instance } => {
+                    if let Some(&instance) = self.by_scaler.get(&instance) {
+                        self.drain(instance, StopCause::Drained, actions);
+                    }
+                }
+                HorizontalAction::Stop { instance, reason } => {
+                    let Some(&instance) = self.by_scaler.get(&instance) else { continue };
+                    self.forget_scaled(instance);
+                    let cause = match reason {
+                        StopReason::StartTimedOut => StopCause::TimedOut,
+                        StopReason::DrainTimedOut => StopCause::DrainTimedOut,
+                        _ => StopCause::NotNeeded,
+                    };
+                    self.stop(instance, cause, actions);
+                }
+                HorizontalAction::Unmet { function, .. } => actions.push(PoolAction::Unmet { function }),
+                _ => {}
+            }
+        }
+    }
+
+    fn demand(&self, function: FunctionId, point: &ProfilePoint) -> Demand {
+        let limit = u32::from(point.sm.get()) * u32::from(self.config.sm_limit_factor);
+        let limit = u16::try_from(limit).ok().and_then(SmShare::new).unwrap_or(SmShare::WHOLE);
+        Demand::new(point.quota, point.sm)
+            .with_sm_limit(limit)
+            .with_memory(self.functions[&function].spec.memory)
+            .with_function(function)
+    }
+
+    fn start(
+        &mut self,
+        function: FunctionId,
+        scaled: InstanceId,
+        point: &ProfilePoint,
+        actions: &mut Vec<PoolAction>,
+    ) {
+        let Some(of) = self.functions.get(&function).filter(|of| !of.removed) else { return };
+        let only = of
+            .instances
+            .iter()
+            .all(|one| matches!(self.instances[one].state, State::Draining | State::Stopping));
+        let demand = self.demand(function, point);
+        let placed = self.packer.place(&demand);
+        match placed {
+            Ok(placed) => {
+                let instance = self.insert(function, Some(scaled), demand, point.batch.max(1), point);
+                self.hold(instance, placed.placement.id, placed.placement.gpu);
+                self.order_start(instance, actions);
+            }
+            // Never too large for any device: it may find room when others leave.
+            Err(PackError::NoRoom { .. } | PackError::Memory { .. } | PackError::GpuLimit { .. }) if only => {
+                let instance = self.insert(function, Some(scaled), demand, point.batch.max(1), point);
+                self.want(instance);
+                actions.push(PoolAction::Unmet { function });
+            }
+            Err(_) => {
+                actions.push(PoolAction::Unmet { function });
+                self.scale(HorizontalEvent::StartRefused { instance: scaled }, actions);
+            }
+        }
+    }
+
+    fn insert(
+        &mut self,
+        function: FunctionId,
+        scaled: Option<InstanceId>,
+        demand: Demand,
+        capacity: u32,
+        point: &ProfilePoint,
+    ) -> InstanceId {
+        let of = Instance {
+            function,
+            scaled,
+            state: State::WaitingForRoom,
+            demand,
+            capacity,
+            throughput: point.throughput,
+            placements: Vec::new(),
+            node: None,
+            requests: BTreeSet::new(),
+            used: self.now,
+        };
+        self.add_instance(of)
+    }
+
+    pub(super) fn add_instance(&mut self, of: Instance) -> InstanceId {
+        let instance = InstanceId(self.next);
+        self.next += 1;
+        if let Some(scaled) = of.scaled {
+            self.by_scaler.insert(scaled, instance);
+        }
+        if let Some(function) = self.functions.get_mut(&of.function) {
+            function.instances.insert(instance);
+        }
+        self.instances.insert(instance, of);
+        instance
+    }
+
+    /// Books a placement for the instance.
+    pub(super) fn hold(&mut self, instance: InstanceId, placement: PlacementId, gpu: GpuId) {
+        self.by_placement.insert(placement, instance);
+        let node = self.devices.get(&gpu).map(|device| device.node);
+        if let Some(of) = self.instances.get_mut(&instance) {
+            of.placements.push((placement, gpu));
+            of.node = of.node.or(node);
+        }
+    }
+
+    /// Gives placements back to the packer.
+    pub(super) fn release(&mut self, placements: Vec<(PlacementId, GpuId)>) {
+        for (placement, _) in placements {
+            self.by_placement.remove(&placement);
+            // A placement that is held is known to the packer.
+            let _ = self.packer.release(placement);
+            self.room_changed = true;
+        }
+    }
+
+    /// What of the instance is where, with the share that each part has.
+    pub(super) fn parts(&self, of: &Instance) -> Vec<Part> {
+        let share = self.share(of);
+        let part = |(stage, (_, gpu)): (usize, &(PlacementId, GpuId))| Part {
+            gpu: *gpu,
+            share,
+            slice: None,
+            stage: u32::try_from(stage).unwrap_or(u32::MAX),
+            components: ComponentSet::EMPTY,
+        };
+        of.placements.iter().enumerate().map(part).collect()
+    }
+
+    /// The placed quota is guaranteed; the rest of the device's time is there for who wants it, unless a training job's
+    /// share says otherwise.
+    fn share(&self, of: &Instance) -> GpuShare {
+        let demand = &of.demand;
+        let training = self.functions.get(&of.function).and_then(|function| function.training_share());
+        let elastic = QuotaRange::new(demand.quota, Quota::WHOLE).unwrap_or(QuotaRange::BEST_EFFORT);
+        let time = training.map_or(elastic, |share| share.time());
+        let memory = Some(demand.memory).filter(|memory| memory.get() > 0);
+        GpuShare::new(time, demand.sm, demand.limit(), memory).unwrap_or(GpuShare::WHOLE)
+    }
+
+    /// The instance holds what it needs: its processes are started.
+    pub(super) fn order_start(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
+        let Some(of) = self.instances.get_mut(&instance) else { return };
+        of.state = State::Starting;
+        let (function, node) = (of.function, of.node);
+        let from = node.map_or(Tier::Disk, |node| self.cache.tier(node, function));
+        let spec = &self.functions[&function].spec;
+        let takes = if from == Tier::Host { spec.load_host } else { spec.load_disk };
+        let parts = self.parts(&self.instances[&instance]);
+        actions.push(PoolAction::Order(PlatformAction::Start {
+            instance,
+            function,
+            parts,
+            from,
+            takes,
+            parked: false,
+        }));
+    }
+
+    pub(super) fn reported(
+        &mut self,
+        instance: InstanceId,
+        report: InstanceReport,
+        actions: &mut Vec<PoolAction>,
+    ) {
+        // A report may cross an order, or come from a device that was lost: then it is out of date.
+        let Some(of) = self.instances.get(&instance) else { return };
+        let (state, function) = (of.state, of.function);
+        match (report, state) {
+            (InstanceReport::Ready, State::Starting) => self.ready(instance, actions),
+            (InstanceReport::Refused, State::Starting) => self.refused(instance, actions),
+            (InstanceReport::Parked, State::Parking) => {
+                self.timers.clear(Timer::Answer(instance));
+                if let Some(of) = self.instances.get_mut(&instance) {
+                    of.state = State::Parked;
+                    let placements = core::mem::take(&mut of.placements);
+                    self.release(placements);
+                }
+                self.to_serve.insert(function);
+            }
+            (InstanceReport::Unparked, State::Unparking) => {
+                self.timers.clear(Timer::Answer(instance));
+                self.open(instance);
+            }
+            (InstanceReport::Completed, _) => self.completed(instance, actions),
+            // One that was told to stop before it could start says that it did not.
+            (InstanceReport::Gone | InstanceReport::Refused, _) => self.gone(instance, actions),
+            _ => {}
+        }
+    }
+
+    /// It takes requests from now on.
+    fn open(&mut self, instance: InstanceId) {
+        let now = self.now;
+        let Some(of) = self.instances.get_mut(&instance) else { return };
+        (of.state, of.used) = (State::Ready, now);
+        let (function, key) = (of.function, Self::open_key(instance, of));
+        if let Some(of) = self.functions.get_mut(&function)
+            && of.gang.is_none()
+        {
+            of.open.insert(key);
+            self.to_serve.insert(function);
+        }
+    }
+
+    fn ready(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
+        self.open(instance);
+        let Some(of) = self.instances.get(&instance) else { return };
+        let (function, node, scaled) = (of.function, of.node, of.scaled);
+        if let Some(node) = node {
+            let (bytes, mut orders) = (self.functions[&function].spec.memory, Vec::new());
+            self.cache.loaded(node, function, bytes, &mut orders);
+            actions.extend(orders.into_iter().map(PoolAction::Order));
+        }
+        self.gang_ready(function);
+        if let Some(scaled) = scaled {
+            self.scale(HorizontalEvent::InstanceReady { instance: scaled }, actions);
+        }
+    }
+
+    fn refused(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
+        let Some(of) = self.instances.get(&instance) else { return };
+        let scaled = of.scaled;
+        self.forget_scaled(instance);
+        self.gone(instance, actions);
+        if let Some(scaled) = scaled {
+            self.scale(HorizontalEvent::StartRefused { instance: scaled }, actions);
+        }
+    }
+
+    /// Tells the host to end the instance.
+    pub(super) fn stop(&mut self, instance: InstanceId, cause: StopCause, actions: &mut Vec<PoolAction>) {
+        let Some(of) = self.instances.get_mut(&instance) else { return };
+        if of.state == State::Stopping {
+            return;
+        }
+        self.close(instance);
+        self.timers.clear(Timer::Answer(instance));
+        let Some(of) = self.instances.get_mut(&instance) else { return };
+        let waits = of.state == State::WaitingForRoom;
+        of.state = State::Stopping;
+        if waits {
+            // Nobody was told of it.
+            self.gone(instance, actions);
+        } else {
+            self.unwant(instance);
+            actions.push(PoolAction::Order(PlatformAction::Stop { instance, cause }));
+        }
+    }
+
+    /// Gives the instance no more requests, and stops it when it has none left.
+    pub(super) fn drain(&mut self, instance: InstanceId, cause: StopCause, actions: &mut Vec<PoolAction>) {
+        let Some(of) = self.instances.get(&instance) else { return };
+        if matches!(of.state, State::Draining | State::Stopping) {
+            return;
+        }
+        if of.requests.is_empty() {
+            let ready = matches!(of.state, State::Ready | State::Emptying);
+            if ready {
+                actions.push(PoolAction::Order(PlatformAction::Drain { instance }));
+            }
+            self.stop(instance, cause, actions);
+            return;
+        }
+        self.close(instance);
+        if let Some(of) = self.instances.get_mut(&instance) {
+            of.state = State::Draining;
+        }
+        if self.instances[&instance].scaled.is_none() {
+            // The scaler does not watch over it any more.
+            self.timers.set(Timer::Answer(instance), self.now.saturating_add(self.config.park_timeout));
+        }
+        actions.push(PoolAction::Order(PlatformAction::Drain { instance }));
+    }
+
+    /// It is not open to requests any more.
+    pub(super) fn close(&mut self, instance: InstanceId) {
+        let Some(of) = self.instances.get(&instance) else { return };
+        let key = Self::open_key(instance, of);
+        if let Some(of) = self.functions.get_mut(&of.function) {
+            of.open.remove(&key);
+        }
+    }
+
+    /// The scaler does not count the instance any more.
+    pub(super) fn forget_scaled(&mut self, instance: InstanceId) {
+        if let Some(scaled) = self.instances.get_mut(&instance).and_then(|of| of.scaled.take()) {
+            self.by_scaler.remove(&scaled);
+        }
+    }
+
+    /// All of the instance has ended.
+    pub(super) fn gone(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
+        self.close(instance);
+        self.timers.clear(Timer::Answer(instance));
+        self.unwant(instance);
+        let scaled = self.instances.get(&instance).and_then(|of| of.scaled);
+        self.forget_scaled(instance);
+        let Some(of) = self.instances.remove(&instance) else { return };
+        self.release(of.placements);
+        if let Some(function) = self.functions.get_mut(&of.function) {
+            function.instances.remove(&instance);
+        }
+        for request in of.requests {
+            self.again(request, actions);
+        }
+        if let Some(scaled) = scaled {
+            self.scale(HorizontalEvent::InstanceGone { instance: scaled }, actions);
+        }
+        self.gang_gone(of.function);
+        self.to_serve.insert(of.function);
+        self.drop_if_done(of.function);
+    }
+
+    /// A request whose instance ended waits again, at the place of its arrival.
+    fn again(&mut self, request: RequestId, actions: &mut Vec<PoolAction>) {
+        let Some(of) = self.requests.get_mut(&request) else { return };
+        of.on = None;
+        let (function, arrived, attempts) = (of.function, of.arrived, of.attempts);
+        match self.functions.get_mut(&function) {
+            Some(of) if !of.removed && attempts < self.config.max_attempts => {
+                of.queue.insert((arrived, request));
+                let until = arrived.saturating_add(self.config.max_wait);
+                self.timers.set(Timer::Request(request), until.max(self.now + Duration::from_nanos(1)));
+            }
+            Some(of) if !of.removed => self.reject(request, Rejection::AttemptsExhausted, actions),
+            _ => self.reject(request, Rejection::Removed, actions),
+        }
+    }
+}

@@ -1,0 +1,551 @@
+//! Devices whose time and SMs are shared out: the pool of FaST-GShare and Dilu.
+//!
+//! # Problem
+//! A function has a profile and a load. How many instances it needs and how large is the horizontal scaler's business,
+//! where each goes is the packer's. Between them there is more to decide: which instance serves a request, what a request
+//! does that finds none, what happens when there is time left on a device but no memory, and who is told what when a
+//! process or a device dies. This pool decides that, and gives each of the two engines what it must know.
+//!
+//! # Algorithm
+//! 1. *Load*: requests of each function are counted and reported once a tick. The scaler's `Start` is placed by the packer and
+//!    ordered; one that finds no room is refused to the scaler, unless it is its function's only instance.
+//! 2. *From none*: the first request of a function without instances raises its minimum to one until it has not been called
+//!    for [`keep_alive`](FractionalConfig::keep_alive).
+//! 3. *Dispatch*: an instance takes as many requests at once as its point's batch. A request goes to the instance with the
+//!    fewest, of those to the one with the highest throughput; it waits in the order of arrival while none has room.
+//! 4. *Room* ([`room`]): a function's only instance that finds no memory waits for it, the longest waiting first. Idle
+//!    instances on the device where the fewest must go are parked for it; after
+//!    [`park_busy_after`](FractionalConfig::park_busy_after) busy ones too, once they have answered what they have. A parked
+//!    instance comes back when a request for it waits.
+//! 5. *Training*: a gang of workers is placed together on different devices, or waits; if a part is lost all of it ends and
+//!    starts again, with a growing pause.
+//!
+//! # Example
+//! Three functions of 9 GiB are called now and then on two devices of 16 GiB. The first two start. The third finds time
+//! and no memory: whichever of the two was idle for longer is parked, and its request is answered after that and the load.
+//! Each function is served from then on, at the price of a load when it was parked since its last request.
+//!
+//! # Invariants
+//! Those of [`Pool`]; and no request waits while a ready instance of its function has room.
+//!
+//! # Cost
+//! O(log n) for a request; O(n) over the instances of the pool when room is made.
+//!
+//! # Differences from the papers
+//! FaST-GShare and Dilu book memory for as long as an instance lives, so that functions with little to do shut others
+//! out; parking is FluidFaaS's time sharing (section 5.3) without slices.
+
+mod config;
+mod gangs;
+mod instances;
+mod requests;
+mod room;
+
+pub use config::{FractionalConfig, FractionalPolicies};
+
+use super::host_cache::HostCache;
+use super::timers::Timers;
+use crate::scale::ConfigError;
+use gangs::Gang;
+use gshare_core::pack::{Demand, GpuSpec, Packer};
+use gshare_core::platform::{
+    DeviceSpec, FunctionSpec, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool, PoolAction,
+    PoolError, PoolEvent, Regime, Rejection, StopCause, Work,
+};
+use gshare_core::profile::{ProfilePoint, RequestRate};
+use gshare_core::request::{NodeId, RequestId};
+use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler, InstanceId};
+use gshare_core::{Duration, Engine, FunctionId, GpuId, PlacementId, Timestamp};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// A state of an instance, finer than [`Life`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Ordered by the scaler; nobody has room for it yet.
+    WaitingForRoom,
+    Starting,
+    Ready,
+    /// Gets no more requests, and is parked when it has none left.
+    Emptying,
+    Parking,
+    Parked,
+    Unparking,
+    Draining,
+    Stopping,
+}
+
+impl State {
+    const fn life(self) -> Life {
+        match self {
+            Self::WaitingForRoom | Self::Starting => Life::Starting,
+            Self::Ready | Self::Emptying => Life::Ready,
+            Self::Parking | Self::Parked | Self::Unparking => Life::Parked,
+            Self::Draining => Life::Draining,
+            Self::Stopping => Life::Stopped,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Instance {
+    function: FunctionId,
+    /// The scaler's name of it, while the scaler counts it.
+    scaled: Option<InstanceId>,
+    state: State,
+    demand: Demand,
+    /// Requests that it takes at once.
+    capacity: u32,
+    throughput: RequestRate,
+    /// What it holds on devices, with the device's name.
+    placements: Vec<(PlacementId, GpuId)>,
+    /// The node of its processes, from its start on.
+    node: Option<NodeId>,
+    requests: BTreeSet<RequestId>,
+    /// When a request last began or ended there, or it became ready.
+    used: Timestamp,
+}
+
+#[derive(Debug)]
+struct Function {
+    spec: FunctionSpec,
+    /// Requests that wait, by arrival.
+    queue: BTreeSet<(Timestamp, RequestId)>,
+    instances: BTreeSet<InstanceId>,
+    /// Ready instances with room: requests they have, how slow they are, name.
+    open: BTreeSet<(u32, u64, InstanceId)>,
+    /// Requests that came since the last report.
+    arrived: u32,
+    /// When the last request came or ended.
+    used: Timestamp,
+    /// Whether its minimum was raised to one.
+    activated: bool,
+    removed: bool,
+    gang: Option<Gang>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Request {
+    function: FunctionId,
+    arrived: Timestamp,
+    attempts: u8,
+    on: Option<InstanceId>,
+}
+
+/// What a deadline is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    /// The load of the function is to be reported.
+    Report(FunctionId),
+    /// The request has waited for too long.
+    Request(RequestId),
+    /// The host has not answered for the instance.
+    Answer(InstanceId),
+    /// It may be possible to make room.
+    Room,
+    /// The training job is to be started again.
+    Restart(FunctionId),
+}
+
+/// The pool of this module.
+pub struct FractionalPool {
+    config: FractionalConfig,
+    scaler: Box<dyn HorizontalScaler>,
+    packer: Box<dyn Packer>,
+    now: Timestamp,
+    devices: BTreeMap<GpuId, DeviceSpec>,
+    functions: BTreeMap<FunctionId, Function>,
+    instances: BTreeMap<InstanceId, Instance>,
+    by_placement: BTreeMap<PlacementId, InstanceId>,
+    by_scaler: BTreeMap<InstanceId, InstanceId>,
+    requests: BTreeMap<RequestId, Request>,
+    /// Instances that wait for room, the longest waiting first: new ones, and parked ones that are wanted.
+    wanting: VecDeque<room::Wanting>,
+    timers: Timers<Timer>,
+    cache: HostCache,
+    next: u64,
+    /// Functions whose requests may find an instance now.
+    to_serve: BTreeSet<FunctionId>,
+    /// Whether something left a device since room was last looked for.
+    room_changed: bool,
+    /// Training jobs that are to run and do not.
+    idle_gangs: BTreeSet<FunctionId>,
+}
+
+impl core::fmt::Debug for FractionalPool {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("FractionalPool")
+            .field("now", &self.now)
+            .field("devices", &self.devices.len())
+            .field("functions", &self.functions)
+            .field("instances", &self.instances)
+            .finish_non_exhaustive()
+    }
+}
+
+const REGIME: Regime = Regime::Fractional;
+
+impl FractionalPool {
+    /// A pool without devices and functions.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the field and its bound.
+    pub fn new(config: FractionalConfig, policies: FractionalPolicies) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let cache = HostCache::new(config.host_memory);
+        Ok(Self {
+            config,
+            scaler: policies.scaler,
+            packer: policies.packer,
+            now: Timestamp::ZERO,
+            devices: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            instances: BTreeMap::new(),
+            by_placement: BTreeMap::new(),
+            by_scaler: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            wanting: VecDeque::new(),
+            timers: Timers::default(),
+            cache,
+            next: 0,
+            to_serve: BTreeSet::new(),
+            room_changed: false,
+            idle_gangs: BTreeSet::new(),
+        })
+    }
+
+    fn unknown(what: impl core::fmt::Display) -> PoolError {
+        PoolError::Unknown { regime: REGIME, what: what.to_string() }
+    }
+
+    fn check(&self, event: &PoolEvent) -> Result<(), PoolError> {
+        let known = |function: &FunctionId| match self.functions.get(function) {
+            Some(of) if !of.removed => Ok(()),
+            _ => Err(Self::unknown(function)),
+        };
+        match event {
+            PoolEvent::DeviceJoined { gpu, spec } => {
+                let bad = |why: &str| PoolError::BadDevice { gpu: *gpu, regime: REGIME, why: why.to_owned() };
+                match () {
+                    () if self.devices.contains_key(gpu) => Err(bad("it is already here")),
+                    () if spec.mig.is_some() => Err(bad("it has MIG slices")),
+                    () if spec.memory.get() == 0 => Err(bad("memory is 0, need more")),
+                    () => Ok(()),
+                }
+            }
+            PoolEvent::DeviceLost { gpu } if !self.devices.contains_key(gpu) => Err(Self::unknown(gpu)),
+            PoolEvent::FunctionAdded { function, spec } => self.check_function(*function, spec),
+            PoolEvent::BoundsChanged { function, .. } | PoolEvent::FunctionRemoved { function } => {
+                known(function)
+            }
+            PoolEvent::Arrived { request, function, .. } => {
+                known(function)?;
+                if self.functions[function].gang.is_some() {
+                    let why = "a training function answers no requests".to_owned();
+                    return Err(PoolError::Unsuitable { function: *function, regime: REGIME, why });
+                }
+                if self.requests.contains_key(request) { Err(Self::unknown(request)) } else { Ok(()) }
+            }
+            PoolEvent::Done { request, .. } => match self.requests.get(request).and_then(|of| of.on) {
+                Some(_) => Ok(()),
+                None => Err(Self::unknown(request)),
+            },
+            PoolEvent::Cancelled { request } => match self.requests.get(request) {
+                Some(Request { on: None, .. }) => Ok(()),
+                _ => Err(Self::unknown(request)),
+            },
+            // Names are given out in order: a smaller one was an instance that is gone.
+            PoolEvent::Instance { instance, .. } if instance.0 >= self.next => Err(Self::unknown(instance)),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_function(&self, function: FunctionId, spec: &FunctionSpec) -> Result<(), PoolError> {
+        let bad = |why: String| Err(PoolError::Unsuitable { function, regime: REGIME, why });
+        if self.functions.contains_key(&function) {
+            return bad("it is already here, or instances of the one before it are not gone".to_owned());
+        }
+        if spec.memory.get() == 0 {
+            return bad("memory is 0, need more".to_owned());
+        }
+        match &spec.work {
+            Work::Pipeline { .. } => bad("a pipeline needs MIG slices".to_owned()),
+            Work::Inference { profile: None } => bad("it has no profile".to_owned()),
+            Work::Inference { profile: Some(_) } => Ok(()),
+            Work::Training { workers, .. } if !(1..=64).contains(workers) => {
+                bad(format!("workers is {workers}, need 1 to 64"))
+            }
+            Work::Training { share, .. } => match share.demand().validate() {
+                Ok(()) => Ok(()),
+                Err(error) => bad(error.to_string()),
+            },
+        }
+    }
+
+    /// Does what deadlines up to now asked for.
+    fn catch_up(&mut self, actions: &mut Vec<PoolAction>) {
+        if self.scaler.next_deadline().is_some_and(|due| due <= self.now) {
+            self.scale(HorizontalEvent::DeadlineReached, actions);
+        }
+        while let Some(timer) = self.timers.pop(self.now) {
+            match timer {
+                Timer::Report(function) => self.report(function, actions),
+                Timer::Request(request) => self.waited_too_long(request, actions),
+                Timer::Answer(instance) => self.stop(instance, StopCause::TimedOut, actions),
+                Timer::Room => self.room_changed = true,
+                Timer::Restart(function) => self.start_gang(function, actions),
+            }
+        }
+    }
+
+    /// Serves requests and gives room, until nothing changes.
+    fn settle(&mut self, actions: &mut Vec<PoolAction>) {
+        loop {
+            while let Some(function) = self.to_serve.pop_first() {
+                self.serve(function, actions);
+            }
+            if !core::mem::take(&mut self.room_changed) {
+                break;
+            }
+            self.give_room(actions);
+            for function in self.idle_gangs.clone() {
+                self.start_gang(function, actions);
+            }
+        }
+    }
+
+    fn join(&mut self, gpu: GpuId, spec: DeviceSpec) -> Result<(), PoolError> {
+        self.packer.add_gpu(gpu, GpuSpec::new(spec.memory)).map_err(|error| PoolError::BadDevice {
+            gpu,
+            regime: REGIME,
+            why: error.to_string(),
+        })?;
+        self.devices.insert(gpu, spec);
+        self.room_changed = true;
+        Ok(())
+    }
+
+    fn lose(&mut self, gpu: GpuId, actions: &mut Vec<PoolAction>) {
+        let mut hit = BTreeSet::new();
+        self.packer.placements_on(gpu, &mut |placement| {
+            hit.extend(self.by_placement.get(&placement.id).copied());
+        });
+        for instance in hit {
+            let Some(of) = self.instances.get_mut(&instance) else { continue };
+            if of.placements.iter().any(|(_, other)| *other != gpu) {
+                let (lost, rest) = of.placements.drain(..).partition(|(_, other)| *other == gpu);
+                of.placements = rest;
+                self.release(lost);
+                self.stop(instance, StopCause::PartLost, actions);
+            } else {
+                self.gone(instance, actions);
+            }
+        }
+        // The packer holds nothing there any more.
+        let _ = self.packer.remove_gpu(gpu);
+        let spec = self.devices.remove(&gpu);
+        if let Some(node) = spec.map(|spec| spec.node)
+            && self.devices.values().all(|device| device.node != node)
+        {
+            self.cache.lose(node);
+            // What is parked there cannot come back.
+            let there = |(id, of): (&InstanceId, &Instance)| (of.node == Some(node)).then_some(*id);
+            let parked: Vec<InstanceId> = self.instances.iter().filter_map(there).collect();
+            for instance in parked {
+                self.stop(instance, StopCause::PartLost, actions);
+            }
+        }
+    }
+
+    fn add_function(&mut self, function: FunctionId, spec: FunctionSpec, actions: &mut Vec<PoolAction>) {
+        let gang = matches!(spec.work, Work::Training { .. }).then(|| Gang::new(self.config.restart_after));
+        let trains = gang.is_some();
+        let of = Function {
+            spec,
+            queue: BTreeSet::new(),
+            instances: BTreeSet::new(),
+            open: BTreeSet::new(),
+            arrived: 0,
+            used: self.now,
+            activated: false,
+            removed: false,
+            gang,
+        };
+        self.functions.insert(function, of);
+        if trains {
+            self.idle_gangs.insert(function);
+            self.start_gang(function, actions);
+        } else {
+            self.timers.set(Timer::Report(function), self.now.saturating_add(self.scaler.tick()));
+        }
+    }
+
+    fn remove_function(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        of.removed = true;
+        let (queue, instances) = (core::mem::take(&mut of.queue), of.instances.clone());
+        let trains = of.gang.is_some();
+        for (_, request) in queue {
+            self.reject(request, Rejection::Removed, actions);
+        }
+        self.timers.clear(Timer::Report(function));
+        self.timers.clear(Timer::Restart(function));
+        self.idle_gangs.remove(&function);
+        if !trains {
+            self.scale(HorizontalEvent::FunctionRemoved { function }, actions);
+        }
+        for instance in instances {
+            self.forget_scaled(instance);
+            self.drain(instance, StopCause::Removed, actions);
+        }
+        let mut orders = Vec::new();
+        self.cache.remove(function, &mut orders);
+        actions.extend(orders.into_iter().map(PoolAction::Order));
+        self.drop_if_done(function);
+    }
+
+    /// Forgets a removed function when nothing of it is left.
+    fn drop_if_done(&mut self, function: FunctionId) {
+        if self.functions.get(&function).is_some_and(|of| of.removed && of.instances.is_empty()) {
+            self.functions.remove(&function);
+        }
+    }
+}
+
+impl Engine for FractionalPool {
+    type Event = PoolEvent;
+    type Action = PoolAction;
+    type Error = PoolError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: PoolEvent,
+        actions: &mut Vec<PoolAction>,
+    ) -> Result<(), PoolError> {
+        self.check(&event)?;
+        // Two events may still be refused, by the engine that they are for: that one is asked before anything is done.
+        let mut scaled = Vec::new();
+        match &event {
+            PoolEvent::FunctionAdded { function, spec } => {
+                if let Work::Inference { profile: Some(profile) } = &spec.work {
+                    let of = FunctionScale {
+                        profile: profile.clone(),
+                        // Half of the SLO is for waiting (Dilu, section 3.2, footnote 2).
+                        max_p95: spec.slo.map(|slo| Duration::from_nanos(slo.as_nanos() / 2)),
+                        min_instances: spec.min_instances,
+                        max_instances: spec.max_instances,
+                    };
+                    let added = HorizontalEvent::FunctionAdded { function: *function, spec: of };
+                    self.scaler.handle(now, added, &mut scaled).map_err(|error| PoolError::Unsuitable {
+                        function: *function,
+                        regime: REGIME,
+                        why: error.to_string(),
+                    })?;
+                }
+            }
+            PoolEvent::BoundsChanged { function, min_instances, max_instances } => {
+                let trains = self.functions[function].gang.is_some();
+                if !trains {
+                    let activated = u32::from(self.functions[function].activated);
+                    let changed = HorizontalEvent::BoundsChanged {
+                        function: *function,
+                        min_instances: (*min_instances).max(activated),
+                        max_instances: *max_instances,
+                    };
+                    self.scaler.handle(now, changed, &mut scaled).map_err(|error| PoolError::Unsuitable {
+                        function: *function,
+                        regime: REGIME,
+                        why: error.to_string(),
+                    })?;
+                }
+            }
+            _ => {}
+        }
+        self.now = self.now.max(now);
+        if let PoolEvent::DeviceJoined { gpu, spec } = &event {
+            self.join(*gpu, spec.clone())?;
+        }
+        self.catch_up(actions);
+        match event {
+            PoolEvent::DeviceJoined { .. } | PoolEvent::TenantLimited { .. } | PoolEvent::DeadlineReached => {
+            }
+            PoolEvent::DeviceLost { gpu } => self.lose(gpu, actions),
+            PoolEvent::FunctionAdded { function, spec } => self.add_function(function, *spec, actions),
+            PoolEvent::BoundsChanged { function, min_instances, max_instances } => {
+                if let Some(of) = self.functions.get_mut(&function) {
+                    (of.spec.min_instances, of.spec.max_instances) = (min_instances, max_instances);
+                }
+            }
+            PoolEvent::FunctionRemoved { function } => self.remove_function(function, actions),
+            PoolEvent::Arrived { request, function, arrived, deadline } => {
+                self.arrived(request, function, arrived, deadline, actions);
+            }
+            PoolEvent::Done { request, .. } => self.done(request, actions),
+            PoolEvent::Cancelled { request } => self.forget_waiting(request),
+            PoolEvent::Instance { instance, report } => self.reported(instance, report, actions),
+        }
+        self.scaled(scaled, actions);
+        self.settle(actions);
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        [self.scaler.next_deadline(), self.timers.next()].into_iter().flatten().min()
+    }
+}
+
+impl Pool for FractionalPool {
+    fn regime(&self) -> Regime {
+        REGIME
+    }
+
+    fn instances(&self, visit: &mut dyn FnMut(&InstanceView)) {
+        for (&instance, of) in &self.instances {
+            visit(&InstanceView {
+                instance,
+                function: of.function,
+                life: of.state.life(),
+                parts: self.parts(of),
+                requests: u32::try_from(of.requests.len()).unwrap_or(u32::MAX),
+            });
+        }
+    }
+
+    fn waiting(&self, function: FunctionId) -> usize {
+        self.functions.get(&function).map_or(0, |of| of.queue.len())
+    }
+
+    fn invariants(&self) {
+        for (id, of) in &self.instances {
+            let function = &self.functions[&of.function];
+            assert!(function.instances.contains(id), "{id} is not in the list of {}", of.function);
+            let holds = !of.placements.is_empty();
+            match of.state {
+                State::WaitingForRoom | State::Parked => assert!(!holds, "{id} holds a device"),
+                State::Stopping => {}
+                _ => assert!(holds, "{id} is {:?} and holds nothing", of.state),
+            }
+            for (placement, _) in &of.placements {
+                assert_eq!(self.by_placement.get(placement), Some(id), "{placement} is not that of {id}");
+            }
+            let open = of.state == State::Ready
+                && function.gang.is_none()
+                && (of.requests.len() as u64) < u64::from(of.capacity);
+            assert_eq!(function.open.contains(&Self::open_key(*id, of)), open, "{id} takes requests or not");
+            for request in &of.requests {
+                assert_eq!(self.requests[request].on, Some(*id), "{request} runs elsewhere");
+            }
+        }
+        for (id, of) in &self.functions {
+            assert!(of.queue.is_empty() || of.open.is_empty(), "{id} has room, and requests that wait");
+            assert!(of.open.len() <= of.instances.len(), "{id} has more open instances than instances");
+            for (_, request) in &of.queue {
+                assert_eq!(self.requests[request].on, None, "{request} waits and runs");
+            }
+        }
+        let held: usize = self.instances.values().map(|of| of.placements.len()).sum();
+        let mut placed = 0;
+        self.packer.placements(&mut |_| placed += 1);
+        assert_eq!((held, held), (placed, self.by_placement.len()), "placements without an instance");
+    }
+}

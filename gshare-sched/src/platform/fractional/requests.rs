@@ -1,0 +1,163 @@
+//! Which instance serves a request, and how many instances a load needs.
+
+use super::{
+    FractionalPool, FunctionId, HorizontalEvent, Instance, InstanceId, PlatformAction, PoolAction, Rejection,
+    Request, RequestId, RequestRate, State, StopCause, Timer, Timestamp,
+};
+
+impl FractionalPool {
+    /// The order in which ready instances are given requests.
+    pub(super) fn open_key(instance: InstanceId, of: &Instance) -> (u32, u64, InstanceId) {
+        let has = u32::try_from(of.requests.len()).unwrap_or(u32::MAX);
+        (has, u64::MAX - of.throughput.as_milli(), instance)
+    }
+
+    pub(super) fn arrived(
+        &mut self,
+        request: RequestId,
+        function: FunctionId,
+        arrived: Timestamp,
+        deadline: Option<Timestamp>,
+        actions: &mut Vec<PoolAction>,
+    ) {
+        let now = self.now;
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        of.arrived = of.arrived.saturating_add(1);
+        of.used = now;
+        if of.queue.len() >= self.config.max_waiting as usize {
+            let reason = Rejection::QueueFull;
+            actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
+            return;
+        }
+        of.queue.insert((arrived, request));
+        self.requests.insert(request, Request { function, arrived, attempts: 0, on: None });
+        let until = arrived.saturating_add(self.config.max_wait);
+        self.timers.set(Timer::Request(request), deadline.map_or(until, |deadline| deadline.min(until)));
+        self.activate(function, actions);
+        self.to_serve.insert(function);
+    }
+
+    /// A function that is called and has no instance is given one.
+    fn activate(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+        let Some(counts) = self.scaler.instances(function) else { return };
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        if of.activated || counts.starting + counts.ready > 0 {
+            return;
+        }
+        of.activated = true;
+        let (min_instances, max_instances) = (of.spec.min_instances.max(1), of.spec.max_instances);
+        self.scale(HorizontalEvent::BoundsChanged { function, min_instances, max_instances }, actions);
+    }
+
+    pub(super) fn serve(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+        while let Some(of) = self.functions.get_mut(&function) {
+            let (Some(&waiting), Some(&key)) = (of.queue.first(), of.open.first()) else { break };
+            of.queue.remove(&waiting);
+            of.open.remove(&key);
+            let (request, instance) = (waiting.1, key.2);
+            self.timers.clear(Timer::Request(request));
+            if let Some(of) = self.requests.get_mut(&request) {
+                of.attempts = of.attempts.saturating_add(1);
+                of.on = Some(instance);
+            }
+            let Some(of) = self.instances.get_mut(&instance) else { continue };
+            of.requests.insert(request);
+            of.used = self.now;
+            self.reopen(instance);
+            actions.push(PoolAction::Order(PlatformAction::Dispatch { request, instance }));
+        }
+        self.wake(function, actions);
+    }
+
+    /// Lists the instance among those that take requests, if it has room for one.
+    fn reopen(&mut self, instance: InstanceId) {
+        let Some(of) = self.instances.get(&instance) else { return };
+        if of.state != State::Ready || of.requests.len() as u64 >= u64::from(of.capacity) {
+            return;
+        }
+        let key = Self::open_key(instance, of);
+        if let Some(of) = self.functions.get_mut(&of.function) {
+            of.open.insert(key);
+        }
+    }
+
+    pub(super) fn done(&mut self, request: RequestId, actions: &mut Vec<PoolAction>) {
+        let Some(Request { function, on: Some(instance), .. }) = self.requests.remove(&request) else {
+            return;
+        };
+        self.close(instance);
+        let now = self.now;
+        if let Some(of) = self.functions.get_mut(&function) {
+            of.used = now;
+        }
+        let Some(of) = self.instances.get_mut(&instance) else { return };
+        of.requests.remove(&request);
+        of.used = now;
+        let (state, empty) = (of.state, of.requests.is_empty());
+        match state {
+            State::Ready => {
+                self.reopen(instance);
+                self.to_serve.insert(function);
+                if !self.wanting.is_empty() && empty {
+                    self.look_for_room_in(self.config.park_idle);
+                }
+            }
+            State::Emptying if empty => self.park(instance, actions),
+            State::Draining if empty => {
+                let removed = self.functions.get(&function).is_some_and(|of| of.removed);
+                let cause = if removed { StopCause::Removed } else { StopCause::Drained };
+                self.stop(instance, cause, actions);
+            }
+            _ => {}
+        }
+    }
+
+    /// Forgets a request that waits.
+    pub(super) fn forget_waiting(&mut self, request: RequestId) {
+        self.timers.clear(Timer::Request(request));
+        let Some(of) = self.requests.remove(&request) else { return };
+        if let Some(function) = self.functions.get_mut(&of.function) {
+            function.queue.remove(&(of.arrived, request));
+        }
+    }
+
+    pub(super) fn reject(&mut self, request: RequestId, reason: Rejection, actions: &mut Vec<PoolAction>) {
+        self.forget_waiting(request);
+        actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
+    }
+
+    pub(super) fn waited_too_long(&mut self, request: RequestId, actions: &mut Vec<PoolAction>) {
+        let Some(of) = self.requests.get(&request) else { return };
+        let waited = self.now.saturating_since(of.arrived) >= self.config.max_wait;
+        let reason = if waited { Rejection::WaitedTooLong } else { Rejection::DeadlineMissed };
+        self.reject(request, reason, actions);
+    }
+
+    /// Reports the load of the tick that ended.
+    pub(super) fn report(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+        let tick = self.scaler.tick();
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        let arrived = u64::from(core::mem::take(&mut of.arrived));
+        let rate =
+            RequestRate::from_milli(arrived.saturating_mul(1_000_000_000_000) / tick.as_nanos().max(1));
+        let unused = of.queue.is_empty()
+            && self.now.saturating_since(of.used) >= self.config.keep_alive
+            && of.instances.iter().all(|one| self.instances[one].requests.is_empty());
+        let waits = !of.queue.is_empty();
+        let (min_instances, max_instances) = (of.spec.min_instances, of.spec.max_instances);
+        let rest = of.activated && unused;
+        if rest {
+            of.activated = false;
+        }
+        self.timers.set(Timer::Report(function), self.now.saturating_add(tick));
+        if rest {
+            self.scale(HorizontalEvent::BoundsChanged { function, min_instances, max_instances }, actions);
+        }
+        self.scale(HorizontalEvent::LoadReported { function, rate }, actions);
+        if waits {
+            self.activate(function, actions);
+            self.wake_one(function);
+        }
+        self.to_serve.insert(function);
+    }
+}

@@ -1,0 +1,226 @@
+//! What is wanted: functions from their deployment to their removal.
+
+use super::{
+    BTreeMap, FunctionId, Platform, PlatformAction, PlatformError, PoolEvent, Rejection, RequestId,
+    Timestamp, choice,
+};
+use gshare_core::platform::{FunctionSpec, Work};
+use gshare_core::profile::ProfileTable;
+use std::collections::BTreeSet;
+
+/// Where a function is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum FunctionState {
+    /// The host measures it, and its requests wait for that.
+    Profiling,
+    /// A pool serves it.
+    Deployed,
+    /// It was removed, and instances of it are not gone yet.
+    Removed,
+}
+
+/// What a function has done since it was deployed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct FunctionStats {
+    /// Requests that came.
+    pub arrived: u64,
+    /// Requests that were answered.
+    pub answered: u64,
+    /// Those of the answered ones that took no longer than the SLO, waiting included; all of them without an SLO.
+    pub within_slo: u64,
+    /// Requests that were rejected.
+    pub rejected: u64,
+    /// Instances that were started.
+    pub starts: u64,
+    /// Times that no device had what its next instance needs.
+    pub unmet: u64,
+}
+
+/// A function as the platform keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FunctionView<'a> {
+    /// What was deployed; with the profile once that is known.
+    pub spec: &'a FunctionSpec,
+    /// Where it is.
+    pub state: FunctionState,
+    /// Instances of it that the host was told of and that are not gone.
+    pub instances: u32,
+    /// What it has done.
+    pub stats: FunctionStats,
+}
+
+#[derive(Debug)]
+pub(super) struct Function {
+    pub(super) spec: FunctionSpec,
+    pub(super) state: FunctionState,
+    pub(super) pool: usize,
+    /// Instances that the host was told of.
+    pub(super) instances: u32,
+    /// Requests that wait for its profile, by arrival.
+    pub(super) held: BTreeSet<(Timestamp, RequestId)>,
+    pub(super) stats: FunctionStats,
+}
+
+impl Function {
+    pub(super) const fn trains(&self) -> bool {
+        matches!(self.spec.work, Work::Training { .. })
+    }
+}
+
+impl Platform {
+    /// A function, from its deployment until its last instance is gone.
+    pub fn function(&self, function: FunctionId) -> Option<FunctionView<'_>> {
+        let of = self.functions.get(&function)?;
+        Some(FunctionView { spec: &of.spec, state: of.state, instances: of.instances, stats: of.stats })
+    }
+
+    /// Requests of the function that were not dispatched yet, wherever they wait.
+    pub fn waiting(&self, function: FunctionId) -> usize {
+        let held = self.requests.values().filter(|of| of.function == function && of.is_held()).count();
+        let pool = self.functions.get(&function).map_or(0, |of| self.pools[of.pool].waiting(function));
+        held + pool
+    }
+
+    /// A function that was not removed.
+    pub(super) fn known(&self, function: FunctionId) -> Result<&Function, PlatformError> {
+        let of = self.functions.get(&function).filter(|of| of.state != FunctionState::Removed);
+        of.ok_or(PlatformError::UnknownFunction { function })
+    }
+
+    pub(super) const fn check_bounds(
+        function: FunctionId,
+        min_instances: u32,
+        max_instances: u32,
+    ) -> Result<(), PlatformError> {
+        if max_instances == 0 || max_instances < min_instances {
+            return Err(PlatformError::BadBounds { function, min_instances, max_instances });
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_deployed(
+        &self,
+        function: FunctionId,
+        spec: &FunctionSpec,
+    ) -> Result<(), PlatformError> {
+        if self.functions.contains_key(&function) {
+            return Err(PlatformError::FunctionExists { function });
+        }
+        Self::check_bounds(function, spec.min_instances, spec.max_instances)?;
+        self.pool_for(spec).map(|_| ())
+    }
+
+    fn pool_for(&self, spec: &FunctionSpec) -> Result<usize, PlatformError> {
+        let regime = choice::regime_for(spec, |regime| {
+            let pool = self.pool_of(regime)?;
+            Some(self.devices.values().filter(|device| device.pool == pool).count())
+        });
+        self.pool_of(regime).ok_or(PlatformError::NoPool { regime })
+    }
+
+    pub(super) fn deploy(
+        &mut self,
+        function: FunctionId,
+        spec: &FunctionSpec,
+        actions: &mut Vec<PlatformAction>,
+    ) -> Result<(), PlatformError> {
+        let pool = self.pool_for(spec)?;
+        let profiled = !matches!(spec.work, Work::Inference { profile: None });
+        let state = if profiled { FunctionState::Deployed } else { FunctionState::Profiling };
+        let mut orders = Vec::new();
+        if profiled {
+            let event = PoolEvent::FunctionAdded { function, spec: Box::new(spec.clone()) };
+            self.pools[pool].handle(self.now, event, &mut orders)?;
+        } else {
+            actions.push(PlatformAction::Profile { function });
+        }
+        let (spec, stats) = (spec.clone(), FunctionStats::default());
+        let of = Function { spec, state, pool, instances: 0, held: BTreeSet::new(), stats };
+        self.functions.insert(function, of);
+        self.take(pool, orders, actions);
+        Ok(())
+    }
+
+    /// The function has its profile: its pool serves it, and what waited for that.
+    pub(super) fn learn(
+        &mut self,
+        function: FunctionId,
+        profile: &ProfileTable,
+        actions: &mut Vec<PlatformAction>,
+    ) -> Result<(), PlatformError> {
+        let mut spec = self.known(function)?.spec.clone();
+        spec.work = Work::Inference { profile: Some(profile.clone()) };
+        // Devices may have come and gone since it was deployed.
+        let pool = self.pool_for(&spec)?;
+        let event = PoolEvent::FunctionAdded { function, spec: Box::new(spec.clone()) };
+        let mut orders = Vec::new();
+        self.pools[pool].handle(self.now, event, &mut orders)?;
+        let mut held = BTreeSet::new();
+        if let Some(of) = self.functions.get_mut(&function) {
+            (of.spec, of.state, of.pool) = (spec, FunctionState::Deployed, pool);
+            held = core::mem::take(&mut of.held);
+        }
+        self.take(pool, orders, actions);
+        for (_, request) in held {
+            self.give(request, actions);
+        }
+        Ok(())
+    }
+
+    pub(super) fn rebound(
+        &mut self,
+        function: FunctionId,
+        min_instances: u32,
+        max_instances: u32,
+        actions: &mut Vec<PlatformAction>,
+    ) -> Result<(), PlatformError> {
+        let of = self.known(function)?;
+        if of.state == FunctionState::Deployed {
+            let event = PoolEvent::BoundsChanged { function, min_instances, max_instances };
+            self.tell(of.pool, event, actions)?;
+        }
+        if let Some(of) = self.functions.get_mut(&function) {
+            (of.spec.min_instances, of.spec.max_instances) = (min_instances, max_instances);
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove(&mut self, function: FunctionId, actions: &mut Vec<PlatformAction>) {
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        let (pool, was) = (of.pool, core::mem::replace(&mut of.state, FunctionState::Removed));
+        let is_held = |(id, of): (&RequestId, &super::Request)| {
+            (of.function == function && of.is_held()).then_some(*id)
+        };
+        let held: Vec<RequestId> = self.requests.iter().filter_map(is_held).collect();
+        for request in held {
+            self.reject_held(request, Rejection::Removed, actions);
+        }
+        if was == FunctionState::Deployed {
+            self.inform(pool, PoolEvent::FunctionRemoved { function }, actions);
+        }
+        self.drop_if_done(function);
+    }
+
+    /// Forgets a removed function once the host has nothing of it.
+    pub(super) fn drop_if_done(&mut self, function: FunctionId) {
+        let done = |of: &Function| of.state == FunctionState::Removed && of.instances == 0;
+        if self.functions.get(&function).is_some_and(done) {
+            self.functions.remove(&function);
+        }
+    }
+}
+
+/// Functions by name, to show.
+impl Platform {
+    /// Calls `visit` with each function, in the order of their names.
+    pub fn functions(&self, visit: &mut dyn FnMut(FunctionId, &FunctionView<'_>)) {
+        let functions: &BTreeMap<FunctionId, Function> = &self.functions;
+        for (&id, of) in functions {
+            let (spec, state, instances) = (&of.spec, of.state, of.instances);
+            visit(id, &FunctionView { spec, state, instances, stats: of.stats });
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Which functions' weights are in which node's host memory.
+//!
+//! An instance that starts where the weights of its function are in host memory loads in a fraction of the time
+//! (GPU-enabled FaaS, section III-D; FluidFaaS, section 5.3: "warm"). The weights are there once an instance was ready on
+//! the node, and stay until the memory set aside for them is wanted for others: the least recently used go first.
+
+use gshare_core::platform::PlatformAction;
+use gshare_core::request::{NodeId, Tier};
+use gshare_core::{Bytes, FunctionId};
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Debug, Default)]
+struct OfNode {
+    /// When each was used last, and its bytes.
+    functions: BTreeMap<FunctionId, (u64, Bytes)>,
+    order: BTreeSet<(u64, FunctionId)>,
+    used: Bytes,
+}
+
+/// The weights in host memory, of all nodes.
+#[derive(Debug)]
+pub(super) struct HostCache {
+    capacity: Bytes,
+    nodes: BTreeMap<NodeId, OfNode>,
+    clock: u64,
+}
+
+impl HostCache {
+    /// Each node sets `capacity` bytes aside for weights.
+    pub(super) const fn new(capacity: Bytes) -> Self {
+        Self { capacity, nodes: BTreeMap::new(), clock: 0 }
+    }
+
+    /// Where an instance that starts on `node` finds its weights.
+    pub(super) fn tier(&self, node: NodeId, function: FunctionId) -> Tier {
+        match self.nodes.get(&node).is_some_and(|of| of.functions.contains_key(&function)) {
+            true => Tier::Host,
+            false => Tier::Disk,
+        }
+    }
+
+    /// The function's weights were loaded on `node`. Orders what has to go for them.
+    pub(super) fn loaded(
+        &mut self,
+        node: NodeId,
+        function: FunctionId,
+        bytes: Bytes,
+        orders: &mut Vec<PlatformAction>,
+    ) {
+        if bytes > self.capacity {
+            return;
+        }
+        self.clock += 1;
+        let of = self.nodes.entry(node).or_default();
+        if let Some((before, held)) = of.functions.insert(function, (self.clock, bytes)) {
+            of.order.remove(&(before, function));
+            of.used = of.used.saturating_sub(held);
+        }
+        of.order.insert((self.clock, function));
+        of.used = Bytes(of.used.get().saturating_add(bytes.get()));
+        while of.used > self.capacity {
+            let Some((_, victim)) = of.order.pop_first() else { break };
+            if let Some((_, held)) = of.functions.remove(&victim) {
+                of.used = of.used.saturating_sub(held);
+                orders.push(PlatformAction::Forget { node, function: victim });
+            }
+        }
+    }
+
+    /// The function is gone everywhere.
+    pub(super) fn remove(&mut self, function: FunctionId, orders: &mut Vec<PlatformAction>) {
+        for (&node, of) in &mut self.nodes {
+            if let Some((at, held)) = of.functions.remove(&function) {
+                of.order.remove(&(at, function));
+                of.used = of.used.saturating_sub(held);
+                orders.push(PlatformAction::Forget { node, function });
+            }
+        }
+    }
+
+    /// The node is gone with its memory.
+    pub(super) fn lose(&mut self, node: NodeId) {
+        self.nodes.remove(&node);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_recently_used_make_room() {
+        let mut cache = HostCache::new(Bytes(10));
+        let (node, mut orders) = (NodeId(0), Vec::new());
+        for function in [0, 1, 0] {
+            cache.loaded(node, FunctionId(function), Bytes(4), &mut orders);
+        }
+        assert!(orders.is_empty());
+        cache.loaded(node, FunctionId(2), Bytes(4), &mut orders);
+        assert_eq!(orders, [PlatformAction::Forget { node, function: FunctionId(1) }]);
+        assert_eq!(cache.tier(node, FunctionId(0)), Tier::Host);
+        assert_eq!(cache.tier(node, FunctionId(1)), Tier::Disk);
+        cache.loaded(node, FunctionId(3), Bytes(11), &mut orders);
+        assert_eq!(cache.tier(node, FunctionId(3)), Tier::Disk, "larger than the memory set aside");
+        cache.lose(node);
+        assert_eq!(cache.tier(node, FunctionId(0)), Tier::Disk);
+    }
+}

@@ -1,0 +1,230 @@
+//! Instances by the platform's names and by their pools'.
+
+use super::{
+    BTreeMap, Bytes, FunctionId, GpuId, InstanceReport, Platform, PlatformAction, PoolEvent, RequestId,
+};
+use gshare_core::platform::Part;
+use gshare_core::scale::InstanceId;
+use std::collections::BTreeSet;
+
+/// An instance that the host was told of.
+#[derive(Debug, Clone)]
+pub(super) struct Named {
+    pub(super) pool: usize,
+    /// Its pool's name of it.
+    pub(super) inside: InstanceId,
+    pub(super) function: FunctionId,
+    /// The devices that it has parts on.
+    pub(super) devices: BTreeSet<GpuId>,
+    /// Memory that is booked for its tenant.
+    pub(super) memory: Bytes,
+    /// The part of a device that it is guaranteed, in 1/10 000 of 1/10 000, summed over its parts.
+    pub(super) area: u64,
+    /// Requests that were dispatched to it; some may be elsewhere by now.
+    pub(super) requests: BTreeSet<RequestId>,
+}
+
+/// The tables between the two kinds of names.
+#[derive(Debug)]
+pub(super) struct Instances {
+    named: BTreeMap<InstanceId, Named>,
+    outside: Vec<BTreeMap<InstanceId, InstanceId>>,
+    on: BTreeMap<GpuId, BTreeSet<InstanceId>>,
+    next: u64,
+}
+
+impl Instances {
+    pub(super) fn new(pools: usize) -> Self {
+        Self { named: BTreeMap::new(), outside: vec![BTreeMap::new(); pools], on: BTreeMap::new(), next: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.named.len()
+    }
+
+    pub(super) fn get_mut(&mut self, instance: InstanceId) -> Option<&mut Named> {
+        self.named.get_mut(&instance)
+    }
+
+    pub(super) fn get(&self, instance: InstanceId) -> Option<&Named> {
+        self.named.get(&instance)
+    }
+
+    /// The platform's name of a pool's instance, once the host was told of it.
+    pub(super) fn outside(&self, pool: usize, inside: InstanceId) -> Option<InstanceId> {
+        self.outside.get(pool)?.get(&inside).copied()
+    }
+
+    /// Whether an instance ever had this name.
+    pub(super) const fn was_named(&self, instance: InstanceId) -> bool {
+        instance.0 < self.next
+    }
+
+    pub(super) fn of_function(&self, function: FunctionId) -> u32 {
+        let count = self.named.values().filter(|of| of.function == function).count();
+        u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
+    fn insert(&mut self, of: Named) -> InstanceId {
+        let instance = InstanceId(self.next);
+        self.next += 1;
+        self.outside[of.pool].insert(of.inside, instance);
+        for &gpu in &of.devices {
+            self.on.entry(gpu).or_default().insert(instance);
+        }
+        self.named.insert(instance, of);
+        instance
+    }
+
+    /// The instance has its parts elsewhere from now on.
+    fn moved(&mut self, instance: InstanceId, parts: &[Part]) {
+        let Some(of) = self.named.get_mut(&instance) else { return };
+        let devices: BTreeSet<GpuId> = parts.iter().map(|part| part.gpu).collect();
+        for gpu in core::mem::replace(&mut of.devices, devices.clone()) {
+            if let Some(on) = self.on.get_mut(&gpu) {
+                on.remove(&instance);
+            }
+        }
+        for gpu in devices {
+            self.on.entry(gpu).or_default().insert(instance);
+        }
+    }
+
+    fn remove(&mut self, instance: InstanceId) -> Option<Named> {
+        let of = self.named.remove(&instance)?;
+        self.outside[of.pool].remove(&of.inside);
+        for gpu in &of.devices {
+            if let Some(on) = self.on.get_mut(gpu) {
+                on.remove(&instance);
+            }
+        }
+        Some(of)
+    }
+
+    /// The device is gone, with the instances that have all of their parts on it; those.
+    pub(super) fn lose(&mut self, gpu: GpuId) -> Vec<(InstanceId, Named)> {
+        let on = self.on.remove(&gpu).unwrap_or_default();
+        let mut lost = Vec::new();
+        for instance in on {
+            let Some(of) = self.named.get_mut(&instance) else { continue };
+            of.devices.remove(&gpu);
+            if of.devices.is_empty()
+                && let Some(of) = self.remove(instance)
+            {
+                lost.push((instance, of));
+            }
+        }
+        lost
+    }
+}
+
+/// The memory and the area that parts are guaranteed.
+fn sums(parts: &[Part]) -> (Bytes, u64) {
+    let memory =
+        parts.iter().filter_map(|part| part.share.memory()).map(Bytes::get).fold(0, u64::saturating_add);
+    let area = |part: &Part| u64::from(part.share.time().request().get()) * u64::from(part.share.sm().get());
+    (Bytes(memory), parts.iter().map(area).fold(0, u64::saturating_add))
+}
+
+impl Platform {
+    /// Passes a pool's order on, with the platform's names.
+    pub(super) fn pass_on(&mut self, pool: usize, order: PlatformAction, actions: &mut Vec<PlatformAction>) {
+        let outside = |instance| self.instances.outside(pool, instance);
+        let order = match order {
+            PlatformAction::Start { instance: inside, function, parts, from, takes, parked } => {
+                let Some(instance) = self.name(pool, inside, function, &parts) else { return };
+                PlatformAction::Start { instance, function, parts, from, takes, parked }
+            }
+            PlatformAction::Unpark { instance, parts, takes } => {
+                let Some(instance) = outside(instance) else { return };
+                self.instances.moved(instance, &parts);
+                PlatformAction::Unpark { instance, parts, takes }
+            }
+            PlatformAction::Dispatch { request, instance } => {
+                let Some(instance) = outside(instance) else { return };
+                self.dispatched(request, instance);
+                PlatformAction::Dispatch { request, instance }
+            }
+            PlatformAction::Reject { request, reason } => {
+                self.ended(request, None);
+                PlatformAction::Reject { request, reason }
+            }
+            PlatformAction::Park { instance } => match outside(instance) {
+                Some(instance) => PlatformAction::Park { instance },
+                None => return,
+            },
+            PlatformAction::Drain { instance } => match outside(instance) {
+                Some(instance) => PlatformAction::Drain { instance },
+                None => return,
+            },
+            PlatformAction::Stop { instance, cause } => match outside(instance) {
+                Some(instance) => PlatformAction::Stop { instance, cause },
+                None => return,
+            },
+            other => other,
+        };
+        actions.push(order);
+    }
+
+    /// Names an instance that is to start, unless its tenant may not have that much memory.
+    fn name(
+        &mut self,
+        pool: usize,
+        inside: InstanceId,
+        function: FunctionId,
+        parts: &[Part],
+    ) -> Option<InstanceId> {
+        let all = self.memory();
+        let of = self.functions.get_mut(&function)?;
+        let (memory, area) = sums(parts);
+        if !self.tenants.book(of.spec.tenant, memory, all) {
+            of.stats.unmet += 1;
+            let report = InstanceReport::Refused;
+            self.answers.push_back((pool, PoolEvent::Instance { instance: inside, report }));
+            return None;
+        }
+        of.instances += 1;
+        of.stats.starts += 1;
+        let devices = parts.iter().map(|part| part.gpu).collect();
+        Some(self.instances.insert(Named {
+            pool,
+            inside,
+            function,
+            devices,
+            memory,
+            area,
+            requests: BTreeSet::new(),
+        }))
+    }
+
+    pub(super) fn reported(
+        &mut self,
+        instance: InstanceId,
+        report: InstanceReport,
+        actions: &mut Vec<PlatformAction>,
+    ) {
+        // One that is gone, or was lost with its device, has nothing more to tell.
+        let Some(of) = self.instances.get(instance) else { return };
+        let (pool, inside) = (of.pool, of.inside);
+        let over =
+            matches!(report, InstanceReport::Gone | InstanceReport::Refused | InstanceReport::Completed);
+        if report == InstanceReport::Parked {
+            self.instances.moved(instance, &[]);
+        }
+        if over && let Some(of) = self.instances.remove(instance) {
+            self.forget_instance(instance, &of);
+        }
+        self.inform(pool, PoolEvent::Instance { instance: inside, report }, actions);
+    }
+
+    /// The host has nothing of the instance any more.
+    pub(super) fn forget_instance(&mut self, instance: InstanceId, of: &Named) {
+        self.lose_requests_of(instance, &of.requests);
+        let function = of.function;
+        if let Some(known) = self.functions.get_mut(&function) {
+            known.instances = known.instances.saturating_sub(1);
+            self.tenants.unbook(known.spec.tenant, of.memory);
+        }
+        self.drop_if_done(function);
+    }
+}

@@ -1,0 +1,448 @@
+//! Which function runs where, with how many instances, and which of them serves a request: the composite engine of a
+//! cluster.
+//!
+//! # Problem
+//! Somebody deploys a function with a latency to keep and expects the rest to follow: it is profiled, scaled, placed,
+//! given its requests, and makes room for others. Each of these is an engine of this crate. A host that wires them itself
+//! writes the same several hundred lines as every other host, and makes other mistakes. [`Platform`] is that wiring, as an
+//! engine: it decides, and a host (processes on one node, pods of a cluster, a simulation) carries out.
+//!
+//! # Terms
+//! The words of [`gshare_core::platform`]. A request is **held** by the platform while its tenant is at a limit or its
+//! function has no profile yet; else it is in the pool of its function.
+//!
+//! # Algorithm
+//! 1. *Devices* go to the pool of their regime: [`FractionalPool`] (time and SMs side by side), a sliced one (MIG), a whole
+//!    one (one request at a time).
+//! 2. *Functions* go to one pool ([`choice`]): the regime that they name; else pipelines to sliced devices, training to
+//!    fractional ones, inference to fractional ones, or to whole ones where there are no fractional ones. An inference
+//!    function without a profile is profiled first; its requests wait.
+//! 3. *Requests* pass their tenant's limits ([`admission`]), then their pool decides where and when.
+//! 4. *Instances* are the pools' business; the platform names them, books their memory for their tenants, and passes orders
+//!    and reports on.
+//!
+//! # Example
+//! ```
+//! use gshare_core::platform::{DeviceSpec, FunctionSpec, InstanceReport, PlatformAction, PlatformEvent, Work};
+//! use gshare_core::profile::{ProfilePoint, ProfileTable};
+//! use gshare_core::request::{NodeId, RequestId};
+//! use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, Quota, SmShare, Timestamp};
+//! use gshare_sched::platform::Platform;
+//!
+//! let ms = Duration::from_millis;
+//! let half = SmShare::from_percent(50).unwrap();
+//! let point = ProfilePoint::measured(half, Quota::WHOLE, 1, 70.0, ms(14), ms(17))?;
+//! let work = Work::Inference { profile: Some(ProfileTable::grid(vec![point])?) };
+//! let function = FunctionSpec::new(work, Bytes::from_gib(2)).with_slo(ms(69));
+//!
+//! let (mut platform, mut orders) = (Platform::fractional()?, Vec::new());
+//! let gpu = DeviceSpec::new(NodeId(0), Bytes::from_gib(16));
+//! for event in [
+//!     PlatformEvent::DeviceFound { gpu: GpuId(0), spec: gpu },
+//!     PlatformEvent::FunctionDeployed { function: FunctionId(0), spec: Box::new(function) },
+//!     PlatformEvent::RequestArrived { request: RequestId(1), function: FunctionId(0), deadline: None },
+//! ] {
+//!     platform.handle(Timestamp::ZERO, event, &mut orders)?;
+//! }
+//! let Some(PlatformAction::Start { instance, .. }) = orders.pop() else { panic!("nothing was started") };
+//! let ready = PlatformEvent::Instance { instance, report: InstanceReport::Ready };
+//! platform.handle(Timestamp::from_millis(900), ready, &mut orders)?;
+//! assert_eq!(orders, [PlatformAction::Dispatch { request: RequestId(1), instance }]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Invariants
+//! - a request that arrived is answered once, or rejected once, or waits in one place;
+//! - a request is dispatched only to a ready instance of its function;
+//! - no device holds more than it has: those of the pools' contract ([`gshare_core::platform::Pool`]);
+//! - each instance that was started is known until the host reports it gone or its device is lost.
+//!
+//! # Cost
+//! O(log n) over requests and instances, and what the pool needs.
+//!
+//! # Differences from the papers
+//! They have one regime each. Tenants' limits are those of GPU-enabled FaaS (section VI), for all regimes; their weights
+//! and fairness stay with the request scheduler of whole devices.
+
+mod admission;
+mod choice;
+mod error;
+mod fractional;
+mod functions;
+mod host_cache;
+mod instances;
+mod requests;
+mod timers;
+
+pub use error::PlatformError;
+pub use fractional::{FractionalConfig, FractionalPolicies, FractionalPool};
+pub use functions::{FunctionState, FunctionStats, FunctionView};
+
+use crate::scale::ConfigError;
+use admission::Tenants;
+use functions::Function;
+use gshare_core::platform::{
+    DeviceSpec, InstanceReport, InstanceView, PlatformAction, PlatformEvent, Pool, PoolAction, PoolEvent,
+    Regime, Rejection,
+};
+use gshare_core::request::{RequestId, TenantId};
+use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, Timestamp};
+use instances::Instances;
+use requests::Request;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use timers::Timers;
+
+/// Settings of a [`Platform`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct PlatformConfig {
+    /// The longest time that the platform holds a request, for its tenant or a profile. 60 s: a gateway's own time-out.
+    #[cfg_attr(feature = "serde", serde(rename = "max_held_ns"))]
+    pub max_held: Duration,
+    /// The window over which tenants' GPU time is settled. 60 s: tens of requests.
+    #[cfg_attr(feature = "serde", serde(rename = "tenant_window_ns"))]
+    pub tenant_window: Duration,
+}
+
+impl Default for PlatformConfig {
+    fn default() -> Self {
+        Self { max_held: Duration::from_secs(60), tenant_window: Duration::from_secs(60) }
+    }
+}
+
+impl PlatformConfig {
+    /// The same settings with another longest time that a request is held.
+    #[must_use]
+    pub fn with_max_held(self, max_held: Duration) -> Self {
+        Self { max_held, ..self }
+    }
+
+    /// The same settings with another window for tenants' GPU time.
+    #[must_use]
+    pub fn with_tenant_window(self, tenant_window: Duration) -> Self {
+        Self { tenant_window, ..self }
+    }
+}
+
+/// What the platform keeps of a device.
+#[derive(Debug)]
+struct Device {
+    pool: usize,
+    memory: Bytes,
+}
+
+/// The engine of this module.
+pub struct Platform {
+    config: PlatformConfig,
+    pools: Vec<Box<dyn Pool>>,
+    now: Timestamp,
+    devices: BTreeMap<GpuId, Device>,
+    functions: BTreeMap<FunctionId, Function>,
+    instances: Instances,
+    requests: BTreeMap<RequestId, Request>,
+    tenants: Tenants,
+    /// Requests that the platform holds, and until when.
+    held_until: Timers<RequestId>,
+    /// What pools are yet to be told because of their own orders.
+    answers: VecDeque<(usize, PoolEvent)>,
+    /// Tenants one of whose requests has ended.
+    to_admit: BTreeSet<TenantId>,
+}
+
+impl core::fmt::Debug for Platform {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Platform")
+            .field("now", &self.now)
+            .field("devices", &self.devices.len())
+            .field("functions", &self.functions.len())
+            .field("instances", &self.instances.len())
+            .field("requests", &self.requests.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Platform {
+    /// A platform without devices and functions, over pools of different regimes.
+    ///
+    /// # Errors
+    /// [`PlatformError::PoolTwice`], and [`PlatformError::Config`] with the field and its bound.
+    pub fn new(config: PlatformConfig, pools: Vec<Box<dyn Pool>>) -> Result<Self, PlatformError> {
+        for (field, value) in [("max_held", config.max_held), ("tenant_window", config.tenant_window)] {
+            if value.is_zero() || value > Duration::from_secs(86_400) {
+                let bound = "need more than 0, at most a day";
+                return Err(PlatformError::Config(ConfigError { field, value: value.to_string(), bound }));
+            }
+        }
+        for (index, pool) in pools.iter().enumerate() {
+            if pools[..index].iter().any(|other| other.regime() == pool.regime()) {
+                return Err(PlatformError::PoolTwice { regime: pool.regime() });
+            }
+        }
+        let (instances, tenants) = (Instances::new(pools.len()), Tenants::new(config.tenant_window));
+        Ok(Self {
+            config,
+            pools,
+            now: Timestamp::ZERO,
+            devices: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            instances,
+            requests: BTreeMap::new(),
+            tenants,
+            held_until: Timers::default(),
+            answers: VecDeque::new(),
+            to_admit: BTreeSet::new(),
+        })
+    }
+
+    /// A platform of fractional devices, with the default policies.
+    ///
+    /// # Errors
+    /// None for the settings that it uses.
+    pub fn fractional() -> Result<Self, PlatformError> {
+        let pool = FractionalPool::new(FractionalConfig::default(), FractionalPolicies::fast()?)?;
+        Self::new(PlatformConfig::default(), vec![Box::new(pool)])
+    }
+
+    /// Calls `visit` with each instance that the pools keep, by the platform's names.
+    pub fn instances(&self, visit: &mut dyn FnMut(&InstanceView)) {
+        for (index, pool) in self.pools.iter().enumerate() {
+            pool.instances(&mut |view| {
+                // An instance that waits for room has not been ordered, and has no name outside of its pool.
+                if let Some(instance) = self.instances.outside(index, view.instance) {
+                    visit(&InstanceView { instance, ..view.clone() });
+                }
+            });
+        }
+    }
+
+    fn pool_of(&self, regime: Regime) -> Option<usize> {
+        self.pools.iter().position(|pool| pool.regime() == regime)
+    }
+
+    /// Refuses what cannot be, before anything is changed.
+    fn check(&self, now: Timestamp, event: &PlatformEvent) -> Result<(), PlatformError> {
+        if now < self.now {
+            return Err(PlatformError::TimeWentBack { now, last: self.now });
+        }
+        match event {
+            PlatformEvent::DeviceFound { gpu, spec } => {
+                if self.devices.contains_key(gpu) {
+                    return Err(PlatformError::DeviceExists { gpu: *gpu });
+                }
+                let regime = spec.effective_regime();
+                self.pool_of(regime).map(|_| ()).ok_or(PlatformError::NoPool { regime })
+            }
+            PlatformEvent::DeviceLost { gpu } if !self.devices.contains_key(gpu) => {
+                Err(PlatformError::UnknownDevice { gpu: *gpu })
+            }
+            PlatformEvent::TenantLimited { tenant, limits } => {
+                for (field, value) in [("max_processes", limits.max_processes), ("weight", limits.weight)] {
+                    if value == 0 {
+                        return Err(PlatformError::ZeroLimit { tenant: *tenant, field });
+                    }
+                }
+                Ok(())
+            }
+            PlatformEvent::FunctionDeployed { function, spec } => self.check_deployed(*function, spec),
+            PlatformEvent::ProfileLearned { function, .. } => match self.known(*function)?.state {
+                FunctionState::Profiling => Ok(()),
+                _ => Err(PlatformError::NotProfiling { function: *function }),
+            },
+            PlatformEvent::BoundsChanged { function, min_instances, max_instances } => {
+                self.known(*function)?;
+                Self::check_bounds(*function, *min_instances, *max_instances)
+            }
+            PlatformEvent::FunctionRemoved { function } => self.known(*function).map(|_| ()),
+            PlatformEvent::RequestArrived { request, function, .. } => {
+                if self.requests.contains_key(request) {
+                    return Err(PlatformError::DuplicateRequest { request: *request });
+                }
+                if self.known(*function)?.trains() {
+                    return Err(PlatformError::NoRequests { function: *function });
+                }
+                Ok(())
+            }
+            PlatformEvent::RequestDone { request, .. } => {
+                let of =
+                    self.requests.get(request).ok_or(PlatformError::UnknownRequest { request: *request })?;
+                match of.runs_on().is_some_and(|instance| self.instances.get(instance).is_some()) {
+                    true => Ok(()),
+                    false => Err(PlatformError::NotRunning { request: *request }),
+                }
+            }
+            PlatformEvent::RequestCancelled { request } if !self.requests.contains_key(request) => {
+                Err(PlatformError::UnknownRequest { request: *request })
+            }
+            PlatformEvent::Instance { instance, .. } if !self.instances.was_named(*instance) => {
+                Err(PlatformError::UnknownInstance { instance: *instance })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells a pool, and takes its orders.
+    fn tell(
+        &mut self,
+        pool: usize,
+        event: PoolEvent,
+        actions: &mut Vec<PlatformAction>,
+    ) -> Result<(), PlatformError> {
+        let mut orders = Vec::new();
+        self.pools[pool].handle(self.now, event, &mut orders)?;
+        self.take(pool, orders, actions);
+        Ok(())
+    }
+
+    /// Tells a pool what it cannot refuse: what the platform knows to be the pool's own.
+    fn inform(&mut self, pool: usize, event: PoolEvent, actions: &mut Vec<PlatformAction>) {
+        let told = self.tell(pool, event, actions);
+        debug_assert!(told.is_ok(), "a pool refused its own: {told:?}");
+    }
+
+    fn take(&mut self, pool: usize, orders: Vec<PoolAction>, actions: &mut Vec<PlatformAction>) {
+        for order in orders {
+            match order {
+                PoolAction::Order(order) => self.pass_on(pool, order, actions),
+                PoolAction::Unmet { function } => {
+                    if let Some(of) = self.functions.get_mut(&function) {
+                        of.stats.unmet += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Does what deadlines up to now asked for, in pools and here.
+    fn catch_up(&mut self, actions: &mut Vec<PlatformAction>) {
+        for pool in 0..self.pools.len() {
+            if self.pools[pool].next_deadline().is_some_and(|due| due <= self.now) {
+                self.inform(pool, PoolEvent::DeadlineReached, actions);
+            }
+        }
+        while let Some(request) = self.held_until.pop(self.now) {
+            self.held_too_long(request, actions);
+        }
+        while let Some(tenant) = self.tenants.pop_released(self.now) {
+            self.admit(tenant, actions);
+        }
+    }
+
+    fn find_device(
+        &mut self,
+        gpu: GpuId,
+        spec: DeviceSpec,
+        actions: &mut Vec<PlatformAction>,
+    ) -> Result<(), PlatformError> {
+        let regime = spec.effective_regime();
+        let pool = self.pool_of(regime).ok_or(PlatformError::NoPool { regime })?;
+        let memory = spec.memory;
+        let mut orders = Vec::new();
+        self.pools[pool].handle(self.now, PoolEvent::DeviceJoined { gpu, spec }, &mut orders)?;
+        // The device counts before the pool's orders for it are looked at.
+        self.devices.insert(gpu, Device { pool, memory });
+        self.take(pool, orders, actions);
+        Ok(())
+    }
+
+    fn lose_device(&mut self, gpu: GpuId, actions: &mut Vec<PlatformAction>) {
+        let Some(device) = self.devices.remove(&gpu) else { return };
+        self.inform(device.pool, PoolEvent::DeviceLost { gpu }, actions);
+        for (instance, of) in self.instances.lose(gpu) {
+            self.forget_instance(instance, &of);
+        }
+    }
+
+    /// Memory of all devices.
+    fn memory(&self) -> Bytes {
+        Bytes(self.devices.values().map(|device| device.memory.get()).fold(0, u64::saturating_add))
+    }
+
+    /// Checks what must hold between events; for tests and fuzzing.
+    ///
+    /// # Panics
+    /// When something does not hold, with a sentence.
+    pub fn invariants(&self) {
+        for (index, pool) in self.pools.iter().enumerate() {
+            pool.invariants();
+            pool.instances(&mut |view| {
+                assert!(self.functions.contains_key(&view.function), "{} of no function", view.instance);
+                if let Some(instance) = self.instances.outside(index, view.instance) {
+                    let function = self.instances.get(instance).map(|of| of.function);
+                    assert_eq!(function, Some(view.function), "{instance} is of another function");
+                }
+            });
+        }
+        for (function, of) in &self.functions {
+            let named = self.instances.of_function(*function);
+            assert_eq!(of.instances, named, "{function} counts other instances than there are");
+        }
+        assert!(self.answers.is_empty(), "a pool was not told something");
+        self.check_requests();
+    }
+}
+
+impl Engine for Platform {
+    type Event = PlatformEvent;
+    type Action = PlatformAction;
+    type Error = PlatformError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: PlatformEvent,
+        actions: &mut Vec<PlatformAction>,
+    ) -> Result<(), PlatformError> {
+        self.check(now, &event)?;
+        let before = core::mem::replace(&mut self.now, now);
+        // A pool may refuse a device, a function or its bounds: it is asked before anything is done.
+        let asked = match &event {
+            PlatformEvent::DeviceFound { gpu, spec } => self.find_device(*gpu, spec.clone(), actions),
+            PlatformEvent::FunctionDeployed { function, spec } => self.deploy(*function, spec, actions),
+            PlatformEvent::ProfileLearned { function, profile } => self.learn(*function, profile, actions),
+            PlatformEvent::BoundsChanged { function, min_instances, max_instances } => {
+                self.rebound(*function, *min_instances, *max_instances, actions)
+            }
+            _ => Ok(()),
+        };
+        if let Err(error) = asked {
+            self.now = before;
+            return Err(error);
+        }
+        self.catch_up(actions);
+        match event {
+            PlatformEvent::DeviceLost { gpu } => self.lose_device(gpu, actions),
+            PlatformEvent::TenantLimited { tenant, limits } => {
+                self.tenants.limit(tenant, limits);
+                for pool in 0..self.pools.len() {
+                    self.inform(pool, PoolEvent::TenantLimited { tenant, limits }, actions);
+                }
+                self.admit(tenant, actions);
+            }
+            PlatformEvent::FunctionRemoved { function } => self.remove(function, actions),
+            PlatformEvent::RequestArrived { request, function, deadline } => {
+                self.arrived(request, function, deadline, actions);
+            }
+            PlatformEvent::RequestDone { request, took } => self.done(request, took, actions),
+            PlatformEvent::RequestCancelled { request } => self.cancel(request, actions),
+            PlatformEvent::Instance { instance, report } => self.reported(instance, report, actions),
+            _ => {}
+        }
+        loop {
+            if let Some((pool, event)) = self.answers.pop_front() {
+                self.inform(pool, event, actions);
+            } else if let Some(tenant) = self.to_admit.pop_first() {
+                self.admit(tenant, actions);
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        let pools = self.pools.iter().filter_map(|pool| pool.next_deadline());
+        pools.chain(self.held_until.next()).chain(self.tenants.next_deadline()).min()
+    }
+}

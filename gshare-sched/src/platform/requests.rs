@@ -1,0 +1,199 @@
+//! Requests from their arrival to their end.
+
+use super::functions::FunctionState;
+use super::{Duration, FunctionId, Platform, PlatformAction, PoolEvent, Rejection, RequestId, Timestamp};
+use gshare_core::request::TenantId;
+use gshare_core::scale::InstanceId;
+use std::collections::BTreeSet;
+
+/// Where a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// In its tenant's line.
+    Line,
+    /// With its function, which has no profile yet.
+    Function,
+    /// In its function's pool, not dispatched.
+    Pool,
+    /// Dispatched there.
+    Runs(InstanceId),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request {
+    pub(super) function: FunctionId,
+    tenant: TenantId,
+    arrived: Timestamp,
+    deadline: Option<Timestamp>,
+    place: Place,
+    /// Whether it was dispatched at least once.
+    dispatched: bool,
+}
+
+impl Request {
+    /// Whether the platform itself holds it.
+    pub(super) const fn is_held(&self) -> bool {
+        matches!(self.place, Place::Line | Place::Function)
+    }
+
+    pub(super) const fn runs_on(&self) -> Option<InstanceId> {
+        match self.place {
+            Place::Runs(instance) => Some(instance),
+            _ => None,
+        }
+    }
+}
+
+impl Platform {
+    pub(super) fn arrived(
+        &mut self,
+        request: RequestId,
+        function: FunctionId,
+        deadline: Option<Timestamp>,
+        actions: &mut Vec<PlatformAction>,
+    ) {
+        let now = self.now;
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        let tenant = of.spec.tenant;
+        of.stats.arrived += 1;
+        if !self.tenants.may_wait(tenant) {
+            of.stats.rejected += 1;
+            actions.push(PlatformAction::Reject { request, reason: Rejection::TenantQueueFull });
+            return;
+        }
+        let of = Request { function, tenant, arrived: now, deadline, place: Place::Line, dispatched: false };
+        self.requests.insert(request, of);
+        let until = now.saturating_add(self.config.max_held);
+        self.held_until.set(request, deadline.map_or(until, |deadline| deadline.min(until)));
+        self.tenants.arrived(tenant, now, request);
+        self.admit(tenant, actions);
+    }
+
+    /// Lets in what the tenant may have at work.
+    pub(super) fn admit(&mut self, tenant: TenantId, actions: &mut Vec<PlatformAction>) {
+        let devices = u32::try_from(self.devices.len()).unwrap_or(u32::MAX);
+        while let Some(request) = self.tenants.admit(self.now, tenant, devices) {
+            self.give(request, actions);
+        }
+    }
+
+    /// Gives a request to its function's pool, or keeps it while the function has none.
+    pub(super) fn give(&mut self, request: RequestId, actions: &mut Vec<PlatformAction>) {
+        let Some(of) = self.requests.get_mut(&request) else { return };
+        let Some(function) = self.functions.get_mut(&of.function) else { return };
+        if function.state == FunctionState::Profiling {
+            of.place = Place::Function;
+            function.held.insert((of.arrived, request));
+            return;
+        }
+        of.place = Place::Pool;
+        self.held_until.clear(request);
+        let (function_id, arrived, deadline, pool) = (of.function, of.arrived, of.deadline, function.pool);
+        let event = PoolEvent::Arrived { request, function: function_id, arrived, deadline };
+        self.inform(pool, event, actions);
+    }
+
+    /// A pool ordered a dispatch.
+    pub(super) fn dispatched(&mut self, request: RequestId, instance: InstanceId) {
+        if let Some(of) = self.requests.get_mut(&request) {
+            of.place = Place::Runs(instance);
+            if let Some(on) = self.instances.get_mut(instance) {
+                on.requests.insert(request);
+            }
+            if !core::mem::replace(&mut of.dispatched, true) {
+                self.tenants.dispatched(of.tenant);
+            }
+        }
+    }
+
+    pub(super) fn done(&mut self, request: RequestId, took: Duration, actions: &mut Vec<PlatformAction>) {
+        let Some(of) = self.requests.get(&request).copied() else { return };
+        let Some(instance) = of.runs_on().and_then(|instance| self.instances.get_mut(instance)) else {
+            return;
+        };
+        instance.requests.remove(&request);
+        let pool = instance.pool;
+        // The time that the instance's share of a device was in use.
+        let used = u128::from(took.as_nanos()) * u128::from(instance.area) / 100_000_000;
+        let used = Duration::from_nanos(u64::try_from(used).unwrap_or(u64::MAX));
+        self.ended(request, Some(used));
+        self.inform(pool, PoolEvent::Done { request, took }, actions);
+    }
+
+    /// The request was answered after this GPU time, or rejected.
+    pub(super) fn ended(&mut self, request: RequestId, answered: Option<Duration>) {
+        self.held_until.clear(request);
+        let Some(of) = self.requests.remove(&request) else { return };
+        self.to_admit.insert(of.tenant);
+        if of.place == Place::Line {
+            self.tenants.left_line(of.tenant, of.arrived, request);
+        } else {
+            self.tenants.ended(of.tenant, answered.unwrap_or_default(), of.dispatched);
+        }
+        let Some(function) = self.functions.get_mut(&of.function) else { return };
+        function.held.remove(&(of.arrived, request));
+        if answered.is_some() {
+            let took = self.now.saturating_since(of.arrived);
+            function.stats.answered += 1;
+            function.stats.within_slo += u64::from(function.spec.slo.is_none_or(|slo| took <= slo));
+        } else {
+            function.stats.rejected += 1;
+        }
+    }
+
+    pub(super) fn reject_held(
+        &mut self,
+        request: RequestId,
+        reason: Rejection,
+        actions: &mut Vec<PlatformAction>,
+    ) {
+        self.ended(request, None);
+        actions.push(PlatformAction::Reject { request, reason });
+    }
+
+    pub(super) fn held_too_long(&mut self, request: RequestId, actions: &mut Vec<PlatformAction>) {
+        let Some(of) = self.requests.get(&request).copied() else { return };
+        let passed = of.deadline.is_some_and(|deadline| deadline <= self.now);
+        let reason = if passed { Rejection::DeadlineMissed } else { Rejection::WaitedTooLong };
+        self.reject_held(request, reason, actions);
+    }
+
+    pub(super) fn cancel(&mut self, request: RequestId, actions: &mut Vec<PlatformAction>) {
+        let Some(of) = self.requests.get(&request).copied() else { return };
+        match of.place {
+            // The instance works for it, and its answer ends it.
+            Place::Runs(_) => return,
+            Place::Line | Place::Function => {}
+            Place::Pool => {
+                if let Some(pool) = self.functions.get(&of.function).map(|function| function.pool) {
+                    self.inform(pool, PoolEvent::Cancelled { request }, actions);
+                }
+            }
+        }
+        self.reject_held(request, Rejection::Cancelled, actions);
+    }
+
+    /// The instance is gone: what it had is with its pool again.
+    pub(super) fn lose_requests_of(&mut self, instance: InstanceId, requests: &BTreeSet<RequestId>) {
+        for request in requests {
+            if let Some(of) = self.requests.get_mut(request)
+                && of.place == Place::Runs(instance)
+            {
+                of.place = Place::Pool;
+            }
+        }
+    }
+
+    pub(super) fn check_requests(&self) {
+        for (request, of) in &self.requests {
+            let function = &self.functions[&of.function];
+            let held = function.held.contains(&(of.arrived, *request));
+            assert_eq!(held, of.place == Place::Function, "{request} waits for a profile or not");
+            assert_eq!(self.held_until.has(*request), of.is_held(), "{request} has a deadline here or not");
+            if let Place::Runs(instance) = of.place {
+                let on = self.instances.get(instance).map(|on| on.function);
+                assert_eq!(on, Some(of.function), "{request} runs on an instance of another function");
+            }
+        }
+    }
+}
