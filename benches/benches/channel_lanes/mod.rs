@@ -94,8 +94,8 @@ fn answering(echo: impl FnOnce() + Send + 'static) -> Option<JoinHandle<()>> {
     }))
 }
 
-fn touch(bytes: &[u8]) -> u64 {
-    bytes.iter().step_by(PAGE).map(|&byte| u64::from(byte)).sum()
+fn touch(bytes: &[AtomicU8]) -> u64 {
+    bytes.iter().step_by(PAGE).map(|byte| u64::from(byte.load(Ordering::Relaxed))).sum()
 }
 
 fn private(bytes: usize, how: How, byte: u8) -> Vec<u8> {
@@ -162,9 +162,9 @@ impl Lane for Ours {
         if self.how == How::Copy {
             self.there.send(self.sent, black_box(&self.private), PATIENCE).expect("room");
         } else {
-            let mut loan = self.there.loan(PATIENCE).expect("a slot");
+            let loan = self.there.loan(PATIENCE).expect("a slot");
             if self.how == How::Touch {
-                loan.bytes().iter_mut().step_by(PAGE).for_each(|byte| *byte = 3);
+                loan.bytes().iter().step_by(PAGE).for_each(|byte| byte.store(3, Ordering::Relaxed));
             }
             loan.publish(self.sent, self.bytes as u64).expect("it fits");
         }

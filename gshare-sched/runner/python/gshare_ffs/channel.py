@@ -1,4 +1,4 @@
-"""The pipeline channel of gshare, in Python: see `gshare_modelstore::channel` for what the words at which place mean.
+"""The pipeline channel of gshare, in Python: see `gshare_runner::channel` for what the words at which place mean.
 
 Loads and stores of aligned words are single instructions in CPython. What Python has no word for is the order between a
 store and a later load; so where the protocol needs one there is a system call: who moves a counter always wakes, and who

@@ -37,6 +37,12 @@
 //! `published - released` is from 0 to the number of slots; lengths are at most a slot. A file of which that is not
 //! true is refused with [`ChannelError::Corrupt`] before anything is read by it.
 //!
+//! # Trust
+//! The other process may write any byte of the file at any time, and no type of ours says otherwise. Words and slots are atomics;
+//! each number that the other side writes is read once, and the copy is checked and used; messages are copied in and out, or
+//! looked at byte by byte ([`Message::bytes`]). So a peer that breaks the protocol can garble messages and end the channel, and
+//! no more. The sizes are checked in `layout.rs`, which is pure.
+//!
 //! # Cost
 //! In place the same for every size: one cache line from core to core while the other side looks, some 50 to 250 ns,
 //! and a futex wake-up when it sleeps. So each side counts for itself, and reads what the other moves when it has to
@@ -48,15 +54,17 @@
 //! it.
 
 mod copy;
+mod layout;
 mod map;
 mod ring;
 
 use copy::{CACHED, Route, append, copy};
-use map::{CHUNK, Coming, Kernel, Map};
+use layout::Coming;
+use map::{CHUNK, Kernel, Map};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU8, Ordering, fence};
 use std::time::{Duration, Instant};
 
 /// How long a receiver that copies looks for the next chunk before it sleeps: several times what copying one takes.
@@ -168,7 +176,7 @@ impl Channel {
 
     /// Bytes of a slot.
     pub fn slot_bytes(&self) -> u64 {
-        self.map.slot_bytes
+        self.map.layout.slot_bytes
     }
 
     /// The side that sends. There must be one at a time.
@@ -203,8 +211,8 @@ impl Side {
     #[inline]
     fn filled(&self, published: u32, released: u32) -> Result<u32, ChannelError> {
         let filled = published.wrapping_sub(released);
-        if filled > self.map.slots {
-            let (value, limit) = (filled.into(), self.map.slots.into());
+        if filled > self.map.layout.slots {
+            let (value, limit) = (filled.into(), self.map.layout.slots.into());
             return Err(ChannelError::Corrupt { field: "published - released", value, limit });
         }
         Ok(filled)
@@ -303,7 +311,7 @@ impl Sender {
     /// [`ChannelError::TimedOut`], [`ChannelError::Closed`], [`ChannelError::PeerGone`], [`ChannelError::Corrupt`].
     #[inline]
     pub fn loan(&mut self, timeout: Option<Duration>) -> Result<Loan<'_>, ChannelError> {
-        if self.next.wrapping_sub(self.released) >= self.side.map.slots {
+        if self.next.wrapping_sub(self.released) >= self.side.map.layout.slots {
             self.look_for_room(timeout)?;
         }
         Ok(Loan { sender: self })
@@ -313,7 +321,7 @@ impl Sender {
         let (side, next) = (&self.side, self.next);
         let (published, released) = (side.map.published(), side.map.released());
         self.released = released.seen();
-        if next.wrapping_sub(self.released) < side.map.slots {
+        if next.wrapping_sub(self.released) < side.map.layout.slots {
             return Ok(());
         }
         let full = self.released;
@@ -330,20 +338,14 @@ impl Sender {
     /// As [`Sender::loan`], and [`ChannelError::TooLong`].
     #[inline]
     pub fn send(&mut self, tag: u64, message: &[u8], timeout: Option<Duration>) -> Result<(), ChannelError> {
-        let (length, slot_bytes) = (message.len() as u64, self.side.map.slot_bytes);
-        if length > slot_bytes {
-            return Err(ChannelError::TooLong { length, slot_bytes });
-        }
-        let mut loan = self.loan(timeout)?;
-        if message.len() > CHUNK {
-            let coming = loan.fill(message);
-            return loan.publish_as(tag, length, Some(coming));
-        }
-        // Two calls for nothing take a third as long as the message does.
-        if !message.is_empty() {
-            copy(loan.bytes(), message, false);
-        }
-        loan.publish(tag, length)
+        self.fits(message.len() as u64)?;
+        self.loan(timeout)?.send(tag, message)
+    }
+
+    #[inline]
+    fn fits(&self, length: u64) -> Result<(), ChannelError> {
+        let slot_bytes = self.side.map.layout.slot_bytes;
+        if length > slot_bytes { Err(ChannelError::TooLong { length, slot_bytes }) } else { Ok(()) }
     }
 
     /// The tag of the last message that was published, by whatever process; none before the first.
@@ -371,10 +373,30 @@ pub struct Loan<'a> {
 }
 
 impl Loan<'_> {
-    /// The slot. It holds what an earlier message left there.
+    /// The slot, to be written in place. It holds what an earlier message left there. Atomics, since nothing keeps the other
+    /// process from writing there too.
     #[inline]
-    pub fn bytes(&mut self) -> &mut [u8] {
-        self.sender.side.map.slot_mut(self.sender.next)
+    pub fn bytes(&self) -> &[AtomicU8] {
+        self.sender.side.map.slot(self.sender.next)
+    }
+
+    /// Copies a message in and publishes it. `tag` is anything but `u64::MAX`.
+    ///
+    /// # Errors
+    /// [`ChannelError::TooLong`]; nothing is published then.
+    #[inline]
+    pub fn send(mut self, tag: u64, message: &[u8]) -> Result<(), ChannelError> {
+        let length = message.len() as u64;
+        self.sender.fits(length)?;
+        if message.len() > CHUNK {
+            let coming = self.fill(message);
+            return self.publish_as(tag, length, Some(coming));
+        }
+        // Two calls for nothing take a third as long as the message does.
+        if !message.is_empty() {
+            copy(self.bytes(), message, false);
+        }
+        self.publish(tag, length)
     }
 
     /// Copies a message in while the receiver copies it out. Answers how it is there then.
@@ -382,7 +404,7 @@ impl Loan<'_> {
         self.begin();
         let Sender { side, next, route, .. } = &mut *self.sender;
         let large = message.len() > CACHED;
-        let from = if large { 0 } else { route.begin(side.map.slot_mut(*next), message) };
+        let from = if large { 0 } else { route.begin(side.map.slot(*next), message) };
         let far = large || route.is_past();
         self.copy_in(message, from, far);
         Coming { chunks: None, far }
@@ -402,10 +424,10 @@ impl Loan<'_> {
     /// Copies a message in from that byte on, and tells after each chunk but the last how far it is.
     fn copy_in(&mut self, message: &[u8], mut from: usize, far: bool) {
         let (map, number) = (&self.sender.side.map, self.sender.next);
-        let slot = map.slot_mut(number);
+        let slot = map.slot(number);
         while from < message.len() {
             let end = message.len().min((from / CHUNK + 1) * CHUNK);
-            copy(&mut slot[from..], &message[from..end], far);
+            copy(&slot[from..], &message[from..end], far);
             from = end;
             if from < message.len() {
                 map.tell(number, Some(Coming { chunks: Some((from / CHUNK) as u64), far }));
@@ -426,10 +448,8 @@ impl Loan<'_> {
     /// Publishes what was copied in as `coming` says, or, without it, written in place.
     #[inline]
     fn publish_as(self, tag: u64, length: u64, coming: Option<Coming>) -> Result<(), ChannelError> {
+        self.sender.fits(length)?;
         let Sender { side, next, .. } = self.sender;
-        if length > side.map.slot_bytes {
-            return Err(ChannelError::TooLong { length, slot_bytes: side.map.slot_bytes });
-        }
         let tag = tag.min(u64::MAX - 1);
         // Told with the message and not before: a predecessor that died at this point copied in something else.
         side.map.tell(*next, coming);
@@ -482,7 +502,7 @@ impl Receiver {
         }
         side.filled(count, next)?;
         let (value, tag) = side.map.described(next, count);
-        let limit = side.map.slot_bytes;
+        let limit = side.map.layout.slot_bytes;
         if value > limit {
             return Err(ChannelError::Corrupt { field: "length", value, limit });
         }
@@ -534,11 +554,13 @@ impl Receiver {
     fn copy_ahead(&self, buffer: &mut Vec<u8>, deadline: Option<Instant>) -> Option<u64> {
         let (side, number) = (&self.side, self.next);
         let map = &side.map;
+        let slot = map.slot(number);
         // Chunks of this message that are there, and whether they are far; none if it is not being copied in. If all
         // are there, it is about to be published, and only then it is known where it ends.
-        let there = |copied: u64| {
+        let there = |copied: usize| {
             let Some(Coming { chunks, far }) = map.coming(number) else { return (0, false) };
-            (chunks.unwrap_or(copied), far)
+            let chunks = chunks.map_or(copied, |chunks| usize::try_from(chunks).unwrap_or(usize::MAX));
+            (chunks.min(slot.len().div_ceil(CHUNK)), far)
         };
         let published = || map.published().seen() != number;
         let left = || deadline.map(|at| at.saturating_duration_since(Instant::now()));
@@ -554,8 +576,7 @@ impl Receiver {
                 return None;
             }
             if chunks > copied {
-                let upto = map.slot_ref(number, chunks.saturating_mul(CHUNK as u64));
-                append(buffer, upto.get(buffer.len()..)?, far);
+                append(buffer, slot.get(copied * CHUNK..slot.len().min(chunks * CHUNK))?, far);
                 copied = chunks;
                 continue;
             }
@@ -589,10 +610,19 @@ pub struct Message<'a> {
 }
 
 impl Message<'_> {
-    /// Its bytes.
+    /// Its bytes, in place. Atomics, since nothing keeps the other process from writing there: one that breaks the protocol may
+    /// change a byte after it was looked at. Whoever decides by what he reads copies it first ([`Message::read`]).
     #[inline]
-    pub fn bytes(&self) -> &[u8] {
-        self.receiver.side.map.slot_ref(self.receiver.next, self.receiver.length)
+    pub fn bytes(&self) -> &[AtomicU8] {
+        let slot = self.receiver.side.map.slot(self.receiver.next);
+        // Checked when it was received.
+        &slot[..usize::try_from(self.receiver.length).unwrap_or(0).min(slot.len())]
+    }
+
+    /// Copies it into `buffer`, in the place of what was in it.
+    pub fn read(&self, buffer: &mut Vec<u8>) {
+        buffer.clear();
+        append(buffer, self.bytes(), false);
     }
 
     /// Its tag.

@@ -65,7 +65,7 @@ impl Turn<'_> {
     }
 }
 
-/// RUSTFLAGS="--cfg loom" cargo test -p gshare-modelstore --lib loom
+/// RUSTFLAGS="--cfg loom" cargo test -p gshare-runner --lib loom
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;

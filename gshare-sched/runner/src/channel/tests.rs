@@ -6,6 +6,17 @@ use std::thread;
 const SHORT: Option<Duration> = Some(Duration::from_millis(60));
 const LONG: Option<Duration> = Some(Duration::from_secs(60));
 
+/// The bytes of a message, copied.
+fn bytes(message: &Message<'_>) -> Vec<u8> {
+    let mut bytes = b"what was there before".to_vec();
+    message.read(&mut bytes);
+    bytes
+}
+
+fn write(slot: &[AtomicU8], message: impl IntoIterator<Item = u8>) {
+    slot.iter().zip(message).for_each(|(at, byte)| at.store(byte, Ordering::Relaxed));
+}
+
 fn pair(slots: u32, bytes: u64) -> (Sender, Receiver) {
     let channel = Channel::create(slots, bytes).unwrap();
     let other = Channel::open(channel.as_fd().try_clone_to_owned().unwrap()).unwrap();
@@ -24,9 +35,9 @@ fn come_in_order_and_whole(slots: u32) {
     let (mut sender, mut receiver) = pair(slots, 10_000);
     let producer = thread::spawn(move || {
         for number in 0..3_000u64 {
-            let mut loan = sender.loan(LONG).unwrap();
+            let loan = sender.loan(LONG).unwrap();
             let length = number * 7 % 10_001;
-            loan.bytes()[..length as usize].fill(number as u8);
+            write(loan.bytes(), std::iter::repeat_n(number as u8, length as usize));
             loan.publish(number, length).unwrap();
             if number % 500 == 0 {
                 thread::sleep(Duration::from_millis(2));
@@ -37,7 +48,7 @@ fn come_in_order_and_whole(slots: u32) {
     for number in 0..3_000u64 {
         let message = receiver.receive(LONG).unwrap();
         assert_eq!((message.tag(), message.bytes().len() as u64), (number, number * 7 % 10_001));
-        assert!(message.bytes().iter().all(|&byte| byte == number as u8), "torn at {number}");
+        assert!(bytes(&message).iter().all(|&byte| byte == number as u8), "torn at {number}");
         if number % 700 == 0 {
             thread::sleep(Duration::from_millis(2));
         }
@@ -182,8 +193,8 @@ fn what_a_dead_sender_left_half_written_is_copied_anew() {
         let mut sender = successor.into_sender(ChannelOptions::default());
         let right = vec![2; 3 * CHUNK + 5];
         if in_place {
-            let mut loan = sender.loan(SHORT).unwrap();
-            loan.bytes()[..right.len()].copy_from_slice(&right);
+            let loan = sender.loan(SHORT).unwrap();
+            write(loan.bytes(), right.iter().copied());
             loan.publish(9, right.len() as u64).unwrap();
         } else {
             sender.send(9, &right, SHORT).unwrap();
@@ -200,7 +211,7 @@ fn a_full_channel_makes_the_sender_wait_and_a_slow_reader_keeps_its_message() {
     assert_eq!(sender.send(3, b"three", SHORT), Err(ChannelError::TimedOut));
     let message = receiver.receive(SHORT).unwrap();
     assert_eq!(sender.send(3, b"three", SHORT), Err(ChannelError::TimedOut), "not released yet");
-    assert_eq!(message.bytes(), b"one");
+    assert_eq!(bytes(&message), b"one");
     drop(message);
     sender.send(3, b"three", SHORT).unwrap();
     receiver.close();
@@ -242,7 +253,7 @@ fn a_dead_peer_is_noticed_after_what_it_sent() {
     sender.send(1, b"last words", SHORT).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(receiver.receive(LONG).unwrap().bytes(), b"last words");
+    assert_eq!(bytes(&receiver.receive(LONG).unwrap()), b"last words");
     assert_eq!(receiver.receive(LONG).unwrap_err(), ChannelError::PeerGone);
 }
 
@@ -291,4 +302,50 @@ fn a_corrupt_length_or_counter_is_an_error_and_nothing_is_read() {
     assert_eq!(sender.send(2, &[0; 65], SHORT), Err(ChannelError::TooLong { length: 65, slot_bytes: 64 }));
     // What could make it larger or smaller than its mapping is sealed off.
     assert!(file.set_len(4096).is_err() && file.set_len(1 << 20).is_err());
+}
+
+/// A peer that writes anything anywhere gets errors and wrong bytes, at places that lie in the file and in bounded time: numbers
+/// are read once, and no byte of the file is behind a reference that says that it stays.
+#[test]
+fn a_peer_that_writes_anything_anywhere_can_garble_messages_and_no_more() {
+    let (mut sender, mut receiver) = pair(2, 3 * CHUNK as u64 + 5);
+    let file = std::fs::File::from(sender.as_fd().try_clone_to_owned().unwrap());
+    let garble = |state: &mut u64| {
+        let mut any = || {
+            *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            *state >> 17
+        };
+        // Counters, latest lengths and descriptors; small numbers, large ones, and such as a copy's progress has.
+        let at = [128, 144, 152, 160, 168, 256, 4096, 4104, 4112, 4120, 4160, 4176][any() as usize % 12];
+        let progress = (any() << 32) | (any() % 9);
+        let word = [any() % 8, u64::MAX - any() % 4, progress, any()][any() as usize % 4];
+        file.write_all_at(&word.to_ne_bytes(), at).unwrap();
+    };
+    let (stop, message) = (std::sync::atomic::AtomicBool::new(false), vec![7; 2 * CHUNK + 9]);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut state = 1;
+            while !stop.load(Ordering::Relaxed) {
+                garble(&mut state);
+            }
+        });
+        let (tiny, most) = (Some(Duration::from_micros(200)), 3 * CHUNK + 5);
+        let (mut buffer, mut state, mut failures) = (Vec::new(), 2, 0);
+        for number in 0..1_000 {
+            garble(&mut state);
+            let sent = sender.send(number, &message, tiny);
+            garble(&mut state);
+            let received = match number % 2 {
+                0 => receiver.receive_into(&mut buffer, tiny).map(|_| buffer.len()),
+                _ => receiver.receive(tiny).map(|message| bytes(&message).len()),
+            };
+            assert!(received.as_ref().is_ok_and(|length| *length <= most) || received.is_err());
+            for error in [sent.err(), received.err()].into_iter().flatten() {
+                assert!(matches!(error, ChannelError::Corrupt { .. } | ChannelError::TimedOut), "{error}");
+                failures += 1;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(failures > 0, "it was never in the way");
+    });
 }

@@ -215,8 +215,9 @@ fn collect(shared: &Shared, mut last: Receiver) {
             Ok(message) => {
                 let tag = message.tag();
                 let failed = tag & FAILED != 0;
-                let answer =
-                    if failed { Err(Failure::decode(message.bytes())) } else { Ok(message.bytes().to_vec()) };
+                let mut bytes = Vec::new();
+                message.read(&mut bytes);
+                let answer = if failed { Err(Failure::decode(&bytes)) } else { Ok(bytes) };
                 if let Some(ticket) = shared.tickets.lock().remove(&(tag & !FAILED)) {
                     // Whoever asked may have gone.
                     drop(ticket.try_send(answer));

@@ -21,7 +21,6 @@
 //! `a -> b -> d`, `a -> c -> d`, cut as `a b | c d`: the first stage sends what `a` and `b` made, the second only the
 //! answer.
 
-use super::stage::copy;
 use super::{ENV_BUILD, ENV_COMPONENT, FfsError, MAX_FILE, Stage};
 use gshare_core::BasisPoints;
 use std::borrow::Cow;
@@ -225,36 +224,26 @@ impl Graph {
                 values.insert(*index + 1, Cow::Owned(made));
             }
             if last {
-                let made = values.get(&answer).ok_or("no stage made the answer")?;
-                fits(made.len(), output.len())?;
-                return Ok(copy(made, output));
+                output.extend_from_slice(values.get(&answer).ok_or("no stage made the answer")?);
+                return Ok(());
             }
             encode(values.iter().filter(|(number, _)| needed[**number]), output)
         })
     }
 }
 
-fn fits(length: usize, room: usize) -> Result<(), String> {
-    if length > room { Err(format!("{length} bytes to pass on, in slots of {room}")) } else { Ok(()) }
-}
-
-/// Bytes before a value: its number and its length.
-const HEAD: usize = 12;
-
+/// Each value with its number and its length, 4 and 8 bytes, before it.
 fn encode<'a>(
-    values: impl Iterator<Item = (&'a usize, &'a Cow<'a, [u8]>)> + Clone,
-    output: &mut [u8],
-) -> Result<usize, String> {
-    let length = values.clone().map(|(_, value)| HEAD + value.len()).sum();
-    fits(length, output.len())?;
-    let mut at = 0;
+    values: impl Iterator<Item = (&'a usize, &'a Cow<'a, [u8]>)>,
+    output: &mut Vec<u8>,
+) -> Result<(), String> {
     for (number, value) in values {
         let number = u32::try_from(*number).map_err(|error| error.to_string())?;
-        at += copy(&number.to_le_bytes(), &mut output[at..]);
-        at += copy(&(value.len() as u64).to_le_bytes(), &mut output[at..]);
-        at += copy(value, &mut output[at..]);
+        output.extend_from_slice(&number.to_le_bytes());
+        output.extend_from_slice(&(value.len() as u64).to_le_bytes());
+        output.extend_from_slice(value);
     }
-    Ok(length)
+    Ok(())
 }
 
 fn decode(mut input: &[u8]) -> Result<BTreeMap<usize, Cow<'_, [u8]>>, String> {
@@ -304,22 +293,21 @@ mod tests {
         Ok(Box::new(|inputs: &[&[u8]]| Ok(inputs.concat())))
     }
 
+    /// Bytes before a value.
+    const HEAD: usize = 12;
+
     #[test]
     fn values_come_through_as_they_were_and_half_of_one_is_an_error() {
         let values = BTreeMap::from([(0, Cow::Borrowed(&b"abc"[..])), (7, Cow::Borrowed(&b""[..]))]);
-        let mut slot = [0; 40];
-        let length = encode(values.iter(), &mut slot).unwrap();
-        assert_eq!((length, decode(&slot[..length]).unwrap()), (2 * HEAD + 3, values.clone()));
-        for cut in 1..length {
+        let mut sent = Vec::new();
+        encode(values.iter(), &mut sent).unwrap();
+        assert_eq!((sent.len(), decode(&sent).unwrap()), (2 * HEAD + 3, values.clone()));
+        for cut in 1..sent.len() {
             let cut_between = cut == HEAD + 3;
-            assert_eq!(decode(&slot[..cut]).is_ok(), cut_between, "{cut}");
+            assert_eq!(decode(&sent[..cut]).is_ok(), cut_between, "{cut}");
         }
         let huge = [&[1, 0, 0, 0][..], &u64::MAX.to_le_bytes()].concat();
         assert!(decode(&huge).is_err());
-        assert_eq!(
-            encode(values.iter(), &mut slot[..26]).unwrap_err(),
-            "27 bytes to pass on, in slots of 26"
-        );
     }
 
     #[test]

@@ -17,8 +17,9 @@
 //! # Algorithm
 //! 1. The host makes a channel ([`crate::channel`]) before, between and after the stages, and starts each stage's
 //!    command with `CUDA_VISIBLE_DEVICES` set to its slice. A stage opens its two channels through the host's file table.
-//! 2. A request gets the next number as its tag. A stage reads its input in place, runs, writes its output in place with the
-//!    same tag, publishes it, and only then releases the input.
+//! 2. A request gets the next number as its tag. A stage copies its input out, runs, copies its output in with the same
+//!    tag, publishes it, and only then releases the input. It works on a copy because no process can be kept from writing to memory
+//!    that it maps.
 //! 3. A stage that dies is started again on the same channels. The request that it died over is still in its input; one that
 //!    it had published already is recognised by the tag and only released.
 //! 4. A request over which a stage died [`Assignment::max_attempts`] times is failed in the stage's place.

@@ -74,15 +74,17 @@ impl Stage {
         &self.assignment
     }
 
-    /// Runs `work` for each request until the host closes the function. It reads the input in place, writes the output in
-    /// place, and answers with the output's length, or with a reason that fails this one request.
+    /// Runs `work` for each request until the host closes the function. It is given a copy of the input and an empty buffer for
+    /// the output, and answers with a reason if this one request is to fail. An output that is larger than a slot fails it too.
     ///
     /// # Errors
     /// [`FfsError::Channel`]; the end of the function is none.
     pub fn run(
         mut self,
-        mut work: impl FnMut(&[u8], &mut [u8]) -> Result<usize, String>,
+        mut work: impl FnMut(&[u8], &mut Vec<u8>) -> Result<(), String>,
     ) -> Result<(), FfsError> {
+        let (mut read, mut written) = (Vec::new(), Vec::new());
+        let room = usize::try_from(self.assignment.slot_bytes).unwrap_or(usize::MAX);
         loop {
             let message = match self.input.receive(None) {
                 Ok(message) => message,
@@ -96,7 +98,7 @@ impl Stage {
             let number = tag & !FAILED;
             // A predecessor may have died between publishing and releasing.
             if self.output.last_tag().is_none_or(|last| last & !FAILED < number) {
-                let mut loan = match self.output.loan(None) {
+                let loan = match self.output.loan(None) {
                     Ok(loan) => loan,
                     Err(error) => {
                         message.keep();
@@ -104,28 +106,81 @@ impl Stage {
                         return if over { Ok(()) } else { Err(error.into()) };
                     }
                 };
-                let slot = loan.bytes();
-                let (tag, length) = if tag & FAILED == 0 {
-                    match work(message.bytes(), slot) {
-                        Ok(length) => (tag, length),
+                message.read(&mut read);
+                if tag & FAILED == 0 {
+                    written.clear();
+                    let made = work(&read, &mut written).and_then(|()| fits(written.len(), room));
+                    match made {
+                        Ok(()) => loan.send(tag, &written)?,
                         Err(reason) => {
                             let failure = Failure { stage: self.index, reason: Some(reason), attempts: 1 };
-                            (tag | FAILED, copy(&failure.encode(slot.len()), slot))
+                            loan.send(tag | FAILED, &failure.encode(room))?;
                         }
                     }
                 } else {
-                    (tag, copy(message.bytes(), slot))
-                };
-                loan.publish(tag, length as u64)?;
+                    read.truncate(room);
+                    loan.send(tag, &read)?;
+                }
             }
             drop(message);
         }
     }
 }
 
-/// Copies what fits.
-pub(super) fn copy(from: &[u8], to: &mut [u8]) -> usize {
-    let length = from.len().min(to.len());
-    to[..length].copy_from_slice(&from[..length]);
-    length
+fn fits(length: usize, room: usize) -> Result<(), String> {
+    if length > room { Err(format!("{length} bytes to pass on, in slots of {room}")) } else { Ok(()) }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd as _;
+    use std::time::Duration;
+
+    const SOON: Option<Duration> = Some(Duration::from_secs(60));
+
+    /// A stage over two channels of this process; what it answers to `requests`.
+    fn answers(
+        requests: &[(u64, &[u8])],
+        work: impl FnMut(&[u8], &mut Vec<u8>) -> Result<(), String>,
+    ) -> Vec<(u64, Vec<u8>)> {
+        let link = || {
+            let channel = Channel::create(16, 100).unwrap();
+            let other = Channel::open(channel.as_fd().try_clone_to_owned().unwrap()).unwrap();
+            let options = ChannelOptions::default();
+            (channel.into_sender(options), other.into_receiver(options))
+        };
+        let ((mut ask, input), (output, mut answers)) = (link(), link());
+        for (tag, request) in requests {
+            ask.send(*tag, request, SOON).unwrap();
+        }
+        ask.close();
+        let command = vec!["true".to_owned()];
+        let spec = StageSpec { components: vec!["a".to_owned()], slice: "0".to_owned(), command };
+        let assignment = Assignment::new("f", vec![spec], 100);
+        Stage { index: 0, assignment, input, output }.run(work).unwrap();
+        let mut found = Vec::new();
+        let mut bytes = Vec::new();
+        while let Ok(message) = answers.receive(SOON) {
+            message.read(&mut bytes);
+            found.push((message.tag(), bytes.clone()));
+        }
+        found
+    }
+
+    #[test]
+    fn an_answer_that_is_larger_than_a_slot_fails_its_request_and_no_other() {
+        let double = |input: &[u8], output: &mut Vec<u8>| {
+            output.extend_from_slice(input);
+            output.extend_from_slice(input);
+            Ok(())
+        };
+        let found = answers(&[(1, b"ab"), (2, &[7; 51]), (3 | FAILED, b"before"), (4, b"")], double);
+        assert_eq!(found.len(), 4);
+        assert_eq!(found[0], (1, b"abab".to_vec()));
+        assert_eq!(found[1].0, 2 | FAILED);
+        let reason = "102 bytes to pass on, in slots of 100".to_owned();
+        assert_eq!(Failure::decode(&found[1].1), FfsError::Stage { stage: 0, reason });
+        assert_eq!(found[2..], [(3 | FAILED, b"before".to_vec()), (4, Vec::new())]);
+    }
 }
