@@ -11,7 +11,7 @@ mod child;
 
 use child::{Child, cpus, pin};
 use gshare_core::wire::{MAX_FRAME, OnDaemonLoss, Sequence, ToClient, ToDaemon};
-use gshare_core::{Bytes, ClientId, Duration, LeaseId, ResourceSpec};
+use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, LeaseId, ResourceSpec, RunId};
 use gshared::config::JournalConfig;
 use gshared::{Config, Daemon};
 use rustix::fd::OwnedFd;
@@ -63,7 +63,7 @@ impl Client {
         self.send(&ToDaemon::Hello {
             pid_start,
             pid: 0,
-            run: n + 1,
+            run: RunId::new(u128::from(n) + 1),
             name: format!("c{n}"),
             program: "b".into(),
             spec,
@@ -71,7 +71,7 @@ impl Client {
         });
         self.send(&ToDaemon::Attach {
             ordinal: 0,
-            device: [7; 16],
+            device: DeviceUuid::gpu([7; 16]),
             device_memory: Bytes(1 << 30),
             allocated: Bytes(0),
             part: None,

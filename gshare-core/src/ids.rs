@@ -4,7 +4,10 @@
 //! a client that left, a lease that expired or a placement that was released is recognised and refused. Ids order by
 //! slot, then generation, which is the last tie-break of every decision.
 
+use core::cmp::Ordering;
 use core::fmt;
+use core::hash::{Hash, Hasher};
+use core::str::FromStr;
 
 macro_rules! plain_id {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
@@ -100,6 +103,215 @@ plain_id! {
 plain_id! {
     /// A model: what is loaded. Numbered by the host.
     ModelId, "model"
+}
+
+/// The number of a run: its processes know it and show that they belong together, under one name and one share. Whoever starts
+/// the run draws it from the kernel's random numbers, so that nobody else can compute it. 0 is no number.
+///
+/// Written as 32 hexadecimal digits. `Debug` leaves them out, so that no log tells them.
+///
+/// ```
+/// use gshare_core::RunId;
+///
+/// let run: RunId = "2a".parse()?;
+/// assert_eq!((run, run.to_string()), (RunId::new(42), format!("{:030}2a", 0)));
+/// assert_eq!(format!("{run:?}"), "RunId(..)");
+/// assert!("0".parse::<RunId>().is_err() && "-1".parse::<RunId>().is_err());
+/// # Ok::<(), gshare_core::ParseRunIdError>(())
+/// ```
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
+pub struct RunId(u128);
+
+/// A text that is no number of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the number of a run has 1 to 32 hexadecimal digits and is not 0")]
+pub struct ParseRunIdError;
+
+impl RunId {
+    /// The number of a process that belongs to no run but its own.
+    pub const NONE: Self = Self(0);
+
+    /// The number with these bits.
+    pub const fn new(bits: u128) -> Self {
+        Self(bits)
+    }
+
+    /// Its bits.
+    pub const fn bits(self) -> u128 {
+        self.0
+    }
+}
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RunId(..)")
+    }
+}
+
+impl FromStr for RunId {
+    type Err = ParseRunIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseRunIdError> {
+        let digits = text.len() <= 32 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let bits = u128::from_str_radix(text, 16).ok().filter(|bits| digits && *bits != 0);
+        bits.map(Self).ok_or(ParseRunIdError)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<String> for RunId {
+    type Error = ParseRunIdError;
+
+    fn try_from(text: String) -> Result<Self, ParseRunIdError> {
+        // What has no number is written as 0 too.
+        if text.bytes().all(|digit| digit == b'0') { Ok(Self::NONE) } else { text.parse() }
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<RunId> for String {
+    fn from(run: RunId) -> Self {
+        run.to_string()
+    }
+}
+
+/// Name of a device that all processes share: the UUID of a GPU or of a MIG instance, as `nvidia-smi -L` prints it.
+///
+/// Two are equal if their bytes are: the kind says how it is written.
+///
+/// ```
+/// use gshare_core::DeviceUuid;
+///
+/// let slice: DeviceUuid = "MIG-00112233-4455-6677-8899-aabbccddeeff".parse()?;
+/// assert_eq!(slice.to_string(), "MIG-00112233-4455-6677-8899-aabbccddeeff");
+/// assert_eq!(slice, DeviceUuid::gpu(slice.bytes()));
+/// assert!("GPU-0011".parse::<DeviceUuid>().is_err());
+/// # Ok::<(), gshare_core::ParseUuidError>(())
+/// ```
+#[derive(Clone, Copy, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
+pub struct DeviceUuid {
+    bytes: [u8; 16],
+    mig: bool,
+}
+
+/// A text that is no UUID of a device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a UUID such as `GPU-00112233-4455-6677-8899-aabbccddeeff`")]
+pub struct ParseUuidError(String);
+
+impl DeviceUuid {
+    /// A whole GPU.
+    pub const fn gpu(bytes: [u8; 16]) -> Self {
+        Self { bytes, mig: false }
+    }
+
+    /// A MIG instance.
+    pub const fn mig(bytes: [u8; 16]) -> Self {
+        Self { bytes, mig: true }
+    }
+
+    /// Its bytes.
+    pub const fn bytes(self) -> [u8; 16] {
+        self.bytes
+    }
+
+    /// Whether it is written as a MIG instance.
+    pub const fn is_mig(self) -> bool {
+        self.mig
+    }
+
+    /// Whether the device is a simulated one: the simulated driver gives out UUIDs of version 8 (RFC 9562, section 5.8) that end in
+    /// `sim`, which NVIDIA's does not.
+    pub fn is_simulated(self) -> bool {
+        self.bytes[6] >> 4 == 8 && self.bytes.ends_with(b"sim")
+    }
+}
+
+impl PartialEq for DeviceUuid {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl PartialOrd for DeviceUuid {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for DeviceUuid {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.bytes.cmp(&other.bytes)
+    }
+}
+
+impl Hash for DeviceUuid {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.bytes.hash(state);
+    }
+}
+
+impl fmt::Display for DeviceUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.mig { "MIG" } else { "GPU" })?;
+        for (n, byte) in self.bytes.iter().enumerate() {
+            let dash = if matches!(n, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
+            write!(f, "{dash}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for DeviceUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for DeviceUuid {
+    type Err = ParseUuidError;
+
+    fn from_str(text: &str) -> Result<Self, ParseUuidError> {
+        let error = || ParseUuidError(text.to_owned());
+        let slice = text.strip_prefix("MIG-");
+        let bare = slice.or_else(|| text.strip_prefix("GPU-")).unwrap_or(text);
+        let digits: Vec<u8> = bare.bytes().filter(|byte| *byte != b'-').collect();
+        if digits.len() != 32 {
+            return Err(error());
+        }
+        let mut bytes = [0u8; 16];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
+            let pair = core::str::from_utf8(pair).map_err(|_| error())?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| error())?;
+        }
+        Ok(Self { bytes, mig: slice.is_some() })
+    }
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<String> for DeviceUuid {
+    type Error = ParseUuidError;
+
+    fn try_from(text: String) -> Result<Self, ParseUuidError> {
+        text.parse()
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<DeviceUuid> for String {
+    fn from(uuid: DeviceUuid) -> Self {
+        uuid.to_string()
+    }
 }
 
 generational_id! {

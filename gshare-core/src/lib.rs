@@ -34,7 +34,10 @@ pub mod wire;
 mod engine;
 
 pub use engine::Engine;
-pub use ids::{ArenaId, ClientId, ConnId, FunctionId, GpuId, ModelId, PlacementId};
+pub use ids::{
+    ArenaId, ClientId, ConnId, DeviceUuid, FunctionId, GpuId, ModelId, ParseRunIdError, ParseUuidError,
+    PlacementId, RunId,
+};
 pub use resource::{QuotaRange, ResourceSpec, SpecError};
 pub use share::GpuShare;
 pub use token::{LeaseId, Share, TokenAction, TokenError, TokenEvent, TokenScheduler};

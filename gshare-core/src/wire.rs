@@ -46,14 +46,14 @@
 //! # Cost
 //! Encoding and decoding are a few dozen nanoseconds and allocate only for texts.
 
-use crate::ids::{ClientId, GpuId};
+use crate::ids::{ClientId, DeviceUuid, GpuId, RunId};
 use crate::resource::{QuotaRange, ResourceSpec};
 use crate::scale::ServiceClass;
 use crate::token::{LeaseId, RevokeReason, ThrottleReason};
 use crate::units::{BasisPoints, Bytes, Duration, Quota, SmShare, Timestamp};
 
 /// Version of the format; the first byte of every frame.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// Length of the header in bytes.
 pub const HEADER: usize = 8;
 /// The longest frame in bytes, header included.
@@ -186,7 +186,7 @@ macro_rules! integer_fields {
         }
     )*};
 }
-integer_fields!(u8, u16, u32, u64);
+integer_fields!(u8, u16, u32, u64, u128);
 
 /// Fields that are a wrapped integer: how to unwrap, and how to wrap again if the value is possible.
 macro_rules! wrapped_fields {
@@ -208,6 +208,7 @@ macro_rules! wrapped_fields {
 wrapped_fields! {
     ClientId as u64: |id| id.into(), |raw| Some(ClientId::from(raw));
     GpuId as u32: |id| id.0, |raw| Some(GpuId(raw));
+    RunId as u128: |id| id.bits(), |raw| Some(RunId::new(raw));
     LeaseId as u64: |id| id.0, |raw| Some(LeaseId(raw));
     Duration as u64: |time| time.as_nanos(), |raw| Some(Duration::from_nanos(raw));
     Timestamp as u64: |time| time.as_nanos(), |raw| Some(Timestamp::from_nanos(raw));
@@ -262,12 +263,19 @@ wrapped_fields! {
     };
 }
 
-impl Field for [u8; 16] {
+/// Its bytes, then 1 for a MIG instance, else 0.
+impl Field for DeviceUuid {
     fn put(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(self);
+        out.extend_from_slice(&self.bytes());
+        out.push(self.is_mig().into());
     }
     fn take(input: &mut &[u8], field: &'static str) -> Result<Self, WireError> {
-        take_bytes(input, 16)?.try_into().map_err(|_| WireError::Field { field })
+        let bytes = take_bytes(input, 16)?.try_into().map_err(|_| WireError::Field { field })?;
+        match u8::take(input, field)? {
+            0 => Ok(Self::gpu(bytes)),
+            1 => Ok(Self::mig(bytes)),
+            _ => Err(WireError::Field { field }),
+        }
     }
 }
 
@@ -412,8 +420,9 @@ messages! {
         pid_start: u64,
         /// Its number of itself, in its own PID namespace: what its siblings list it as.
         pid: u32,
-        /// One number for all processes of one `gshare run`; its processes share one name and one share.
-        run: u64,
+        /// One number for all processes of one `gshare run`, which share one name and one share; drawn by whoever started them, or
+        /// by the process itself.
+        run: RunId,
         /// Name of the instance.
         name: String,
         /// The program, for people (`comm`).
@@ -428,7 +437,7 @@ messages! {
         /// The process's own number of the device; echoed in `Attached`.
         ordinal: u32,
         /// UUID of the device (or MIG instance): the only name that all processes share.
-        device: [u8; 16],
+        device: DeviceUuid,
         /// Memory of the device.
         device_memory: Bytes,
         /// Memory already allocated there: 0 at first, the account to be re-stated after a reconnect.
@@ -694,7 +703,7 @@ mod tests {
             ToDaemon::Hello {
                 pid_start: 7,
                 pid: 8,
-                run: 9,
+                run: RunId::new(9),
                 name: "alice".into(),
                 program: "python3".into(),
                 spec: spec(),
@@ -702,7 +711,7 @@ mod tests {
             },
             ToDaemon::Attach {
                 ordinal: 1,
-                device: *b"0123456789abcdef",
+                device: DeviceUuid::mig(*b"0123456789abcdef"),
                 device_memory: Bytes(5),
                 allocated: Bytes(4),
                 part: Some(Bytes(6)),
@@ -775,26 +784,26 @@ mod tests {
 
     /// The bytes of version 2. A change here is a new version, never an edit of this list.
     #[test]
-    fn golden_bytes_of_version_2() {
+    fn golden_bytes_of_version_3() {
         let spec = "b80b401f60090000004000000000";
         let golden_to_daemon = [
             format!(
-                "0201 3900 00000000 0700000000000000 08000000 0900000000000000 {}{}{spec}01",
+                "0301 4100 00000000 0700000000000000 08000000 09000000000000000000000000000000 {}{}{spec}01",
                 "05616c696365", "07707974686f6e33"
             ),
-            "0202 3500 01000000 01000000 30313233343536373839616263646566 0500000000000000 0400000000000000 01 0600000000000000"
+            "0302 3600 01000000 01000000 30313233343536373839616263646566 01 0500000000000000 0400000000000000 01 0600000000000000"
                 .into(),
-            "0203 1000 02000000 0200000001000000".into(),
-            "0204 2100 03000000 0200000001000000 0300000000000000 0400000000000000 01".into(),
-            "0205 3000 04000000 0200000001000000 0300000000000000 0400000000000000 0500000000000000 0600000000000000"
+            "0303 1000 02000000 0200000001000000".into(),
+            "0304 2100 03000000 0200000001000000 0300000000000000 0400000000000000 01".into(),
+            "0305 3000 04000000 0200000001000000 0300000000000000 0400000000000000 0500000000000000 0600000000000000"
                 .into(),
-            "0206 2000 05000000 0200000001000000 0100000000000000 0200000000000000".into(),
-            "0207 1800 06000000 0200000001000000 0100000000000000".into(),
-            "0208 1000 07000000 0200000001000000".into(),
-            "0209 0a00 08000000 7017".into(),
-            "020a 2400 09000000 0200000001000000 0300000000000000 0400000000000000 05000000".into(),
-            "020b 1c00 0a000000 0200000001000000 03000000 0400000000000000".into(),
-            "020c 1000 0b000000 0200000001000000".into(),
+            "0306 2000 05000000 0200000001000000 0100000000000000 0200000000000000".into(),
+            "0307 1800 06000000 0200000001000000 0100000000000000".into(),
+            "0308 1000 07000000 0200000001000000".into(),
+            "0309 0a00 08000000 7017".into(),
+            "030a 2400 09000000 0200000001000000 0300000000000000 0400000000000000 05000000".into(),
+            "030b 1c00 0a000000 0200000001000000 03000000 0400000000000000".into(),
+            "030c 1000 0b000000 0200000001000000".into(),
         ];
         for (n, (message, golden)) in to_daemon().iter().zip(golden_to_daemon).enumerate() {
             let mut bytes = Vec::new();
@@ -802,21 +811,21 @@ mod tests {
             assert_eq!(hex(&bytes), golden.replace(' ', ""), "{message:?}");
         }
         let golden_to_client = [
-            "0201 1000 00000000 0100000000000000",
-            "0202 0c00 01000000 00 026e6f",
-            "0203 3600 02000000 01000000 0200000001000000 01000000 0000102710 27ffffffffffffffff 0100000000000000 0200000000000000",
-            "0204 2800 03000000 0200000001000000 0300000000000000 0400000000000000 0500000000000000",
-            "0205 1900 04000000 0200000001000000 0300000000000000 00",
-            "0206 1900 05000000 0200000001000000 0500000000000000 00",
-            "0207 1e00 06000000 0200000001000000 b80b401f60090000004000000000",
-            "0208 1800 07000000 0200000001000000 0100000000000000",
-            "0209 1800 08000000 0200000001000000 0100000000000000",
-            "020a 0a00 09000000 7017",
-            "020b 1800 0a000000 0200000001000000 0300000000000000",
-            "020c 1500 0b000000 0200000001000000 03000000 01",
-            "020d 1c00 0c000000 0200000001000000 03000000 0400000000000000",
-            "020e 1000 0d000000 0200000001000000",
-            "020f 1b00 0e000000 02 026e6f 01 b80b401f60090000004000000000",
+            "0301 1000 00000000 0100000000000000",
+            "0302 0c00 01000000 00 026e6f",
+            "0303 3600 02000000 01000000 0200000001000000 01000000 0000102710 27ffffffffffffffff 0100000000000000 0200000000000000",
+            "0304 2800 03000000 0200000001000000 0300000000000000 0400000000000000 0500000000000000",
+            "0305 1900 04000000 0200000001000000 0300000000000000 00",
+            "0306 1900 05000000 0200000001000000 0500000000000000 00",
+            "0307 1e00 06000000 0200000001000000 b80b401f60090000004000000000",
+            "0308 1800 07000000 0200000001000000 0100000000000000",
+            "0309 1800 08000000 0200000001000000 0100000000000000",
+            "030a 0a00 09000000 7017",
+            "030b 1800 0a000000 0200000001000000 0300000000000000",
+            "030c 1500 0b000000 0200000001000000 03000000 01",
+            "030d 1c00 0c000000 0200000001000000 03000000 0400000000000000",
+            "030e 1000 0d000000 0200000001000000",
+            "030f 1b00 0e000000 02 026e6f 01 b80b401f60090000004000000000",
         ];
         for (n, (message, golden)) in to_client().iter().zip(golden_to_client).enumerate() {
             let mut bytes = Vec::new();

@@ -5,7 +5,7 @@
 //! | `GSHARE_DISABLE` | `1`: every call goes straight to the driver | off |
 //! | `GSHARE_SOCKET` | the daemon's socket | `/run/gshare/gshare.sock` |
 //! | `GSHARE_NAME` | name of this instance | program and pid, in a container with the number of its namespace |
-//! | `GSHARE_RUN` | number shared by all processes of one run: they share its name and its share | one of its own |
+//! | `GSHARE_RUN` | number shared by all processes of one run, in hexadecimal: they share its name and its share | a random one of its own |
 //! | `GSHARE_QUOTA` | share of GPU time, `request:limit` or one share for both | no request, the whole GPU |
 //! | `GSHARE_SM` | SM partition in per cent | 100 |
 //! | `GSHARE_MEM` | GPU memory, such as `256MiB` | no limit |
@@ -21,7 +21,7 @@ use std::ffi::OsString;
 use gshare_core::scale::ServiceClass;
 use gshare_core::trace::Category;
 use gshare_core::wire::OnDaemonLoss;
-use gshare_core::{Bytes, QuotaRange, ResourceSpec, SmShare};
+use gshare_core::{Bytes, QuotaRange, ResourceSpec, RunId, SmShare};
 
 /// Where the daemon listens unless told otherwise.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/gshare/gshare.sock";
@@ -36,7 +36,7 @@ pub(crate) struct Config {
     /// Name of the instance, if given.
     pub(crate) name: Option<String>,
     /// Number of the run, if given.
-    pub(crate) run: Option<u64>,
+    pub(crate) run: Option<RunId>,
     /// What is asked for.
     pub(crate) spec: ResourceSpec,
     /// Whether any limit was asked for, so that one must hold even without a daemon.
@@ -67,7 +67,7 @@ impl Config {
         let (quota, sm, memory) = (text("GSHARE_QUOTA"), text("GSHARE_SM"), text("GSHARE_MEM"));
         let (class, on_loss) = (text("GSHARE_CLASS"), text("GSHARE_ON_DAEMON_LOSS"));
         let words = text("GSHARE_TRACE").unwrap_or_default();
-        let run = parsed("GSHARE_RUN", run, |t| t.parse::<u64>().map_err(|e| e.to_string()), &mut complaints);
+        let run = parsed("GSHARE_RUN", run, read::<RunId>, &mut complaints);
         let quota = parsed("GSHARE_QUOTA", quota, read::<QuotaRange>, &mut complaints);
         let sm = parsed("GSHARE_SM", sm, read::<SmShare>, &mut complaints);
         let memory = parsed("GSHARE_MEM", memory, read::<Bytes>, &mut complaints);

@@ -421,8 +421,7 @@ fn hello(runtime: &Runtime) -> ToDaemon {
     ToDaemon::Hello {
         pid_start,
         pid,
-        // Start times differ in their low bits, namespaces and process numbers are below 2^32 and 2^22.
-        run: config.run.unwrap_or(pid_start ^ namespace << 32 ^ u64::from(pid).rotate_right(22)),
+        run: runtime.run,
         name: config.name.clone().unwrap_or_else(|| format!("{program}-{pid}{place}")),
         program,
         spec: config.spec,

@@ -15,9 +15,9 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration as StdDuration;
 
-use gshare_core::Bytes;
 use gshare_core::trace::Event;
-use gshare_cuda_abi::types::{CUdevice, sys};
+use gshare_core::{Bytes, DeviceUuid, RunId};
+use gshare_cuda_abi::types::{CUdevice, CUresult, sys};
 use gshare_meter::MemoryAccount;
 
 use crate::config::Config;
@@ -50,7 +50,7 @@ const LOOK_NS: u64 = 20_000_000;
 #[derive(Debug)]
 pub(crate) enum Request {
     /// Attach this device.
-    Attach(&'static Device, [u8; 16], Answer),
+    Attach(&'static Device, DeviceUuid, Answer),
     /// Memory that is to be reserved, all or nothing.
     Memory(&'static Device, u64, Answer),
     /// What the instance's other processes use.
@@ -119,12 +119,14 @@ impl Answer {
 #[derive(Debug)]
 pub(crate) struct Runtime {
     pub(crate) config: Config,
+    /// The number of its run: the environment's, or one of its own, which it keeps over reconnects.
+    pub(crate) run: RunId,
     pub(crate) contexts: Contexts,
     pub(crate) book: Book,
     /// The only device with a context, if there is only one.
     sole: AtomicPtr<Device>,
     devices: [AtomicPtr<Device>; DEVICES],
-    uuids: Mutex<Vec<(i32, [u8; 16])>>,
+    uuids: Mutex<Vec<(i32, DeviceUuid)>>,
     attaching: Mutex<()>,
     threads: Mutex<Vec<&'static ThreadRecord>>,
     thread_key: libc::pthread_key_t,
@@ -217,7 +219,7 @@ impl Runtime {
             *byte = u8::try_from(digits.next()? << 4 | digits.next()?).ok()?;
         }
         let known = self.uuids.lock().unwrap_or_else(PoisonError::into_inner);
-        let (ordinal, _) = *known.iter().find(|(_, uuid)| *uuid == bytes)?;
+        let (ordinal, _) = *known.iter().find(|(_, uuid)| uuid.bytes() == bytes)?;
         drop(known);
         self.known_device(ordinal).filter(|device| device.memory.limit().is_some())
     }
@@ -361,23 +363,35 @@ pub(crate) fn current_ordinal() -> Option<CUdevice> {
 }
 
 /// UUID (of the MIG instance, where there is one) and memory of a device.
-fn identity(ordinal: CUdevice) -> Option<([u8; 16], u64)> {
-    let mut uuid = core::mem::MaybeUninit::<sys::CUuuid>::zeroed();
-    let mut total = 0usize;
-    let named = match real!(cuDeviceGetUuid_v2) {
+fn identity(ordinal: CUdevice) -> Option<(DeviceUuid, u64)> {
+    type GetUuid = unsafe extern "C" fn(*mut sys::CUuuid, CUdevice) -> CUresult;
+    let read = |get: GetUuid| {
+        let mut uuid = core::mem::MaybeUninit::<sys::CUuuid>::zeroed();
         // SAFETY: a valid out-pointer.
-        Some(get) => unsafe { get(uuid.as_mut_ptr(), ordinal) },
-        // SAFETY: as above.
-        None => unsafe { real!(cuDeviceGetUuid)?(uuid.as_mut_ptr(), ordinal) },
+        let result = unsafe { get(uuid.as_mut_ptr(), ordinal) };
+        // SAFETY: zeroed before and 16 plain bytes in any case.
+        let bytes = unsafe { uuid.assume_init() }.bytes;
+        result.is_ok().then(|| bytes.map(|byte: c_char| byte.cast_unsigned()))
     };
-    // SAFETY: as above.
+    let mut total = 0usize;
+    // SAFETY: a valid out-pointer.
     let sized = unsafe { real!(cuDeviceTotalMem_v2)?(&raw mut total, ordinal) };
-    if !named.is_ok() || !sized.is_ok() {
-        return None;
-    }
-    // SAFETY: zeroed before and 16 plain bytes in any case.
-    let bytes = unsafe { uuid.assume_init() }.bytes;
-    Some((bytes.map(|byte: c_char| byte.cast_unsigned()), total as u64))
+    // The first version names the GPU, the second one the MIG instance, where there is one.
+    let gpu = real!(cuDeviceGetUuid).and_then(read);
+    let named = real!(cuDeviceGetUuid_v2).and_then(read);
+    let uuid = match (named, gpu) {
+        (Some(own), Some(gpu)) if own != gpu => DeviceUuid::mig(own),
+        (own, gpu) => DeviceUuid::gpu(own.or(gpu)?),
+    };
+    sized.is_ok().then_some((uuid, total as u64))
+}
+
+/// A number that nobody else can compute; none where the kernel gives no random numbers, and the daemon goes by the process then.
+fn own_run() -> RunId {
+    let mut bits = [0; 16];
+    // SAFETY: a buffer with its length.
+    let filled = unsafe { libc::getrandom(bits.as_mut_ptr().cast(), bits.len(), 0) };
+    if filled == 16 { RunId::new(u128::from_ne_bytes(bits)) } else { RunId::NONE }
 }
 
 /// Decides, once per process, whether to meter. `true` when metering is on.
@@ -432,6 +446,7 @@ fn decide(device: Option<CUdevice>) -> Option<State> {
         None
     });
     let runtime: &'static Runtime = Box::leak(Box::new(Runtime {
+        run: config.run.unwrap_or_else(own_run),
         config,
         contexts: Contexts::default(),
         book: Book::default(),

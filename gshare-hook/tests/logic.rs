@@ -82,14 +82,14 @@ fn all_variables_are_read() {
         ("GSHARE_DISABLE", "1"),
         ("GSHARE_SOCKET", "/tmp/g.sock"),
         ("GSHARE_NAME", "alice"),
-        ("GSHARE_RUN", "77"),
+        ("GSHARE_RUN", "4d"),
         ("GSHARE_QUOTA", "0.3:0.8"),
         ("GSHARE_SM", "24"),
         ("GSHARE_MEM", "256MiB"),
         ("GSHARE_ON_DAEMON_LOSS", "closed"),
     ]);
     assert!(config.disabled && config.limited && config.complaints.is_empty(), "{config:?}");
-    assert_eq!((config.name.as_deref(), config.run), (Some("alice"), Some(77)));
+    assert_eq!((config.name.as_deref(), config.run), (Some("alice"), Some(gshare_core::RunId::new(77))));
     assert_eq!(config.spec.quota().to_string(), "30%:80%");
     assert_eq!(config.spec.memory(), Some(Bytes::from_mib(256)));
     assert_eq!(config.on_loss, OnDaemonLoss::Closed);

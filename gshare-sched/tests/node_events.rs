@@ -7,7 +7,8 @@ mod support;
 use gshare_core::scale::ServiceClass;
 use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, ConnId, Duration, Engine as _, LeaseId, ResourceSpec, SmShare, Timestamp,
+    Bytes, ClientId, ConnId, DeviceUuid, Duration, Engine as _, LeaseId, ResourceSpec, RunId, SmShare,
+    Timestamp,
 };
 use gshare_sched::node::{ClientConfig, Node, NodeAction, NodeConfig, NodeEvent, Note, Peer};
 use proptest::prelude::*;
@@ -143,7 +144,8 @@ impl World {
             Step::Hello { conn, again, name, run, uid, spec: which } => {
                 let free = (0..6).find(|conn| !self.sessions.contains(conn)).filter(|_| !again);
                 let (conn, uid) = (free.unwrap_or(conn), uid / 15);
-                let run = if run == 0 { 1 } else { u64::from(name % 3) + 2 };
+                let run = if run == 0 { 1 } else { u128::from(name % 3) + 2 };
+                let run = RunId::new(run);
                 let name = match name {
                     14 => "bad\u{1b}".to_owned(),
                     15 => String::new(),
@@ -158,7 +160,7 @@ impl World {
                 )
             }
             Step::Attach { conn, device, allocated, part } => {
-                let (device, device_memory) = ([device; 16], Bytes(100));
+                let (device, device_memory) = (DeviceUuid::gpu([device; 16]), Bytes(100));
                 let (allocated, part) = (Bytes(allocated.saturating_sub(15) * 30), part.map(Bytes));
                 let known: Vec<u32> = self.sessions.iter().copied().collect();
                 let conn = known.get(conn as usize % known.len().max(1)).copied().unwrap_or(conn);

@@ -4,10 +4,10 @@
 #[path = "support/node.rs"]
 mod support;
 
-use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
-use gshare_core::{ConnId, Duration, Engine as _, Quota};
+use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
+use gshare_core::{ConnId, Duration, Engine as _, Quota, RunId};
 use gshare_sched::node::{
-    ClientConfig, DeviceUuid, MAX_WAIT, NodeConfig, NodeError, NodeEvent, Note, Refusal,
+    ClientConfig, DeviceUuid, MAX_WAIT, NodeConfig, NodeError, NodeEvent, Note, Peer, Refusal,
 };
 use support::{Bench, DEVICE, attach_frame, spec};
 
@@ -19,7 +19,7 @@ fn listing(entries: &[(&str, &str, Option<[u8; 16]>)]) -> NodeConfig {
     let mut config = NodeConfig::default();
     for (name, quota, device) in entries {
         let mut entry = ClientConfig::default();
-        (entry.spec, entry.device) = (Some(spec(quota, 100)), device.map(DeviceUuid));
+        (entry.spec, entry.device) = (Some(spec(quota, 100)), device.map(DeviceUuid::gpu));
         config.clients.insert((*name).to_owned(), entry);
     }
     config
@@ -114,6 +114,37 @@ fn a_refused_process_is_told_its_limits_where_the_operator_lets_it_run() {
     // A broken protocol is no reason to run.
     bench.hello(2, "bob", spec("0.8:0.9", 100));
     assert!(matches!(bench.sent.last(), Some((_, ToClient::Refused { code: RefusalCode::Protocol, .. }))));
+}
+
+/// Another user who has seen or guessed the number of a run gets nothing of its name and share; nor has a process without a
+/// number, or with another one.
+#[test]
+fn an_instance_is_joined_by_the_number_of_its_run_and_as_its_user_only() {
+    let mut bench = Bench::new(NodeConfig::default());
+    let mut slots = 0..;
+    let mut enters = |uid: u32, run: RunId| {
+        let (conn, pid_start) = (ConnId::new(slots.next().unwrap(), 0), 7);
+        let (name, program, on_loss) = ("alice".to_owned(), "test".to_owned(), OnDaemonLoss::Open);
+        let frame =
+            ToDaemon::Hello { pid_start, pid: 0, run, name, program, spec: spec("0.5", 100), on_loss };
+        // All of one PID, as processes of other PID namespaces are: it tells nobody apart.
+        bench.tell(NodeEvent::Received { conn, peer: Peer { pid: 0, uid }, frame });
+        let (to, frame) = bench.sent.pop().unwrap();
+        assert_eq!(to, conn);
+        match frame {
+            ToClient::Welcome { .. } => true,
+            ToClient::Refused { code: RefusalCode::DuplicateName, .. } => false,
+            other => panic!("{other:?}"),
+        }
+    };
+    let run = RunId::new(0x5c1d_9a52_7f0e_4c5b_9d55_1f6b_2d0e_8a11);
+    assert!(enters(1000, run), "the first");
+    assert!(!enters(1001, run), "another user with the same number");
+    assert!(!enters(0, run), "root is another user too");
+    // Both halves of the number count.
+    assert!(!enters(1000, RunId::new(run.bits() ^ 1)) && !enters(1000, RunId::new(run.bits() ^ 1 << 127)));
+    assert!(!enters(1000, RunId::NONE), "without a number");
+    assert!(enters(1000, run), "a process of the run");
 }
 
 fn stated(bench: &Bench, conn: ConnId) -> Vec<String> {

@@ -5,7 +5,7 @@ pub mod dra;
 pub mod fastpod;
 pub mod lease;
 
-use gshare_core::ResourceSpec;
+use gshare_core::{ResourceSpec, RunId};
 
 /// The domain under which these hosts name what is theirs: API groups, annotations, drivers.
 pub const DOMAIN: &str = "gshare.io";
@@ -16,16 +16,25 @@ pub(crate) fn hash(text: &str) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// What a process under the hook is told of its share. All processes that are told the same name share one.
+/// The number of a run of processes that belong to an object of the API, by its UID: 122 random bits that a pod is told of its own
+/// object and of no other. Without a UID it is that of the name.
+pub(crate) fn run_of(uid: &str, name: &str) -> RunId {
+    let digits: String = uid.chars().filter(|digit| *digit != '-').collect();
+    let bits = u128::from_str_radix(&digits, 16).unwrap_or(0);
+    RunId::new((bits ^ u128::from(hash(name))).max(1))
+}
+
+/// What a process under the hook is told of its share. All processes that are told the same name and run share one.
 pub(crate) fn share_environment(
     name: &str,
+    run: RunId,
     share: &ResourceSpec,
     socket: &str,
 ) -> Vec<(&'static str, String)> {
     let mut environment = vec![
         ("GSHARE_SOCKET", socket.to_owned()),
         ("GSHARE_NAME", name.to_owned()),
-        ("GSHARE_RUN", hash(name).max(1).to_string()),
+        ("GSHARE_RUN", run.to_string()),
         ("GSHARE_QUOTA", share.quota().to_string()),
         ("GSHARE_SM", share.sm().to_string()),
     ];

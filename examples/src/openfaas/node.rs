@@ -232,9 +232,7 @@ fn spawn(node: &Node, runner: &Runner, launch: &Launch, instance: &str) -> io::R
         command.env("CUDA_VISIBLE_DEVICES", launch.gpu.map_or_else(String::new, |gpu| gpu.0.to_string()));
     }
     let hook = runner.hook.as_ref().filter(|_| launch.plan.share.is_some());
-    // Differs from that of every other replica of this provider, and of one before it.
-    let run = u64::from(std::process::id()) << 32 | (launch.instance.0 + 1);
-    Ok((HookedProcess::start(command, instance, run, hook)?, port))
+    Ok((HookedProcess::start(command, instance, gshare_runner::new_run()?, hook)?, port))
 }
 
 /// Looks after a replica until it is gone.

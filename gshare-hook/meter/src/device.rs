@@ -3,7 +3,7 @@
 use gshare_core::gate::{LaunchGate, LeaseLedger, LocalShare, Settlement};
 use gshare_core::trace::Why;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToDaemon};
-use gshare_core::{Bytes, ClientId, Duration, LeaseId, Quota, ResourceSpec, SmShare, Timestamp};
+use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, LeaseId, Quota, ResourceSpec, SmShare, Timestamp};
 
 use crate::allowance::MemoryAccount;
 use crate::cost::CostTable;
@@ -143,7 +143,7 @@ struct Still {
 #[derive(Debug)]
 pub(crate) struct Device<G> {
     pub(crate) ordinal: Ordinal,
-    uuid: [u8; 16],
+    uuid: DeviceUuid,
     pub(crate) ground: G,
     pub(crate) attachment: Attachment,
     /// An Attach was sent on this connection and has not been answered.
@@ -184,7 +184,7 @@ pub(crate) struct Device<G> {
 }
 
 impl<G: Ground> Device<G> {
-    pub(crate) fn new(ordinal: Ordinal, uuid: [u8; 16], ground: G, spec: ResourceSpec) -> Self {
+    pub(crate) fn new(ordinal: Ordinal, uuid: DeviceUuid, ground: G, spec: ResourceSpec) -> Self {
         Self {
             ordinal,
             uuid,

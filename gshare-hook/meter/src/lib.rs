@@ -83,7 +83,7 @@ pub use segment::{Measured, SHORT_NS, Segment, SegmentId};
 use gshare_core::scale::ServiceClass;
 use gshare_core::trace::{Event, Why};
 use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
-use gshare_core::{Bytes, Duration, ResourceSpec, Timestamp};
+use gshare_core::{Bytes, DeviceUuid, Duration, ResourceSpec, Timestamp};
 
 pub(crate) use MeterAction as Action;
 pub(crate) type Actions = Vec<MeterAction>;
@@ -162,7 +162,7 @@ pub enum MeterEvent<G> {
         /// The process's own number of it.
         device: Ordinal,
         /// UUID of the GPU or MIG instance.
-        uuid: [u8; 16],
+        uuid: DeviceUuid,
         /// State that the launching threads share with the meter.
         ground: G,
         /// To be answered: `true` if a daemon serves the device.

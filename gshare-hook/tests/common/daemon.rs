@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use gshare_core::token::RevokeReason;
 use gshare_core::wire::{MAX_FRAME, RefusalCode, Sequence, ToClient, ToDaemon};
-use gshare_core::{Bytes, ClientId, Duration, GpuId, LeaseId, ResourceSpec, Timestamp};
+use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, GpuId, LeaseId, ResourceSpec, RunId, Timestamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -18,11 +18,11 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 pub struct Told {
     /// Names that said Hello, and the numbers of their runs.
     pub names: Vec<String>,
-    pub runs: Vec<u64>,
+    pub runs: Vec<RunId>,
     /// Attach messages, with the memory they re-stated.
     pub attached: Vec<u64>,
     /// UUIDs of their devices.
-    pub devices: Vec<[u8; 16]>,
+    pub devices: Vec<DeviceUuid>,
     /// GPU time used, by lease, in ns.
     pub used: BTreeMap<u64, u64>,
     /// Memory handed out and not given back, in bytes.

@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{Client, DEVICE, Local, attached, spec, within};
+use common::{Client, Local, attached, spec, within};
 use gshare_core::wire::{ToClient, ToDaemon};
-use gshare_core::{Bytes, ResourceSpec};
+use gshare_core::{Bytes, DeviceUuid, ResourceSpec};
 
 const fn mib(n: u64) -> Bytes {
     Bytes::from_mib(n)
@@ -65,8 +65,7 @@ fn a_client_that_releases_more_than_it_holds_is_dropped_with_its_account() {
 fn each_device_has_its_own_account() {
     let daemon = Local::start();
     let (mut client, first) = attached(&daemon.socket(), 1, "alice", spec("0.5", 100, Some(256)));
-    let mut device = DEVICE;
-    device[0] = b'T';
+    let device = DeviceUuid::gpu(*b"The other device");
     client.send(&ToDaemon::Attach {
         ordinal: 1,
         device,

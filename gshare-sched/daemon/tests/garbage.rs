@@ -4,7 +4,7 @@ mod common;
 
 use common::{Client, Forked, Local, Process, attached, spec, within};
 use gshare_core::wire::{HEADER, MAX_FRAME, RefusalCode, ToClient, ToDaemon, VERSION};
-use gshare_core::{Bytes, ClientId, ResourceSpec};
+use gshare_core::{Bytes, ClientId, ResourceSpec, RunId};
 
 /// A good Hello as bytes.
 fn hello() -> Vec<u8> {
@@ -12,7 +12,7 @@ fn hello() -> Vec<u8> {
     ToDaemon::Hello {
         pid_start: 0,
         pid: 0,
-        run: 7,
+        run: RunId::new(7),
         name: "mallory".into(),
         program: "test".into(),
         spec: ResourceSpec::UNLIMITED,

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Client, Forked, Local, attached, spec, within};
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
-use gshare_core::{Bytes, ResourceSpec};
+use gshare_core::{Bytes, ResourceSpec, RunId};
 use gshared::config::{JournalConfig, MetricsAddress};
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -192,7 +192,7 @@ fn names_that_a_terminal_would_obey_are_refused_and_programs_are_escaped() {
     client.send(&ToDaemon::Hello {
         pid_start: 0,
         pid: 0,
-        run: 0,
+        run: RunId::NONE,
         name: String::new(),
         program: "p\u{1b}]0;x\u{7}".into(),
         spec: spec("0.2:0.5", 100, None),

@@ -5,7 +5,7 @@ mod common;
 use common::{Client, DEVICE, DEVICE_MEMORY, Forked, Local, attached, spec, within};
 use gshare_core::token::RevokeReason;
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
-use gshare_core::{Bytes, Duration, ResourceSpec};
+use gshare_core::{Bytes, DeviceUuid, Duration, ResourceSpec};
 
 fn refusal(client: &mut Client) -> (RefusalCode, String) {
     match client.rest().pop() {
@@ -138,8 +138,7 @@ fn what_cannot_be_met_is_refused_with_its_bound() {
 #[test]
 fn a_device_that_cannot_be_had_is_refused_and_the_others_stay() {
     let daemon = Local::with(|config| {
-        for uuid in [DEVICE, *b"a smaller device"] {
-            let uuid = gshared::DeviceUuid(uuid);
+        for uuid in [DEVICE, DeviceUuid::gpu(*b"a smaller device")] {
             config.devices.push(gshared::config::DeviceConfig { uuid, memory: None });
         }
     });
@@ -155,7 +154,7 @@ fn a_device_that_cannot_be_had_is_refused_and_the_others_stay() {
     for (device, device_memory, expected) in devices {
         client.send(&ToDaemon::Attach {
             ordinal: 1,
-            device,
+            device: DeviceUuid::gpu(device),
             device_memory,
             allocated: Bytes::ZERO,
             part: None,

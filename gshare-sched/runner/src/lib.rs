@@ -23,5 +23,7 @@ mod preload;
 #[cfg(loom)]
 #[path = "channel/ring.rs"]
 mod ring;
+mod run_id;
 
 pub use preload::{PreloadError, preload};
+pub use run_id::new_run;

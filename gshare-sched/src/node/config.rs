@@ -3,10 +3,9 @@
 use super::printable::{is_printable, printable};
 use gshare_core::scale::ServiceClass;
 use gshare_core::wire::MAX_TEXT;
-use gshare_core::{Bytes, Duration, ResourceSpec};
+use gshare_core::{Bytes, DeviceUuid, Duration, ResourceSpec};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::str::FromStr;
 
 /// A value of a configuration that cannot be put in force.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -96,69 +95,6 @@ pub struct ClientConfig {
     pub device: Option<DeviceUuid>,
 }
 
-/// Name of a device that all processes share.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
-pub struct DeviceUuid(pub [u8; 16]);
-
-impl DeviceUuid {
-    /// Whether the device is a simulated one: the simulated driver gives out UUIDs of version 8 (RFC 9562, section 5.8) that end in
-    /// `sim`, which NVIDIA's does not.
-    pub fn is_simulated(self) -> bool {
-        self.0[6] >> 4 == 8 && self.0.ends_with(b"sim")
-    }
-}
-
-/// `GPU-00112233-4455-6677-8899-aabbccddeeff`.
-impl fmt::Display for DeviceUuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("GPU")?;
-        for (n, byte) in self.0.iter().enumerate() {
-            let dash = if matches!(n, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
-            write!(f, "{dash}{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Debug for DeviceUuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl FromStr for DeviceUuid {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let error = || format!("`{text}` is not a UUID such as `GPU-00112233-4455-6677-8899-aabbccddeeff`");
-        let bare = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-")).unwrap_or(text);
-        let digits: Vec<u8> = bare.bytes().filter(|byte| *byte != b'-').collect();
-        let mut bytes = [0u8; 16];
-        if digits.len() != 32 {
-            return Err(error());
-        }
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
-            let pair = std::str::from_utf8(pair).map_err(|_| error())?;
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| error())?;
-        }
-        Ok(Self(bytes))
-    }
-}
-
-impl TryFrom<String> for DeviceUuid {
-    type Error = String;
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<DeviceUuid> for String {
-    fn from(uuid: DeviceUuid) -> Self {
-        uuid.to_string()
-    }
-}
-
 impl NodeConfig {
     /// What the configuration says of a name.
     pub(super) fn of(&self, name: &str) -> ClientConfig {
@@ -230,20 +166,12 @@ mod tests {
         assert_eq!(error(|config| config.max_clients = 0), "max_clients is 0: need 1 to 1048576");
         assert_eq!(error(|config| config.in_flight = Duration::ZERO), "in_flight is 0ns: need more than 0");
         let twice = |config: &mut NodeConfig| {
-            config.devices = vec![DeviceConfig { uuid: DeviceUuid([1; 16]), memory: None }; 2];
+            config.devices = vec![DeviceConfig { uuid: DeviceUuid::gpu([1; 16]), memory: None }; 2];
         };
         assert!(error(twice).ends_with("is listed twice: need one entry for each device"));
         let name = |config: &mut NodeConfig| {
             config.clients.insert("a\u{1b}[2J".into(), ClientConfig::default());
         };
         assert_eq!(error(name), "client: name is a\\u{1b}[2J: need 1 to 120 bytes that can be printed");
-    }
-
-    #[test]
-    fn a_uuid_is_read_as_it_is_printed() {
-        let text = "GPU-00112233-4455-6677-8899-aabbccddeeff";
-        assert_eq!(text.parse::<DeviceUuid>().unwrap().to_string(), text);
-        assert!("GPU-0011".parse::<DeviceUuid>().is_err());
-        assert!("GPU-zz112233-4455-6677-8899-aabbccddeeff".parse::<DeviceUuid>().is_err());
     }
 }

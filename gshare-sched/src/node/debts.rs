@@ -99,7 +99,7 @@ mod tests {
     const MOST: (Duration, usize) = (Duration::from_secs(10), 3);
 
     fn key(name: &str) -> Debtor {
-        (1000, name.to_owned(), DeviceUuid([0; 16]))
+        (1000, name.to_owned(), DeviceUuid::gpu([0; 16]))
     }
 
     fn at(ms: u64) -> Timestamp {

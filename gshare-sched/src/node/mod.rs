@@ -18,8 +18,8 @@
 //! - **note**: what observers (journal, metrics, log) may want to know. No decision depends on one.
 //!
 //! # Rules
-//! 1. **Names.** A name belongs to one run of one user while any of its processes lives. The configuration may reserve a
-//!    name for a user. The share is the configuration's for that name, else what the first process of the run asked for,
+//! 1. **Names.** A name belongs to one run of one user while any of its processes lives. A process joins it by the number of
+//!    the run, which is random, and as its user, whom the kernel names. The configuration may reserve a name for a user. The share is the configuration's for that name, else what the first process of the run asked for,
 //!    if the configuration lets unlisted names in.
 //! 2. **Admission.** <a id="admission"></a> An instance is admitted to a device if its request for time can be met beside
 //!    those of the instances that are there; an unlisted one also beside the requests of all listed names, there or not.
@@ -67,7 +67,7 @@
 //! # Example
 //! ```
 //! use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
-//! use gshare_core::{Bytes, ClientId, ConnId, Engine, ResourceSpec, Timestamp};
+//! use gshare_core::{Bytes, ClientId, ConnId, DeviceUuid, Engine, ResourceSpec, RunId, Timestamp};
 //! use gshare_sched::node::{Node, NodeAction, NodeConfig, NodeEvent, Peer, vertical_scaler};
 //! use gshare_sched::token::{MultiToken, MultiTokenConfig};
 //!
@@ -79,15 +79,15 @@
 //! let hello = ToDaemon::Hello {
 //!     pid_start: 0,
 //!     pid: 77,
-//!     run: 1,
+//!     run: RunId::new(0x9f3a_11c5_7d20_8be4),
 //!     name: "alice".into(),
 //!     program: "python3".into(),
 //!     spec: ResourceSpec::UNLIMITED.with_quota("0.3:0.8".parse()?),
 //!     on_loss: OnDaemonLoss::Open,
 //! };
-//! let memory = Bytes::from_gib(16);
+//! let (memory, device) = (Bytes::from_gib(16), DeviceUuid::gpu([7; 16]));
 //! let attach =
-//!     ToDaemon::Attach { ordinal: 0, device: [7; 16], device_memory: memory, allocated: Bytes::ZERO, part: None };
+//!     ToDaemon::Attach { ordinal: 0, device, device_memory: memory, allocated: Bytes::ZERO, part: None };
 //! let mut actions = Vec::new();
 //! for frame in [hello, attach, ToDaemon::TokenRequest { client: ClientId::new(0, 0) }] {
 //!     node.handle(Timestamp::from_millis(1), NodeEvent::Received { conn, peer, frame }, &mut actions)?;
@@ -120,9 +120,10 @@ mod turns;
 mod views;
 
 pub use co_scaling::vertical_scaler;
-pub use config::{ClientConfig, ConfigError, DeviceConfig, DeviceUuid, NodeConfig};
+pub use config::{ClientConfig, ConfigError, DeviceConfig, NodeConfig};
 pub use debts::MAX_WAIT;
 pub use event::{MemoryBound, NodeAction, NodeError, NodeEvent, Note, Peer, TokenFault};
+pub use gshare_core::DeviceUuid;
 pub use printable::{is_printable, printable};
 pub use refusal::{Percent, Refusal};
 pub use views::{ClientView, DeviceView, TenantView};
@@ -134,7 +135,8 @@ use gshare_core::slots::Slots;
 use gshare_core::token::TokenScheduler;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, ConnId, Duration, Engine, GpuId, Quota, QuotaRange, ResourceSpec, Timestamp, TokenAction,
+    Bytes, ClientId, ConnId, Duration, Engine, GpuId, Quota, QuotaRange, ResourceSpec, RunId, Timestamp,
+    TokenAction,
 };
 use inquiry::Inquiries;
 use memory_account::{ClientAccount, Ledger};
@@ -162,9 +164,9 @@ struct Session {
 
 /// What tells runs of one name apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum RunId {
+enum Run {
     /// The number that a starter gave to all processes of the run.
-    Number(u64),
+    Number(RunId),
     /// A process without a number is a run of its own.
     Process { pid: i32, start: u64 },
 }
@@ -172,7 +174,7 @@ enum RunId {
 #[derive(Debug)]
 struct Instance {
     name: String,
-    run: RunId,
+    run: Run,
     /// User of its first process, and so of all.
     uid: u32,
     /// What its first process asked for, used where the configuration says nothing.

@@ -4,13 +4,13 @@ use super::admission;
 use super::printable::{is_printable, printable};
 use super::shares::part;
 use super::{
-    Client, Device, DeviceUuid, Instance, Node, NodeAction, Note, Peer, Percent, Refusal, RunId, Session,
+    Client, Device, DeviceUuid, Instance, Node, NodeAction, Note, Peer, Percent, Refusal, Run, Session,
     Tenant, TenantId, Turns, note,
 };
 use gshare_core::scale::ServiceClass;
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, ConnId, Duration, GpuId, Quota, ResourceSpec, Share, Timestamp, TokenEvent,
+    Bytes, ClientId, ConnId, Duration, GpuId, Quota, ResourceSpec, RunId, Share, Timestamp, TokenEvent,
 };
 use std::collections::BTreeMap;
 
@@ -31,8 +31,8 @@ impl Node {
         let ToDaemon::Hello { run, name, program, spec, on_loss, pid_start, pid } = frame else { return };
         let program = printable(&program).into_owned();
         let run = match run {
-            0 => RunId::Process { pid: peer.pid, start: pid_start },
-            number => RunId::Number(number),
+            RunId::NONE => Run::Process { pid: peer.pid, start: pid_start },
+            number => Run::Number(number),
         };
         let name = match peer.pid {
             _ if !name.is_empty() => name,
@@ -64,7 +64,7 @@ impl Node {
         &mut self,
         conn: ConnId,
         peer: Peer,
-        run: RunId,
+        run: Run,
         name: &str,
         asked: ResourceSpec,
     ) -> Result<u32, Refusal> {
@@ -76,7 +76,7 @@ impl Node {
         }
         let uid = peer.uid;
         if let Some(id) = self.names.get(name) {
-            // The number of a run may be seen or computed by others, its user cannot be made up.
+            // A number that was seen by another user is of no use to him.
             let own = |instance: &&Instance| instance.run == run && instance.uid == uid;
             if self.instances.get(id).filter(own).is_some() {
                 return Ok(*id);
@@ -129,10 +129,9 @@ impl Node {
         frame: &ToDaemon,
         out: &mut Vec<NodeAction>,
     ) {
-        let &ToDaemon::Attach { ordinal, device, device_memory, allocated, part: kept } = frame else {
+        let &ToDaemon::Attach { ordinal, device: uuid, device_memory, allocated, part: kept } = frame else {
             return;
         };
-        let uuid = DeviceUuid(device);
         let attachment = self.check_attach(conn, uuid, device_memory, allocated);
         let attachment = attachment.and_then(|attachment| {
             let tenant = match attachment.tenant {

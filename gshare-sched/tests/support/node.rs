@@ -2,7 +2,8 @@
 
 use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, ConnId, Duration, Engine as _, LeaseId, ResourceSpec, SmShare, Timestamp,
+    Bytes, ClientId, ConnId, DeviceUuid, Duration, Engine as _, LeaseId, ResourceSpec, RunId, SmShare,
+    Timestamp,
 };
 use gshare_sched::node::{Node, NodeAction, NodeConfig, NodeEvent, Note, Peer, vertical_scaler};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
@@ -26,7 +27,7 @@ pub const DEVICE: [u8; 16] = [7; 16];
 /// The first frame about [`DEVICE`].
 pub fn attach_frame() -> ToDaemon {
     let (device_memory, allocated) = (Bytes::from_gib(16), Bytes::ZERO);
-    ToDaemon::Attach { ordinal: 0, device: DEVICE, device_memory, allocated, part: None }
+    ToDaemon::Attach { ordinal: 0, device: DeviceUuid::gpu(DEVICE), device_memory, allocated, part: None }
 }
 
 /// A node, its clock, and what was sent and noted.
@@ -66,7 +67,7 @@ impl Bench {
     pub fn hello(&mut self, slot: u32, name: &str, spec: ResourceSpec) -> ConnId {
         let conn = ConnId::new(slot, 0);
         let (on_loss, program) = (OnDaemonLoss::Open, "test".to_owned());
-        let (run, name) = (u64::from(slot) + 1, name.to_owned());
+        let (run, name) = (RunId::new(u128::from(slot) + 1), name.to_owned());
         self.say(conn, ToDaemon::Hello { pid_start: 0, pid: 0, run, name, program, spec, on_loss });
         conn
     }
@@ -79,6 +80,7 @@ impl Bench {
     pub fn attach_to(&mut self, conn: ConnId, device: [u8; 16]) -> Result<(ClientId, ResourceSpec), String> {
         let from = self.sent.len();
         let (device_memory, allocated) = (Bytes::from_gib(16), Bytes::ZERO);
+        let device = DeviceUuid::gpu(device);
         self.say(conn, ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part: None });
         let answer = self.sent[from..].iter().find_map(|(to, frame)| match frame {
             ToClient::Attached { client, spec, .. } if *to == conn => Some(Ok((*client, *spec))),

@@ -2,7 +2,7 @@
 
 use super::slice::{MEMORY, QUOTA, SM};
 use super::{DRIVER, Gpu, Injection, Node, cdi, kubelet};
-use crate::kubernetes::{DOMAIN, share_environment};
+use crate::kubernetes::{DOMAIN, run_of, share_environment};
 use gshare_core::scale::ServiceClass;
 use gshare_core::{Bytes, Quota, QuotaRange, ResourceSpec, SmShare, SpecError};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
@@ -244,7 +244,8 @@ fn spec(
     let name = claim.metadata.name.as_deref().unwrap_or_default();
     let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
     let socket = node.socket.file_name().unwrap_or_default().to_string_lossy();
-    let told = share_environment(&format!("{namespace}/{name}"), share, &format!("{SOCKET_DIR}/{socket}"));
+    let full = format!("{namespace}/{name}");
+    let told = share_environment(&full, run_of(uid, &full), share, &format!("{SOCKET_DIR}/{socket}"));
     let mut env: Vec<_> = told.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
     env.extend(options.class.iter().map(|class| format!("GSHARE_CLASS={class}")));
     env.extend(options.on_daemon_loss.iter().map(|policy| format!("GSHARE_ON_DAEMON_LOSS={policy}")));

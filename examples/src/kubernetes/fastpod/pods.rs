@@ -2,9 +2,9 @@
 
 use super::FaSTPod;
 use super::shares::{self, Profiles};
-use crate::kubernetes::{DOMAIN, hash, share_environment};
+use crate::kubernetes::{DOMAIN, hash, run_of, share_environment};
 use gshare_core::pack::Rectangle;
-use gshare_core::{Quota, ResourceSpec, SmShare};
+use gshare_core::{Quota, ResourceSpec, RunId, SmShare};
 use k8s_openapi::api::core::v1::{
     Container, EnvVar, HostPathVolumeSource, Pod, PodSpec, Volume, VolumeMount,
 };
@@ -160,7 +160,9 @@ pub fn pod(
     let mut labels = fastpod.spec.selector.clone().unwrap_or_default().match_labels;
     labels.insert(LABEL.into(), fastpod.uid().unwrap_or_default());
     spec.scheduler_name = Some(SCHEDULER.into());
-    inject(&mut spec, &format!("{namespace}/{name}"), share, place, injected);
+    let full = format!("{namespace}/{name}");
+    let run = run_of(&fastpod.uid().unwrap_or_default(), &full);
+    inject(&mut spec, (&full, run), share, place, injected);
     Pod {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
@@ -175,9 +177,15 @@ pub fn pod(
     }
 }
 
-fn inject(spec: &mut PodSpec, name: &str, share: &ResourceSpec, place: &Place, injected: &Injected) {
+fn inject(
+    spec: &mut PodSpec,
+    (name, run): (&str, RunId),
+    share: &ResourceSpec,
+    place: &Place,
+    injected: &Injected,
+) {
     let socket = injected.socket.file_name().unwrap_or_default().to_string_lossy();
-    let mut environment = share_environment(name, share, &format!("{SOCKET_DIR}/{socket}"));
+    let mut environment = share_environment(name, run, share, &format!("{SOCKET_DIR}/{socket}"));
     environment.push(("LD_PRELOAD", format!("{HOOK_DIR}/libgshare_hook.so")));
     environment.push(("NVIDIA_VISIBLE_DEVICES", place.gpu.to_string()));
     let socket_dir = injected.socket.parent().unwrap_or(Path::new("/"));

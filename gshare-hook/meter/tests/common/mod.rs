@@ -7,7 +7,9 @@ use std::sync::Arc;
 use gshare_core::gate::LaunchGate;
 use gshare_core::trace::Why;
 use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
-use gshare_core::{Bytes, ClientId, Duration, GpuId, LeaseId, Quota, QuotaRange, ResourceSpec, Timestamp};
+use gshare_core::{
+    Bytes, ClientId, DeviceUuid, Duration, GpuId, LeaseId, Quota, QuotaRange, ResourceSpec, Timestamp,
+};
 use gshare_meter::cost::{CostTable, Row};
 use gshare_meter::{
     Facts, Ground, Measured, MemoryAccount, Meter, MeterAction, MeterEvent, Ordinal, Segment, SegmentId,
@@ -142,7 +144,12 @@ impl Bench {
         };
         bench.feed(MeterEvent::DeadlineReached);
         let ground = Arc::clone(&bench.ground);
-        bench.feed(MeterEvent::DeviceFound { device: DEVICE, uuid: [7; 16], ground, ticket: Ticket(0) });
+        bench.feed(MeterEvent::DeviceFound {
+            device: DEVICE,
+            uuid: DeviceUuid::gpu([7; 16]),
+            ground,
+            ticket: Ticket(0),
+        });
         bench
     }
 

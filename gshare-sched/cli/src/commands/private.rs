@@ -5,8 +5,8 @@
 //! whoever starts one keeps a connection of his own until it has ended.
 
 use anyhow::Context as _;
-use gshare_core::ResourceSpec;
 use gshare_core::wire::{MAX_FRAME, OnDaemonLoss, ToClient, ToDaemon};
+use gshare_core::{ResourceSpec, RunId};
 use rustix::fd::OwnedFd;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -106,7 +106,7 @@ fn hold(path: &Path) -> Option<OwnedFd> {
         pid_start: 0,
         pid: 0,
         // Under a name of its own, which is that of the program and its pid.
-        run: 0,
+        run: RunId::NONE,
         name: String::new(),
         program: "gshare run".into(),
         spec: ResourceSpec::UNLIMITED,

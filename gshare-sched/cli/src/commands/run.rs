@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `LD_PRELOAD` | the hook, before whatever was there |
 //! | `GSHARE_SOCKET` | the daemon's socket |
-//! | `GSHARE_RUN` | one number for all processes of this run: they share its name and its share |
+//! | `GSHARE_RUN` | one random number for all processes of this run: they share its name and its share |
 //! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_CLASS`, `GSHARE_ON_DAEMON_LOSS` | the options |
 //! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before whatever was there |
 //! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, where MPS runs or the device is simulated |
@@ -26,7 +26,6 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::siginfo::Cause;
 use std::ffi::OsString;
-use std::hash::{BuildHasher as _, Hasher as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
@@ -177,8 +176,7 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
         );
     }
     command.env("LD_PRELOAD", gshare_runner::preload(hook)?).env("GSHARE_SOCKET", socket);
-    // Seeded by the system: nothing else is asked of it than to differ from other runs'.
-    let run = std::hash::RandomState::new().build_hasher().finish().max(1);
+    let run = gshare_runner::new_run()?;
     command.env("GSHARE_RUN", run.to_string());
     let program = Path::new(&options.command[0]).file_name().unwrap_or_default().to_string_lossy();
     let name = options.name.clone().unwrap_or_else(|| format!("{program}-{}", std::process::id()));

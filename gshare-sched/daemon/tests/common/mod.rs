@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "fork, to be another user")]
 
 use gshare_core::wire::{MAX_FRAME, OnDaemonLoss, Sequence, ToClient, ToDaemon};
-use gshare_core::{Bytes, ClientId, Duration, LeaseId, ResourceSpec};
+use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, LeaseId, ResourceSpec, RunId};
 use gshared::{Config, Daemon, Running, Snapshot};
 use rustix::fd::OwnedFd;
 use rustix::net::{
@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration as StdDuration, Instant};
 
 /// A device that every test client attaches to unless it says otherwise.
-pub const DEVICE: [u8; 16] = *b"the only device!";
+pub const DEVICE: DeviceUuid = DeviceUuid::gpu(*b"the only device!");
 /// Its memory.
 pub const DEVICE_MEMORY: Bytes = Bytes::from_gib(1);
 /// Far beyond anything a machine under load needs; reached only by a failure.
@@ -97,7 +97,7 @@ impl Client {
         self.send(&ToDaemon::Hello {
             pid_start: 0,
             pid: 0,
-            run,
+            run: RunId::new(run.into()),
             name: name.into(),
             program: "test".into(),
             spec,

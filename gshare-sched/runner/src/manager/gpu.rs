@@ -3,6 +3,7 @@
 use super::frame::{FromModel, MAX_PAYLOAD, ToModel, take};
 use super::process::ModelProcess;
 use super::{GpuSpec, ManagerConfig, ManagerError, Program};
+use crate::new_run;
 use gshare_core::request::{
     GpuRecord, ModelProfile, RequestAction, RequestEvent, RequestId, StateStore, Tier, Version,
 };
@@ -319,9 +320,9 @@ impl GpuManager {
         environment.push(("GSHARE_LOAD_FROM".into(), tier.into()));
         environment.push(("GSHARE_KEEP_ON_HOST".into(), if keep { "1" } else { "0" }.into()));
         let name = format!("{model}-{gpu}-{serial}");
-        let run = u64::from(std::process::id()) << 32 | (serial + 1);
         let hook = self.config.hook.as_ref();
-        let process = ModelProcess::start(&known.program, &name, run, hook, &environment);
+        let process =
+            new_run().and_then(|run| ModelProcess::start(&known.program, &name, run, hook, &environment));
         self.serial += 1;
         match process.and_then(|process| self.watch(serial, &process).map(|()| process)) {
             Err(error) => {

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "a child must ask to die with its parent between fork and exec")]
 
 use super::{Hook, Program};
+use gshare_core::RunId;
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -24,12 +25,12 @@ pub struct HookedProcess {
 
 impl HookedProcess {
     /// Starts the command in a process group of its own, under the hook if there is one. `run` is one number for the
-    /// processes of an instance, which share its name and its share. Where the share is not the daemon's to know, it is
+    /// processes of an instance, which share its name and its share ([`new_run`](crate::new_run)). Where the share is not the daemon's to know, it is
     /// in the command's environment (`GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`).
     ///
     /// # Errors
     /// When the program cannot be started.
-    pub fn start(mut command: Command, name: &str, run: u64, hook: Option<&Hook>) -> io::Result<Self> {
+    pub fn start(mut command: Command, name: &str, run: RunId, hook: Option<&Hook>) -> io::Result<Self> {
         // A group of its own, so that what it starts ends with it.
         command.process_group(0);
         if let Some(hook) = hook {
@@ -115,7 +116,7 @@ impl ModelProcess {
     pub(super) fn start(
         program: &Program,
         name: &str,
-        run: u64,
+        run: RunId,
         hook: Option<&Hook>,
         environment: &[(OsString, OsString)],
     ) -> io::Result<Self> {

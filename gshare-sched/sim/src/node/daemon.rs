@@ -5,9 +5,9 @@ use super::outside::Outside;
 use super::{Setup, plan};
 use crate::token::Violation;
 use gshare_core::wire::ToDaemon;
-use gshare_core::{Bytes, ConnId, Duration, Engine as _, GpuId, ResourceSpec, Timestamp};
+use gshare_core::{Bytes, ConnId, DeviceUuid, Duration, Engine as _, GpuId, ResourceSpec, RunId, Timestamp};
 use gshare_sched::node::{
-    ClientConfig, DeviceConfig, DeviceUuid, Node, NodeAction, NodeConfig, NodeError, NodeEvent, Note, Peer,
+    ClientConfig, DeviceConfig, Node, NodeAction, NodeConfig, NodeError, NodeEvent, Note, Peer,
     vertical_scaler,
 };
 use std::collections::{BTreeSet, VecDeque};
@@ -40,8 +40,8 @@ pub(super) struct Daemon {
 }
 
 /// Name of a device.
-pub(super) fn uuid(gpu: usize) -> [u8; 16] {
-    [u8::try_from(gpu + 1).unwrap_or(u8::MAX); 16]
+pub(super) fn uuid(gpu: usize) -> DeviceUuid {
+    DeviceUuid::gpu([u8::try_from(gpu + 1).unwrap_or(u8::MAX); 16])
 }
 
 impl Daemon {
@@ -51,7 +51,7 @@ impl Daemon {
         config.max_clients = 1_024;
         config.devices = (0..)
             .zip(&plan.gpus)
-            .map(|(gpu, device)| DeviceConfig { uuid: DeviceUuid(uuid(gpu)), memory: Some(device.memory) })
+            .map(|(gpu, device)| DeviceConfig { uuid: uuid(gpu), memory: Some(device.memory) })
             .collect();
         for (name, spec) in names.iter().filter(|_| plan.kinds.shares) {
             let mut entry = ClientConfig::default();
@@ -290,7 +290,7 @@ pub(super) fn name_of(gpu: usize, instance: usize) -> String {
 
 fn device_of(name: &str) -> Option<DeviceUuid> {
     let number = name.strip_prefix("gpu")?.split_once('-')?.0.parse().ok()?;
-    Some(DeviceUuid(uuid(number)))
+    Some(uuid(number))
 }
 
 /// A frame that no hook would send now.
@@ -312,7 +312,7 @@ pub(super) fn garbage(kind: u8, number: u64) -> ToDaemon {
         8 => ToDaemon::Class { class: gshare_core::scale::ServiceClass::BestEffort },
         9 => ToDaemon::Attach {
             ordinal: kind.into(),
-            device: [0xAA; 16],
+            device: DeviceUuid::gpu([0xAA; 16]),
             device_memory: bytes,
             allocated: bytes,
             part: Some(bytes),
@@ -329,6 +329,7 @@ pub(super) fn garbage(kind: u8, number: u64) -> ToDaemon {
 
 /// What a process says first.
 pub(super) fn hello(name: &str, run: u64) -> ToDaemon {
+    let run = RunId::new(run.into());
     ToDaemon::Hello {
         pid_start: 1,
         pid: 1,

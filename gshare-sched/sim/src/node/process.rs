@@ -11,7 +11,7 @@ use crate::gpu::{Kernel, VirtualGpu};
 use crate::rng::Rng;
 use gshare_core::gate::LaunchGate;
 use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
-use gshare_core::{Bytes, ClientId, ConnId, Duration, ResourceSpec, Timestamp};
+use gshare_core::{Bytes, ClientId, ConnId, DeviceUuid, Duration, ResourceSpec, RunId, Timestamp};
 use gshare_meter::cost::{CostTable, Row};
 use gshare_meter::{
     Facts, Ground, MemoryAccount, Meter, MeterAction, MeterEvent, Ordinal, SegmentId, Settings, Ticket,
@@ -62,7 +62,7 @@ pub(super) type Metered = Meter<Arc<Shared>>;
 pub(super) struct Identity {
     pub(super) number: usize,
     pub(super) gpu: usize,
-    pub(super) uuid: [u8; 16],
+    pub(super) uuid: DeviceUuid,
     pub(super) memory: Bytes,
     /// Name of its instance, the number of the run, and what it asks for.
     pub(super) name: String,
@@ -184,7 +184,7 @@ impl Process {
         let hello = ToDaemon::Hello {
             pid_start: who.number as u64 + 1,
             pid: u32::try_from(who.number).unwrap_or(u32::MAX) + 1,
-            run: who.run,
+            run: RunId::new(who.run.into()),
             name: who.name.clone(),
             program: "simulated".into(),
             spec: who.spec,

@@ -190,14 +190,14 @@ impl Bench {
             ToDaemon::Hello {
                 pid_start: 0,
                 pid: u32::try_from(index).unwrap(),
-                run: 1,
+                run: RunId::new(1),
                 name: "instance".into(),
                 program: "test".into(),
                 spec,
                 on_loss: OnDaemonLoss::Open,
             },
         );
-        let (device, device_memory) = ([1; 16], Bytes::from_gib(16));
+        let (device, device_memory) = (DeviceUuid::gpu([1; 16]), Bytes::from_gib(16));
         self.say(index, ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part });
     }
 

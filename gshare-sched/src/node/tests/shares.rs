@@ -143,14 +143,14 @@ impl Bench {
             ToDaemon::Hello {
                 pid_start: 0,
                 pid: 0,
-                run: 1 + instance as u64,
+                run: RunId::new(1 + instance as u128),
                 name: format!("instance{instance}"),
                 program: "test".into(),
                 spec: self.specs[instance],
                 on_loss: OnDaemonLoss::Open,
             },
         );
-        let (device, device_memory) = ([1; 16], Bytes::from_gib(16));
+        let (device, device_memory) = (DeviceUuid::gpu([1; 16]), Bytes::from_gib(16));
         self.say(
             index,
             ToDaemon::Attach { ordinal: 0, device, device_memory, allocated: Bytes::ZERO, part: None },
