@@ -422,3 +422,58 @@ fn states_do_not_flap_about_the_threshold() {
     assert!(ours <= 2, "{ours} changes in {} windows", seconds / 10);
     assert!(paper >= 4 * ours.max(1), "the paper's rule: {paper} changes, ours {ours}");
 }
+
+/// Slices of a GPU that is lost are never chosen, what had a part there is gone, and what the GPU had is free when it is back.
+#[test]
+fn slices_of_a_lost_gpu_are_not_there_until_it_joins_again() {
+    let whole = node(&["4g.40gb", "3g.40gb", "4g.40gb", "3g.40gb"]);
+    let mut keeper = keeper(KeeperConfig::paper(), &whole);
+    add(&mut keeper, 0, chain(&[20, 20], 8), goal(500));
+    let first = requested(&mut keeper, 0, 0);
+    assert_eq!(started(&first), [(InstanceId(0), true, 1)]);
+    let on = keeper.home(InstanceId(0)).unwrap().slices().next().unwrap().gpu;
+    let lost = InstanceEvent::GpuLost { gpu: on };
+    assert!(tell(&mut keeper, 10, lost.clone()).is_empty());
+    assert_eq!((keeper.home(InstanceId(0)), keeper.fits(FunctionId(0))), (None, Some(true)));
+    let error = keeper.handle(Timestamp::from_millis(11), lost, &mut Vec::new()).unwrap_err();
+    assert_eq!(error, InstanceError::UnknownGpu { gpu: on });
+    requested(&mut keeper, 20, 0);
+    let other = keeper.home(InstanceId(1)).unwrap().slices().next().unwrap().gpu;
+    assert_ne!(other, on);
+    tell(&mut keeper, 30, InstanceEvent::GpuLost { gpu: other });
+    assert_eq!(keeper.fits(FunctionId(0)), Some(false), "nothing is left");
+    let unmet = requested(&mut keeper, 40, 0);
+    assert!(matches!(unmet[..], [InstanceAction::Unmet { .. }]), "{unmet:?}");
+    let slices = whole.gpus().iter().find(|gpu| gpu.gpu == on).unwrap().free.clone();
+    let joined = InstanceEvent::GpuJoined { gpu: on, slices };
+    tell(&mut keeper, 50, joined.clone());
+    let error = keeper.handle(Timestamp::from_millis(51), joined, &mut Vec::new()).unwrap_err();
+    assert_eq!(error.to_string(), format!("{on} is given twice"));
+    assert_eq!(started(&requested(&mut keeper, 60, 0)), [(InstanceId(2), true, 1)]);
+    keeper.invariants();
+}
+
+#[test]
+fn a_function_that_is_removed_is_drained_and_forgotten_with_its_last_instance() {
+    let mut keeper = keeper(KeeperConfig::default(), &node(&["2g.20gb", "2g.20gb"]));
+    let function = FunctionId(0);
+    add(&mut keeper, 0, chain(&[20, 20], 7), goal(500));
+    requested(&mut keeper, 0, 0);
+    let (a, b) = (InstanceId(0), InstanceId(1));
+    tell(&mut keeper, 10, InstanceEvent::Started { instance: a });
+    let short = InstanceEvent::Short { function, waiting: 9, behind: Duration::from_secs(9) };
+    assert_eq!(started(&tell(&mut keeper, 20, short.clone())), [(b, false, 1)]);
+    let reason = InstanceReason::Removed;
+    let removed = tell(&mut keeper, 30, InstanceEvent::FunctionRemoved { function });
+    let drain = InstanceAction::Drain { instance: a, reason };
+    assert_eq!(removed, [drain, InstanceAction::Stop { instance: b, reason }]);
+    let error = keeper.handle(Timestamp::from_millis(40), short, &mut Vec::new()).unwrap_err();
+    assert_eq!(error, InstanceError::UnknownFunction { function });
+    assert!(tell(&mut keeper, 50, InstanceEvent::Gone { instance: b }).is_empty());
+    tell(&mut keeper, 60, InstanceEvent::Drained { instance: a });
+    let last = tell(&mut keeper, 70, InstanceEvent::Gone { instance: a });
+    assert_eq!(last, [InstanceAction::Forget { function }]);
+    let (dag, goal) = (Box::new(chain(&[20], 3)), Box::new(goal(500)));
+    tell(&mut keeper, 80, InstanceEvent::FunctionAdded { function, dag, goal });
+    keeper.invariants();
+}

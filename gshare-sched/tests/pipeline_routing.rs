@@ -857,3 +857,21 @@ fn a_request_whose_instances_keep_dying_is_given_up() {
     let given_up = RouteAction::Reject { request: RequestId(1), reason: RouteReject::AttemptsExhausted };
     assert_eq!(last, [given_up]);
 }
+
+#[test]
+fn what_waits_of_a_removed_function_is_rejected_and_what_runs_goes_on() {
+    let mut router = SlackRouter::new(RouterConfig::default()).unwrap();
+    up(&mut router, 0, 1, service(false, 0, 10, 0, 1));
+    for request in 0..3 {
+        arrive(&mut router, 0, request, 1, 15);
+    }
+    arrive(&mut router, 0, 9, 2, 15);
+    let function = FunctionId(1);
+    let removed = tell(&mut router, 1, RouteEvent::FunctionRemoved { function });
+    let rejected =
+        |request| RouteAction::Reject { request: RequestId(request), reason: RouteReject::Removed };
+    assert_eq!(removed, [rejected(1), rejected(2)]);
+    assert_eq!((router.waiting(function), router.waiting(FunctionId(2))), (0, 1));
+    tell(&mut router, 10, RouteEvent::Completed { request: RequestId(0), instance: InstanceId(0) });
+    router.invariants();
+}

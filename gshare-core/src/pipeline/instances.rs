@@ -19,9 +19,10 @@
 //! - **warm**: its weights are in host memory; **cold**: nowhere on the node.
 
 use super::routing::SharedSlice;
-use super::{AssignedSlice, Goal};
+use super::{AssignedSlice, Goal, NodeError};
 use crate::dag::{ComponentSet, Dag};
-use crate::ids::FunctionId;
+use crate::ids::{FunctionId, GpuId};
+use crate::mig::SliceAt;
 use crate::request::Tier;
 use crate::scale::InstanceId;
 use crate::units::{Bytes, Duration, Timestamp};
@@ -41,6 +42,25 @@ pub enum InstanceEvent {
         dag: Box<Dag>,
         /// What its pipelines are wanted for.
         goal: Box<Goal>,
+    },
+    /// The function is not wanted any more: its instances drain, and those that start are stopped. Its name is free again
+    /// when the last of them is gone.
+    FunctionRemoved {
+        /// The function.
+        function: FunctionId,
+    },
+    /// A GPU of the node's model that was not there before, or is back: nothing runs on it.
+    GpuJoined {
+        /// Its name.
+        gpu: GpuId,
+        /// Its slices.
+        slices: Vec<SliceAt>,
+    },
+    /// The GPU is gone with its slices, until it joins again. Each instance with a part on it is gone, and needs no `Gone`;
+    /// the host ends its other parts.
+    GpuLost {
+        /// Its name.
+        gpu: GpuId,
     },
     /// A request for it came.
     Requested {
@@ -200,6 +220,8 @@ pub enum InstanceReason {
         /// Which function.
         function: FunctionId,
     },
+    /// Its function was removed.
+    Removed,
 }
 
 /// What to do.
@@ -311,6 +333,18 @@ pub enum InstanceError {
         function: FunctionId,
         /// The best-ranked pipeline's reason.
         why: String,
+    },
+    /// No such GPU (any more).
+    #[error("unknown {gpu}")]
+    UnknownGpu {
+        /// The name given.
+        gpu: GpuId,
+    },
+    /// The node cannot have that GPU beside its others.
+    #[error(transparent)]
+    BadGpu {
+        /// What is wrong.
+        source: NodeError,
     },
     /// No such instance (any more).
     #[error("unknown {instance}")]

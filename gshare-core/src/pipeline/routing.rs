@@ -113,6 +113,12 @@ pub enum RouteEvent {
         #[cfg_attr(feature = "serde", serde(rename = "deadline_ns", default))]
         deadline: Option<Timestamp>,
     },
+    /// The function is not wanted any more: its requests that wait are rejected. Those that were dispatched go on; should
+    /// their instance go down they wait again, until this is told once more.
+    FunctionRemoved {
+        /// The function.
+        function: FunctionId,
+    },
     /// A dispatched request was answered.
     Completed {
         /// Which.
@@ -183,6 +189,8 @@ pub enum RouteReject {
     DeadlineMissed,
     /// It was dispatched as often as is allowed, and its instances went down.
     AttemptsExhausted,
+    /// Its function was removed.
+    Removed,
 }
 
 /// Why an event was refused. Nothing changed.

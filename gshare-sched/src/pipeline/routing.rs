@@ -960,6 +960,18 @@ impl SlackRouter {
         }
     }
 
+    /// Rejects what waits of a function.
+    fn remove(&mut self, function: FunctionId, actions: &mut Vec<RouteAction>) {
+        let Some(of) = self.functions.get(&function) else { return };
+        let waiting: Vec<RequestId> = of.on_time.values().chain(of.late.values()).copied().collect();
+        for id in waiting {
+            self.dequeue(id, None);
+            self.reject(id, RouteReject::Removed, actions);
+        }
+        self.reorder(function);
+        self.tidy(function);
+    }
+
     /// What must hold between events; a violation is a mistake of this module.
     ///
     /// # Panics
@@ -1127,6 +1139,7 @@ impl Engine for SlackRouter {
             RouteEvent::Arrived { request, function, deadline } => {
                 self.arrived(now, request, function, deadline, actions);
             }
+            RouteEvent::FunctionRemoved { function } => self.remove(function, actions),
             // The expiry above may have been what the client gave up.
             RouteEvent::Cancelled { request } if self.requests.contains_key(&request) => {
                 let function = self.requests[&request].function;

@@ -162,7 +162,7 @@ impl KeeperConfig {
         Self { pipelines: false, time_sharing: false, migration: false, ..Self::paper() }
     }
 
-    pub(super) fn check(&self) -> Result<(), InstanceError> {
+    pub(crate) fn check(&self) -> Result<(), InstanceError> {
         let bad = |field, value: u64, bound| Err(InstanceError::BadConfig { field, value, bound });
         if self.window.is_zero() {
             return bad("window", 0, "need more than 0");

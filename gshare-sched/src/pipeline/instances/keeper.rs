@@ -8,7 +8,7 @@ use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceError, Inst
 use gshare_core::pipeline::{Goal, Node, PipelinePartitioner, SliceAssigner};
 use gshare_core::request::Tier;
 use gshare_core::scale::InstanceId;
-use gshare_core::{Bytes, Duration, Engine, FunctionId, Timestamp};
+use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +93,8 @@ pub(super) struct Function {
     pub(super) unmet: Option<u64>,
     /// When it was short last, and how long it needed then for what waited.
     pub(super) told_short: Option<(Timestamp, Duration)>,
+    /// Forgotten with its last instance.
+    removed: bool,
 }
 
 /// Keeps the instances of one node: the engine of this module.
@@ -174,6 +176,11 @@ impl Keeper {
         })
     }
 
+    /// Whether the function could run if the GPUs that are there now were empty. None: no such function.
+    pub fn fits(&self, function: FunctionId) -> Option<bool> {
+        self.functions.get(&function).map(|of| !of.removed && self.fits_empty(of).is_ok())
+    }
+
     pub(super) const fn now(&self) -> Timestamp {
         self.last
     }
@@ -182,9 +189,9 @@ impl Keeper {
         if now < self.last {
             return Err(InstanceError::TimeWentBack { now, last: self.last });
         }
-        let known = |function: FunctionId| match self.functions.contains_key(&function) {
-            true => Ok(()),
-            false => Err(InstanceError::UnknownFunction { function }),
+        let known = |function: FunctionId| match self.functions.get(&function) {
+            Some(of) if !of.removed => Ok(()),
+            _ => Err(InstanceError::UnknownFunction { function }),
         };
         let is = |instance: InstanceId, event, fits: &dyn Fn(&Instance) -> bool| {
             let found = self.instances.get(&instance).ok_or(InstanceError::UnknownInstance { instance })?;
@@ -195,7 +202,15 @@ impl Keeper {
             InstanceEvent::FunctionAdded { function, .. } if self.functions.contains_key(function) => {
                 Err(InstanceError::DuplicateFunction { function: *function })
             }
-            InstanceEvent::Requested { function } | InstanceEvent::Short { function, .. } => known(*function),
+            InstanceEvent::Requested { function }
+            | InstanceEvent::Short { function, .. }
+            | InstanceEvent::FunctionRemoved { function } => known(*function),
+            InstanceEvent::GpuJoined { gpu, slices } => {
+                self.slices.check_join(*gpu, slices).map_err(|source| InstanceError::BadGpu { source })
+            }
+            InstanceEvent::GpuLost { gpu } if !self.slices.gpus.contains(gpu) => {
+                Err(InstanceError::UnknownGpu { gpu: *gpu })
+            }
             InstanceEvent::Needed { instance } => is(*instance, "needed", &|one| {
                 let resident = self.is_resident(*instance);
                 let draining = one.state == State::Draining;
@@ -375,6 +390,7 @@ impl Keeper {
         if let Some(of) = self.functions.get_mut(&instance.function) {
             of.instances.remove(&id);
         }
+        self.forget_removed(instance.function, actions);
         // What it was to replace stays, and may be replaced by another.
         if let Some(old) = instance.replaces.and_then(|old| self.instances.get_mut(&old)) {
             old.replaced = false;
@@ -387,6 +403,45 @@ impl Keeper {
         }
         if self.instances.is_empty() {
             self.window_ends = None;
+        }
+    }
+
+    /// Gives up all instances of a function that is not wanted any more.
+    fn remove(&mut self, function: FunctionId, actions: &mut Vec<InstanceAction>) {
+        if let Some(at) = self.expiry_of.remove(&function) {
+            self.expiries.remove(&(at, function));
+        }
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        (of.removed, of.told_short) = (true, None);
+        let reason = InstanceReason::Removed;
+        for instance in of.instances.clone() {
+            match self.instances.get_mut(&instance) {
+                Some(found) if found.state == State::Starting => {
+                    found.state = State::Stopping;
+                    actions.push(InstanceAction::Stop { instance, reason });
+                }
+                _ => self.drain(instance, reason, actions),
+            }
+        }
+        self.forget_removed(function, actions);
+    }
+
+    fn forget_removed(&mut self, function: FunctionId, actions: &mut Vec<InstanceAction>) {
+        if self.functions.get(&function).is_some_and(|of| of.removed && of.instances.is_empty())
+            && self.functions.remove(&function).is_some_and(|of| of.warm)
+        {
+            actions.push(InstanceAction::Forget { function });
+        }
+    }
+
+    fn lost(&mut self, gpu: GpuId, actions: &mut Vec<InstanceAction>) {
+        self.slices.lose(gpu);
+        let on = |(id, one): (&InstanceId, &Instance)| {
+            one.places.iter().any(|&place| self.slices.all[place].gpu == gpu).then_some(*id)
+        };
+        let gone: Vec<InstanceId> = self.instances.iter().filter_map(on).collect();
+        for id in gone {
+            self.gone(id, actions);
         }
     }
 
@@ -486,6 +541,7 @@ impl Keeper {
             warm: false,
             unmet: None,
             told_short: None,
+            removed: false,
         };
         self.fits_empty(&new).map_err(|why| InstanceError::NeverFits { function, why })?;
         self.functions.insert(function, new);
@@ -606,6 +662,9 @@ impl Engine for Keeper {
                 }
             }
             InstanceEvent::Gone { instance } => self.gone(instance, actions),
+            InstanceEvent::FunctionRemoved { function } => self.remove(function, actions),
+            InstanceEvent::GpuJoined { gpu, slices } => self.slices.join(gpu, &slices),
+            InstanceEvent::GpuLost { gpu } => self.lost(gpu, actions),
             _ => {}
         }
         #[cfg(debug_assertions)]

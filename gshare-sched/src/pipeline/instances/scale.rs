@@ -61,7 +61,7 @@ impl Keeper {
     pub(super) fn fits_empty(&self, function: &Function) -> Result<(), String> {
         let mut empty = self.slices.clone();
         for slice in &mut empty.all {
-            if slice.owner != Owner::Others {
+            if !matches!(slice.owner, Owner::Others | Owner::Lost) {
                 slice.owner = Owner::Nobody;
             }
         }

@@ -15,6 +15,8 @@ pub(super) enum Owner {
     Others,
     Exclusive(InstanceId),
     Shared,
+    /// The GPU is lost: the slice is not there.
+    Lost,
 }
 
 #[derive(Debug, Clone)]
@@ -31,19 +33,9 @@ pub(super) struct Slice {
     pub(super) was_busy: u64,
 }
 
-/// The slices of a node, in the order of GPU and place; a [`SharedSlice`] is a number in this list.
-#[derive(Debug, Clone)]
-pub(super) struct Slices {
-    pub(super) model: GpuModel,
-    gpus: Vec<GpuId>,
-    pub(super) all: Vec<Slice>,
-    /// Grows whenever a slice becomes free, or shared.
-    pub(super) version: u64,
-}
-
-impl Slices {
-    pub(super) fn new(node: &Node, policy: EvictionPolicy) -> Self {
-        let slice = |gpu: GpuId, at: SliceAt, owner: Owner| Slice {
+impl Slice {
+    const fn new(gpu: GpuId, at: SliceAt, owner: Owner, policy: EvictionPolicy) -> Self {
+        Self {
             gpu,
             at,
             owner,
@@ -52,14 +44,61 @@ impl Slices {
             used: Bytes::ZERO,
             busy: 0,
             was_busy: 0,
-        };
+        }
+    }
+}
+
+/// The slices of a node, in the order of GPU and place; a [`SharedSlice`] is a number in this list.
+#[derive(Debug, Clone)]
+pub(super) struct Slices {
+    pub(super) model: GpuModel,
+    policy: EvictionPolicy,
+    /// Those that are not lost.
+    pub(super) gpus: Vec<GpuId>,
+    pub(super) all: Vec<Slice>,
+    /// Grows whenever a slice becomes free, or shared.
+    pub(super) version: u64,
+}
+
+impl Slices {
+    pub(super) fn new(node: &Node, policy: EvictionPolicy) -> Self {
         let mut all = Vec::new();
         for gpu in node.gpus() {
-            all.extend(gpu.free.iter().map(|&at| slice(gpu.gpu, at, Owner::Nobody)));
-            all.extend(gpu.busy.iter().map(|&at| slice(gpu.gpu, at, Owner::Others)));
+            all.extend(gpu.free.iter().map(|&at| Slice::new(gpu.gpu, at, Owner::Nobody, policy)));
+            all.extend(gpu.busy.iter().map(|&at| Slice::new(gpu.gpu, at, Owner::Others, policy)));
         }
         let gpus = node.gpus().iter().map(|gpu| gpu.gpu).collect();
-        Self { model: node.model().clone(), gpus, all, version: 1 }
+        Self { model: node.model().clone(), policy, gpus, all, version: 1 }
+    }
+
+    /// Whether a GPU with these slices can be one of the node's.
+    pub(super) fn check_join(&self, gpu: GpuId, slices: &[SliceAt]) -> Result<(), NodeError> {
+        let mut gpus = self.node()?.gpus().to_vec();
+        gpus.push(NodeGpu { gpu, free: slices.to_vec(), busy: Vec::new() });
+        Node::new(self.model.clone(), gpus).map(|_| ())
+    }
+
+    /// Adds a GPU's slices. One that was there before keeps its number.
+    pub(super) fn join(&mut self, gpu: GpuId, slices: &[SliceAt]) {
+        self.gpus.push(gpu);
+        for &at in slices {
+            let new = Slice::new(gpu, at, Owner::Nobody, self.policy);
+            match self.all.iter_mut().find(|one| one.gpu == gpu && one.at == at) {
+                Some(lost) => *lost = new,
+                None => self.all.push(new),
+            }
+        }
+        self.version += 1;
+    }
+
+    /// From now on the GPU's slices are lost as soon as nobody has them.
+    pub(super) fn lose(&mut self, gpu: GpuId) {
+        self.gpus.retain(|one| *one != gpu);
+        for slice in self.all.iter_mut().filter(|slice| slice.gpu == gpu) {
+            if matches!(slice.owner, Owner::Nobody | Owner::Others) {
+                slice.owner = Owner::Lost;
+            }
+        }
     }
 
     /// The node as partitioner and assigner see it.
@@ -71,7 +110,8 @@ impl Slices {
     pub(super) fn node_without(&self, places: &[usize]) -> Result<Node, NodeError> {
         let gpu = |&gpu: &GpuId| {
             let on = |free: bool| {
-                let slices = self.all.iter().enumerate().filter(move |(_, slice)| slice.gpu == gpu);
+                let here = move |slice: &Slice| slice.gpu == gpu && slice.owner != Owner::Lost;
+                let slices = self.all.iter().enumerate().filter(move |(_, slice)| here(slice));
                 let is_free =
                     |place: usize, slice: &Slice| slice.owner == Owner::Nobody || places.contains(&place);
                 let slices = slices.filter(move |(place, slice)| is_free(*place, slice) == free);
@@ -103,7 +143,8 @@ impl Slices {
     }
 
     pub(super) fn release(&mut self, place: usize) {
-        self.all[place].owner = Owner::Nobody;
+        let here = self.gpus.contains(&self.all[place].gpu);
+        self.all[place].owner = if here { Owner::Nobody } else { Owner::Lost };
         self.version += 1;
     }
 
