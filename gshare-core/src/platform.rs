@@ -727,6 +727,14 @@ pub enum PoolError {
         /// The field and its bound.
         why: String,
     },
+    /// An event that the pool cannot take; the platform does not send such events.
+    #[error("the {regime} pool refuses: {why}")]
+    Refused {
+        /// The pool's regime.
+        regime: Regime,
+        /// The field and its bound.
+        why: String,
+    },
     /// An event for something that the pool does not have; the platform does not send such events.
     #[error("{what} is not known to the {regime} pool")]
     Unknown {

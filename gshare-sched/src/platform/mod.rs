@@ -72,11 +72,16 @@ mod functions;
 mod host_cache;
 mod instances;
 mod requests;
+mod sliced;
+mod tickets;
 mod timers;
+mod whole;
 
 pub use error::PlatformError;
 pub use fractional::{FractionalConfig, FractionalPolicies, FractionalPool};
 pub use functions::{FunctionState, FunctionStats, FunctionView};
+pub use sliced::{Make, SlicedConfig, SlicedError, SlicedPool};
+pub use whole::WholePool;
 
 use crate::scale::ConfigError;
 use admission::Tenants;

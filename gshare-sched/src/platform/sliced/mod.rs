@@ -1,0 +1,754 @@
+//! The pool of MIG slices: FluidFaaS's router and keepers of instances, behind the words of a pool.
+//!
+//! # Problem
+//! A router says which instance serves a request, a keeper of instances which instances a node has on its slices (FluidFaaS,
+//! section 5.3). Neither knows devices that come and go, a host's orders, or the other one. The pool carries what each says
+//! to the other, and turns it into orders.
+//!
+//! # Algorithm
+//! 1. **One keeper for each node** with a device, one router for all. An instance has a name of the pool's, never used
+//!    twice; the keeper's name of it is known beside its node.
+//! 2. **A request** is told to the router, with the earlier of its SLO and its deadline, and to the keeper of the first node
+//!    with instances of its function; without any, of one node of those that the function fits. One that is dispatched
+//!    on another node is told to the keeper there, so that each keeper knows of the use that its instances have.
+//! 3. **Shortage** of a function is told to the node with the fewest slices held; while that does not help, to the others in
+//!    turn.
+//! 4. **Taking turns**: an instance on a shared slice is started parked. When the router sends it a request, the keeper says
+//!    who leaves the slice (`Park`) and that it comes (`Unpark`), which is held back until each `Park` on the slice
+//!    is answered. The request is dispatched when the instance has come, so a host never has one for a parked instance.
+//! 5. **Capacity** of an exclusive instance: as many requests as keep its busiest slice busy, and no more than it has
+//!    slices, since they would wait in it where no other instance can take them.
+//! 6. **A deadline** of a request is when it is rejected if it waits, a request for whose instance is being unparked included.
+//!
+//! ## Example
+//! Two functions share a slice whose memory has room for one. A is there; a request for B comes and the slice is idle.
+//! Orders: `Park A`; on `Parked A`: `Unpark B`; on `Unparked B`: `Dispatch` to B.
+//!
+//! # Invariants
+//! Keepers, router and the pool agree on instances, homes and requests; the instances whose memory a slice has, those that
+//! are being parked included, fit it; a slice that an instance owns has no other.
+//!
+//! # Cost
+//! That of the router and the keeper for an event; O(instances) for a shortage; a plan for each function and node when a device
+//! joins or is lost.
+//!
+//! # Differences from the paper
+//! Several nodes. Devices are lost and join: a keeper lives as long as its node has a device, then what it knew of
+//! its functions' gaps is lost.
+//!
+//! # What is not bounded
+//! - `min_instances` is not kept: a function has no instance before its first request and after its keep-alive;
+//! - `max_instances` bounds what is started; while an instance takes the place of another both are there. A bound that is
+//!   lowered stops nothing that runs;
+//! - limits of tenants: none is kept, the platform has to;
+//! - a host that never answers an order keeps the instance where it is: there is no time-out here.
+
+mod obey;
+mod report;
+#[cfg(test)]
+mod tests;
+
+use super::tickets::Tickets;
+use crate::pipeline::{
+    Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner, RouterConfig, SlackRouter,
+};
+use gshare_core::dag::{ComponentSet, Dag};
+use gshare_core::mig::GpuModel;
+use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceError, InstanceEvent};
+use gshare_core::pipeline::routing::{RouteError, RouteEvent, SharedSlice};
+use gshare_core::pipeline::{
+    AssignedSlice, Goal, Node as Slices, NodeGpu, PartitionError, PipelinePartitioner, SliceAssigner,
+};
+use gshare_core::platform::{
+    DeviceSpec, FunctionSpec, InstanceView, Life, Part, PlatformAction, Pool, PoolAction, PoolError,
+    PoolEvent, Regime, Rejection, StopCause, Work,
+};
+use gshare_core::request::{NodeId, RequestId};
+use gshare_core::resource::QuotaRange;
+use gshare_core::scale::InstanceId;
+use gshare_core::share::GpuShare;
+use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, SmShare, Timestamp};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// A shortage that lasts goes on to the next node when it is told again within this time; one that ended begins anew.
+const SHORT_LASTS: Duration = Duration::from_secs(1);
+
+/// Settings of a [`SlicedPool`].
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct SlicedConfig {
+    /// Those of the router.
+    pub router: RouterConfig,
+    /// Those of the keeper of each node.
+    pub keeper: KeeperConfig,
+}
+
+impl SlicedConfig {
+    /// The same with another router.
+    #[must_use]
+    pub fn with_router(self, router: RouterConfig) -> Self {
+        Self { router, ..self }
+    }
+
+    /// The same with other keepers.
+    #[must_use]
+    pub fn with_keeper(self, keeper: KeeperConfig) -> Self {
+        Self { keeper, ..self }
+    }
+}
+
+/// Why a [`SlicedPool`] was not made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SlicedError {
+    /// A setting of the router.
+    #[error("router: {0}")]
+    Router(#[from] RouteError),
+    /// A setting of the keepers.
+    #[error("keeper: {0}")]
+    Keeper(#[from] InstanceError),
+    /// A setting of the partitioner.
+    #[error("partitioner: {0}")]
+    Partitioner(#[from] PartitionError),
+}
+
+/// What there is of an instance in its slice's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Memory {
+    Out,
+    /// It is to be unparked as soon as nobody on the slice is being parked.
+    Coming {
+        takes: Duration,
+    },
+    /// `Unpark` was ordered.
+    Unparking,
+    In,
+}
+
+#[derive(Debug)]
+struct Instance {
+    function: FunctionId,
+    node: NodeId,
+    /// The keeper's name of it.
+    local: InstanceId,
+    home: Home,
+    parts: Vec<Part>,
+    life: Life,
+    memory: Memory,
+    /// It leaves its slice's memory: `Park` was not answered, or it was evicted after its `Stop`.
+    leaving: bool,
+    /// The router has it.
+    up: bool,
+    /// The router gives it no more.
+    draining: bool,
+    /// The ticket for which it is unparked.
+    pending: Option<RequestId>,
+    requests: BTreeSet<RequestId>,
+    cause: StopCause,
+}
+
+impl Instance {
+    fn is_shared(&self) -> bool {
+        matches!(self.home, Home::Shared { .. })
+    }
+
+    /// Whether the slice's memory has it, or something of it.
+    fn holds(&self) -> bool {
+        self.leaving || matches!(self.memory, Memory::In | Memory::Unparking)
+    }
+
+    fn counts(&self) -> bool {
+        !self.draining && self.life != Life::Stopped
+    }
+}
+
+struct Node {
+    model: GpuModel,
+    keeper: Keeper,
+    /// The keeper's next deadline, as filed.
+    due: Option<Timestamp>,
+    /// The pool's names of the keeper's instances.
+    names: BTreeMap<InstanceId, InstanceId>,
+    /// Who is on each slice that somebody is on.
+    slices: BTreeMap<AssignedSlice, BTreeSet<InstanceId>>,
+}
+
+struct Function {
+    dag: Box<Dag>,
+    goal: Box<Goal>,
+    slo: Option<Duration>,
+    max_instances: u32,
+    removed: bool,
+    /// Nodes that it fits.
+    nodes: BTreeSet<NodeId>,
+    instances: BTreeSet<InstanceId>,
+    /// When it was short last, and how often in a row.
+    short: Option<(Timestamp, usize)>,
+    /// Nodes whose keeper has no slices for it, whether the host was told that none has, and at which version of the pool.
+    unmet: BTreeSet<NodeId>,
+    told_unmet: bool,
+    version: u64,
+}
+
+/// What an engine is yet to be told.
+#[derive(Debug)]
+enum Task {
+    Keep(NodeId, InstanceEvent),
+    Route(RouteEvent),
+}
+
+/// Makes a policy for each node.
+pub type Make<T> = Box<dyn Fn() -> Box<T> + Send>;
+
+/// Devices with MIG slices, under a [`SlackRouter`] and a [`Keeper`] for each node. See the [module](self).
+pub struct SlicedPool {
+    config: SlicedConfig,
+    make_partitioner: Make<dyn PipelinePartitioner>,
+    make_assigner: Make<dyn SliceAssigner>,
+    router: SlackRouter,
+    nodes: BTreeMap<NodeId, Node>,
+    gpus: BTreeMap<GpuId, NodeId>,
+    functions: BTreeMap<FunctionId, Function>,
+    instances: BTreeMap<InstanceId, Instance>,
+    next: u64,
+    tickets: Tickets,
+    /// The router's numbers of shared slices.
+    numbers: BTreeMap<(NodeId, SharedSlice), SharedSlice>,
+    now: Timestamp,
+    tasks: VecDeque<Task>,
+    /// Deadlines of keepers.
+    due: BTreeSet<(Timestamp, NodeId)>,
+    /// Grows with each change that may give a function slices.
+    version: u64,
+}
+
+impl core::fmt::Debug for SlicedPool {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("SlicedPool")
+            .field("now", &self.now)
+            .field("gpus", &self.gpus)
+            .field("instances", &self.instances)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SlicedPool {
+    /// A pool without devices whose nodes cut functions with the policies that are made for them.
+    ///
+    /// # Errors
+    /// [`SlicedError`]: a setting that cannot be.
+    pub fn new(
+        config: SlicedConfig,
+        make_partitioner: Make<dyn PipelinePartitioner>,
+        make_assigner: Make<dyn SliceAssigner>,
+    ) -> Result<Self, SlicedError> {
+        let router = SlackRouter::new(config.router.clone())?;
+        config.keeper.check()?;
+        Ok(Self {
+            config,
+            make_partitioner,
+            make_assigner,
+            router,
+            nodes: BTreeMap::new(),
+            gpus: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            instances: BTreeMap::new(),
+            next: 0,
+            tickets: Tickets::default(),
+            numbers: BTreeMap::new(),
+            now: Timestamp::ZERO,
+            tasks: VecDeque::new(),
+            due: BTreeSet::new(),
+            version: 0,
+        })
+    }
+
+    /// A pool with our partitioner and assigner.
+    ///
+    /// # Errors
+    /// [`SlicedError`]: a setting that cannot be.
+    pub fn with_config(config: SlicedConfig) -> Result<Self, SlicedError> {
+        let partitioner = Partitioner::new(PartitionConfig::default())?;
+        let make = move || Box::new(partitioner.clone()) as Box<dyn PipelinePartitioner>;
+        Self::new(config, Box::new(make), Box::new(|| Box::new(LeastFragmentation)))
+    }
+
+    const REGIME: Regime = Regime::Sliced;
+
+    fn unknown(what: impl Into<String>) -> PoolError {
+        PoolError::Unknown { regime: Self::REGIME, what: what.into() }
+    }
+
+    fn refused(why: impl Into<String>) -> PoolError {
+        PoolError::Refused { regime: Self::REGIME, why: why.into() }
+    }
+
+    fn bad_device(gpu: GpuId, why: impl Into<String>) -> PoolError {
+        PoolError::BadDevice { gpu, regime: Self::REGIME, why: why.into() }
+    }
+
+    /// Refuses what cannot be done, before anything is changed.
+    fn check(&self, now: Timestamp, event: &PoolEvent) -> Result<(), PoolError> {
+        if now < self.now {
+            return Err(Self::refused(format!("time went back: now {now}, last event at {}", self.now)));
+        }
+        let known = |function: FunctionId| match self.functions.get(&function) {
+            Some(of) if !of.removed => Ok(()),
+            _ => Err(Self::unknown(function.to_string())),
+        };
+        match event {
+            PoolEvent::DeviceJoined { gpu, spec } => self.check_device(*gpu, spec),
+            PoolEvent::DeviceLost { gpu } if !self.gpus.contains_key(gpu) => {
+                Err(Self::unknown(gpu.to_string()))
+            }
+            PoolEvent::FunctionAdded { function, spec } => self.check_function(*function, spec),
+            PoolEvent::BoundsChanged { function, max_instances: 0, .. } => known(*function).and_then(|()| {
+                Err(Self::refused(format!("max_instances of {function} is 0: need more than 0")))
+            }),
+            PoolEvent::BoundsChanged { function, .. } | PoolEvent::FunctionRemoved { function } => {
+                known(*function)
+            }
+            PoolEvent::Arrived { request, function, .. } => {
+                known(*function)?;
+                match self.tickets.get(*request) {
+                    Some(_) => Err(Self::refused(format!("{request} is already here"))),
+                    None => Ok(()),
+                }
+            }
+            PoolEvent::Done { request, .. } => match self.tickets.get(*request) {
+                Some(held) if held.on.is_some() => Ok(()),
+                _ => Err(Self::unknown(format!("{request} as one that runs"))),
+            },
+            PoolEvent::Cancelled { request } => match self.tickets.get(*request) {
+                Some(held) if held.on.is_none() => Ok(()),
+                _ => Err(Self::unknown(format!("{request} as one that waits"))),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    fn check_device(&self, gpu: GpuId, spec: &DeviceSpec) -> Result<(), PoolError> {
+        let bad = |why: String| Err(Self::bad_device(gpu, why));
+        if self.gpus.contains_key(&gpu) {
+            return bad("it is here already".to_owned());
+        }
+        let Some(layout) = spec.mig.as_ref().filter(|layout| !layout.slices().is_empty()) else {
+            return bad("mig has no slices: need one at least".to_owned());
+        };
+        match self.nodes.get(&spec.node) {
+            Some(node) if node.model != *layout.model() => bad(format!(
+                "mig.model is {}, that of the other devices of {} is {}: a node has one",
+                layout.model().name,
+                spec.node,
+                node.model.name
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_function(&self, function: FunctionId, spec: &FunctionSpec) -> Result<(), PoolError> {
+        let unsuitable =
+            |why: &str| Err(PoolError::Unsuitable { function, regime: Self::REGIME, why: why.to_owned() });
+        if self.functions.contains_key(&function) {
+            return unsuitable("it is here already, or has instances that end");
+        }
+        if spec.max_instances == 0 {
+            return unsuitable("max_instances is 0: need more than 0");
+        }
+        match spec.work {
+            Work::Pipeline { .. } => Ok(()),
+            Work::Inference { .. } => {
+                unsuitable("work is inference: need a pipeline, whose components have profiles by slice")
+            }
+            Work::Training { .. } => {
+                unsuitable("work is training: slices are given to functions that answer requests")
+            }
+        }
+    }
+
+    /// Adds a device to its node's keeper, or makes that.
+    fn join(&mut self, gpu: GpuId, spec: &DeviceSpec) -> Result<Vec<InstanceAction>, PoolError> {
+        let Some(layout) = &spec.mig else { return Ok(Vec::new()) };
+        let (mut actions, slices) = (Vec::new(), layout.slices().to_vec());
+        let bad = |why: String| Self::bad_device(gpu, why);
+        if let Some(node) = self.nodes.get_mut(&spec.node) {
+            let event = InstanceEvent::GpuJoined { gpu, slices };
+            node.keeper.handle(self.now, event, &mut actions).map_err(|error| bad(error.to_string()))?;
+        } else {
+            let model = layout.model().clone();
+            let gpus = vec![NodeGpu { gpu, free: slices, busy: Vec::new() }];
+            let slices = Slices::new(model.clone(), gpus).map_err(|error| bad(error.to_string()))?;
+            let (partitioner, assigner) = ((self.make_partitioner)(), (self.make_assigner)());
+            let keeper = Keeper::new(self.config.keeper.clone(), &slices, partitioner, assigner);
+            let keeper = keeper.map_err(|error| bad(error.to_string()))?;
+            let node = Node { model, keeper, due: None, names: BTreeMap::new(), slices: BTreeMap::new() };
+            self.nodes.insert(spec.node, node);
+        }
+        self.gpus.insert(gpu, spec.node);
+        self.file(spec.node);
+        Ok(actions)
+    }
+
+    /// Looks which functions fit a node now, and tells its keeper of those that it did not fit before. What fits no
+    /// node any more is not waited for while there are devices.
+    fn refit(&mut self, at: NodeId, actions: &mut Vec<PoolAction>) {
+        let all: Vec<FunctionId> =
+            self.functions.iter().filter(|(_, of)| !of.removed).map(|(function, _)| *function).collect();
+        for function in all {
+            self.fit(function, at, actions);
+        }
+        self.version += 1;
+        self.reject_unfit(actions);
+    }
+
+    fn fit(&mut self, function: FunctionId, at: NodeId, actions: &mut Vec<PoolAction>) {
+        let (Some(of), Some(node)) = (self.functions.get_mut(&function), self.nodes.get_mut(&at)) else {
+            return;
+        };
+        let mut orders = Vec::new();
+        let fits = node.keeper.fits(function).unwrap_or_else(|| {
+            let (dag, goal) = (of.dag.clone(), of.goal.clone());
+            let event = InstanceEvent::FunctionAdded { function, dag, goal };
+            node.keeper.handle(self.now, event, &mut orders).is_ok()
+        });
+        let new = fits && of.nodes.insert(at);
+        if !fits {
+            of.nodes.remove(&at);
+        }
+        self.file(at);
+        for order in orders {
+            self.obey(at, order, actions);
+        }
+        if new && self.tickets.waiting(function) > 0 {
+            let node = self.node_for(function).unwrap_or(at);
+            self.keep(node, InstanceEvent::Requested { function });
+        }
+    }
+
+    fn reject_unfit(&mut self, actions: &mut Vec<PoolAction>) {
+        if self.gpus.is_empty() {
+            return;
+        }
+        let unfit = |of: &Function| of.nodes.is_empty() && !of.removed;
+        let all: Vec<FunctionId> =
+            self.functions.iter().filter(|(_, of)| unfit(of)).map(|(function, _)| *function).collect();
+        for function in all {
+            for request in self.tickets.waiting_of(function) {
+                self.give_up(request, Rejection::NeverFits, actions);
+            }
+        }
+    }
+
+    /// The keeper of `at` has no slices for the function, or there is none that it fits.
+    fn unmet(&mut self, function: FunctionId, at: Option<NodeId>, actions: &mut Vec<PoolAction>) {
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        if of.version != self.version {
+            (of.version, of.told_unmet) = (self.version, false);
+            of.unmet.clear();
+        }
+        of.unmet.extend(at);
+        if !of.told_unmet && of.nodes.is_subset(&of.unmet) {
+            of.told_unmet = true;
+            actions.push(PoolAction::Unmet { function });
+        }
+    }
+
+    /// Files the next deadline of a node's keeper, to be called after each event that it was told.
+    fn file(&mut self, at: NodeId) {
+        let next = self.nodes.get(&at).and_then(|node| node.keeper.next_deadline());
+        let before = self.nodes.get_mut(&at).and_then(|node| core::mem::replace(&mut node.due, next));
+        if before != next {
+            before.map(|due| self.due.remove(&(due, at)));
+            self.due.extend(next.map(|due| (due, at)));
+        }
+    }
+
+    /// The node that hears of a request: the first with instances of the function, else one of those that it fits.
+    fn node_for(&self, function: FunctionId) -> Option<NodeId> {
+        let of = self.functions.get(&function)?;
+        let with = of.instances.iter().map(|one| &self.instances[one]).find(|one| one.counts());
+        let own = || of.nodes.iter().nth(function.index() % of.nodes.len().max(1)).copied();
+        with.map(|one| one.node).or_else(own)
+    }
+
+    fn arrived(
+        &mut self,
+        request: RequestId,
+        function: FunctionId,
+        (arrived, deadline): (Timestamp, Option<Timestamp>),
+        actions: &mut Vec<PoolAction>,
+    ) {
+        let Some(of) = self.functions.get(&function) else { return };
+        let reject = |reason| PoolAction::Order(PlatformAction::Reject { request, reason });
+        if deadline.is_some_and(|at| at <= self.now) {
+            return actions.push(reject(Rejection::DeadlineMissed));
+        }
+        if of.nodes.is_empty() && !self.gpus.is_empty() {
+            actions.push(reject(Rejection::NeverFits));
+            return self.unmet(function, None, actions);
+        }
+        let due = of.slo.map(|slo| arrived.saturating_add(slo));
+        let due = [due, deadline].into_iter().flatten().min();
+        let ticket = self.tickets.add(request, function, deadline);
+        if let Some(node) = self.node_for(function) {
+            self.keep(node, InstanceEvent::Requested { function });
+        }
+        self.route(RouteEvent::Arrived { request: ticket, function, deadline: due });
+    }
+
+    /// Ends a request that waits. The router forgets it now, or when the instance that is unparked for it has come.
+    fn give_up(&mut self, request: RequestId, reason: Rejection, actions: &mut Vec<PoolAction>) {
+        if let Some(held) = self.tickets.remove(request) {
+            self.route(RouteEvent::Cancelled { request: held.ticket });
+            actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
+        }
+    }
+
+    fn done(&mut self, request: RequestId, took: Duration) {
+        let Some(held) = self.tickets.remove(request) else { return };
+        let Some((id, one)) = held.on.and_then(|id| Some((id, self.instances.get_mut(&id)?))) else { return };
+        one.requests.remove(&request);
+        let (node, local) = (one.node, one.local);
+        let busy = match one.home {
+            // The part of it that its busiest slice worked.
+            Home::Exclusive { latency, interval, .. } => {
+                let nanos = u128::from(took.as_nanos()) * u128::from(interval.as_nanos())
+                    / u128::from(latency.as_nanos().max(1));
+                Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).min(took)
+            }
+            _ => took,
+        };
+        self.keep(node, InstanceEvent::Served { instance: local, busy });
+        self.route(RouteEvent::Completed { request: held.ticket, instance: id });
+    }
+
+    fn remove(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+        for request in self.tickets.waiting_of(function) {
+            self.give_up(request, Rejection::Removed, actions);
+        }
+        if let Some(of) = self.functions.get_mut(&function) {
+            of.removed = true;
+        }
+        for (&id, node) in &self.nodes {
+            if node.keeper.fits(function).is_some() {
+                self.tasks.push_back(Task::Keep(id, InstanceEvent::FunctionRemoved { function }));
+            }
+        }
+        self.route(RouteEvent::FunctionRemoved { function });
+        self.forget_removed(function);
+    }
+
+    fn forget_removed(&mut self, function: FunctionId) {
+        if self.functions.get(&function).is_some_and(|of| of.removed && of.instances.is_empty()) {
+            self.functions.remove(&function);
+        }
+    }
+
+    fn lost(&mut self, gpu: GpuId, actions: &mut Vec<PoolAction>) {
+        let Some(at) = self.gpus.remove(&gpu) else { return };
+        let on = |(id, one): (&InstanceId, &Instance)| {
+            (one.node == at && one.home.slices().any(|slice| slice.gpu == gpu)).then_some(*id)
+        };
+        let lost: Vec<InstanceId> = self.instances.iter().filter_map(on).collect();
+        self.keep(at, InstanceEvent::GpuLost { gpu });
+        // None of them is given what another one had.
+        for &instance in lost.iter().filter(|id| self.instances[id].up && !self.instances[id].draining) {
+            self.tasks.push_back(Task::Route(RouteEvent::InstanceDraining { instance }));
+        }
+        for instance in lost {
+            if self.instances[&instance].home.slices().any(|slice| slice.gpu != gpu) {
+                let cause = StopCause::PartLost;
+                actions.push(PoolAction::Order(PlatformAction::Stop { instance, cause }));
+            }
+            self.forget(instance, actions);
+        }
+        if !self.gpus.values().any(|node| *node == at) {
+            if let Some(due) = self.nodes.remove(&at).and_then(|node| node.due) {
+                self.due.remove(&(due, at));
+            }
+            for of in self.functions.values_mut() {
+                of.nodes.remove(&at);
+            }
+        }
+        self.run(actions);
+        self.refit(at, actions);
+    }
+
+    fn keep(&mut self, node: NodeId, event: InstanceEvent) {
+        self.tasks.push_back(Task::Keep(node, event));
+    }
+
+    fn route(&mut self, event: RouteEvent) {
+        self.tasks.push_back(Task::Route(event));
+    }
+
+    /// Does what deadlines before now asked for.
+    fn catch_up(&mut self, actions: &mut Vec<PoolAction>) {
+        let due = self.due.iter().take_while(|(at, _)| *at <= self.now);
+        self.tasks.extend(due.map(|&(_, node)| Task::Keep(node, InstanceEvent::DeadlineReached)));
+        if self.router.next_deadline().is_some_and(|at| at <= self.now) {
+            self.route(RouteEvent::DeadlineReached);
+        }
+        while let Some(request) = self.tickets.expired(self.now) {
+            self.give_up(request, Rejection::DeadlineMissed, actions);
+        }
+        self.run(actions);
+    }
+
+    /// Where an instance runs, with the memory that it needs there.
+    fn parts(&self, function: FunctionId, model: &GpuModel, home: &Home) -> Vec<Part> {
+        let Some(of) = self.functions.get(&function) else { return Vec::new() };
+        let share = |memory: Bytes| {
+            let all = (QuotaRange::WHOLE, SmShare::WHOLE);
+            GpuShare::new(all.0, all.1, all.1, Some(memory)).unwrap_or(GpuShare::WHOLE)
+        };
+        let part = |stage: u32, components: ComponentSet, slice: AssignedSlice, memory: Bytes| Part {
+            gpu: slice.gpu,
+            share: share(memory),
+            slice: Some(slice.slice),
+            stage,
+            components,
+        };
+        match home {
+            Home::Exclusive { parts, .. } => parts
+                .iter()
+                .map(|one| {
+                    let name = model.get(one.slice.slice.profile).map_or("", |profile| &profile.name);
+                    let on = |component: usize| of.dag.components()[component].profile(name, of.goal.batch);
+                    let weights = one.components.iter().filter_map(on).map(|on| on.memory.get()).sum::<u64>();
+                    let memory = weights.saturating_add(of.goal.runtime_memory.get());
+                    part(one.stage, one.components, one.slice, Bytes(memory))
+                })
+                .collect(),
+            Home::Shared { slice, memory, .. } => vec![part(0, of.dag.all(), *slice, *memory)],
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl Engine for SlicedPool {
+    type Event = PoolEvent;
+    type Action = PoolAction;
+    type Error = PoolError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: PoolEvent,
+        actions: &mut Vec<PoolAction>,
+    ) -> Result<(), PoolError> {
+        self.check(now, &event)?;
+        let before = core::mem::replace(&mut self.now, now);
+        if let PoolEvent::DeviceJoined { gpu, spec } = &event {
+            let orders = self.join(*gpu, spec).inspect_err(|_| self.now = before)?;
+            for order in orders {
+                self.obey(spec.node, order, actions);
+            }
+        }
+        self.catch_up(actions);
+        match event {
+            PoolEvent::DeviceJoined { spec, .. } => self.refit(spec.node, actions),
+            PoolEvent::DeviceLost { gpu } => self.lost(gpu, actions),
+            PoolEvent::FunctionAdded { function, spec } => self.add(function, *spec, actions),
+            PoolEvent::BoundsChanged { function, max_instances, .. } => {
+                if let Some(of) = self.functions.get_mut(&function) {
+                    of.max_instances = max_instances;
+                }
+            }
+            PoolEvent::FunctionRemoved { function } => self.remove(function, actions),
+            PoolEvent::Arrived { request, function, arrived, deadline } => {
+                self.arrived(request, function, (arrived, deadline), actions);
+            }
+            PoolEvent::Done { request, took } => self.done(request, took),
+            PoolEvent::Cancelled { request } => {
+                if let Some(held) = self.tickets.remove(request) {
+                    self.route(RouteEvent::Cancelled { request: held.ticket });
+                }
+            }
+            PoolEvent::Instance { instance, report } => self.report(instance, report, actions),
+            PoolEvent::TenantLimited { .. } | PoolEvent::DeadlineReached => {}
+        }
+        self.run(actions);
+        #[cfg(debug_assertions)]
+        self.invariants();
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        let keepers = self.due.first().map(|(at, _)| *at);
+        [keepers, self.router.next_deadline(), self.tickets.next_deadline()].into_iter().flatten().min()
+    }
+}
+
+impl Pool for SlicedPool {
+    fn regime(&self) -> Regime {
+        Self::REGIME
+    }
+
+    fn instances(&self, visit: &mut dyn FnMut(&InstanceView)) {
+        for (&instance, one) in &self.instances {
+            let there = one.holds() || !one.is_shared();
+            visit(&InstanceView {
+                instance,
+                function: one.function,
+                life: one.life,
+                parts: if there { one.parts.clone() } else { Vec::new() },
+                requests: u32::try_from(one.requests.len()).unwrap_or(u32::MAX),
+            });
+        }
+    }
+
+    fn waiting(&self, function: FunctionId) -> usize {
+        self.tickets.waiting(function)
+    }
+
+    fn invariants(&self) {
+        self.tickets.invariants();
+        self.router.invariants();
+        assert!(self.tasks.is_empty(), "an engine was not told something");
+        let here: BTreeSet<NodeId> = self.gpus.values().copied().collect();
+        assert_eq!(here, self.nodes.keys().copied().collect(), "nodes with devices");
+        let mut running = 0;
+        for (id, one) in &self.instances {
+            let node = &self.nodes[&one.node];
+            assert_eq!(node.keeper.home(one.local), Some(&one.home), "home of {id}");
+            assert_eq!(node.names.get(&one.local), Some(id), "name of {id}");
+            assert!(self.functions[&one.function].instances.contains(id), "{id} of nobody");
+            assert!(one.home.slices().all(|slice| node.slices[&slice].contains(id)), "slices of {id}");
+            assert!(
+                one.requests
+                    .iter()
+                    .all(|request| self.tickets.get(*request).is_some_and(|held| held.on == Some(*id)))
+            );
+            assert!(one.pending.is_none() || one.memory != Memory::In, "{id} is there and its request waits");
+            running += one.requests.len();
+        }
+        assert_eq!(
+            running,
+            self.tickets.iter().filter(|(_, held)| held.on.is_some()).count(),
+            "requests that run"
+        );
+        let due = self.nodes.iter().filter_map(|(at, node)| Some((node.keeper.next_deadline()?, *at)));
+        assert_eq!(due.collect::<BTreeSet<_>>(), self.due, "deadlines of keepers");
+        for node in self.nodes.values() {
+            node.keeper.invariants();
+            for (slice, on) in &node.slices {
+                let holds = || on.iter().map(|id| &self.instances[id]).filter(|one| one.holds());
+                let memory = |one: &Instance| {
+                    let here = one
+                        .parts
+                        .iter()
+                        .find(|part| part.gpu == slice.gpu && part.slice == Some(slice.slice));
+                    here.and_then(|part| part.share.memory()).map_or(0, Bytes::get)
+                };
+                let room = node.model.get(slice.slice.profile).map_or(0, |profile| profile.memory.get());
+                assert!(holds().map(memory).sum::<u64>() <= room, "{slice:?} is too full");
+                let alone = on.iter().all(|id| self.instances[id].is_shared()) || on.len() == 1;
+                assert!(alone, "{slice:?} is owned and shared");
+            }
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! What the keepers and the router order, as orders for the host and words for each other.
+
+use super::{Function, Instance, Memory, Node, SlicedPool, Task};
+use gshare_core::dag::MAX_TIME;
+use gshare_core::pipeline::AssignedSlice;
+use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceEvent, InstanceReason};
+use gshare_core::pipeline::routing::{RouteAction, RouteEvent, RouteReject, Service, SharedSlice};
+use gshare_core::platform::{Life, PlatformAction, PoolAction, Rejection, StopCause};
+use gshare_core::request::{NodeId, RequestId, Tier};
+use gshare_core::scale::InstanceId;
+use gshare_core::{Duration, Engine, FunctionId};
+use std::collections::BTreeSet;
+
+impl SlicedPool {
+    /// Tells engines what there is to tell, one event after the other, and does what each says.
+    pub(super) fn run(&mut self, actions: &mut Vec<PoolAction>) {
+        while let Some(task) = self.tasks.pop_front() {
+            match task {
+                Task::Keep(at, event) => {
+                    let Some(node) = self.nodes.get_mut(&at) else { continue };
+                    let mut orders = Vec::new();
+                    let told = node.keeper.handle(self.now, event, &mut orders);
+                    debug_assert!(told.is_ok(), "keeper of {at}: {told:?}");
+                    self.file(at);
+                    for order in orders {
+                        self.obey(at, order, actions);
+                    }
+                }
+                Task::Route(event) => {
+                    if let RouteEvent::InstanceDraining { instance } = event {
+                        self.drains(instance, actions);
+                    }
+                    let mut orders = Vec::new();
+                    let told = self.router.handle(self.now, event, &mut orders);
+                    // A request that an instance was unparked for is forgotten when that has come.
+                    let given_up = matches!(event, RouteEvent::Cancelled { .. });
+                    debug_assert!(given_up || told.is_ok(), "router: {told:?}");
+                    for order in orders {
+                        self.direct(order, actions);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Carries out what a keeper said. A name that it alone still has is that of an instance that is gone, which it hears next.
+    pub(super) fn obey(&mut self, at: NodeId, order: InstanceAction, actions: &mut Vec<PoolAction>) {
+        let named = |local: InstanceId| self.nodes.get(&at).and_then(|node| node.names.get(&local)).copied();
+        match order {
+            InstanceAction::Start { instance, function, home, from, takes, reason } => {
+                self.start(at, (instance, function, home), (from, takes), reason, actions);
+            }
+            InstanceAction::Load { instance, takes } => {
+                let Some(id) = named(instance) else { return };
+                if let Some(one) = self.instances.get_mut(&id) {
+                    one.memory = Memory::Coming { takes };
+                    let slices: Vec<AssignedSlice> = one.home.slices().collect();
+                    self.unpark(at, &slices, actions);
+                }
+            }
+            InstanceAction::Evict { instance, .. } => {
+                if let Some(id) = named(instance) {
+                    self.evict(id, actions);
+                }
+            }
+            InstanceAction::Moved { instance, home, .. } => {
+                let Some(id) = named(instance) else { return };
+                let Some(one) = self.instances.get(&id) else { return };
+                let Some(node) = self.nodes.get(&at) else { return };
+                let parts = self.parts(one.function, &node.model, &home);
+                if let Some(one) = self.instances.get_mut(&id) {
+                    (one.home, one.parts) = (home, parts);
+                    if one.up && !one.draining {
+                        let service = self.service(id);
+                        self.route(RouteEvent::ServiceChanged { instance: id, service });
+                    }
+                }
+            }
+            InstanceAction::Drain { instance, reason } => {
+                let Some(id) = named(instance) else { return };
+                if let Some(one) = self.instances.get_mut(&id) {
+                    one.cause = cause(reason);
+                    self.route(RouteEvent::InstanceDraining { instance: id });
+                }
+            }
+            InstanceAction::Stop { instance, reason } => {
+                let Some(id) = named(instance) else { return };
+                if let Some(one) = self.instances.get_mut(&id) {
+                    if one.life == Life::Starting {
+                        one.cause = cause(reason);
+                    }
+                    one.life = Life::Stopped;
+                    actions.push(PoolAction::Order(PlatformAction::Stop { instance: id, cause: one.cause }));
+                }
+            }
+            InstanceAction::Prewarm { function } => {
+                actions.push(PoolAction::Order(PlatformAction::Fetch { node: at, function }));
+            }
+            InstanceAction::Forget { function } => {
+                actions.push(PoolAction::Order(PlatformAction::Forget { node: at, function }));
+            }
+            InstanceAction::Unmet { function } => {
+                self.unmet(function, Some(at), actions);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether one more instance is within the function's bound; one that takes the place of another is not one more.
+    fn may_start(&self, of: &Function, replaces: Option<InstanceId>) -> bool {
+        let counts = |id: &&InstanceId| Some(**id) != replaces && self.instances[*id].counts();
+        of.instances.iter().filter(counts).count() < of.max_instances as usize
+    }
+
+    fn start(
+        &mut self,
+        at: NodeId,
+        (local, function, home): (InstanceId, FunctionId, Home),
+        (from, takes): (Tier, Duration),
+        reason: InstanceReason,
+        actions: &mut Vec<PoolAction>,
+    ) {
+        let (Some(of), Some(node)) = (self.functions.get(&function), self.nodes.get(&at)) else { return };
+        let replaces = match reason {
+            InstanceReason::Migrated { from } => node.names.get(&from).copied(),
+            _ => None,
+        };
+        if !self.may_start(of, replaces) {
+            return self.keep(at, InstanceEvent::Gone { instance: local });
+        }
+        let parts = self.parts(function, &node.model, &home);
+        let id = InstanceId(self.next);
+        self.next += 1;
+        let parked = matches!(home, Home::Shared { .. });
+        if let (Some(of), Some(node)) = (self.functions.get_mut(&function), self.nodes.get_mut(&at)) {
+            of.instances.insert(id);
+            of.unmet.clear();
+            of.told_unmet = false;
+            node.names.insert(local, id);
+            for slice in home.slices() {
+                node.slices.entry(slice).or_default().insert(id);
+            }
+        }
+        let new = Instance {
+            function,
+            node: at,
+            local,
+            home,
+            parts: parts.clone(),
+            life: Life::Starting,
+            memory: if parked { Memory::Out } else { Memory::In },
+            leaving: false,
+            up: false,
+            draining: false,
+            pending: None,
+            requests: BTreeSet::new(),
+            cause: StopCause::Drained,
+        };
+        self.instances.insert(id, new);
+        let start = PlatformAction::Start { instance: id, function, parts, from, takes, parked };
+        actions.push(PoolAction::Order(start));
+    }
+
+    fn evict(&mut self, id: InstanceId, actions: &mut Vec<PoolAction>) {
+        let Some(one) = self.instances.get_mut(&id) else { return };
+        let Home::Shared { load, .. } = one.home else { return };
+        (one.memory, one.leaving) = (Memory::Out, true);
+        match one.life {
+            // Its memory is free when it is gone.
+            Life::Stopped => return,
+            Life::Ready => one.life = Life::Parked,
+            _ => {}
+        }
+        actions.push(PoolAction::Order(PlatformAction::Park { instance: id }));
+        if !one.draining {
+            self.route(RouteEvent::LoadChanged { instance: id, load });
+        }
+    }
+
+    /// Orders the `Unpark` that slices wait for, unless somebody is still to leave them.
+    pub(super) fn unpark(&mut self, at: NodeId, slices: &[AssignedSlice], actions: &mut Vec<PoolAction>) {
+        for on in slices.iter().filter_map(|slice| self.nodes.get(&at)?.slices.get(slice)) {
+            if on.iter().any(|id| self.instances[id].leaving) {
+                continue;
+            }
+            for &instance in on {
+                if let Some(one) = self.instances.get_mut(&instance)
+                    && let Memory::Coming { takes } = one.memory
+                {
+                    one.memory = Memory::Unparking;
+                    let parts = one.parts.clone();
+                    actions.push(PoolAction::Order(PlatformAction::Unpark { instance, parts, takes }));
+                }
+            }
+        }
+    }
+
+    /// The router gives the instance no more. The host hears of it once the request for which it is unparked is dispatched.
+    fn drains(&mut self, id: InstanceId, actions: &mut Vec<PoolAction>) {
+        if let Some(one) = self.instances.get_mut(&id) {
+            one.draining = true;
+            if one.pending.is_none() {
+                self.announce_drain(id, actions);
+            }
+        }
+    }
+
+    pub(super) fn announce_drain(&mut self, id: InstanceId, actions: &mut Vec<PoolAction>) {
+        if let Some(one) = self.instances.get_mut(&id).filter(|one| one.life != Life::Stopped) {
+            one.life = Life::Draining;
+            actions.push(PoolAction::Order(PlatformAction::Drain { instance: id }));
+        }
+    }
+
+    /// Carries out what the router said.
+    fn direct(&mut self, order: RouteAction, actions: &mut Vec<PoolAction>) {
+        match order {
+            RouteAction::Dispatch { request, instance } => self.dispatch(request, instance, actions),
+            RouteAction::Reject { request: ticket, reason } => {
+                if let Some(request) = self.tickets.holder(ticket) {
+                    self.tickets.remove(request);
+                    let reason = rejection(reason);
+                    actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
+                }
+            }
+            RouteAction::Short { function, waiting, behind } => self.short(function, waiting, behind),
+            RouteAction::Drained { instance } => {
+                if let Some(one) = self.instances.get(&instance) {
+                    let event = InstanceEvent::Drained { instance: one.local };
+                    self.keep(one.node, event);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn dispatch(&mut self, ticket: RequestId, id: InstanceId, actions: &mut Vec<PoolAction>) {
+        // One that is gone: the router hears so next, and the request waits again.
+        let Some(one) = self.instances.get_mut(&id) else { return };
+        let (node, local, function) = (one.node, one.local, one.function);
+        if one.memory != Memory::In && self.tickets.holder(ticket).is_some() {
+            one.pending = Some(ticket);
+            self.keep(node, InstanceEvent::Needed { instance: local });
+        } else {
+            self.send(ticket, id, actions);
+        }
+        if self.node_for(function) != Some(node)
+            && self.functions.get(&function).is_some_and(|of| !of.removed)
+        {
+            self.keep(node, InstanceEvent::Requested { function });
+        }
+    }
+
+    /// Has the host run a request; answers for it when nobody waits for it any more.
+    pub(super) fn send(&mut self, ticket: RequestId, id: InstanceId, actions: &mut Vec<PoolAction>) {
+        let holder = self.tickets.holder(ticket);
+        let late = |request: &RequestId| {
+            self.tickets.get(*request).and_then(|held| held.deadline).is_some_and(|at| at <= self.now)
+        };
+        match holder {
+            Some(request) if !late(&request) => {
+                self.tickets.dispatch(request, id);
+                if let Some(one) = self.instances.get_mut(&id) {
+                    one.requests.insert(request);
+                }
+                actions.push(PoolAction::Order(PlatformAction::Dispatch { request, instance: id }));
+            }
+            holder => {
+                if let Some(request) = holder {
+                    self.tickets.remove(request);
+                    let reason = Rejection::DeadlineMissed;
+                    actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
+                }
+                self.route(RouteEvent::Completed { request: ticket, instance: id });
+            }
+        }
+    }
+
+    /// The function's instances cannot serve what waits in time: the node with the fewest slices held, and while that does
+    /// not help the others in turn.
+    fn short(&mut self, function: FunctionId, waiting: u32, behind: Duration) {
+        let Some(of) = self.functions.get(&function) else { return };
+        if of.removed || of.nodes.is_empty() || !self.may_start(of, None) {
+            return;
+        }
+        let held = |node: &NodeId| self.nodes.get(node).map_or(0, |node: &Node| node.slices.len());
+        let mut nodes: Vec<NodeId> = of.nodes.iter().copied().collect();
+        nodes.sort_by_key(|node| (held(node), *node));
+        let lasts = |&(at, _): &(_, usize)| self.now.saturating_since(at) <= super::SHORT_LASTS;
+        let turn = of.short.filter(lasts).map_or(0, |(_, turn)| turn + 1);
+        let node = nodes[turn % nodes.len()];
+        let new = !of.instances.iter().any(|id| self.instances[id].node == node);
+        if let Some(of) = self.functions.get_mut(&function) {
+            of.short = Some((self.now, turn));
+        }
+        self.keep(node, InstanceEvent::Short { function, waiting, behind });
+        if new {
+            // What it starts there ends when nobody calls it, as after a first request.
+            self.keep(node, InstanceEvent::Requested { function });
+        }
+    }
+
+    /// How an instance serves.
+    pub(super) fn service(&mut self, id: InstanceId) -> Service {
+        let one = &self.instances[&id];
+        match one.home {
+            Home::Exclusive { ref parts, latency, interval, .. } => {
+                let slices = u32::try_from(parts.len()).unwrap_or(u32::MAX).max(1);
+                let capacity = latency.as_nanos().div_ceil(interval.as_nanos().max(1)).max(1);
+                let capacity = u32::try_from(capacity).unwrap_or(u32::MAX).min(slices);
+                Service::Exclusive { latency, interval, capacity }
+            }
+            Home::Shared { number, latency, load, .. } => {
+                let load = if one.memory == Memory::In { Duration::ZERO } else { load };
+                Service::Shared { slice: self.number(one.node, number), latency, load }
+            }
+            // A home of another kind would not be one that a keeper of ours gives.
+            _ => Service::Shared { slice: SharedSlice(u32::MAX), latency: MAX_TIME, load: MAX_TIME },
+        }
+    }
+
+    /// The router's number of a node's shared slice.
+    fn number(&mut self, node: NodeId, slice: SharedSlice) -> SharedSlice {
+        let next = SharedSlice(u32::try_from(self.numbers.len()).unwrap_or(u32::MAX));
+        *self.numbers.entry((node, slice)).or_insert(next)
+    }
+}
+
+/// Why an instance is stopped that the keeper gives up for this reason.
+const fn cause(reason: InstanceReason) -> StopCause {
+    match reason {
+        InstanceReason::Reclaimed { .. } => StopCause::Evicted,
+        InstanceReason::Removed => StopCause::Removed,
+        _ => StopCause::Drained,
+    }
+}
+
+const fn rejection(reason: RouteReject) -> Rejection {
+    match reason {
+        RouteReject::QueueFull => Rejection::QueueFull,
+        RouteReject::WouldBeLate => Rejection::WouldBeLate,
+        RouteReject::AttemptsExhausted => Rejection::AttemptsExhausted,
+        RouteReject::Removed => Rejection::Removed,
+        _ => Rejection::DeadlineMissed,
+    }
+}

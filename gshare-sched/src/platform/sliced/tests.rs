@@ -1,0 +1,315 @@
+//! The mappings one by one, with a host that answers as the test says.
+
+use super::*;
+use gshare_core::Quota;
+use gshare_core::dag::Component;
+use gshare_core::platform::{InstanceReport, MigLayout};
+use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::request::Tier;
+
+struct Host {
+    pool: SlicedPool,
+    now: u64,
+}
+
+impl Host {
+    fn new(devices: &[(u32, u32, &[&str])]) -> Self {
+        let mut host = Self { pool: SlicedPool::with_config(SlicedConfig::default()).unwrap(), now: 0 };
+        for &(gpu, node, slices) in devices {
+            host.join(gpu, node, slices);
+        }
+        host
+    }
+
+    /// What is ordered, and that it is nothing where the pool refuses.
+    fn try_tell(&mut self, event: PoolEvent) -> Result<Vec<PlatformAction>, String> {
+        let mut actions = Vec::new();
+        let before = format!("{:?}", self.pool);
+        let told = self.pool.handle(Timestamp::from_millis(self.now), event, &mut actions);
+        if let Err(error) = told {
+            assert!(actions.is_empty());
+            assert_eq!(format!("{:?}", self.pool), before, "a refusal changes nothing");
+            return Err(error.to_string());
+        }
+        Ok(actions
+            .into_iter()
+            .filter_map(|action| match action {
+                PoolAction::Order(order) => Some(order),
+                PoolAction::Unmet { .. } => None,
+            })
+            .collect())
+    }
+
+    fn tell(&mut self, event: PoolEvent) -> Vec<PlatformAction> {
+        self.try_tell(event).unwrap()
+    }
+
+    fn join(&mut self, gpu: u32, node: u32, slices: &[&str]) -> Vec<PlatformAction> {
+        self.tell(PoolEvent::DeviceJoined { gpu: GpuId(gpu), spec: mig(node, "A100-80", slices) })
+    }
+
+    fn add(&mut self, function: u32, spec: FunctionSpec) {
+        let event = PoolEvent::FunctionAdded { function: FunctionId(function), spec: Box::new(spec) };
+        assert_eq!(self.tell(event), []);
+    }
+
+    fn request(&mut self, request: u64, function: u32, deadline: Option<u64>) -> Vec<PlatformAction> {
+        self.tell(PoolEvent::Arrived {
+            request: RequestId(request),
+            function: FunctionId(function),
+            arrived: Timestamp::from_millis(self.now),
+            deadline: deadline.map(Timestamp::from_millis),
+        })
+    }
+
+    fn report(&mut self, instance: u64, report: InstanceReport) -> Vec<PlatformAction> {
+        self.tell(PoolEvent::Instance { instance: InstanceId(instance), report })
+    }
+
+    fn done(&mut self, request: u64) -> Vec<PlatformAction> {
+        self.tell(PoolEvent::Done { request: RequestId(request), took: Duration::from_millis(20) })
+    }
+
+    fn lives(&self) -> Vec<(u64, Life, usize)> {
+        let mut lives = Vec::new();
+        self.pool.instances(&mut |view| lives.push((view.instance.0, view.life, view.parts.len())));
+        lives
+    }
+}
+
+fn mig(node: u32, model: &str, slices: &[&str]) -> DeviceSpec {
+    let layout = MigLayout::named(model, slices).unwrap();
+    DeviceSpec::new(NodeId(node), Bytes::from_gib(80)).with_mig(layout)
+}
+
+/// Components of 20 ms on any slice, with so many GiB each; the run-time takes one more.
+fn chain(components: usize, gib: u64) -> FunctionSpec {
+    let mut dag = Dag::builder("chain");
+    for index in 0..components {
+        let mut component = Component::new(format!("c{index}"));
+        for slice in ["1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb"] {
+            component = component.with_profile(slice, 1, Duration::from_millis(20), Bytes::from_gib(gib));
+        }
+        dag = dag.component(component);
+    }
+    for index in 1..components {
+        dag = dag.edge(format!("c{}", index - 1), format!("c{index}"), Bytes::from_mib(1));
+    }
+    let (dag, goal) = (Box::new(dag.build().unwrap()), Box::new(Goal::default()));
+    let spec = FunctionSpec::new(Work::Pipeline { dag, goal }, Bytes::from_gib(gib));
+    spec.with_slo(Duration::from_secs(60)).with_instances(0, 8)
+}
+
+fn park(instance: u64) -> PlatformAction {
+    PlatformAction::Park { instance: InstanceId(instance) }
+}
+
+fn dispatch(request: u64, instance: u64) -> PlatformAction {
+    PlatformAction::Dispatch { request: RequestId(request), instance: InstanceId(instance) }
+}
+
+fn reject(request: u64, reason: Rejection) -> PlatformAction {
+    PlatformAction::Reject { request: RequestId(request), reason }
+}
+
+fn is_unpark(actions: &[PlatformAction], instance: u64) -> bool {
+    matches!(actions, [PlatformAction::Unpark { instance: one, parts, .. }] if one.0 == instance && parts.len() == 1)
+}
+
+/// The example of the module: whoever comes waits until whoever leaves has left, and its request waits until it has come.
+#[test]
+fn instances_take_turns_on_a_slice_and_none_comes_before_another_has_left() {
+    let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
+    host.add(0, chain(2, 6));
+    host.add(1, chain(1, 12));
+    let start = host.request(0, 0, None);
+    let [PlatformAction::Start { instance, parts, from: Tier::Disk, parked: true, .. }] = &start[..] else {
+        panic!("{start:?}")
+    };
+    assert_eq!((instance.0, parts.len(), parts[0].share.memory()), (0, 1, Some(Bytes::from_gib(13))));
+    let ready = host.report(0, InstanceReport::Ready);
+    assert!(is_unpark(&ready, 0), "{ready:?}");
+    assert_eq!(host.lives(), [(0, Life::Parked, 1)], "on its way");
+    assert_eq!(host.report(0, InstanceReport::Unparked), [dispatch(0, 0)]);
+    assert_eq!(host.done(0), []);
+    host.request(1, 1, None);
+    assert_eq!(host.report(1, InstanceReport::Ready), [park(0)], "and no unpark yet");
+    assert_eq!(host.report(1, InstanceReport::Unparked), [], "a report of what was not ordered");
+    let come = host.report(0, InstanceReport::Parked);
+    assert!(is_unpark(&come, 1), "{come:?}");
+    assert_eq!(host.lives(), [(0, Life::Parked, 0), (1, Life::Parked, 1)]);
+    assert_eq!(host.report(1, InstanceReport::Unparked), [dispatch(1, 1)]);
+    assert_eq!(host.lives()[1].1, Life::Ready);
+}
+
+/// One that dies while it is being parked has left too.
+#[test]
+fn an_instance_that_dies_while_it_leaves_its_slice_has_left_it() {
+    let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
+    host.add(0, chain(2, 6));
+    host.add(1, chain(1, 12));
+    host.request(0, 0, None);
+    host.report(0, InstanceReport::Ready);
+    host.report(0, InstanceReport::Unparked);
+    host.done(0);
+    host.request(1, 1, None);
+    assert_eq!(host.report(1, InstanceReport::Ready), [park(0)]);
+    let come = host.report(0, InstanceReport::Gone);
+    assert!(is_unpark(&come, 1), "{come:?}");
+}
+
+#[test]
+fn a_request_whose_deadline_passes_while_an_instance_comes_for_it_is_rejected_once() {
+    let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
+    host.add(0, chain(2, 6));
+    host.request(0, 0, Some(500));
+    host.request(1, 0, None);
+    host.now = 400;
+    assert!(is_unpark(&host.report(0, InstanceReport::Ready), 0));
+    assert_eq!(host.pool.next_deadline(), Some(Timestamp::from_millis(500)));
+    host.now = 500;
+    assert_eq!(host.tell(PoolEvent::DeadlineReached), [reject(0, Rejection::DeadlineMissed)]);
+    assert_eq!(host.pool.waiting(FunctionId(0)), 1);
+    // Its name may be used again at once.
+    assert_eq!(host.request(0, 0, None), []);
+    host.now = 600;
+    assert_eq!(host.report(0, InstanceReport::Unparked), [dispatch(1, 0)]);
+    assert_eq!(host.done(1), [dispatch(0, 0)]);
+}
+
+#[test]
+fn a_pipeline_that_loses_a_part_is_stopped_and_its_request_is_served_elsewhere() {
+    let mut host = Host::new(&[(0, 0, &["1g.10gb"]), (1, 0, &["1g.10gb"])]);
+    host.add(0, chain(2, 8));
+    let start = host.request(0, 0, None);
+    let [PlatformAction::Start { parts, parked: false, .. }] = &start[..] else { panic!("{start:?}") };
+    let places: Vec<_> = parts.iter().map(|part| (part.gpu.0, part.stage, part.components.len())).collect();
+    assert_eq!((places.len(), places[0].1, places[1].1), (2, 0, 1));
+    assert_eq!(host.report(0, InstanceReport::Ready), [dispatch(0, 0)]);
+    host.join(2, 1, &["4g.40gb"]);
+    let lost = host.tell(PoolEvent::DeviceLost { gpu: GpuId(1) });
+    let stop = PlatformAction::Stop { instance: InstanceId(0), cause: StopCause::PartLost };
+    assert_eq!(lost[0], stop);
+    let starts = |actions: &[PlatformAction]| {
+        actions
+            .iter()
+            .any(|one| matches!(one, PlatformAction::Start { parts, .. } if parts[0].gpu == GpuId(2)))
+    };
+    let mut all = lost;
+    while !starts(&all) {
+        host.now += 100;
+        all.extend(host.tell(PoolEvent::DeadlineReached));
+        assert!(host.now < 2_000, "it is never started elsewhere: {all:?}");
+    }
+    for report in [InstanceReport::Gone, InstanceReport::Ready, InstanceReport::Parked] {
+        assert_eq!(host.report(0, report), [], "an old report");
+    }
+    assert!(is_unpark(&host.report(1, InstanceReport::Ready), 1));
+    assert_eq!(host.report(1, InstanceReport::Unparked), [dispatch(0, 1)]);
+    assert_eq!(host.done(0), []);
+}
+
+#[test]
+fn no_more_instances_are_started_than_the_function_may_have() {
+    let starts = |max: u32| {
+        let mut host = Host::new(&[(0, 0, &["2g.20gb", "2g.20gb", "2g.20gb"])]);
+        host.add(0, chain(1, 6).with_slo(Duration::from_millis(50)).with_instances(0, max));
+        for request in 0..50 {
+            host.request(request, 0, None);
+        }
+        for _ in 0..20 {
+            host.now += 100;
+            host.tell(PoolEvent::DeadlineReached);
+        }
+        host.lives().len()
+    };
+    assert_eq!([starts(1), starts(2), starts(9)], [1, 2, 3]);
+}
+
+#[test]
+fn a_removed_function_rejects_what_waits_finishes_what_runs_and_frees_its_name() {
+    let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
+    host.add(0, chain(2, 6));
+    host.request(0, 0, None);
+    host.report(0, InstanceReport::Ready);
+    host.report(0, InstanceReport::Unparked);
+    assert_eq!(host.request(1, 0, None), []);
+    let function = FunctionId(0);
+    let removed = host.tell(PoolEvent::FunctionRemoved { function });
+    let drain = PlatformAction::Drain { instance: InstanceId(0) };
+    assert_eq!(removed, [reject(1, Rejection::Removed), drain]);
+    let twice = host.try_tell(PoolEvent::FunctionRemoved { function }).unwrap_err();
+    assert_eq!(twice, "fn0 is not known to the sliced pool");
+    let spec = Box::new(chain(1, 3));
+    let early = host.try_tell(PoolEvent::FunctionAdded { function, spec }).unwrap_err();
+    assert!(early.contains("has instances that end"), "{early}");
+    let stop = PlatformAction::Stop { instance: InstanceId(0), cause: StopCause::Removed };
+    assert_eq!(host.done(0), [stop]);
+    let forget = PlatformAction::Forget { node: NodeId(0), function };
+    assert_eq!(host.report(0, InstanceReport::Gone), [forget]);
+    host.add(0, chain(1, 3));
+}
+
+#[test]
+fn what_fits_no_device_is_rejected_and_waits_only_while_there_is_none() {
+    let mut host = Host::new(&[]);
+    host.add(0, chain(1, 30));
+    assert_eq!(host.request(0, 0, None), []);
+    assert_eq!(host.join(0, 0, &["2g.20gb"]), [reject(0, Rejection::NeverFits)]);
+    let mut actions = Vec::new();
+    for request in 1..3 {
+        let (request, function) = (RequestId(request), FunctionId(0));
+        let event = PoolEvent::Arrived { request, function, arrived: Timestamp::ZERO, deadline: None };
+        host.pool.handle(Timestamp::ZERO, event, &mut actions).unwrap();
+    }
+    let unmet = PoolAction::Unmet { function: FunctionId(0) };
+    let order = |request| PoolAction::Order(reject(request, Rejection::NeverFits));
+    assert_eq!(actions, [order(1), unmet, order(2)], "told once");
+    host.join(1, 0, &["3g.40gb"]);
+    let start = host.request(3, 0, None);
+    assert!(
+        matches!(&start[..], [PlatformAction::Start { parts, .. }] if parts[0].gpu == GpuId(1)),
+        "{start:?}"
+    );
+}
+
+#[test]
+fn a_device_or_function_that_cannot_be_is_refused_by_field_and_bound() {
+    let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
+    let mut device = |gpu: u32, spec: DeviceSpec| {
+        host.try_tell(PoolEvent::DeviceJoined { gpu: GpuId(gpu), spec }).unwrap_err()
+    };
+    let plain = DeviceSpec::new(NodeId(0), Bytes::from_gib(80));
+    assert_eq!(device(1, plain), "gpu1 cannot be a sliced device: mig has no slices: need one at least");
+    assert!(device(0, mig(0, "A100-80", &["1g.10gb"])).ends_with("it is here already"));
+    let other = device(1, mig(0, "H100-80", &["1g.10gb"]));
+    assert!(other.contains("mig.model is H100-80, that of the other devices of node0 is A100-80"), "{other}");
+    let mut function = |spec: FunctionSpec| {
+        let event = PoolEvent::FunctionAdded { function: FunctionId(0), spec: Box::new(spec) };
+        host.try_tell(event).unwrap_err()
+    };
+    let time = Duration::from_millis(9);
+    let point = ProfilePoint::measured(SmShare::WHOLE, Quota::WHOLE, 1, 100.0, time, time).unwrap();
+    let work = Work::Inference { profile: Some(ProfileTable::sparse(vec![point]).unwrap()) };
+    let text = function(FunctionSpec::new(work, Bytes::from_gib(1)));
+    assert!(text.starts_with("fn0 cannot run on sliced devices: work is inference"), "{text}");
+    let work = Work::Training { workers: 2, share: GpuShare::WHOLE };
+    assert!(function(FunctionSpec::new(work, Bytes::from_gib(1))).contains("work is training"));
+    assert!(function(chain(1, 1).with_instances(0, 0)).contains("max_instances is 0"));
+    host.now = 5;
+    host.add(0, chain(1, 1));
+    host.now = 4;
+    assert!(host.try_tell(PoolEvent::DeadlineReached).unwrap_err().contains("time went back"));
+}
+
+#[test]
+fn settings_that_cannot_be_are_refused() {
+    let mut config = SlicedConfig::default();
+    config.router.max_attempts = 0;
+    let error = SlicedPool::with_config(config).unwrap_err().to_string();
+    assert_eq!(error, "router: max_attempts is 0: need more than 0");
+    let mut config = SlicedConfig::default();
+    config.keeper.max_shared = 0;
+    let error = SlicedPool::with_config(config).unwrap_err().to_string();
+    assert_eq!(error, "keeper: max_shared is 0: need more than 0");
+}

@@ -1,0 +1,143 @@
+//! Requests of a pool, by the names that the pool gives them.
+//!
+//! # Problem
+//! An engine that routes has a request until its instance has answered. The pool may have to give one up before that: its
+//! caller went away, or its deadline passed, while an instance was loaded for it. The request's name may be used again at
+//! once, although the engine still has it. So the engine knows requests by **tickets**, which are never used twice; a
+//! ticket that no request holds any more is answered when the engine dispatches it.
+
+use gshare_core::request::RequestId;
+use gshare_core::scale::InstanceId;
+use gshare_core::{FunctionId, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A request that has not ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Held {
+    pub(super) function: FunctionId,
+    pub(super) ticket: RequestId,
+    pub(super) deadline: Option<Timestamp>,
+    /// The instance that the host runs it on.
+    pub(super) on: Option<InstanceId>,
+}
+
+/// The requests of a pool.
+#[derive(Debug, Default)]
+pub(super) struct Tickets {
+    next: u64,
+    held: BTreeMap<RequestId, Held>,
+    names: BTreeMap<RequestId, RequestId>,
+    /// Deadlines of those that wait.
+    deadlines: BTreeSet<(Timestamp, RequestId)>,
+    waiting: BTreeMap<FunctionId, usize>,
+}
+
+impl Tickets {
+    /// Adds a request, which waits. Answers with its ticket.
+    pub(super) fn add(
+        &mut self,
+        request: RequestId,
+        function: FunctionId,
+        deadline: Option<Timestamp>,
+    ) -> RequestId {
+        let ticket = RequestId(self.next);
+        self.next += 1;
+        self.held.insert(request, Held { function, ticket, deadline, on: None });
+        self.names.insert(ticket, request);
+        self.enter(request);
+        ticket
+    }
+
+    fn enter(&mut self, request: RequestId) {
+        let Some(held) = self.held.get(&request) else { return };
+        *self.waiting.entry(held.function).or_default() += 1;
+        self.deadlines.extend(held.deadline.map(|at| (at, request)));
+    }
+
+    fn leave(&mut self, request: RequestId, held: Held) {
+        if let Some(waiting) = self.waiting.get_mut(&held.function) {
+            *waiting -= 1;
+            if *waiting == 0 {
+                self.waiting.remove(&held.function);
+            }
+        }
+        if let Some(at) = held.deadline {
+            self.deadlines.remove(&(at, request));
+        }
+    }
+
+    pub(super) fn get(&self, request: RequestId) -> Option<&Held> {
+        self.held.get(&request)
+    }
+
+    /// The request that holds a ticket.
+    pub(super) fn holder(&self, ticket: RequestId) -> Option<RequestId> {
+        self.names.get(&ticket).copied()
+    }
+
+    /// A request that waits is with an instance from now on.
+    pub(super) fn dispatch(&mut self, request: RequestId, on: InstanceId) {
+        let Some(held) = self.held.get_mut(&request) else { return };
+        held.on = Some(on);
+        let held = *held;
+        self.leave(request, held);
+    }
+
+    /// A request whose instance is gone waits again.
+    pub(super) fn wait(&mut self, request: RequestId) {
+        if let Some(held) = self.held.get_mut(&request)
+            && held.on.take().is_some()
+        {
+            self.enter(request);
+        }
+    }
+
+    /// Forgets a request that has ended.
+    pub(super) fn remove(&mut self, request: RequestId) -> Option<Held> {
+        let held = self.held.remove(&request)?;
+        self.names.remove(&held.ticket);
+        if held.on.is_none() {
+            self.leave(request, held);
+        }
+        Some(held)
+    }
+
+    /// A request that waits although its deadline is not after `now`.
+    pub(super) fn expired(&self, now: Timestamp) -> Option<RequestId> {
+        self.deadlines.first().filter(|(at, _)| *at <= now).map(|(_, request)| *request)
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Timestamp> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// Requests of the function that wait, by name.
+    pub(super) fn waiting_of(&self, function: FunctionId) -> Vec<RequestId> {
+        let waits = |held: &Held| held.function == function && held.on.is_none();
+        self.held.iter().filter(|(_, held)| waits(held)).map(|(request, _)| *request).collect()
+    }
+
+    pub(super) fn waiting(&self, function: FunctionId) -> usize {
+        self.waiting.get(&function).copied().unwrap_or(0)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (RequestId, &Held)> {
+        self.held.iter().map(|(request, held)| (*request, held))
+    }
+
+    /// What must hold between events.
+    pub(super) fn invariants(&self) {
+        assert_eq!(self.held.len(), self.names.len(), "requests and tickets");
+        let mut waiting: BTreeMap<FunctionId, usize> = BTreeMap::new();
+        let mut deadlines = BTreeSet::new();
+        for (request, held) in &self.held {
+            assert_eq!(self.names.get(&held.ticket), Some(request), "ticket of {request}");
+            if held.on.is_none() {
+                *waiting.entry(held.function).or_default() += 1;
+                deadlines.extend(held.deadline.map(|at| (at, *request)));
+            }
+        }
+        assert_eq!(waiting, self.waiting, "requests that wait");
+        assert_eq!(deadlines, self.deadlines, "deadlines of requests that wait");
+    }
+}

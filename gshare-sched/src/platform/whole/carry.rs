@@ -1,0 +1,217 @@
+//! What the scheduler orders, as orders for the host; and what hosts report, in the scheduler's words.
+
+use super::{
+    ComponentSet, FunctionId, GpuId, GpuShare, Instance, InstanceId, InstanceReport, Life, ModelId, Part,
+    PlatformAction, PoolAction, QuotaRange, Rejection, RequestAction, RequestEvent, RequestId, SmShare,
+    StopCause, WholePool,
+};
+use gshare_core::Duration;
+use gshare_core::request::{RejectReason, Tier};
+use std::collections::BTreeSet;
+
+impl WholePool {
+    /// Tells the scheduler what there is to tell, one event after the other, and does what it says.
+    pub(super) fn run(&mut self, actions: &mut Vec<PoolAction>) {
+        while let Some(event) = self.tasks.pop_front() {
+            let mut orders = Vec::new();
+            let told = self.scheduler.handle(self.now, event, &mut orders);
+            // A request that has a GPU is answered when it is dispatched, and one may have been rejected just now.
+            let given_up = matches!(event, RequestEvent::Cancelled { .. });
+            if let (RequestEvent::Arrived { request, .. }, Err(_)) = (event, &told) {
+                // It came before the first device, and the scheduler does not take its tenant.
+                let reason = RejectReason::TenantQueueFull;
+                orders.push(RequestAction::Reject { request, reason });
+            } else {
+                debug_assert!(given_up || told.is_ok(), "scheduler: {told:?}");
+            }
+            for order in orders {
+                self.obey(order, actions);
+            }
+        }
+    }
+
+    /// The whole device, with the memory that the function needs.
+    pub(super) fn part(&self, function: FunctionId, gpu: GpuId) -> Part {
+        let memory = self.functions.get(&function).map(|of| of.spec.memory);
+        let share = GpuShare::new(QuotaRange::WHOLE, SmShare::WHOLE, SmShare::WHOLE, memory);
+        let share = share.unwrap_or(GpuShare::WHOLE);
+        Part { gpu, share, slice: None, stage: 0, components: ComponentSet::EMPTY }
+    }
+
+    pub(super) fn obey(&mut self, order: RequestAction, actions: &mut Vec<PoolAction>) {
+        match order {
+            RequestAction::Load { gpu, model, from, keep_on_host } => {
+                self.load((gpu, model), from, keep_on_host, actions);
+            }
+            RequestAction::Evict { gpu, model } => {
+                let found = self.resident.remove(&(gpu, model));
+                let Some((instance, one)) = found.and_then(|id| Some((id, self.instances.get_mut(&id)?)))
+                else {
+                    // It is gone already: this is what its `Dropped` is answered by.
+                    return self.tasks.push_back(RequestEvent::Evicted { gpu, model });
+                };
+                one.life = Life::Stopped;
+                let removed = self.functions.get(&one.function).is_some_and(|of| of.removed);
+                let cause = if removed { StopCause::Removed } else { StopCause::Evicted };
+                actions.push(PoolAction::Order(PlatformAction::Drain { instance }));
+                actions.push(PoolAction::Order(PlatformAction::Stop { instance, cause }));
+            }
+            RequestAction::DropHost { node, model } => {
+                if let Some(&function) = self.models.get(&model) {
+                    actions.push(PoolAction::Order(PlatformAction::Forget { node, function }));
+                }
+            }
+            RequestAction::Dispatch { gpu, request, model, .. } => {
+                self.dispatch(request, (gpu, model), actions);
+            }
+            RequestAction::Reject { request: ticket, reason } => {
+                let Some(request) = self.tickets.holder(ticket) else { return };
+                let held = self.tickets.remove(request);
+                let reason = rejection(reason);
+                actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
+                if let Some(held) = held
+                    && reason == Rejection::NeverFits
+                    && let Some(of) = self.functions.get_mut(&held.function)
+                    && !std::mem::replace(&mut of.told_unmet, true)
+                {
+                    actions.push(PoolAction::Unmet { function: held.function });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn load(
+        &mut self,
+        (gpu, model): (GpuId, ModelId),
+        from: Tier,
+        keep_on_host: bool,
+        actions: &mut Vec<PoolAction>,
+    ) {
+        let known = self.models.get(&model).and_then(|id| Some((*id, self.functions.get_mut(id)?)));
+        let Some((function, of)) = known.filter(|(_, of)| !of.removed) else {
+            // Nobody waits for it any more.
+            return self.tasks.push_back(RequestEvent::LoadFailed { gpu, model });
+        };
+        let takes = if from == Tier::Host { of.spec.load_host } else { of.spec.load_disk };
+        let instance = InstanceId(self.next);
+        self.next += 1;
+        of.instances.insert(instance);
+        let (life, since, requests) = (Life::Starting, self.now, BTreeSet::new());
+        self.instances.insert(instance, Instance { function, model, gpu, life, since, requests });
+        self.resident.insert((gpu, model), instance);
+        let parts = vec![self.part(function, gpu)];
+        let start = PlatformAction::Start { instance, function, parts, from, takes, parked: false };
+        actions.push(PoolAction::Order(start));
+        if let Some(device) = self.devices.get(&gpu).filter(|_| keep_on_host) {
+            actions.push(PoolAction::Order(PlatformAction::Fetch { node: device.node, function }));
+        }
+    }
+
+    fn dispatch(&mut self, ticket: RequestId, (gpu, model): (GpuId, ModelId), actions: &mut Vec<PoolAction>) {
+        let holder = self.tickets.holder(ticket);
+        let deadline = holder.and_then(|request| self.tickets.get(request)?.deadline);
+        let Some(request) = holder.filter(|_| deadline.is_none_or(|at| at > self.now)) else {
+            // Nobody waits for it: the GPU is free at once. What the scheduler learns is what it knew from the profile.
+            let of = self.models.get(&model).and_then(|function| self.functions.get(function));
+            let took = of.map_or(Duration::ZERO, |of| of.infer);
+            if let Some(request) = holder {
+                self.tickets.remove(request);
+                let reason = Rejection::DeadlineMissed;
+                actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
+            }
+            return self.tasks.push_back(RequestEvent::Completed { gpu, request: ticket, took });
+        };
+        let found = self.resident.get(&(gpu, model)).copied();
+        let Some((instance, one)) = found.and_then(|id| Some((id, self.instances.get_mut(&id)?))) else {
+            return self.tasks.push_back(RequestEvent::NotResident { gpu, request: ticket });
+        };
+        one.requests.insert(request);
+        self.tickets.dispatch(request, instance);
+        actions.push(PoolAction::Order(PlatformAction::Dispatch { request, instance }));
+    }
+
+    pub(super) fn done(&mut self, request: RequestId, took: Duration) {
+        let Some(held) = self.tickets.remove(request) else { return };
+        if let Some(one) = held.on.and_then(|id| self.instances.get_mut(&id)) {
+            one.requests.remove(&request);
+            self.tasks.push_back(RequestEvent::Completed { gpu: one.gpu, request: held.ticket, took });
+        }
+    }
+
+    /// Takes a report. One that fits no order of the instance, or an instance that is gone, is old: it changes nothing.
+    pub(super) fn report(&mut self, id: InstanceId, report: InstanceReport) {
+        let Some(one) = self.instances.get_mut(&id) else { return };
+        let (gpu, model, life) = (one.gpu, one.model, one.life);
+        match (report, life) {
+            (InstanceReport::Ready, Life::Starting) => {
+                one.life = Life::Ready;
+                let took = self.now.saturating_since(one.since);
+                self.tasks.push_back(RequestEvent::Loaded { gpu, model, took });
+            }
+            (InstanceReport::Refused, Life::Starting)
+            | (InstanceReport::Gone | InstanceReport::Completed, _) => {
+                let first = one.requests.first().copied();
+                let ticket = first.and_then(|request| Some(self.tickets.get(request)?.ticket));
+                self.forget(id);
+                self.tasks.push_back(match (life, ticket) {
+                    (Life::Starting, _) => RequestEvent::LoadFailed { gpu, model },
+                    (Life::Stopped, _) => RequestEvent::Evicted { gpu, model },
+                    (_, Some(request)) => RequestEvent::NotResident { gpu, request },
+                    (_, None) => RequestEvent::Dropped { gpu, model },
+                });
+            }
+            _ => {}
+        }
+    }
+
+    /// Forgets an instance that is gone. The scheduler hears of it from the caller.
+    pub(super) fn forget(&mut self, id: InstanceId) {
+        let Some(one) = self.instances.remove(&id) else { return };
+        if self.resident.get(&(one.gpu, one.model)) == Some(&id) {
+            self.resident.remove(&(one.gpu, one.model));
+        }
+        if let Some(of) = self.functions.get_mut(&one.function) {
+            of.instances.remove(&id);
+        }
+        for request in one.requests {
+            self.tickets.wait(request);
+        }
+    }
+
+    /// Gives up what is left of functions that were removed: requests whose instance is gone, and instances without any.
+    pub(super) fn end_removed(&mut self, actions: &mut Vec<PoolAction>) {
+        for function in self.ending.clone() {
+            for request in self.tickets.waiting_of(function) {
+                self.reject(request, Rejection::Removed, actions);
+            }
+            let Some(of) = self.functions.get(&function) else { continue };
+            for one in of.instances.iter().map(|id| &self.instances[id]) {
+                if one.life == Life::Ready && one.requests.is_empty() {
+                    self.tasks.push_back(RequestEvent::Dropped { gpu: one.gpu, model: one.model });
+                }
+            }
+            self.run(actions);
+            // Nothing is left that the scheduler could say of its model.
+            if self.functions.get(&function).is_some_and(|of| of.instances.is_empty())
+                && let Some(of) = self.functions.remove(&function)
+            {
+                self.ending.remove(&function);
+                self.models.remove(&of.model);
+                self.retired.entry(of.spec.memory).or_default().push(of.model);
+            }
+        }
+    }
+}
+
+const fn rejection(reason: RejectReason) -> Rejection {
+    match reason {
+        RejectReason::TenantQueueFull => Rejection::TenantQueueFull,
+        RejectReason::QueueFull => Rejection::QueueFull,
+        RejectReason::DeadlineMissed => Rejection::DeadlineMissed,
+        RejectReason::WaitedTooLong => Rejection::WaitedTooLong,
+        RejectReason::AttemptsExhausted => Rejection::AttemptsExhausted,
+        RejectReason::Cancelled => Rejection::Cancelled,
+        _ => Rejection::NeverFits,
+    }
+}

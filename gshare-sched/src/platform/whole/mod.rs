@@ -1,0 +1,504 @@
+//! The pool of whole GPUs: a request scheduler (GPU-enabled FaaS), behind the words of a pool.
+//!
+//! # Problem
+//! A [`RequestScheduler`] gives requests to GPUs, and loads and evicts models there; it knows models, not instances. For a
+//! platform a model in a GPU's memory is an instance of its function: it starts, answers requests and is stopped.
+//!
+//! # Algorithm
+//! | the scheduler says | order, and what answers it |
+//! |---|---|
+//! | `Load` | `Start` of a new instance; `Ready` is `Loaded`, `Refused` and `Gone` are `LoadFailed` |
+//! | `Evict` | `Drain` and `Stop`; `Gone` is `Evicted`. Of an instance that is gone already: `Evicted` at once |
+//! | `Dispatch` | `Dispatch`; of an instance that is gone already: `NotResident` at once |
+//! | `DropHost`, and `Load` that keeps a copy in host memory | `Forget`, `Fetch` |
+//!
+//! An instance that is gone by itself is `NotResident` for the request that it ran, which is then served by another load there;
+//! when it ran none it is `Dropped`. A function is one model; each has a number of the pool's, since a function's name may be
+//! used again for another one with other memory.
+//!
+//! ## Example
+//! GPU 0 has room for one model and holds A, idle; a request for B comes. Orders: `Drain A`, `Stop A` (evicted); on
+//! `Gone A`: `Start B`; on `Ready B`: `Dispatch` to B.
+//!
+//! # Invariants
+//! Each (GPU, model) has one instance at most that is not stopped; the memory of a device's instances, those that start or stop
+//! included, fits it; an instance that runs a request is ready.
+//!
+//! # Cost
+//! That of the scheduler for an event, and O(log n) in instances and requests. O(instances of it) for an event while a function
+//! that was removed has any.
+//!
+//! # Differences from the paper
+//! A deadline rejects a request as soon as it cannot be complete by it, as the scheduler does. Requests that come before the first
+//! device wait outside the scheduler, which would not know on what they can run.
+//!
+//! # What is not bounded
+//! - `min_instances` and `max_instances`: how many copies of a model there are is the policy's choice, and a scheduler
+//!   has no bound for it;
+//! - SLOs: the scheduler orders requests by arrival and locality;
+//! - a host that never answers an order keeps the GPU waiting: there is no time-out here.
+
+mod carry;
+#[cfg(test)]
+mod tests;
+
+use super::tickets::Tickets;
+use crate::request::{ConfigError, LocalityScheduler, SchedulerConfig};
+use gshare_core::dag::ComponentSet;
+use gshare_core::platform::{
+    DeviceSpec, FunctionSpec, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool, PoolAction,
+    PoolError, PoolEvent, Regime, Rejection, StopCause, Work,
+};
+use gshare_core::request::{
+    GpuKind, ModelProfile, NodeId, RequestAction, RequestEvent, RequestId, RequestScheduler,
+};
+use gshare_core::scale::InstanceId;
+use gshare_core::share::GpuShare;
+use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, ModelId, Timestamp};
+use gshare_core::{SmShare, resource::QuotaRange};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+#[derive(Debug)]
+struct Device {
+    node: NodeId,
+    memory: Bytes,
+}
+
+#[derive(Debug)]
+struct Function {
+    spec: FunctionSpec,
+    infer: Duration,
+    model: ModelId,
+    removed: bool,
+    instances: BTreeSet<InstanceId>,
+    told_unmet: bool,
+}
+
+#[derive(Debug)]
+struct Instance {
+    function: FunctionId,
+    model: ModelId,
+    gpu: GpuId,
+    life: Life,
+    since: Timestamp,
+    requests: BTreeSet<RequestId>,
+}
+
+/// GPUs that serve one request at a time and keep models in their memory, under any request scheduler. See the [module](self).
+pub struct WholePool {
+    scheduler: Box<dyn RequestScheduler>,
+    devices: BTreeMap<GpuId, Device>,
+    /// Kinds of device that the scheduler has models' costs for.
+    kinds: BTreeSet<GpuKind>,
+    functions: BTreeMap<FunctionId, Function>,
+    models: BTreeMap<ModelId, FunctionId>,
+    /// Numbers of models whose function is gone, by memory: the scheduler takes no other for them.
+    retired: BTreeMap<Bytes, Vec<ModelId>>,
+    next_model: u32,
+    instances: BTreeMap<InstanceId, Instance>,
+    next: u64,
+    /// The instance of a model on a GPU that is not stopped.
+    resident: BTreeMap<(GpuId, ModelId), InstanceId>,
+    tickets: Tickets,
+    /// Functions that were removed.
+    ending: BTreeSet<FunctionId>,
+    /// Tickets that came before the first device.
+    early: BTreeSet<RequestId>,
+    now: Timestamp,
+    tasks: VecDeque<RequestEvent>,
+}
+
+impl core::fmt::Debug for WholePool {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("WholePool")
+            .field("now", &self.now)
+            .field("devices", &self.devices)
+            .field("instances", &self.instances)
+            .finish_non_exhaustive()
+    }
+}
+
+impl WholePool {
+    const REGIME: Regime = Regime::Whole;
+
+    /// A pool without devices under a scheduler that has no GPUs and no models.
+    pub fn new(scheduler: Box<dyn RequestScheduler>) -> Self {
+        Self {
+            scheduler,
+            devices: BTreeMap::new(),
+            kinds: BTreeSet::new(),
+            functions: BTreeMap::new(),
+            models: BTreeMap::new(),
+            retired: BTreeMap::new(),
+            next_model: 0,
+            instances: BTreeMap::new(),
+            next: 0,
+            resident: BTreeMap::new(),
+            tickets: Tickets::default(),
+            ending: BTreeSet::new(),
+            early: BTreeSet::new(),
+            now: Timestamp::ZERO,
+            tasks: VecDeque::new(),
+        }
+    }
+
+    /// A pool under our scheduler: [`SchedulerConfig::evict_cost_aware`] prices what it evicts.
+    ///
+    /// # Errors
+    /// When a field of the configuration is out of its bounds.
+    pub fn with_config(config: SchedulerConfig) -> Result<Self, ConfigError> {
+        Ok(Self::new(Box::new(LocalityScheduler::new(config)?)))
+    }
+
+    fn unknown(what: impl Into<String>) -> PoolError {
+        PoolError::Unknown { regime: Self::REGIME, what: what.into() }
+    }
+
+    fn refused(why: impl Into<String>) -> PoolError {
+        PoolError::Refused { regime: Self::REGIME, why: why.into() }
+    }
+
+    /// Refuses what cannot be done, before anything is changed.
+    fn check(&self, now: Timestamp, event: &PoolEvent) -> Result<(), PoolError> {
+        if now < self.now {
+            return Err(Self::refused(format!("time went back: now {now}, last event at {}", self.now)));
+        }
+        let known = |function: FunctionId| match self.functions.get(&function) {
+            Some(of) if !of.removed => Ok(()),
+            _ => Err(Self::unknown(function.to_string())),
+        };
+        match event {
+            PoolEvent::DeviceJoined { gpu, spec } => self.check_device(*gpu, spec),
+            PoolEvent::DeviceLost { gpu } if !self.devices.contains_key(gpu) => {
+                Err(Self::unknown(gpu.to_string()))
+            }
+            PoolEvent::FunctionAdded { function, spec } => self.check_function(*function, spec),
+            PoolEvent::BoundsChanged { function, .. } | PoolEvent::FunctionRemoved { function } => {
+                known(*function)
+            }
+            PoolEvent::Arrived { request, function, .. } => {
+                known(*function)?;
+                match self.tickets.get(*request) {
+                    Some(_) => Err(Self::refused(format!("{request} is already here"))),
+                    None => Ok(()),
+                }
+            }
+            PoolEvent::Done { request, .. } => match self.tickets.get(*request) {
+                Some(held) if held.on.is_some() => Ok(()),
+                _ => Err(Self::unknown(format!("{request} as one that runs"))),
+            },
+            PoolEvent::Cancelled { request } => match self.tickets.get(*request) {
+                Some(held) if held.on.is_none() => Ok(()),
+                _ => Err(Self::unknown(format!("{request} as one that waits"))),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    fn check_device(&self, gpu: GpuId, spec: &DeviceSpec) -> Result<(), PoolError> {
+        let bad = |why: &str| Err(PoolError::BadDevice { gpu, regime: Self::REGIME, why: why.to_owned() });
+        if self.devices.contains_key(&gpu) {
+            return bad("it is here already");
+        }
+        if spec.mig.is_some() {
+            return bad("mig has slices: need none");
+        }
+        if spec.memory == Bytes::ZERO {
+            return bad("memory is 0: need more than 0");
+        }
+        Ok(())
+    }
+
+    fn check_function(&self, function: FunctionId, spec: &FunctionSpec) -> Result<(), PoolError> {
+        let unsuitable = |why: String| Err(PoolError::Unsuitable { function, regime: Self::REGIME, why });
+        if self.functions.contains_key(&function) {
+            return unsuitable("it is here already, or has instances that end".to_owned());
+        }
+        let Some(infer) = infer(spec) else {
+            let why = "need an inference function whose profile has a point of batch 1 with a p50 above 0";
+            return unsuitable(format!("work: {why}"));
+        };
+        let hour = Duration::from_secs(3_600);
+        for (field, time) in
+            [("load_disk", spec.load_disk), ("load_host", spec.load_host), ("p50 of the profile", infer)]
+        {
+            if time > hour {
+                return unsuitable(format!("{field} is {time}: need at most {hour}"));
+            }
+        }
+        match spec.memory {
+            Bytes::ZERO => unsuitable("memory is 0: need more than 0".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells the scheduler something that it may refuse; nothing has changed then.
+    fn try_tell(
+        &mut self,
+        event: RequestEvent,
+        refused: impl FnOnce(String) -> PoolError,
+        actions: &mut Vec<PoolAction>,
+    ) -> Result<(), PoolError> {
+        let mut orders = Vec::new();
+        match self.scheduler.handle(self.now, event, &mut orders) {
+            Ok(()) => {
+                for order in orders {
+                    self.obey(order, actions);
+                }
+                Ok(())
+            }
+            Err(error) => Err(refused(error.to_string())),
+        }
+    }
+
+    /// Has the scheduler take what it alone can judge, before anything else is changed.
+    fn admit(&mut self, event: &PoolEvent, actions: &mut Vec<PoolAction>) -> Result<(), PoolError> {
+        match event {
+            PoolEvent::DeviceJoined { gpu, spec } => {
+                let DeviceSpec { node, kind, memory, .. } = *spec;
+                let joined = RequestEvent::GpuJoined { gpu: *gpu, kind, node, memory };
+                let bad = |why| PoolError::BadDevice { gpu: *gpu, regime: Self::REGIME, why };
+                self.try_tell(joined, bad, actions)
+            }
+            PoolEvent::TenantLimited { tenant, limits } => {
+                let limited = RequestEvent::TenantLimited { tenant: *tenant, limits: *limits };
+                self.try_tell(limited, Self::refused, actions)
+            }
+            PoolEvent::FunctionAdded { function, spec } => {
+                let known = self.retired.get(&spec.memory).and_then(|models| models.last()).copied();
+                let model = known.unwrap_or(ModelId(self.next_model));
+                let added = RequestEvent::ModelAdded { model, memory: spec.memory };
+                let unsuitable =
+                    |why| PoolError::Unsuitable { function: *function, regime: Self::REGIME, why };
+                self.try_tell(added, unsuitable, actions)?;
+                match known {
+                    Some(_) => {
+                        self.retired.get_mut(&spec.memory).and_then(Vec::pop);
+                    }
+                    None => self.next_model += 1,
+                }
+                let new = Function {
+                    spec: (**spec).clone(),
+                    infer: infer(spec).unwrap_or_default(),
+                    model,
+                    removed: false,
+                    instances: BTreeSet::new(),
+                    told_unmet: false,
+                };
+                self.functions.insert(*function, new);
+                self.models.insert(model, *function);
+                Ok(())
+            }
+            PoolEvent::Arrived { request, function, deadline, .. } => {
+                self.arrived(*request, *function, *deadline, actions)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn arrived(
+        &mut self,
+        request: RequestId,
+        function: FunctionId,
+        deadline: Option<Timestamp>,
+        actions: &mut Vec<PoolAction>,
+    ) -> Result<(), PoolError> {
+        if deadline.is_some_and(|at| at <= self.now) {
+            let reason = Rejection::DeadlineMissed;
+            actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
+            return Ok(());
+        }
+        let ticket = self.tickets.add(request, function, deadline);
+        if self.kinds.is_empty() {
+            self.early.insert(ticket);
+            return Ok(());
+        }
+        let told = match self.arrival(ticket) {
+            Some(event) => self.try_tell(event, Self::refused, actions),
+            None => Ok(()),
+        };
+        if told.is_err() {
+            self.tickets.remove(request);
+        }
+        told
+    }
+
+    /// What the scheduler is told of a request.
+    fn arrival(&self, ticket: RequestId) -> Option<RequestEvent> {
+        let held = self.tickets.get(self.tickets.holder(ticket)?)?;
+        let of = self.functions.get(&held.function)?;
+        let (model, tenant, deadline) = (of.model, of.spec.tenant, held.deadline);
+        Some(RequestEvent::Arrived { request: ticket, model, tenant, deadline })
+    }
+
+    /// A device is there: models have costs on its kind, and requests that came early go in.
+    fn joined(&mut self, gpu: GpuId, spec: &DeviceSpec) {
+        self.devices.insert(gpu, Device { node: spec.node, memory: spec.memory });
+        for of in self.functions.values_mut() {
+            of.told_unmet = false;
+        }
+        if self.kinds.insert(spec.kind) {
+            let all: Vec<RequestEvent> = self.functions.values().map(|of| profiled(of, spec.kind)).collect();
+            self.tasks.extend(all);
+        }
+        for ticket in core::mem::take(&mut self.early) {
+            self.tasks.extend(self.arrival(ticket));
+        }
+    }
+
+    fn lost(&mut self, gpu: GpuId) {
+        self.devices.remove(&gpu);
+        let on = self.instances.iter().filter(|(_, one)| one.gpu == gpu).map(|(id, _)| *id);
+        for id in on.collect::<Vec<_>>() {
+            self.forget(id);
+        }
+        for of in self.functions.values_mut() {
+            of.told_unmet = false;
+        }
+        self.tasks.push_back(RequestEvent::GpuLost { gpu });
+    }
+
+    /// Ends a request that waits, silently. The scheduler forgets it, unless it has a GPU already: then it is answered when
+    /// it is dispatched.
+    fn give_up(&mut self, request: RequestId) {
+        if let Some(held) = self.tickets.remove(request)
+            && !self.early.remove(&held.ticket)
+        {
+            self.tasks.push_back(RequestEvent::Cancelled { request: held.ticket });
+        }
+    }
+
+    fn reject(&mut self, request: RequestId, reason: Rejection, actions: &mut Vec<PoolAction>) {
+        self.give_up(request);
+        actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
+    }
+
+    fn remove(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+        for request in self.tickets.waiting_of(function) {
+            self.reject(request, Rejection::Removed, actions);
+        }
+        if let Some(of) = self.functions.get_mut(&function) {
+            of.removed = true;
+            self.ending.insert(function);
+        }
+    }
+
+    /// Does what deadlines before now asked for.
+    fn catch_up(&mut self, actions: &mut Vec<PoolAction>) {
+        if self.scheduler.next_deadline().is_some_and(|at| at <= self.now) {
+            self.tasks.push_back(RequestEvent::DeadlineReached);
+            self.run(actions);
+        }
+        while let Some(request) = self.tickets.expired(self.now) {
+            self.reject(request, Rejection::DeadlineMissed, actions);
+        }
+        self.run(actions);
+    }
+}
+
+/// Time of one request on a whole device: the p50 of the largest point without batches.
+fn infer(spec: &FunctionSpec) -> Option<Duration> {
+    let Work::Inference { profile: Some(profile) } = &spec.work else { return None };
+    let single = profile.points().iter().filter(|point| point.batch == 1);
+    single.max_by_key(|point| point.area()).map(|point| point.p50).filter(|p50| !p50.is_zero())
+}
+
+fn profiled(of: &Function, kind: GpuKind) -> RequestEvent {
+    let FunctionSpec { load_disk, load_host, .. } = of.spec;
+    let profile = ModelProfile { load_disk, load_host, infer: of.infer };
+    RequestEvent::ModelProfiled { model: of.model, kind, profile }
+}
+
+impl Engine for WholePool {
+    type Event = PoolEvent;
+    type Action = PoolAction;
+    type Error = PoolError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: PoolEvent,
+        actions: &mut Vec<PoolAction>,
+    ) -> Result<(), PoolError> {
+        self.check(now, &event)?;
+        let before = core::mem::replace(&mut self.now, now);
+        self.admit(&event, actions).inspect_err(|_| self.now = before)?;
+        self.catch_up(actions);
+        match event {
+            PoolEvent::DeviceJoined { gpu, spec } => self.joined(gpu, &spec),
+            PoolEvent::DeviceLost { gpu } => self.lost(gpu),
+            PoolEvent::FunctionAdded { function, .. } => {
+                if let Some(of) = self.functions.get(&function) {
+                    self.tasks.extend(self.kinds.iter().map(|kind| profiled(of, *kind)));
+                }
+            }
+            PoolEvent::FunctionRemoved { function } => self.remove(function, actions),
+            PoolEvent::Done { request, took } => self.done(request, took),
+            PoolEvent::Cancelled { request } => self.give_up(request),
+            PoolEvent::Instance { instance, report } => self.report(instance, report),
+            _ => {}
+        }
+        self.run(actions);
+        self.end_removed(actions);
+        #[cfg(debug_assertions)]
+        self.invariants();
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        [self.scheduler.next_deadline(), self.tickets.next_deadline()].into_iter().flatten().min()
+    }
+}
+
+impl Pool for WholePool {
+    fn regime(&self) -> Regime {
+        Self::REGIME
+    }
+
+    fn instances(&self, visit: &mut dyn FnMut(&InstanceView)) {
+        for (&instance, one) in &self.instances {
+            visit(&InstanceView {
+                instance,
+                function: one.function,
+                life: one.life,
+                parts: vec![self.part(one.function, one.gpu)],
+                requests: u32::try_from(one.requests.len()).unwrap_or(u32::MAX),
+            });
+        }
+    }
+
+    fn waiting(&self, function: FunctionId) -> usize {
+        self.tickets.waiting(function)
+    }
+
+    fn invariants(&self) {
+        self.tickets.invariants();
+        assert!(self.tasks.is_empty(), "the scheduler was not told something");
+        let mut running = 0;
+        let mut used: BTreeMap<GpuId, u64> = BTreeMap::new();
+        for (id, one) in &self.instances {
+            let resident = self.resident.get(&(one.gpu, one.model)) == Some(id);
+            assert_eq!(resident, one.life != Life::Stopped, "{id} is the one on its GPU");
+            assert!(one.requests.is_empty() || one.life == Life::Ready, "{id} runs a request");
+            let on = |request: &RequestId| self.tickets.get(*request).and_then(|held| held.on);
+            assert!(one.requests.iter().all(|request| on(request) == Some(*id)), "requests of {id}");
+            let of = &self.functions[&one.function];
+            assert!(of.instances.contains(id) && of.model == one.model, "{id} of nobody");
+            *used.entry(one.gpu).or_default() += of.spec.memory.get();
+            running += one.requests.len();
+        }
+        assert_eq!(
+            self.resident.len(),
+            self.instances.values().filter(|one| one.life != Life::Stopped).count()
+        );
+        for (gpu, used) in used {
+            assert!(used <= self.devices[&gpu].memory.get(), "{gpu} is too full");
+        }
+        assert_eq!(
+            running,
+            self.tickets.iter().filter(|(_, held)| held.on.is_some()).count(),
+            "requests that run"
+        );
+        assert_eq!(self.models.len(), self.functions.len(), "models of functions");
+    }
+}

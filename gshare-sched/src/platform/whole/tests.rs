@@ -1,0 +1,260 @@
+//! The mappings one by one, with a host that answers as the test says.
+
+use super::*;
+use gshare_core::Quota;
+use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::request::Tier;
+
+struct Host {
+    pool: WholePool,
+    now: u64,
+}
+
+impl Host {
+    /// GPUs of 16 GiB.
+    fn new(gpus: u32) -> Self {
+        let pool = WholePool::with_config(SchedulerConfig::evict_cost_aware()).unwrap();
+        let mut host = Self { pool, now: 0 };
+        for gpu in 0..gpus {
+            host.join(gpu);
+        }
+        host
+    }
+
+    /// What is ordered, and that it is nothing where the pool refuses.
+    fn try_tell(&mut self, event: PoolEvent) -> Result<Vec<PoolAction>, String> {
+        let mut actions = Vec::new();
+        let before = format!("{:?}", self.pool);
+        let told = self.pool.handle(Timestamp::from_millis(self.now), event, &mut actions);
+        if let Err(error) = told {
+            assert!(actions.is_empty());
+            assert_eq!(format!("{:?}", self.pool), before, "a refusal changes nothing");
+            return Err(error.to_string());
+        }
+        Ok(actions)
+    }
+
+    fn tell(&mut self, event: PoolEvent) -> Vec<PlatformAction> {
+        let orders = |action| match action {
+            PoolAction::Order(order) => Some(order),
+            PoolAction::Unmet { .. } => None,
+        };
+        self.try_tell(event).unwrap().into_iter().filter_map(orders).collect()
+    }
+
+    fn join(&mut self, gpu: u32) -> Vec<PlatformAction> {
+        let spec = DeviceSpec::new(NodeId(0), Bytes::from_gib(16)).with_regime(Regime::Whole);
+        self.tell(PoolEvent::DeviceJoined { gpu: GpuId(gpu), spec })
+    }
+
+    fn add(&mut self, function: u32, gib: u64) {
+        let event =
+            PoolEvent::FunctionAdded { function: FunctionId(function), spec: Box::new(inference(gib)) };
+        assert_eq!(self.tell(event), []);
+    }
+
+    fn request(&mut self, request: u64, function: u32) -> Vec<PlatformAction> {
+        let (request, function) = (RequestId(request), FunctionId(function));
+        let arrived = Timestamp::from_millis(self.now);
+        self.tell(PoolEvent::Arrived { request, function, arrived, deadline: None })
+    }
+
+    fn report(&mut self, instance: u64, report: InstanceReport) -> Vec<PlatformAction> {
+        self.tell(PoolEvent::Instance { instance: InstanceId(instance), report })
+    }
+
+    fn done(&mut self, request: u64) -> Vec<PlatformAction> {
+        self.tell(PoolEvent::Done { request: RequestId(request), took: Duration::from_millis(20) })
+    }
+}
+
+fn inference(gib: u64) -> FunctionSpec {
+    let time = Duration::from_millis(20);
+    let point = |percent, batch, time| {
+        let sm = SmShare::from_percent(percent).unwrap();
+        ProfilePoint::measured(sm, Quota::WHOLE, batch, 50.0, time, time).unwrap()
+    };
+    let slow = Duration::from_millis(90);
+    let points = vec![point(25, 1, slow), point(100, 1, time), point(100, 8, slow)];
+    let profile = Some(ProfileTable::sparse(points).unwrap());
+    FunctionSpec::new(Work::Inference { profile }, Bytes::from_gib(gib))
+        .with_loads(Duration::from_secs(3), Duration::from_millis(700))
+}
+
+fn started(actions: &[PlatformAction]) -> Option<(u64, u32, u32)> {
+    match actions {
+        [PlatformAction::Start { instance, function, parts, from: Tier::Disk, takes, parked: false }] => {
+            assert_eq!((parts.len(), *takes), (1, Duration::from_secs(3)));
+            Some((instance.0, function.0, parts[0].gpu.0))
+        }
+        _ => None,
+    }
+}
+
+fn dispatch(request: u64, instance: u64) -> PlatformAction {
+    PlatformAction::Dispatch { request: RequestId(request), instance: InstanceId(instance) }
+}
+
+fn reject(request: u64, reason: Rejection) -> PlatformAction {
+    PlatformAction::Reject { request: RequestId(request), reason }
+}
+
+fn ended(instance: u64, cause: StopCause) -> [PlatformAction; 2] {
+    let instance = InstanceId(instance);
+    [PlatformAction::Drain { instance }, PlatformAction::Stop { instance, cause }]
+}
+
+/// The example of the module.
+#[test]
+fn a_model_that_needs_room_is_started_when_the_one_before_it_is_gone() {
+    let mut host = Host::new(1);
+    host.add(0, 9);
+    host.add(1, 10);
+    assert_eq!(started(&host.request(0, 0)), Some((0, 0, 0)));
+    assert_eq!(host.report(0, InstanceReport::Ready), [dispatch(0, 0)]);
+    assert_eq!(host.done(0), []);
+    host.now = 600_000;
+    assert_eq!(host.request(1, 1), ended(0, StopCause::Evicted));
+    assert_eq!(started(&host.report(0, InstanceReport::Gone)), Some((1, 1, 0)));
+    assert_eq!(host.report(1, InstanceReport::Ready), [dispatch(1, 1)]);
+}
+
+#[test]
+fn the_cost_of_a_request_is_that_of_the_largest_point_without_batches() {
+    assert_eq!(infer(&inference(1)), Some(Duration::from_millis(20)));
+}
+
+#[test]
+fn a_process_that_dies_is_started_again_for_the_request_that_it_ran() {
+    let mut host = Host::new(1);
+    host.add(0, 9);
+    host.request(0, 0);
+    host.report(0, InstanceReport::Ready);
+    assert_eq!(started(&host.report(0, InstanceReport::Gone)), Some((1, 0, 0)));
+    assert_eq!(host.pool.waiting(FunctionId(0)), 1);
+    assert_eq!(host.report(0, InstanceReport::Gone), [], "an old report");
+    assert_eq!(host.report(1, InstanceReport::Ready), [dispatch(0, 1)]);
+    assert_eq!(host.done(0), []);
+    // One that dies idle is started again when it is wanted.
+    assert_eq!(host.report(1, InstanceReport::Gone), []);
+    assert_eq!(started(&host.request(1, 0)), Some((2, 0, 0)));
+}
+
+#[test]
+fn a_request_whose_starts_are_refused_is_given_up() {
+    let mut host = Host::new(1);
+    host.add(0, 9);
+    assert_eq!(started(&host.request(0, 0)), Some((0, 0, 0)));
+    assert_eq!(started(&host.report(0, InstanceReport::Refused)), Some((1, 0, 0)));
+    assert_eq!(started(&host.report(1, InstanceReport::Gone)), Some((2, 0, 0)));
+    assert_eq!(host.report(2, InstanceReport::Refused), [reject(0, Rejection::AttemptsExhausted)]);
+}
+
+#[test]
+fn a_request_that_came_before_the_first_device_is_served_and_one_that_fits_none_is_not() {
+    let mut host = Host::new(0);
+    host.add(0, 9);
+    host.add(1, 17);
+    for request in 0..3 {
+        assert_eq!(host.request(request, u32::from(request == 2)), []);
+    }
+    host.tell(PoolEvent::Cancelled { request: RequestId(1) });
+    let actions = host.join(0);
+    assert!(actions.contains(&reject(2, Rejection::NeverFits)), "{actions:?}");
+    assert_eq!(actions.len(), 2, "{actions:?}");
+    let event = |request| PoolEvent::Arrived {
+        request: RequestId(request),
+        function: FunctionId(1),
+        arrived: Timestamp::ZERO,
+        deadline: None,
+    };
+    // The host was told at the first of them that nothing here has what it needs.
+    assert_eq!(host.try_tell(event(3)).unwrap(), [PoolAction::Order(reject(3, Rejection::NeverFits))]);
+}
+
+#[test]
+fn what_ran_on_a_lost_device_is_served_by_another_one() {
+    let mut host = Host::new(2);
+    host.add(0, 9);
+    let (_, _, gpu) = started(&host.request(0, 0)).unwrap();
+    host.report(0, InstanceReport::Ready);
+    let again = started(&host.tell(PoolEvent::DeviceLost { gpu: GpuId(gpu) })).unwrap();
+    assert_eq!((again.0, again.2), (1, 1 - gpu));
+    for report in [InstanceReport::Gone, InstanceReport::Ready] {
+        assert_eq!(host.report(0, report), [], "an old report");
+    }
+    let gone = host.try_tell(PoolEvent::DeviceLost { gpu: GpuId(gpu) }).unwrap_err();
+    assert_eq!(gone, format!("gpu{gpu} is not known to the whole pool"));
+    assert_eq!(host.report(1, InstanceReport::Ready), [dispatch(0, 1)]);
+}
+
+#[test]
+fn a_caller_that_gives_up_while_the_model_loads_leaves_the_gpu_free() {
+    let mut host = Host::new(1);
+    host.add(0, 9);
+    host.request(0, 0);
+    assert_eq!(host.tell(PoolEvent::Cancelled { request: RequestId(0) }), []);
+    assert_eq!(host.pool.waiting(FunctionId(0)), 0);
+    assert_eq!(host.request(0, 0), [], "its name may be used again");
+    assert_eq!(host.report(0, InstanceReport::Ready), [dispatch(0, 0)], "the second of that name");
+    assert_eq!(host.done(0), []);
+}
+
+#[test]
+fn a_removed_function_is_stopped_once_idle_and_its_name_is_free_for_another_size() {
+    let mut host = Host::new(1);
+    host.add(0, 9);
+    host.request(0, 0);
+    host.report(0, InstanceReport::Ready);
+    host.request(1, 0);
+    let function = FunctionId(0);
+    assert_eq!(host.tell(PoolEvent::FunctionRemoved { function }), [reject(1, Rejection::Removed)]);
+    let spec = Box::new(inference(4));
+    let early = host.try_tell(PoolEvent::FunctionAdded { function, spec }).unwrap_err();
+    assert!(early.contains("has instances that end"), "{early}");
+    assert_eq!(host.done(0), ended(0, StopCause::Removed));
+    assert_eq!(host.report(0, InstanceReport::Gone), []);
+    host.add(0, 4);
+    assert_eq!(started(&host.request(0, 0)), Some((1, 0, 0)));
+    // One that starts is not waited for by anybody, so it ends as soon as it is there.
+    assert_eq!(host.tell(PoolEvent::FunctionRemoved { function }), [reject(0, Rejection::Removed)]);
+    assert_eq!(host.report(1, InstanceReport::Ready), ended(1, StopCause::Removed));
+}
+
+#[test]
+fn a_deadline_rejects_what_can_no_longer_be_complete() {
+    let mut host = Host::new(1);
+    host.add(0, 9);
+    host.request(0, 0);
+    host.report(0, InstanceReport::Ready);
+    let (request, function) = (RequestId(1), FunctionId(0));
+    let deadline = Some(Timestamp::from_millis(100));
+    let event = PoolEvent::Arrived { request, function, arrived: Timestamp::ZERO, deadline };
+    assert_eq!(host.tell(event), []);
+    let at = host.pool.next_deadline().unwrap();
+    assert!(at > Timestamp::from_millis(79) && at <= Timestamp::from_millis(81), "{at}");
+    host.now = 81;
+    assert_eq!(host.tell(PoolEvent::DeadlineReached), [reject(1, Rejection::DeadlineMissed)]);
+}
+
+#[test]
+fn a_device_or_function_that_cannot_be_is_refused_by_field_and_bound() {
+    let mut host = Host::new(1);
+    let mut device = |gpu: u32, spec: DeviceSpec| {
+        host.try_tell(PoolEvent::DeviceJoined { gpu: GpuId(gpu), spec }).unwrap_err()
+    };
+    let of = |gib| DeviceSpec::new(NodeId(0), Bytes::from_gib(gib));
+    assert_eq!(device(0, of(16)), "gpu0 cannot be a whole device: it is here already");
+    assert!(device(1, of(0)).contains("memory is 0"));
+    assert!(device(1, of(17)).contains("memory of gpu1 is"), "GPUs of a kind are alike");
+    assert!(device(1 << 20, of(16)).contains("must be below 65536"));
+    let mut function = |spec: FunctionSpec| {
+        let event = PoolEvent::FunctionAdded { function: FunctionId(0), spec: Box::new(spec) };
+        host.try_tell(event).unwrap_err()
+    };
+    let unprofiled = FunctionSpec::new(Work::Inference { profile: None }, Bytes::from_gib(1));
+    assert!(function(unprofiled).contains("need an inference function whose profile has a point of batch 1"));
+    let slow = inference(1).with_loads(Duration::from_secs(3_601), Duration::ZERO);
+    assert!(function(slow).contains("load_disk is 3601s: need at most 3600s"));
+    assert!(function(inference(0)).contains("memory is 0"));
+}

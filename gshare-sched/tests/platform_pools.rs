@@ -1,0 +1,240 @@
+//! The pools in a host where everything goes wrong, and a pool that is broken on purpose.
+#![allow(clippy::cast_possible_truncation, reason = "small numbers of a test")]
+
+use gshare_core::dag::{Component, Dag};
+use gshare_core::pipeline::Goal;
+use gshare_core::platform::{
+    DeviceSpec, FunctionSpec, InstanceReport, InstanceView, MigLayout, PlatformAction, Pool, PoolAction,
+    PoolError, PoolEvent, Regime, Work,
+};
+use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::request::{GpuKind, NodeId};
+use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, Quota, SmShare, Timestamp};
+use gshare_sched::pipeline::KeeperConfig;
+use gshare_sched::platform::{SlicedConfig, SlicedPool, WholePool};
+use gshare_sched::request::SchedulerConfig;
+use gshare_sim::conformance::{PoolReport, PoolTrial, pool};
+
+/// A chain with these times in ms on 1g.10gb, less on larger slices, and GiB of each component.
+fn pipeline(times: &[u64], gib: u64, slo_ms: u64, max: u32) -> FunctionSpec {
+    let mut dag = Dag::builder("chain");
+    for (index, &ms) in times.iter().enumerate() {
+        let mut component = Component::new(format!("c{index}"));
+        for (slice, speed) in [("1g.10gb", 10), ("2g.20gb", 15), ("3g.40gb", 18), ("4g.40gb", 20)] {
+            let time = Duration::from_micros(ms * 10_000 / speed);
+            component = component.with_profile(slice, 1, time, Bytes::from_gib(gib));
+        }
+        dag = dag.component(component);
+    }
+    for index in 1..times.len() {
+        dag = dag.edge(format!("c{}", index - 1), format!("c{index}"), Bytes::from_mib(1));
+    }
+    let (dag, goal) = (Box::new(dag.build().unwrap()), Box::new(Goal::default()));
+    FunctionSpec::new(Work::Pipeline { dag, goal }, Bytes::from_gib(gib))
+        .with_slo(Duration::from_millis(slo_ms))
+        .with_instances(0, max)
+}
+
+fn sliced_trial(seed: u64, faults: bool) -> PoolTrial {
+    let mig = |node, slices: &[&str]| {
+        let layout = MigLayout::named("A100-80", slices).unwrap();
+        DeviceSpec::new(NodeId(node), Bytes::from_gib(80)).with_mig(layout)
+    };
+    PoolTrial {
+        devices: vec![
+            (GpuId(0), mig(0, &["4g.40gb", "2g.20gb", "1g.10gb"])),
+            (GpuId(1), mig(0, &["2g.20gb", "2g.20gb", "2g.20gb"])),
+            (GpuId(7), mig(1, &["3g.40gb", "3g.40gb"])),
+        ],
+        functions: vec![
+            (FunctionId(0), pipeline(&[20, 20], 7, 400, 6)),
+            (FunctionId(1), pipeline(&[30, 20, 10], 8, 600, 4)),
+            (FunctionId(2), pipeline(&[10], 7, 300, 2)),
+            (FunctionId(5), pipeline(&[20], 8, 500, 1)),
+            (FunctionId(9), pipeline(&[15, 15], 6, 2_000, 8)),
+        ],
+        requests: 600,
+        every: Duration::from_millis(15 + 20 * (seed % 5)),
+        faults,
+        patience: Duration::from_secs(600),
+    }
+}
+
+fn sliced(seed: u64) -> SlicedPool {
+    let keeper = if seed.is_multiple_of(3) { KeeperConfig::paper() } else { KeeperConfig::default() };
+    SlicedPool::with_config(SlicedConfig::default().with_keeper(keeper)).unwrap()
+}
+
+fn inference(gib: u64, ms: u64) -> FunctionSpec {
+    let time = Duration::from_millis(ms);
+    let point = ProfilePoint::measured(SmShare::WHOLE, Quota::WHOLE, 1, 1e3 / ms as f64, time, time).unwrap();
+    let profile = Some(ProfileTable::sparse(vec![point]).unwrap());
+    FunctionSpec::new(Work::Inference { profile }, Bytes::from_gib(gib))
+        .with_loads(Duration::from_millis(400 * gib), Duration::from_millis(80 * gib))
+}
+
+fn whole_trial(seed: u64, faults: bool) -> PoolTrial {
+    let gpu = |node, kind: u8, gib| {
+        let spec = DeviceSpec::new(NodeId(node), Bytes::from_gib(gib)).with_kind(GpuKind(kind));
+        spec.with_regime(Regime::Whole)
+    };
+    PoolTrial {
+        devices: vec![(GpuId(0), gpu(0, 0, 16)), (GpuId(1), gpu(0, 0, 16)), (GpuId(4), gpu(1, 1, 24))],
+        functions: (0..7)
+            .map(|n| (FunctionId(n), inference(3 + u64::from(n) % 4, 30 + u64::from(n))))
+            .collect(),
+        requests: 600,
+        every: Duration::from_millis(30 + 30 * (seed % 5)),
+        faults,
+        patience: Duration::from_secs(900),
+    }
+}
+
+fn whole(seed: u64) -> WholePool {
+    let config =
+        if seed.is_multiple_of(3) { SchedulerConfig::default() } else { SchedulerConfig::evict_cost_aware() };
+    let mut config = config;
+    if seed.is_multiple_of(2) {
+        config.host_memory = Bytes::from_gib(9);
+        config.max_batch = 3;
+    }
+    WholePool::with_config(config).unwrap()
+}
+
+fn total(reports: &[PoolReport], name: &str) -> u64 {
+    reports.iter().filter_map(|report| report.orders.get(name)).sum()
+}
+
+/// Every order that a pool has is given in some run, so none is an island.
+fn all_given(reports: &[PoolReport], names: &[&str]) {
+    for name in names {
+        assert!(total(reports, name) > 0, "no run had {name}");
+    }
+    assert!(reports.iter().all(|report| report.served > 0), "a run without an answer");
+}
+
+#[test]
+fn the_sliced_pool_keeps_its_contract_whatever_happens() {
+    let run = |seed| pool(&mut sliced(seed), &sliced_trial(seed, true), seed).unwrap();
+    let reports: Vec<PoolReport> = (0..40).map(run).collect();
+    all_given(&reports, &["start", "park", "unpark", "drain", "stop", "dispatch", "reject"]);
+}
+
+#[test]
+fn the_whole_pool_keeps_its_contract_whatever_happens() {
+    let run = |seed| pool(&mut whole(seed), &whole_trial(seed, true), seed).unwrap();
+    let reports: Vec<PoolReport> = (0..40).map(run).collect();
+    all_given(&reports, &["start", "drain", "stop", "dispatch", "reject", "fetch", "forget"]);
+}
+
+#[test]
+fn without_faults_no_request_is_rejected_and_the_same_events_give_the_same_actions() {
+    for seed in 0..6 {
+        let first = pool(&mut sliced(seed), &sliced_trial(seed, false), seed).unwrap();
+        assert_eq!((first.served, first.rejected), (600, 0), "sliced, seed {seed}");
+        let again = pool(&mut sliced(seed), &sliced_trial(seed, false), seed).unwrap();
+        assert_eq!((first.orders, first.finished), (again.orders, again.finished));
+        let first = pool(&mut whole(seed), &whole_trial(seed, false), seed).unwrap();
+        assert_eq!((first.served, first.rejected), (600, 0), "whole, seed {seed}");
+    }
+}
+
+/// How a [`Broken`] pool breaks its contract.
+#[derive(Debug, Clone, Copy)]
+enum Break {
+    /// The 50th dispatch is not ordered.
+    LosesRequest,
+    /// Each dispatch after the 50th is ordered twice.
+    DispatchesTwice,
+    /// `Unpark` comes before the `Park` that makes room for it.
+    UnparksFirst,
+    /// It takes the same device twice.
+    TakesNonsense,
+}
+
+#[derive(Debug)]
+struct Broken {
+    inner: SlicedPool,
+    how: Break,
+    dispatches: u64,
+}
+
+impl Engine for Broken {
+    type Event = PoolEvent;
+    type Action = PoolAction;
+    type Error = PoolError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: PoolEvent,
+        actions: &mut Vec<PoolAction>,
+    ) -> Result<(), PoolError> {
+        let mut own = Vec::new();
+        let told = self.inner.handle(now, event.clone(), &mut own);
+        if matches!((self.how, &event), (Break::TakesNonsense, PoolEvent::DeviceJoined { .. })) {
+            actions.append(&mut own);
+            return Ok(());
+        }
+        for action in own {
+            match (self.how, &action) {
+                (how, PoolAction::Order(PlatformAction::Dispatch { .. })) => {
+                    self.dispatches += 1;
+                    match how {
+                        Break::LosesRequest if self.dispatches == 50 => continue,
+                        Break::DispatchesTwice if self.dispatches > 50 => actions.push(action.clone()),
+                        _ => {}
+                    }
+                    actions.push(action);
+                }
+                (Break::UnparksFirst, PoolAction::Order(PlatformAction::Park { instance })) => {
+                    // The memory is said to be free at once, so that the next one comes too early.
+                    let (instance, report) = (*instance, InstanceReport::Parked);
+                    actions.push(action);
+                    self.inner.handle(now, PoolEvent::Instance { instance, report }, actions)?;
+                }
+                _ => actions.push(action),
+            }
+        }
+        told
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.inner.next_deadline()
+    }
+}
+
+impl Pool for Broken {
+    fn regime(&self) -> Regime {
+        self.inner.regime()
+    }
+
+    fn instances(&self, visit: &mut dyn FnMut(&InstanceView)) {
+        self.inner.instances(visit);
+    }
+
+    fn waiting(&self, function: FunctionId) -> usize {
+        self.inner.waiting(function)
+    }
+
+    fn invariants(&self) {
+        self.inner.invariants();
+    }
+}
+
+#[test]
+fn a_pool_that_breaks_its_contract_is_told_with_seed_and_story() {
+    let fails = |how, says: &[&str]| {
+        let run = |seed| {
+            let mut broken = Broken { inner: sliced(1), how, dispatches: 0 };
+            pool(&mut broken, &sliced_trial(seed, false), seed).err()
+        };
+        let fault = (0..10).find_map(run).unwrap_or_else(|| panic!("{how:?} was not found"));
+        assert!(says.iter().any(|says| fault.contains(says)), "{how:?}: {fault}");
+        assert!(fault.starts_with("seed "), "{fault}");
+    };
+    fails(Break::LosesRequest, &["instances are", "requests of fn"]);
+    fails(Break::DispatchesTwice, &["it runs, or its deadline"]);
+    fails(Break::UnparksFirst, &["bytes of"]);
+    fails(Break::TakesNonsense, &["it took DeviceJoined"]);
+}
