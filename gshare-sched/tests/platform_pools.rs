@@ -101,6 +101,9 @@ fn whole(seed: u64) -> WholePool {
     WholePool::with_config(config).unwrap()
 }
 
+/// Seeds of a test.
+const SEEDS: core::ops::Range<u64> = 0..40;
+
 fn total(reports: &[PoolReport], name: &str) -> u64 {
     reports.iter().filter_map(|report| report.orders.get(name)).sum()
 }
@@ -116,14 +119,14 @@ fn all_given(reports: &[PoolReport], names: &[&str]) {
 #[test]
 fn the_sliced_pool_keeps_its_contract_whatever_happens() {
     let run = |seed| pool(&mut sliced(seed), &sliced_trial(seed, true), seed).unwrap();
-    let reports: Vec<PoolReport> = (0..40).map(run).collect();
+    let reports: Vec<PoolReport> = SEEDS.map(run).collect();
     all_given(&reports, &["start", "park", "unpark", "drain", "stop", "dispatch", "reject"]);
 }
 
 #[test]
 fn the_whole_pool_keeps_its_contract_whatever_happens() {
     let run = |seed| pool(&mut whole(seed), &whole_trial(seed, true), seed).unwrap();
-    let reports: Vec<PoolReport> = (0..40).map(run).collect();
+    let reports: Vec<PoolReport> = SEEDS.map(run).collect();
     all_given(&reports, &["start", "drain", "stop", "dispatch", "reject", "fetch", "forget"]);
 }
 

@@ -9,8 +9,9 @@
 //! # What is checked
 //! - each request is dispatched until it is done, or rejected once; none after its deadline; none once its caller gave up;
 //! - dispatches go to instances of the function that are ready and do not drain; nothing is parked while it runs a request;
-//! - the memory on each device and slice holds the instances that are there, start, or are on the way out; on devices that
-//!   are not fractional one instance runs requests at a time, on each device or slice;
+//! - the memory on each device and slice holds the instances that are there, start, or are on the way out; what fractional
+//!   devices guarantee of time and SMs is not more than they have; on the others one instance runs requests at a time, on
+//!   each device or slice;
 //! - an instance that runs requests is stopped only after `Drain`, or when a part of it is lost; names are never used twice;
 //! - the pool's instances are those of the book, and so is the number of requests that wait;
 //! - an event that makes no sense is refused, and nothing is ordered then;
@@ -559,12 +560,18 @@ impl Host<'_> {
                 _ => return Err(format!("{part:?} names no slice of {spec:?}")),
             };
             let here = self.instances.values().filter(|one| one.there).flat_map(|one| &one.parts);
-            let mut used = 0u64;
+            let (mut used, mut area) = (0u64, 0u64);
             for other in here.filter(|other| place(other) == place(part)) {
                 used = used.saturating_add(other.share.memory().ok_or("a part without memory")?.get());
+                let (time, sm) = (other.share.time().request().get(), other.share.sm().get());
+                area = area.saturating_add(u64::from(time) * u64::from(sm));
             }
             if used > room.get() {
                 return Err(format!("{used} bytes of {} on {:?}", room.get(), place(part)));
+            }
+            // 10,000 basis points of the time on as many of the SMs.
+            if self.pool.regime() == Regime::Fractional && area > 100_000_000 {
+                return Err(format!("{area} of 100000000 of {} are guaranteed", part.gpu));
             }
         }
         Ok(())
@@ -574,7 +581,10 @@ impl Host<'_> {
     fn agree(&self) -> Result<(), Fault> {
         let mut views = BTreeMap::new();
         self.pool.instances(&mut |view| {
-            views.insert(view.instance, (view.function, view.requests as usize));
+            // One that waits for its devices was not ordered yet.
+            if self.names.contains(&view.instance) {
+                views.insert(view.instance, (view.function, view.requests as usize));
+            }
         });
         let book = self.instances.iter().map(|(id, one)| (*id, (one.function, one.requests.len())));
         let book: BTreeMap<_, _> = book.collect();
