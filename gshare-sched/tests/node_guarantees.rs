@@ -5,9 +5,10 @@
 mod support;
 
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
-use gshare_core::{ConnId, Duration, Engine as _, Quota, RunId};
+use gshare_core::{Bytes, ConnId, Duration, Engine as _, Quota, RunId};
 use gshare_sched::node::{
-    ClientConfig, DeviceUuid, MAX_WAIT, NodeConfig, NodeError, NodeEvent, Note, Peer, Refusal,
+    ClientConfig, DeviceConfig, DeviceUuid, FactSource, MAX_WAIT, NodeConfig, NodeError, NodeEvent, Note,
+    Peer, Refusal,
 };
 use support::{Bench, DEVICE, attach_frame, spec};
 
@@ -145,6 +146,54 @@ fn an_instance_is_joined_by_the_number_of_its_run_and_as_its_user_only() {
     assert!(!enters(1000, RunId::new(run.bits() ^ 1)) && !enters(1000, RunId::new(run.bits() ^ 1 << 127)));
     assert!(!enters(1000, RunId::NONE), "without a number");
     assert!(enters(1000, run), "a process of the run");
+}
+
+/// The first client of a device is no authority on it while there is one: the configuration, then the driver.
+#[test]
+fn a_devices_memory_is_what_the_configuration_or_the_driver_says_whatever_its_first_client_says() {
+    let gib = Bytes::from_gib;
+    let (listed, known, unknown) =
+        (DeviceUuid::gpu([1; 16]), DeviceUuid::mig([2; 16]), DeviceUuid::gpu([3; 16]));
+    let attach =
+        |bench: &mut Bench, slot: u32, device: DeviceUuid, device_memory: Bytes, allocated: Bytes| {
+            let conn = bench.hello(slot, &format!("n{slot}"), spec("0:1", 100));
+            bench.sent.clear();
+            // A process need not know, or say, that it is on a MIG instance.
+            let device = DeviceUuid::gpu(device.bytes());
+            bench.say(conn, ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part: None });
+            let answer = bench.sent.iter().find(|(to, _)| *to == conn).map(|(_, frame)| frame.clone());
+            match answer.unwrap() {
+                ToClient::Attached { .. } => Ok(()),
+                ToClient::Refused { text, .. } => Err(text),
+                other => panic!("{other:?}"),
+            }
+        };
+    let shown = |bench: &Bench, uuid: DeviceUuid| {
+        let view = bench.node.devices().find(|view| view.uuid == uuid).unwrap();
+        (view.uuid.to_string()[..3].to_owned(), view.memory, view.source)
+    };
+    let mut config = NodeConfig::default();
+    config.devices = vec![DeviceConfig { uuid: listed, memory: Some(gib(16)) }];
+    let mut bench = Bench::new(config);
+    bench.tell(NodeEvent::DeviceFound { uuid: listed, memory: gib(15) });
+    attach(&mut bench, 0, listed, gib(1 << 20), Bytes::ZERO).unwrap();
+    assert_eq!(shown(&bench, listed), ("GPU".into(), gib(16), FactSource::Configuration));
+
+    let mut bench = Bench::new(NodeConfig::default());
+    bench.tell(NodeEvent::DeviceFound { uuid: known, memory: gib(20) });
+    let error = attach(&mut bench, 0, known, gib(1 << 20), gib(21)).unwrap_err();
+    assert_eq!(error, "21 GiB allocated is more than the device has: 20 GiB");
+    attach(&mut bench, 1, known, Bytes(1), gib(20)).unwrap();
+    assert_eq!(shown(&bench, known), ("MIG".into(), gib(20), FactSource::Driver));
+    // Nobody to ask: the first client's word, which later ones cannot change, and which bounds what is believed.
+    let error = attach(&mut bench, 2, unknown, Bytes::ZERO, Bytes(1)).unwrap_err();
+    assert_eq!(error, "1 B allocated is more than the device has: 0 B");
+    attach(&mut bench, 3, unknown, gib(8), Bytes::ZERO).unwrap();
+    attach(&mut bench, 4, unknown, gib(80), Bytes::ZERO).unwrap();
+    assert_eq!(shown(&bench, unknown), ("GPU".into(), gib(8), FactSource::Client));
+    // The driver comes up, and has the last word.
+    bench.tell(NodeEvent::DeviceFound { uuid: unknown, memory: gib(16) });
+    assert_eq!(shown(&bench, unknown), ("GPU".into(), gib(16), FactSource::Driver));
 }
 
 fn stated(bench: &Bench, conn: ConnId) -> Vec<String> {

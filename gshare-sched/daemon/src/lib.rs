@@ -57,6 +57,7 @@ pub mod enforce;
 mod front;
 pub mod journal;
 pub mod mps;
+pub mod nvml;
 
 mod handle;
 mod http;

@@ -10,13 +10,14 @@ use crate::handle::{Access, Command, Handle, Inbox, Reply, Running, line};
 use crate::http;
 use crate::journal::Journal;
 use crate::metrics::{DropReason, Metrics, ReasonLabelSet};
+use crate::nvml::{DeviceFact, DeviceFacts, NodeDriver};
 use crate::observed::Observed;
 use crate::peer::peer_of;
 use crate::snapshot::{ClientSnapshot, Snapshot};
 use gshare_core::slots::Slots;
 use gshare_core::token::TokenScheduler;
 use gshare_core::wire::{MAX_FRAME, RefusalCode, Sequence, ToClient, ToDaemon};
-use gshare_core::{ConnId, Duration, Engine as _, Timestamp};
+use gshare_core::{ConnId, DeviceUuid, Duration, Engine as _, Timestamp};
 use gshare_sched::node::{Node, NodeAction, NodeError, NodeEvent, Note, Peer, vertical_scaler};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
@@ -29,7 +30,7 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, 
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -113,6 +114,7 @@ pub struct DaemonBuilder {
     config: Config,
     clock: Arc<dyn Clock>,
     engine: Option<EngineBox>,
+    facts: Box<dyn DeviceFacts>,
 }
 
 struct EngineBox(Box<dyn TokenScheduler>);
@@ -136,10 +138,16 @@ impl DaemonBuilder {
         Self { engine: Some(EngineBox(engine)), ..self }
     }
 
+    /// Somebody else than NVML who knows the node's devices.
+    #[must_use]
+    pub fn facts(self, facts: Box<dyn DeviceFacts>) -> Self {
+        Self { facts, ..self }
+    }
+
     /// Binds the sockets and begins the journal. Processes may connect from here on; they are served by
     /// [`Daemon::run`].
     pub fn build(self) -> Result<Daemon, DaemonError> {
-        let Self { config, clock, engine } = self;
+        let Self { config, clock, engine, facts } = self;
         let engine_config = config.tokens.engine(config.max_clients);
         // A scheduler of the host's own cannot be built again from what is written here, so nothing is.
         let (engine, described) = match engine {
@@ -209,6 +217,8 @@ impl DaemonBuilder {
             conns: Slots::default(),
             users: BTreeMap::new(),
             cpu_latency,
+            facts,
+            known: BTreeSet::new(),
             hello_due: VecDeque::new(),
             actions: Vec::new(),
             asking: BTreeMap::new(),
@@ -262,6 +272,9 @@ pub struct Daemon {
     /// Connections by user.
     users: BTreeMap<u32, u32>,
     cpu_latency: CpuLatency,
+    /// Who knows the devices, and those that the node has been told of.
+    facts: Box<dyn DeviceFacts>,
+    known: BTreeSet<DeviceUuid>,
     /// Connections that have not said Hello, oldest first.
     hello_due: VecDeque<(Timestamp, ConnId)>,
     /// What the node wants done, in order.
@@ -282,7 +295,8 @@ impl Daemon {
 
     /// A daemon with other parts.
     pub fn builder(config: Config) -> DaemonBuilder {
-        DaemonBuilder { config, clock: Arc::new(MonotonicClock), engine: None }
+        let facts = Box::<NodeDriver>::default();
+        DaemonBuilder { config, clock: Arc::new(MonotonicClock), engine: None, facts }
     }
 
     /// A handle on it.
@@ -563,6 +577,9 @@ impl Daemon {
                     conn.greeted = matches!(frame, ToDaemon::Hello { .. });
                     self.watch(id);
                 }
+                if let ToDaemon::Attach { device, .. } = frame {
+                    self.look_up(now, device);
+                }
                 let clients_change = matches!(frame, ToDaemon::Attach { .. } | ToDaemon::Detach { .. });
                 let event = NodeEvent::Received { conn: id, peer, frame };
                 let handled = self.node.handle(now, event, &mut self.actions);
@@ -576,6 +593,16 @@ impl Daemon {
             }
         }
         true
+    }
+
+    /// Asks the driver about a device before the node hears of it from a process.
+    fn look_up(&mut self, now: Timestamp, uuid: DeviceUuid) {
+        if !self.known.contains(&uuid)
+            && let Some(DeviceFact { uuid, memory }) = self.facts.find(uuid)
+        {
+            self.known.insert(uuid);
+            self.tell(now, NodeEvent::DeviceFound { uuid, memory });
+        }
     }
 
     /// Watches the process behind a connection: a forked child would keep the socket open after its death.

@@ -4,7 +4,7 @@ use crate::enforce::HeldBy;
 use gshare_core::scale::{ScaleState, ServiceClass};
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, ClientId, Duration, GpuId, Timestamp};
-use gshare_sched::node::{ClientView, DeviceView};
+use gshare_sched::node::{ClientView, DeviceView, FactSource};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -53,6 +53,9 @@ pub struct DeviceSnapshot {
     pub simulated: bool,
     /// Its memory; 0 while unknown.
     pub memory_bytes: Bytes,
+    /// Who says so: the configuration, the driver, or the first client.
+    #[serde(default)]
+    pub memory_source: FactSource,
     /// Memory granted to clients, used or not.
     pub held_bytes: Bytes,
     /// How many clients it has.
@@ -122,6 +125,7 @@ impl From<DeviceView> for DeviceSnapshot {
             uuid: device.uuid.to_string(),
             simulated: device.uuid.is_simulated(),
             memory_bytes: device.memory,
+            memory_source: device.source,
             held_bytes: device.held,
             clients: device.clients,
         }

@@ -4,8 +4,10 @@ mod common;
 
 use common::{Client, Forked, Local, attached, spec, within};
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
-use gshare_core::{Bytes, ResourceSpec, RunId};
+use gshare_core::{Bytes, DeviceUuid, ResourceSpec, RunId};
+use gshare_sched::node::FactSource;
 use gshared::config::{JournalConfig, MetricsAddress};
+use gshared::nvml::{DeviceFact, DeviceFacts};
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 
@@ -104,6 +106,40 @@ fn more_memory_than_the_device_has_is_not_believed() {
         other => panic!("{other:?}"),
     }
     assert_eq!(bystander.reserve(id, Bytes::from_mib(512), Bytes::ZERO), Ok(Bytes::from_mib(512)));
+}
+
+/// A driver that knows one device, with twice the memory that its client states, as a MIG instance.
+#[derive(Debug)]
+struct OneSlice;
+
+impl DeviceFacts for OneSlice {
+    fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact> {
+        let slice = DeviceUuid::mig(common::DEVICE.bytes());
+        (uuid == slice).then_some(DeviceFact::new(slice, Bytes::from_gib(2)))
+    }
+}
+
+/// Otherwise the first client says how much there is for everybody, and a device that it makes up fills the table.
+#[test]
+fn the_drivers_word_goes_before_a_clients_and_status_says_whose_it_is() {
+    let daemon = Local::with_facts(Box::new(OneSlice));
+    let (mut client, id) = attached(&daemon.socket(), 1, "alice", ResourceSpec::UNLIMITED);
+    let device = daemon.snapshot().devices.remove(0);
+    assert_eq!((device.memory_bytes, device.memory_source), (Bytes::from_gib(2), FactSource::Driver));
+    assert!(device.uuid.starts_with("MIG-"), "{}", device.uuid);
+    assert_eq!(client.reserve(id, Bytes::from_mib(1_536), Bytes::ZERO), Ok(Bytes::from_mib(1_536)));
+    let other = DeviceUuid::gpu(*b"known to nobody!");
+    let device_memory = Bytes::from_gib(3);
+    client.send(&ToDaemon::Attach {
+        ordinal: 1,
+        device: other,
+        device_memory,
+        allocated: Bytes::ZERO,
+        part: None,
+    });
+    client.until(|message| matches!(message, ToClient::Attached { ordinal: 1, .. }).then_some(()));
+    let device = daemon.snapshot().devices.remove(1);
+    assert_eq!((device.memory_bytes, device.memory_source), (device_memory, FactSource::Client));
 }
 
 /// A daemon for all users; `None` where this process cannot become another user.

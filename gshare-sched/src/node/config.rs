@@ -74,7 +74,7 @@ impl Default for NodeConfig {
 pub struct DeviceConfig {
     /// UUID, as `nvidia-smi -L` prints it.
     pub uuid: DeviceUuid,
-    /// Its memory; `None`: as its first client says.
+    /// Its memory; `None`: as the driver says, or where that is not known its first client.
     #[cfg_attr(feature = "serde", serde(default, rename = "memory_bytes"))]
     pub memory: Option<Bytes>,
 }

@@ -3,8 +3,8 @@
 use super::{ConfigError, NodeConfig, Refusal};
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, ConnId, Duration, GpuId, Quota, QuotaRange, Timestamp, TokenAction, TokenError,
-    TokenEvent,
+    Bytes, ClientId, ConnId, DeviceUuid, Duration, GpuId, Quota, QuotaRange, Timestamp, TokenAction,
+    TokenError, TokenEvent,
 };
 
 /// The process at the other end of a connection, as the kernel says.
@@ -42,6 +42,13 @@ pub enum NodeEvent {
     Reloaded {
         /// The new one.
         config: Box<NodeConfig>,
+    },
+    /// The driver knows a device of the node. Told before a process attaches to it, or when the driver comes up.
+    DeviceFound {
+        /// Its UUID, written as the driver does.
+        uuid: DeviceUuid,
+        /// Its memory.
+        memory: Bytes,
     },
     /// The operator asks what all clients use of their memory.
     UseAsked {

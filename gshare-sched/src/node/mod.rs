@@ -39,15 +39,18 @@
 //!    is charged with the next lease. What a tenant had beyond its limit when its last member left is a debt of its user,
 //!    name and device: the next tenant of that name has no token before it is paid back, at the rate of the limit, and
 //!    within 100 s (`debts.rs`).
-//! 7. **Memory** is reserved before it is allocated (`memory_account.rs`). A reservation that does not fit is tried once
+//! 7. **Devices.** A device's memory is what the configuration says, else what the driver says ([`NodeEvent::DeviceFound`]). Where
+//!    both are silent it is what the first client says, and [`DeviceView::source`] shows that. No process is believed that it
+//!    holds more than there is.
+//! 8. **Memory** is reserved before it is allocated (`memory_account.rs`). A reservation that does not fit is tried once
 //!    more after a recall: of the instance's other processes if its limit is in the way, of all clients of the device if
 //!    that is full. A reservation, the view of an instance's memory and the operator's question wait for the answers of
 //!    others for a bounded time (`inquiry.rs`).
-//! 8. **After a restart** a process says which part of the memory limit it keeps to. Until its siblings may be expected
+//! 9. **After a restart** a process says which part of the memory limit it keeps to. Until its siblings may be expected
 //!    back ([`SETTLE`]), each process of its tenant is given no more than its part.
-//! 9. **Vertical scaling** moves limits between those clients of a device that said their class (`co_scaling.rs`). A
-//!    request is kept.
-//! 10. **Refusals.** A process that is refused launches nothing, unless the configuration lets such processes run within
+//! 10. **Vertical scaling** moves limits between those clients of a device that said their class (`co_scaling.rs`). A
+//!     request is kept.
+//! 11. **Refusals.** A process that is refused launches nothing, unless the configuration lets such processes run within
 //!     the limits that they would have had. A device that is not served, or on which the spec cannot be met, is refused, and the connection goes
 //!     on: the process may have others. Attaches are answered in their order. A message that does not fit the state of its
 //!     connection ends the connection, and that one only. What can cross on the wire (a return after a revoke) is counted
@@ -126,7 +129,7 @@ pub use event::{MemoryBound, NodeAction, NodeError, NodeEvent, Note, Peer, Token
 pub use gshare_core::DeviceUuid;
 pub use printable::{is_printable, printable};
 pub use refusal::{Percent, Refusal};
-pub use views::{ClientView, DeviceView, TenantView};
+pub use views::{ClientView, DeviceView, FactSource, TenantView};
 
 use co_scaling::{Resize, Scaling};
 use debts::Debts;
@@ -225,10 +228,12 @@ struct Client {
     samples: [(Timestamp, Duration); 2],
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Device {
     uuid: DeviceUuid,
     memory: Bytes,
+    /// Who says so.
+    source: FactSource,
     /// In the configuration: stays when its last client goes.
     listed: bool,
     clients: u32,
@@ -256,6 +261,8 @@ pub struct Node {
     clients: Slots<Client>,
     tenants: Slots<Tenant>,
     devices: Vec<Option<Device>>,
+    /// Devices that the driver knows, and their memory.
+    facts: BTreeMap<DeviceUuid, (DeviceUuid, Bytes)>,
     ledger: Ledger,
     inquiries: Inquiries,
     scaling: Scaling,
@@ -282,8 +289,9 @@ impl Node {
     ) -> Result<Self, ConfigError> {
         config.check()?;
         let device = |device: &DeviceConfig| {
+            let source = if device.memory.is_some() { FactSource::Configuration } else { FactSource::Client };
             let memory = device.memory.unwrap_or(Bytes::ZERO);
-            Some(Device { uuid: device.uuid, memory, listed: true, clients: 0 })
+            Some(Device { uuid: device.uuid, memory, source, listed: true, clients: 0 })
         };
         let mut node = Self {
             devices: config.devices.iter().map(device).collect(),
@@ -295,6 +303,7 @@ impl Node {
             next_instance: 0,
             clients: Slots::default(),
             tenants: Slots::default(),
+            facts: BTreeMap::new(),
             ledger: Ledger::default(),
             inquiries: Inquiries::default(),
             scaling: Scaling::new(scaler),
@@ -328,6 +337,7 @@ impl Node {
         match event {
             NodeEvent::Received { frame: ToDaemon::Hello { .. }, .. }
             | NodeEvent::UseAsked { .. }
+            | NodeEvent::DeviceFound { .. }
             | NodeEvent::DeadlineReached => Ok(()),
             NodeEvent::Received { conn, frame, .. } => unknown(*conn, frame.label()),
             NodeEvent::Closed { conn } => unknown(*conn, "Closed"),
@@ -486,6 +496,7 @@ impl Engine for Node {
             NodeEvent::Received { conn, peer, frame } => self.received(now, conn, peer, frame, actions),
             NodeEvent::Closed { conn } => self.closed(now, conn, actions),
             NodeEvent::Reloaded { config } => self.reload(now, *config, actions),
+            NodeEvent::DeviceFound { uuid, memory } => self.device_found(uuid, memory, actions),
             NodeEvent::UseAsked { question } => self.ask_for_use(now, question, actions),
             NodeEvent::DeadlineReached => self.deadline(now, actions),
         }

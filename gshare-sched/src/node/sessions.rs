@@ -4,8 +4,8 @@ use super::admission;
 use super::printable::{is_printable, printable};
 use super::shares::part;
 use super::{
-    Client, Device, DeviceUuid, Instance, Node, NodeAction, Note, Peer, Percent, Refusal, Run, Session,
-    Tenant, TenantId, Turns, note,
+    Client, Device, DeviceUuid, FactSource, Instance, Node, NodeAction, Note, Peer, Percent, Refusal, Run,
+    Session, Tenant, TenantId, Turns, note,
 };
 use gshare_core::scale::ServiceClass;
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
@@ -174,14 +174,13 @@ impl Node {
         }
         let instance = self.instances.get(&id).ok_or(Refusal::OutOfTurn("no such instance"))?;
         let spec = instance.spec;
-        let known = self.device(gpu).map_or(Bytes::ZERO, |device| device.memory);
-        let device = if known == Bytes::ZERO { memory } else { known };
+        let Device { memory: device, .. } = self.known(gpu, uuid, memory);
         if device > Bytes::ZERO {
             spec.check_fits(device).map_err(Refusal::BadSpec)?;
-            if allocated > device {
-                // Believed, it would leave nothing to anybody.
-                return Err(Refusal::MoreThanTheDevice { allocated, device });
-            }
+        }
+        if allocated > device {
+            // Believed, it would leave nothing to anybody.
+            return Err(Refusal::MoreThanTheDevice { allocated, device });
         }
         let tenant = instance.tenants.get(&gpu).copied();
         let present = tenant.and_then(|id| self.tenant(id)).map_or(0, |tenant| tenant.turns.members().len());
@@ -448,13 +447,40 @@ impl Node {
         if gpu.index() >= self.devices.len() {
             self.devices.resize_with(gpu.index() + 1, || None);
         }
-        let device =
-            self.devices[gpu.index()].get_or_insert(Device { uuid, memory, listed: false, clients: 0 });
-        if device.memory == Bytes::ZERO {
-            device.memory = memory;
-        }
+        let mut device = self.known(gpu, uuid, memory);
         device.clients += 1;
+        self.devices[gpu.index()] = Some(device);
         self.limit_device(gpu.index());
+    }
+
+    /// A device as it is, or would be after a process has attached to it that says that its memory is `said`.
+    fn known(&self, gpu: GpuId, uuid: DeviceUuid, said: Bytes) -> Device {
+        let new =
+            || Device { uuid, memory: Bytes::ZERO, source: FactSource::Client, listed: false, clients: 0 };
+        let mut device = self.device(gpu).cloned().unwrap_or_else(new);
+        match self.facts.get(&uuid) {
+            Some(fact) if device.source == FactSource::Client => {
+                (device.uuid, device.memory) = *fact;
+                device.source = FactSource::Driver;
+            }
+            _ if device.memory == Bytes::ZERO => device.memory = said,
+            _ => {}
+        }
+        device
+    }
+
+    /// The driver's word goes before a client's, also for a device that a client has brought.
+    pub(super) fn device_found(&mut self, uuid: DeviceUuid, memory: Bytes, out: &mut Vec<NodeAction>) {
+        if memory == Bytes::ZERO || self.facts.insert(uuid, (uuid, memory)) == Some((uuid, memory)) {
+            return note(Note::NoEffect, out);
+        }
+        let there = |device: &Option<Device>| device.as_ref().is_some_and(|device| device.uuid == uuid);
+        if let Some(index) = self.devices.iter().position(there)
+            && let Ok(gpu) = u32::try_from(index).map(GpuId)
+        {
+            self.devices[index] = Some(self.known(gpu, uuid, memory));
+            self.limit_device(index);
+        }
     }
 
     pub(super) fn limit_device(&mut self, index: usize) {

@@ -1,11 +1,26 @@
 //! What a node shows of itself: for `status`, metrics and a replay. Nothing here changes anything.
 
-use super::{Client, DeviceUuid, Node, TenantId};
+use super::{Client, Device, DeviceUuid, Node, TenantId};
 use gshare_core::scale::{ScaleState, ServiceClass};
 use gshare_core::token::ClientStatus;
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, ClientId, Duration, GpuId, Quota, Share, Timestamp};
 use std::collections::BTreeSet;
+
+/// Who says how much memory a device has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum FactSource {
+    /// The operator.
+    Configuration,
+    /// The driver, asked by the host.
+    Driver,
+    /// The first process that attached to it: nobody else was there to ask.
+    #[default]
+    Client,
+}
 
 /// A device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +32,8 @@ pub struct DeviceView {
     pub uuid: DeviceUuid,
     /// Its memory; 0 while unknown.
     pub memory: Bytes,
+    /// Who says so.
+    pub source: FactSource,
     /// Memory granted to clients, used or not.
     pub held: Bytes,
     /// Number of its clients.
@@ -107,8 +124,8 @@ impl Node {
     pub fn devices(&self) -> impl Iterator<Item = DeviceView> + '_ {
         self.devices.iter().zip(0..).filter_map(|(device, number)| {
             let (device, gpu) = (device.as_ref()?, GpuId(number));
-            let (uuid, memory, clients) = (device.uuid, device.memory, device.clients);
-            Some(DeviceView { gpu, uuid, memory, held: self.ledger.device_held(gpu), clients })
+            let &Device { uuid, memory, source, clients, .. } = device;
+            Some(DeviceView { gpu, uuid, memory, source, held: self.ledger.device_held(gpu), clients })
         })
     }
 

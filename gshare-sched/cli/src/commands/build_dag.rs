@@ -1,6 +1,6 @@
 //! `gshare build-dag`: runs a function once in `BUILD_DAG` mode, and measures each of its components on each slice.
 
-use super::cuda::{Nvml, Truth};
+use super::cuda::Truth;
 use super::{print_json, read_file};
 use anyhow::{Context as _, ensure};
 use gshare_core::dag::{Dag, Profile};
@@ -13,6 +13,7 @@ use gshare_profile::process::{Process, Protocol};
 use gshare_profile::trial::TrialConfig;
 use gshare_runner::libraries::{SIMULATOR, SimulatorDir, prepend};
 use gshare_runner::pipeline::{ENV_BUILD, ENV_COMPONENT};
+use gshared::nvml::Nvml;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -258,7 +259,7 @@ impl Place {
     fn scale(&self, slice: &Slice) -> anyhow::Result<Scale<'_>> {
         Ok(match self {
             Self::Real(nvml) => {
-                let before = nvml.memory_used(&slice.device)?;
+                let before = nvml.memory(&slice.device)?.1.0;
                 Scale::Real { nvml, device: slice.device.clone(), before }
             }
             Self::Simulated { library, folder, .. } => {
@@ -333,7 +334,7 @@ impl Scale<'_> {
     fn used(&self) -> anyhow::Result<u64> {
         match self {
             // With what the context takes: NVML does not tell it from the rest.
-            Self::Real { nvml, device, before } => Ok(nvml.memory_used(device)?.saturating_sub(*before)),
+            Self::Real { nvml, device, before } => Ok(nvml.memory(device)?.1.0.saturating_sub(*before)),
             // A function that never called the driver has made no device.
             Self::Simulated { device, .. } if !device.exists() => Ok(0),
             Self::Simulated { truth, .. } => Ok(truth.read()?.memory()),

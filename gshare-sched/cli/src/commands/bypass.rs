@@ -6,9 +6,9 @@
 //! seen this way: clients of MPS (NVML names its server), private functions of the driver, and libraries that were opened
 //! with `RTLD_DEEPBIND` in a process that has the hook.
 
-use super::cuda::Nvml;
 use gshare_core::Bytes;
 use gshared::Snapshot;
+use gshared::nvml::Nvml;
 use std::collections::BTreeMap;
 
 /// A process on a device that the daemon does not know.

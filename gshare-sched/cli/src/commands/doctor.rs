@@ -3,8 +3,10 @@
 use super::sim::{self, Simulate};
 use super::{Where, bypass, cuda, print_json, private};
 use gshare_runner::libraries::{HOOK, SIMULATOR};
+use gshare_sched::node::FactSource;
 use gshared::enforce::{Enforcement, Enforcer, Limit};
 use gshared::mps::Mps;
+use gshared::nvml::Nvml;
 use serde::Serialize;
 
 /// Look for a driver, MPS, MIG, the hook, permissions, a daemon, and processes that it does not know, and say what to do
@@ -59,6 +61,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     checks.extend(libraries());
     checks.push(kernel());
     checks.push(daemon(&options.place));
+    checks.extend(options.place.snapshot().iter().flat_map(|snapshot| believed(&snapshot.devices)));
     checks.extend(unmetered(&options.place));
     if options.json {
         return print_json(&serde_json::json!({ "device": device, "checks": checks }));
@@ -95,9 +98,8 @@ fn driver() -> (&'static str, Vec<Check>) {
     }
     let kind = sim::kind(&driver);
     let word = if kind.is_simulated() { "simulated, " } else { "" };
-    let nvml = cuda::Nvml::load().and_then(|nvml| nvml.driver_version());
-    let nvml =
-        nvml.map_or_else(|error| format!("; NVML: {error:#}"), |version| format!("; driver {version}"));
+    let nvml = Nvml::load().and_then(|nvml| nvml.driver_version());
+    let nvml = nvml.map_or_else(|error| format!("; NVML: {error}"), |version| format!("; driver {version}"));
     let mut checks = vec![check("driver", Status::Good, format!("{word}{version}{nvml}"), None)];
     for device in 0..driver.device_count().unwrap_or(0) {
         let name = driver.device_name(device).unwrap_or_default();
@@ -117,7 +119,7 @@ fn jax() -> Check {
 }
 
 fn mig() -> Option<Check> {
-    let mode = cuda::Nvml::load().and_then(|nvml| nvml.mig_enabled(0)).ok()?;
+    let mode = Nvml::load().and_then(|nvml| nvml.mig_enabled(0)).ok()?;
     Some(if mode {
         let advice = "each MIG instance is a device of its own here; its UUID goes into [[device]]";
         check("mig", Status::Good, "on", Some(advice))
@@ -218,11 +220,24 @@ fn daemon(place: &Where) -> Check {
     check("daemon", Status::Notice, format!("nobody listens at {found}"), Some(advice))
 }
 
+/// Devices whose memory is a client's word: neither the configuration nor NVML says anything of them.
+fn believed(devices: &[gshared::DeviceSnapshot]) -> Vec<Check> {
+    let advice = "where programs are not to be believed, list it in the daemon's configuration: [[device]] with uuid and memory";
+    let word = |device: &&gshared::DeviceSnapshot| {
+        device.memory_source == FactSource::Client && device.memory_bytes > gshare_core::Bytes::ZERO
+    };
+    let one = |device: &gshared::DeviceSnapshot| {
+        let found = format!("{} has {}, as its first client says", device.uuid, device.memory_bytes);
+        check("device facts", Status::Notice, found, Some(advice))
+    };
+    devices.iter().filter(word).map(one).collect()
+}
+
 /// Who is on a device and not registered, and what those that are have beside what they allocated. Nothing is said where
 /// there is no daemon or no NVML to ask.
 fn unmetered(place: &Where) -> Vec<Check> {
     let Ok(snapshot) = place.snapshot() else { return Vec::new() };
-    let Ok(nvml) = cuda::Nvml::load() else { return Vec::new() };
+    let Ok(nvml) = Nvml::load() else { return Vec::new() };
     let bypass::Beside { strangers, overheads } = match bypass::beside(&nvml, &snapshot) {
         Ok(beside) => beside,
         Err(error) => return vec![check("bypass", Status::Notice, format!("{error:#}"), None)],

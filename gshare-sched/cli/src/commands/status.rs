@@ -2,6 +2,7 @@
 
 use super::{Where, print_json};
 use gshare_core::Bytes;
+use gshare_sched::node::FactSource;
 use gshared::enforce::{Enforcement, Target};
 use gshared::{ClientSnapshot, Snapshot};
 use std::fmt::Write as _;
@@ -72,7 +73,11 @@ pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f6
             format!("{} of {} held", device.held_bytes, device.memory_bytes)
         };
         let simulated = if device.simulated { "simulated, " } else { "" };
-        let _ = writeln!(out, "{} {} {simulated}{memory}", device.gpu, device.uuid);
+        let source = match device.memory_source {
+            FactSource::Client if device.memory_bytes > Bytes::ZERO => ", as its first client says",
+            _ => "",
+        };
+        let _ = writeln!(out, "{} {} {simulated}{memory}{source}", device.gpu, device.uuid);
     }
     if let Some(why) = &snapshot.journal_failure {
         let _ = writeln!(out, "WARNING: no journal is written: {why}");

@@ -4,6 +4,7 @@
 
 use gshare_core::wire::{MAX_FRAME, OnDaemonLoss, Sequence, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, LeaseId, ResourceSpec, RunId};
+use gshared::nvml::DeviceFacts;
 use gshared::{Config, Daemon, Running, Snapshot};
 use rustix::fd::OwnedFd;
 use rustix::net::{
@@ -198,6 +199,14 @@ impl Local {
         change(&mut config);
         let running = Some(Daemon::new(config).unwrap().spawn().unwrap());
         Self { running, dir }
+    }
+
+    /// On a node whose driver knows these devices.
+    pub fn with_facts(facts: Box<dyn DeviceFacts>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config::at(dir.path().join("gshare.sock"));
+        let daemon = Daemon::builder(config).facts(facts).build().unwrap();
+        Self { running: Some(daemon.spawn().unwrap()), dir }
     }
 
     pub fn socket(&self) -> PathBuf {

@@ -1,0 +1,215 @@
+//! NVML: what the driver knows of the devices of this node.
+//!
+//! A process says itself how much memory its device has, and the first one that attaches could say anything. Where NVML answers,
+//! its word is taken instead ([`DeviceFacts`]); where it does not, as in a container without the driver's library, the client's
+//! is, and `gshare status` shows that.
+#![allow(unsafe_code, reason = "foreign functions of the driver's library")]
+
+use gshare_core::{Bytes, DeviceUuid};
+use libloading::Library;
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::fmt;
+
+/// Why NVML does not answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NvmlError {
+    /// The library, or a function of it, is not there.
+    #[error("{name} cannot be loaded: {source}")]
+    Missing {
+        /// Name of the library or the function.
+        name: String,
+        /// What the loader says.
+        source: libloading::Error,
+    },
+    /// A call failed.
+    #[error("{name} answers error {code}")]
+    Call {
+        /// Name of the function.
+        name: String,
+        /// Its `nvmlReturn_t`.
+        code: c_int,
+    },
+}
+
+/// A device as its driver knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceFact {
+    /// Its UUID, with its kind.
+    pub uuid: DeviceUuid,
+    /// Memory that programs may have.
+    pub memory: Bytes,
+}
+
+impl DeviceFact {
+    /// A device with so much memory.
+    pub const fn new(uuid: DeviceUuid, memory: Bytes) -> Self {
+        Self { uuid, memory }
+    }
+}
+
+/// Who knows the devices of a node. A host may have something else than NVML.
+pub trait DeviceFacts: fmt::Debug + Send {
+    /// The device with this UUID, whether it is written as a GPU or as a MIG instance; `None` where it is not known.
+    fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact>;
+}
+
+/// NVML, loaded when it is first asked. A driver that comes up later is found then.
+#[derive(Debug, Default)]
+pub(crate) struct NodeDriver(Option<Nvml>);
+
+impl DeviceFacts for NodeDriver {
+    fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact> {
+        if self.0.is_none() {
+            self.0 = Nvml::load().ok();
+        }
+        let nvml = self.0.as_ref()?;
+        let kinds = [uuid, DeviceUuid::gpu(uuid.bytes()), DeviceUuid::mig(uuid.bytes())];
+        kinds
+            .into_iter()
+            .find_map(|uuid| Some(DeviceFact { uuid, memory: nvml.memory(&uuid.to_string()).ok()?.0 }))
+    }
+}
+
+/// `nvmlProcessInfo_v2_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct ProcessInfo {
+    pid: c_uint,
+    bytes: u64,
+    _instances: [c_uint; 2],
+}
+
+/// `nvmlMemory_v2_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct MemoryInfo {
+    version: c_uint,
+    total: u64,
+    reserved: u64,
+    free: u64,
+    used: u64,
+}
+
+/// NVML's library. See the [module](self).
+#[derive(Debug)]
+pub struct Nvml(Library);
+
+/// A function of NVML by name; every one of them gives an `nvmlReturn_t`.
+macro_rules! call {
+    ($nvml:expr, $name:literal, ($($ty:ty),*), $($arg:expr),*) => {{
+        let name = || String::from_utf8_lossy($name).trim_end_matches('\0').to_owned();
+        // SAFETY: the type is the one that nvml.h gives this name.
+        let function = unsafe { $nvml.0.get::<unsafe extern "C" fn($($ty),*) -> c_int>($name) };
+        let function = function.map_err(|source| NvmlError::Missing { name: name(), source })?;
+        // SAFETY: arguments as nvml.h asks for them; pointers are to values that outlive the call.
+        match unsafe { function($($arg),*) } {
+            0 => {}
+            code => return Err(NvmlError::Call { name: name(), code }),
+        }
+    }};
+}
+
+impl Nvml {
+    /// Loads the library from wherever the loader finds it.
+    ///
+    /// # Errors
+    /// [`NvmlError`], as all calls.
+    pub fn load() -> Result<Self, NvmlError> {
+        let name = "libnvidia-ml.so.1";
+        // SAFETY: NVML has no initialisers to speak of; nvmlInit is called below.
+        let library = unsafe { Library::new(name) };
+        let nvml = Self(library.map_err(|source| NvmlError::Missing { name: name.to_owned(), source })?);
+        call!(nvml, b"nvmlInit_v2\0", (),);
+        Ok(nvml)
+    }
+
+    /// Version of the driver.
+    ///
+    /// # Errors
+    /// [`NvmlError`].
+    pub fn driver_version(&self) -> Result<String, NvmlError> {
+        let mut text = [0u8; 96];
+        let at = text.as_mut_ptr().cast::<c_char>();
+        call!(self, b"nvmlSystemGetDriverVersion\0", (*mut c_char, c_uint), at, 95);
+        Ok(CStr::from_bytes_until_nul(&text).unwrap_or_default().to_string_lossy().into_owned())
+    }
+
+    /// Number of GPUs.
+    ///
+    /// # Errors
+    /// [`NvmlError`].
+    pub fn device_count(&self) -> Result<c_uint, NvmlError> {
+        let mut count = 0;
+        call!(self, b"nvmlDeviceGetCount_v2\0", (*mut c_uint), &raw mut count);
+        Ok(count)
+    }
+
+    fn by_index(&self, device: c_uint) -> Result<*mut c_void, NvmlError> {
+        let mut handle: *mut c_void = std::ptr::null_mut();
+        call!(self, b"nvmlDeviceGetHandleByIndex_v2\0", (c_uint, *mut *mut c_void), device, &raw mut handle);
+        Ok(handle)
+    }
+
+    fn by_uuid(&self, uuid: &str) -> Result<*mut c_void, NvmlError> {
+        // A name with a 0 byte in it names nothing.
+        let name = CString::new(uuid).unwrap_or_default();
+        let (name, mut handle): (_, *mut c_void) = (name.as_ptr(), std::ptr::null_mut());
+        call!(self, b"nvmlDeviceGetHandleByUUID\0", (*const c_char, *mut *mut c_void), name, &raw mut handle);
+        Ok(handle)
+    }
+
+    /// Processes with a context on a device: pid and bytes of memory (0 where NVML does not tell).
+    ///
+    /// # Errors
+    /// [`NvmlError`].
+    pub fn processes(&self, device: c_uint) -> Result<Vec<(u32, u64)>, NvmlError> {
+        const ROOM: u32 = 1024;
+        let none = ProcessInfo { pid: 0, bytes: 0, _instances: [0; 2] };
+        let (mut count, mut list) = (ROOM, vec![none; ROOM as usize]);
+        let handle = self.by_index(device)?;
+        call!(
+            self,
+            b"nvmlDeviceGetComputeRunningProcesses_v3\0",
+            (*mut c_void, *mut c_uint, *mut ProcessInfo),
+            handle,
+            &raw mut count,
+            list.as_mut_ptr()
+        );
+        list.truncate(count as usize);
+        // All ones: not known.
+        Ok(list.iter().map(|info| (info.pid, if info.bytes == u64::MAX { 0 } else { info.bytes })).collect())
+    }
+
+    /// Bytes that programs may have and bytes in use of the device, whole or MIG, with this UUID.
+    ///
+    /// # Errors
+    /// [`NvmlError`].
+    pub fn memory(&self, uuid: &str) -> Result<(Bytes, Bytes), NvmlError> {
+        let handle = self.by_uuid(uuid)?;
+        // The second version tells what the driver keeps for itself, which CUDA does not count.
+        let version = u32::try_from(size_of::<MemoryInfo>()).unwrap_or(0) | 2 << 24;
+        let mut memory = MemoryInfo { version, total: 0, reserved: 0, free: 0, used: 0 };
+        call!(self, b"nvmlDeviceGetMemoryInfo_v2\0", (*mut c_void, *mut MemoryInfo), handle, &raw mut memory);
+        Ok((Bytes(memory.total.saturating_sub(memory.reserved)), Bytes(memory.used)))
+    }
+
+    /// Whether MIG is on; an error where the device knows no MIG.
+    ///
+    /// # Errors
+    /// [`NvmlError`].
+    pub fn mig_enabled(&self, device: c_uint) -> Result<bool, NvmlError> {
+        let handle = self.by_index(device)?;
+        let (mut current, mut pending) = (0, 0);
+        call!(
+            self,
+            b"nvmlDeviceGetMigMode\0",
+            (*mut c_void, *mut c_uint, *mut c_uint),
+            handle,
+            &raw mut current,
+            &raw mut pending
+        );
+        Ok(current == 1)
+    }
+}
