@@ -2,8 +2,9 @@
 //!
 //! Only devices that the process uses under a limit are altered, in `nvmlDeviceGetMemoryInfo` (version 1) and its `_v2`, and
 //! in `nvmlDeviceGetComputeRunningProcesses` with its `_v2` and `_v3`: the process sees those of its instance there, itself
-//! first, each with the memory that it uses. The look-up by `dlsym` is how every client reaches NVML, so nothing is
-//! exported.
+//! first, each with the memory that it uses. Of how busy each process keeps the device (`nvmlDeviceGetProcessUtilization`,
+//! `nvmlDeviceGetProcessesUtilizationInfo`) it sees those of its instance too. The look-up by `dlsym` is how every client reaches
+//! NVML, so nothing is exported.
 #![allow(unsafe_code)] // NVML's functions and structures
 
 use core::ffi::{c_char, c_uint, c_void};
@@ -47,14 +48,47 @@ struct ProcessV2 {
     compute_instance: c_uint,
 }
 
+/// `nvmlProcessUtilizationSample_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Sample {
+    pid: c_uint,
+    time: u64,
+    rates: [c_uint; 4],
+}
+
+/// `nvmlProcessUtilizationInfo_v1_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Rate {
+    time: u64,
+    pid: c_uint,
+    rates: [c_uint; 6],
+}
+
+/// `nvmlProcessesUtilizationInfo_v1_t`.
+#[repr(C)]
+struct Rates {
+    version: c_uint,
+    count: c_uint,
+    since: u64,
+    list: *mut Rate,
+}
+
+type Samples = unsafe extern "C" fn(*mut c_void, *mut Sample, *mut c_uint, u64) -> c_uint;
+type AllRates = unsafe extern "C" fn(*mut c_void, *mut Rates) -> c_uint;
 type Processes<T> = unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut T) -> c_uint;
 type MemoryInfo<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> c_uint;
 type Uuid = unsafe extern "C" fn(*mut c_void, *mut c_char, c_uint) -> c_uint;
 
 static REAL_V1: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 static REAL_V2: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+static REAL_SAMPLES: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+static REAL_RATES: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 static REAL_PROCESSES: [AtomicPtr<c_void>; 3] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 3];
 
+/// `NVML_ERROR_NOT_FOUND`.
+const NOT_FOUND: c_uint = 6;
 /// `NVML_ERROR_INSUFFICIENT_SIZE`.
 const INSUFFICIENT_SIZE: c_uint = 7;
 /// No instance of a partitioned device.
@@ -68,6 +102,8 @@ pub(crate) fn wrapper(name: &[u8], found: *mut c_void) -> Option<*mut c_void> {
         b"nvmlDeviceGetComputeRunningProcesses" => (&REAL_PROCESSES[0], processes_v1 as *mut c_void),
         b"nvmlDeviceGetComputeRunningProcesses_v2" => (&REAL_PROCESSES[1], processes_v2 as *mut c_void),
         b"nvmlDeviceGetComputeRunningProcesses_v3" => (&REAL_PROCESSES[2], processes_v3 as *mut c_void),
+        b"nvmlDeviceGetProcessUtilization" => (&REAL_SAMPLES, samples as *mut c_void),
+        b"nvmlDeviceGetProcessesUtilizationInfo" => (&REAL_RATES, rates as *mut c_void),
         _ => return None,
     };
     // The simulated driver is one library under both names.
@@ -191,4 +227,63 @@ extern "C" fn processes_v2(device: *mut c_void, count: *mut c_uint, list: *mut P
 
 extern "C" fn processes_v3(device: *mut c_void, count: *mut c_uint, list: *mut ProcessV2) -> c_uint {
     processes(2, device, count, list, with_instances)
+}
+
+/// Keeps the entries of a list that are about processes of the instance, in their order. Without any it answers as NVML does when
+/// no process has used the device.
+///
+/// # Safety
+/// `list` has `count` entries.
+unsafe fn keep_own<T: Copy>(
+    device: &Device,
+    list: *mut T,
+    count: &mut c_uint,
+    pid: impl Fn(&T) -> c_uint,
+) -> c_uint {
+    let mut own: Vec<c_uint> = device.memory.siblings().into_iter().map(|(pid, _)| pid).collect();
+    own.push(std::process::id());
+    let mut kept = 0;
+    for index in 0..*count {
+        // SAFETY: as the caller promises.
+        let entry = unsafe { list.add(index as usize).read_unaligned() };
+        if own.contains(&pid(&entry)) {
+            // SAFETY: no more are kept than there were.
+            unsafe { list.add(kept as usize).write_unaligned(entry) };
+            kept += 1;
+        }
+    }
+    *count = kept;
+    if kept == 0 { NOT_FOUND } else { 0 }
+}
+
+extern "C" fn samples(device: *mut c_void, list: *mut Sample, count: *mut c_uint, since: u64) -> c_uint {
+    // SAFETY: only `wrapper` gives this function out, and it stored NVML's own first.
+    let real = unsafe { core::mem::transmute::<*mut c_void, Samples>(REAL_SAMPLES.load(Ordering::Acquire)) };
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(device, list, count, since) };
+    // SAFETY: the caller's own count, which NVML has just written.
+    match unsafe { count.as_mut() } {
+        Some(count) if result == 0 && !list.is_null() => match limited(device) {
+            // SAFETY: NVML has just written so many entries.
+            Some(device) => unsafe { keep_own(device, list, count, |sample| sample.pid) },
+            None => result,
+        },
+        _ => result,
+    }
+}
+
+extern "C" fn rates(device: *mut c_void, all: *mut Rates) -> c_uint {
+    // SAFETY: only `wrapper` gives this function out, and it stored NVML's own first.
+    let real = unsafe { core::mem::transmute::<*mut c_void, AllRates>(REAL_RATES.load(Ordering::Acquire)) };
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(device, all) };
+    // SAFETY: the caller's own structure, which NVML has just filled.
+    match unsafe { all.as_mut() } {
+        Some(Rates { count, list, .. }) if result == 0 && !list.is_null() => match limited(device) {
+            // SAFETY: NVML has just written so many entries.
+            Some(device) => unsafe { keep_own(device, *list, count, |rate| rate.pid) },
+            None => result,
+        },
+        _ => result,
+    }
 }

@@ -124,6 +124,7 @@ fn each_mig_device_is_a_device_of_its_own() {
     }
     let told: Vec<String> = daemon.told().devices.iter().map(|uuid| format!("{uuid:x?}")).collect();
     assert!(told.len() == 2 && told[0] != told[1], "one device a slice: {told:?}");
+    assert!(told.iter().all(|uuid| uuid.starts_with("MIG-")), "{told:?}");
 }
 
 #[test]
@@ -155,6 +156,24 @@ fn the_driver_nvml_and_its_list_of_processes_tell_the_same() {
         Run::hooked(&program, &["views"]).env("GSHARE_MEM", "256MiB").env("GSHARE_DISABLE", "1").finish();
     assert_same("switched off", &bare, &off);
     assert_ne!(bare.stdout, expected);
+}
+
+#[test]
+fn under_a_limit_nvml_tells_how_busy_ones_own_processes_are_and_nobody_elses() {
+    let program = program("devices", &[]);
+    let bare = Run::bare(&program, &["utilisation"]).finish();
+    let told = |mine: usize, others: usize, run: &common::Done| {
+        let count = |line: &str| run.stdout.lines().filter(|found| *found == line).count();
+        for view in ["sample", "rate"] {
+            let found = [1, 0].map(|own| count(&format!("{view}: mine {own} busy 1")));
+            assert_eq!(found, [mine, others], "{view}: {}{}", run.stdout, run.stderr);
+        }
+        assert!(run.stdout.ends_with("later: 6\n"), "{}", run.stdout);
+    };
+    told(1, 1, &bare);
+    told(1, 0, &Run::hooked(&program, &["utilisation"]).env("GSHARE_MEM", "256MiB").finish());
+    // Without a limit the hook alters nothing that NVML says.
+    told(1, 1, &Run::hooked(&program, &["utilisation"]).finish());
 }
 
 #[test]

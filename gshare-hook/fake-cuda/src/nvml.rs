@@ -254,6 +254,26 @@ pub struct ProcessSample {
     decoder: c_uint,
 }
 
+/// `nvmlProcessUtilizationInfo_v1_t`: of the others memory, encoder, decoder, JPEG and optical flow.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ProcessRate {
+    time_us: c_ulonglong,
+    pid: c_uint,
+    sm: c_uint,
+    others: [c_uint; 5],
+}
+
+/// `nvmlProcessesUtilizationInfo_v1_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ProcessRates {
+    version: c_uint,
+    count: c_uint,
+    since_us: c_ulonglong,
+    entries: *mut ProcessRate,
+}
+
 #[repr(C)]
 #[derive(Debug)]
 pub struct Pci {
@@ -286,6 +306,25 @@ fn users_of(truth: &Truth, gpu: u32) -> Vec<(u32, u64)> {
 }
 
 /// Fills a list as NVML does: the number is in and out, too small a list is an error that tells the number.
+/// How busy each process has kept a GPU of late; `NOT_FOUND` if none has.
+fn samples(handle: Handle, since_us: c_ulonglong) -> Result<Vec<ProcessSample>, Return> {
+    let (device, number) = gpu(handle)?;
+    if device.is_cut() {
+        return Err(NOT_SUPPORTED);
+    }
+    let truth = device.truth();
+    let time_us = truth.time_ns / 1000;
+    let samples: Vec<ProcessSample> = truth
+        .processes
+        .iter()
+        .filter(|p| p.live && p.pid != 0 && time_us > since_us)
+        .map(|p| (p.pid, p.gpus[number as usize].utilisation_percent))
+        .filter(|(_, sm)| *sm > 0)
+        .map(|(pid, sm)| ProcessSample { pid, time_us, sm, memory: 0, encoder: 0, decoder: 0 })
+        .collect();
+    if samples.is_empty() { Err(NOT_FOUND) } else { Ok(samples) }
+}
+
 unsafe fn put_list<T>(list: Vec<T>, count: *mut c_uint, out: *mut T) -> Result<(), Return> {
     if count.is_null() {
         return Err(INVALID_ARGUMENT);
@@ -414,25 +453,23 @@ nvml! {
         put(count, 0)
     }
     fn nvmlDeviceGetProcessUtilization (handle: Handle, list: *mut ProcessSample, count: *mut c_uint, since_us: c_ulonglong) {
-        let (device, number) = gpu(handle)?;
-        if device.is_cut() {
-            return Err(NOT_SUPPORTED);
-        }
-        let truth = device.truth();
-        let time_us = truth.time_ns / 1000;
-        let samples: Vec<ProcessSample> = truth
-            .processes
-            .iter()
-            .filter(|p| p.live && p.pid != 0 && time_us > since_us)
-            .map(|p| (p.pid, p.gpus[number as usize].utilisation_percent))
-            .filter(|(_, sm)| *sm > 0)
-            .map(|(pid, sm)| ProcessSample { pid, time_us, sm, memory: 0, encoder: 0, decoder: 0 })
-            .collect();
-        if samples.is_empty() {
+        let samples = samples(handle, since_us);
+        if matches!(samples, Err(NOT_FOUND)) {
             put(count, 0)?;
-            return Err(NOT_FOUND);
         }
-        put_list(samples, count, list)
+        put_list(samples?, count, list)
+    }
+    fn nvmlDeviceGetProcessesUtilizationInfo (handle: Handle, list: *mut ProcessRates) {
+        const VERSION: c_uint = size_of::<ProcessRates>() as c_uint | 1 << 24;
+        if list.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        if (*list).version != VERSION {
+            return Err(VERSION_MISMATCH);
+        }
+        let samples = samples(handle, (*list).since_us)?;
+        let entry = |ProcessSample { pid, time_us, sm, .. }| ProcessRate { time_us, pid, sm, others: [0; 5] };
+        put_list(samples.into_iter().map(entry).collect(), &raw mut (*list).count, (*list).entries)
     }
     fn nvmlSystemGetProcessName (pid: c_uint, name: *mut c_char, length: c_uint) {
         device()?;

@@ -7,6 +7,9 @@ typedef struct { unsigned type; unsigned char internal[92]; union { unsigned sms
 typedef struct { unsigned long long total, free, used; } Memory1;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory2;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } Process;
+typedef struct { unsigned pid; unsigned long long time; unsigned rates[4]; } Sample;
+typedef struct { unsigned long long time; unsigned pid, rates[6]; } Rate;
+typedef struct { unsigned version, count; unsigned long long since; Rate *list; } Rates;
 
 Result cuIpcGetMemHandle(IpcHandle *, Pointer);
 Result cuIpcOpenMemHandle_v2(Pointer *, IpcHandle, unsigned);
@@ -19,6 +22,8 @@ Result cuGreenCtxCreate(Handle *, Handle, int, unsigned);
 Result cuGreenCtxStreamCreate(Handle *, Handle, unsigned, int);
 Result cuGreenCtxDestroy(Handle);
 Result cuCtxFromGreenCtx(Handle *, Handle);
+
+static void queues(const char *name, int count);
 
 static long long free_now(void) {
     size_t free_bytes, total;
@@ -194,6 +199,43 @@ static void views(void) {
         printf("process: mine %d used %llu\n", processes[i].pid == (unsigned)getpid(), processes[i].used / MIB);
 }
 
+/* How busy a process of somebody else's and this one keep the device, as NVML tells this one. */
+static void utilisation(void) {
+    int ready[2], over[2];
+    char byte = 0;
+    if (pipe(ready) || pipe(over)) exit(3);
+    pid_t other = fork();
+    if (!other) {
+        setenv("GSHARE_DISABLE", "1", 1);
+        queues("spin_30ms", 4);
+        exit(write(ready[1], &byte, 1) != 1 || read(over[0], &byte, 1) != 1);
+    }
+    queues("spin_30ms", 4);
+    if (read(ready[0], &byte, 1) != 1) exit(3);
+    void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    int (*init)(void) = (int (*)(void))dlsym(nvml, "nvmlInit_v2");
+    int (*by_index)(unsigned, Handle *) = (int (*)(unsigned, Handle *))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2");
+    int (*sample)(Handle, Sample *, unsigned *, unsigned long long) =
+        (int (*)(Handle, Sample *, unsigned *, unsigned long long))dlsym(nvml, "nvmlDeviceGetProcessUtilization");
+    int (*rate)(Handle, Rates *) = (int (*)(Handle, Rates *))dlsym(nvml, "nvmlDeviceGetProcessesUtilizationInfo");
+    Handle handle;
+    Sample samples[8];
+    Rate list[8];
+    Rates rates = {(1u << 24) | sizeof(Rates), 8, 0, list};
+    unsigned count = 8, own = getpid();
+    MUST(init());
+    MUST(by_index(0, &handle));
+    MUST(sample(handle, samples, &count, 0));
+    MUST(rate(handle, &rates));
+    for (unsigned i = 0; i < count; i++) printf("sample: mine %d busy %d\n", samples[i].pid == own, samples[i].rates[0] > 0);
+    for (unsigned i = 0; i < rates.count; i++) printf("rate: mine %d busy %d\n", list[i].pid == own, list[i].rates[0] > 0);
+    /* Since the end of time nobody has used it. */
+    count = 8;
+    printf("later: %d\n", sample(handle, samples, &count, ~0ull));
+    if (write(over[1], &byte, 1) != 1) exit(3);
+    waitpid(other, 0, 0);
+}
+
 /* The UUIDs of a GPU's MIG devices, as an operator lists them. */
 static void mig_list(void) {
     Handle gpu, slice;
@@ -284,6 +326,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "green")) green();
     else if (!strcmp(kind, "green_current")) green_current();
     else if (!strcmp(kind, "views")) views();
+    else if (!strcmp(kind, "utilisation")) utilisation();
     else if (!strcmp(kind, "mig")) mig();
     else if (!strcmp(kind, "mig_list")) mig_list();
     else if (!strcmp(kind, "launches")) launches();

@@ -46,7 +46,7 @@ unsupported! {
     nvmlDeviceGetNvLinkUtilizationCounter nvmlDeviceGetNvLinkVersion nvmlDeviceGetNvlinkBwMode
     nvmlDeviceGetNvlinkSupportedBwModes nvmlDeviceGetPcieThroughput nvmlDeviceGetPdi nvmlDeviceGetPerformanceModes
     nvmlDeviceGetPgpuMetadataString nvmlDeviceGetPlatformInfo nvmlDeviceGetPowerMizerMode_v1
-    nvmlDeviceGetPowerSource nvmlDeviceGetProcessesUtilizationInfo nvmlDeviceGetRemappedRows_v2
+    nvmlDeviceGetPowerSource nvmlDeviceGetRemappedRows_v2
     nvmlDeviceGetRepairStatus nvmlDeviceGetRetiredPages_v2 nvmlDeviceGetRowRemapperHistogram
     nvmlDeviceGetSramEccErrorStatus nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts
     nvmlDeviceGetSupportedEventTypes nvmlDeviceGetSupportedPerformanceStates nvmlDeviceGetSupportedVgpus
