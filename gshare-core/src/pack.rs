@@ -12,13 +12,19 @@
 //! - *gang*: demands that need one GPU each, all different, or nothing at all (Dilu, Algorithm 1: `n_j`).
 //!
 //! # Contract of [`Packer`]
+//! - The sums of a GPU's placements stay within its memory, and those of the policy's own model (rectangles, or sums of
+//!   SM shares) within its size; members of one group ([`Demand::apart`]) never share a GPU.
 //! - `Err` means that nothing changed.
 //! - Equal calls give equal answers on every machine.
 //! - A [`PlacementId`] is answered once: after [`Packer::release`] it is stale, and a stale id is an error.
 //! - The packer never moves a placement to another GPU unasked. It may move it *inside* its GPU, which moves no
 //!   process (a rectangle's offsets are virtual: the MPS percentage reserves no particular SMs, and x is an offset in
 //!   the window); [`Placed::rearranged`] says so.
-//! - [`Packer::version`] grows with every change, so a plan made earlier is recognised as stale.
+//! - [`PackerExt::version`] grows with every change, so a plan made earlier is recognised as stale.
+
+use core::cmp::Reverse;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::{FunctionId, GpuId, PlacementId};
 use crate::units::{Bytes, Quota, SmShare};
@@ -68,7 +74,7 @@ pub struct Demand {
         serde(rename = "sm_limit_bp", default, skip_serializing_if = "Option::is_none")
     )]
     pub sm_limit: Option<SmShare>,
-    /// GPU memory it needs.
+    /// GPU memory that is held while the placement lives, in bytes; zero is allowed.
     #[cfg_attr(feature = "serde", serde(rename = "memory_bytes", default))]
     pub memory: Bytes,
     /// The function it is an instance of, for affinity.
@@ -77,7 +83,7 @@ pub struct Demand {
     /// Members of one group never share a GPU.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub apart: Option<u32>,
-    /// What it runs.
+    /// The kind of work, which Dilu's placement looks at.
     #[cfg_attr(feature = "serde", serde(default))]
     pub workload: Workload,
 }
@@ -161,7 +167,7 @@ pub struct GpuSpec {
     /// Height: how many SMs there are.
     #[cfg_attr(feature = "serde", serde(rename = "sm_bp", default = "whole_sm"))]
     pub sm: SmShare,
-    /// Memory for placements.
+    /// Memory that placements may hold together, in bytes.
     #[cfg_attr(feature = "serde", serde(rename = "memory_bytes"))]
     pub memory: Bytes,
 }
@@ -194,16 +200,16 @@ impl GpuSpec {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Rectangle {
-    /// Where its time begins in the window (x).
+    /// Where the placement's time begins in the window (x), in basis points.
     #[cfg_attr(feature = "serde", serde(rename = "time_offset_bp"))]
     pub time_offset: Quota,
-    /// Where its SMs begin (y).
+    /// Where the placement's SMs begin (y), in basis points.
     #[cfg_attr(feature = "serde", serde(rename = "sm_offset_bp"))]
     pub sm_offset: SmShare,
-    /// Its share of the window (width).
+    /// Share of the window (width), in basis points.
     #[cfg_attr(feature = "serde", serde(rename = "quota_bp"))]
     pub quota: Quota,
-    /// Its share of the SMs (height).
+    /// Share of the SMs (height), in basis points.
     #[cfg_attr(feature = "serde", serde(rename = "sm_bp"))]
     pub sm: SmShare,
 }
@@ -214,13 +220,13 @@ pub struct Rectangle {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Placement {
-    /// Its name; stale after release.
+    /// The placement's name; stale after release.
     pub id: PlacementId,
-    /// The GPU.
+    /// The GPU that the placement is on.
     pub gpu: GpuId,
-    /// The part of the GPU.
+    /// The part of the GPU that the placement holds.
     pub rectangle: Rectangle,
-    /// What was asked.
+    /// The demand as it was given.
     pub demand: Demand,
 }
 
@@ -237,7 +243,7 @@ impl Placement {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Placed {
-    /// Where it went.
+    /// The placement that was made.
     pub placement: Placement,
     /// Whether other placements of that GPU got new rectangles to make room. No process moves, but whoever keeps
     /// the rectangles (a slot table) must read them again.
@@ -256,7 +262,7 @@ impl Placed {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RepackChange {
-    /// Which placement. Its id stays.
+    /// The placement that moves. Its id stays.
     pub id: PlacementId,
     /// GPU it leaves.
     pub from_gpu: GpuId,
@@ -281,7 +287,7 @@ impl RepackChange {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct RepackPlan {
-    /// [`Packer::version`] it was made at.
+    /// [`PackerExt::version`] that the plan was made at.
     pub version: u64,
     /// What changes, by placement id. They hold together: all or none.
     pub changes: Vec<RepackChange>,
@@ -304,18 +310,18 @@ impl RepackPlan {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct GpuStatus {
-    /// The GPU.
+    /// The GPU that this is the state of.
     pub gpu: GpuId,
-    /// Its size.
+    /// The GPU's size.
     pub spec: GpuSpec,
-    /// Whether it takes no new placements.
+    /// Whether the GPU takes no new placements.
     pub cordoned: bool,
-    /// How many placements it holds.
+    /// The number of placements that the GPU holds.
     pub placements: u32,
-    /// Memory held by them.
+    /// Memory held by the placements, in bytes.
     #[cfg_attr(feature = "serde", serde(rename = "memory_used_bytes"))]
     pub memory_used: Bytes,
-    /// Quota times SM share held by them, in basis points squared (a whole GPU is 10^8).
+    /// Quota times SM share held by the placements, in basis points squared (a whole GPU is 10^8).
     pub area_used: u64,
 }
 
@@ -336,130 +342,133 @@ pub enum PackError {
     /// A size is zero.
     #[error("{field} is zero: a demand or a GPU has at least one basis point of it")]
     ZeroSize {
-        /// Which field.
+        /// The field that is out of its bounds.
         #[cfg_attr(feature = "serde", serde(skip_deserializing))]
         field: &'static str,
     },
     /// `sm_limit` is below `sm`.
     #[error("the SM limit ({limit}) is below the request ({request})")]
     LimitBelowRequest {
-        /// What is guaranteed.
+        /// The SM share that is guaranteed.
         request: SmShare,
-        /// What was given as the limit.
+        /// The limit that was given, below the request.
         limit: SmShare,
     },
     /// No GPU of the pool is large enough, even empty.
     #[error("{quota} of the time on {sm} of the SMs with {memory} is more than any GPU of the pool has")]
     NeverFits {
-        /// Time asked.
+        /// The share of time that was asked.
         quota: Quota,
-        /// SMs asked.
+        /// The share of the SMs that was asked.
         sm: SmShare,
-        /// Memory asked.
+        /// The memory that was asked, in bytes.
         memory: Bytes,
     },
     /// Some GPU is large enough, but none has room now.
     #[error("no GPU has {quota} of the time on {sm} of the SMs free")]
     NoRoom {
-        /// Time asked.
+        /// The share of time that was asked.
         quota: Quota,
-        /// SMs asked.
+        /// The share of the SMs that was asked.
         sm: SmShare,
     },
     /// There is room for the rectangle, but on no GPU with enough free memory.
     #[error("no GPU with room has {memory} of memory free")]
     Memory {
-        /// Memory asked.
+        /// The memory that was asked, in bytes.
         memory: Bytes,
     },
     /// It would need another GPU, and the limit on GPUs in use is reached.
     #[error("it needs another GPU, and the limit of {limit} GPUs in use is reached")]
     GpuLimit {
-        /// The limit.
+        /// The most GPUs that may be in use at once.
         limit: u32,
     },
     /// The packer's tables end below this id.
     #[error("{gpu} is beyond the last id that the packer keeps ({last})")]
     GpuIdTooLarge {
-        /// The id given.
+        /// The id that was given.
         gpu: GpuId,
-        /// The largest id.
+        /// The largest id that can be added.
         last: GpuId,
     },
     /// No such GPU in the pool.
     #[error("{gpu} is not in the pool")]
     UnknownGpu {
-        /// The id given.
+        /// The id that was given.
         gpu: GpuId,
     },
     /// A GPU of this id is in the pool.
     #[error("{gpu} is already in the pool")]
     GpuExists {
-        /// The id given.
+        /// The id that was given.
         gpu: GpuId,
     },
     /// The GPU still holds placements.
     #[error("{gpu} still holds {placements} placements: release or move them first")]
     GpuInUse {
-        /// The GPU.
+        /// The GPU that was asked for.
         gpu: GpuId,
-        /// How many.
+        /// The number of placements on it.
         placements: u32,
     },
     /// The placement was released, or never made.
     #[error("{id} is not a placement (any more)")]
     UnknownPlacement {
-        /// The id given.
+        /// The id that was given.
         id: PlacementId,
     },
     /// The rectangle is not inside the GPU, or not of the demand's size.
     #[error("the rectangle is not inside {gpu} or not of the size that the demand asks")]
     BadRectangle {
-        /// The GPU.
+        /// The GPU that was asked for.
         gpu: GpuId,
     },
     /// The rectangle, or the room for it, is taken.
     #[error("the place on {gpu} is taken")]
     Occupied {
-        /// The GPU.
+        /// The GPU that was asked for.
         gpu: GpuId,
     },
     /// The plan was made for another version of the packer, or does not match its placements.
     #[error("the plan is for version {planned}, the packer is at {current}")]
     StalePlan {
-        /// Version of the plan.
+        /// The version that the plan was made at.
         planned: u64,
-        /// Version of the packer.
+        /// The version that the packer is at now.
         current: u64,
     },
     /// A batch or gang does not fit whole.
     #[error("demand {index} of the batch does not fit: {reason}")]
     Batch {
-        /// Which demand, counted from 0.
+        /// The demand's position in the batch, counted from 0.
         index: usize,
-        /// Why.
+        /// The reason why this demand found no room.
         reason: Box<PackError>,
     },
     /// A configuration value is out of bounds.
     #[error("configuration: {field} {bounds}")]
     Config {
-        /// Which field.
+        /// The field that is out of its bounds.
         #[cfg_attr(feature = "serde", serde(skip_deserializing))]
         field: &'static str,
-        /// What it must be.
+        /// The bounds of the field, as words.
         #[cfg_attr(feature = "serde", serde(skip_deserializing))]
         bounds: &'static str,
     },
     /// A snapshot contradicts itself.
     #[error("the snapshot contradicts itself: {what}")]
     BadSnapshot {
-        /// How.
+        /// The contradiction, as words.
         #[cfg_attr(feature = "serde", serde(skip_deserializing))]
         what: &'static str,
     },
 }
 
 /// A policy that places demands on GPUs. See the [module documentation](self) for its contract.
+///
+/// Six methods are the policy's own; the others follow from them, and a policy overrides those that it can answer
+/// faster. `gshare_sim::conformance::packer` checks a policy against the contract.
 pub trait Packer: Send {
     /// Adds an empty GPU.
     ///
@@ -473,30 +482,156 @@ pub trait Packer: Send {
     /// [`PackError::UnknownGpu`], [`PackError::GpuInUse`].
     fn remove_gpu(&mut self, gpu: GpuId) -> Result<(), PackError>;
 
-    /// A cordoned GPU keeps its placements and takes no new ones, except by [`Packer::place_at`].
-    ///
-    /// # Errors
-    /// [`PackError::UnknownGpu`].
-    fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError>;
-
-    /// The GPU that [`Packer::place`] would choose now.
-    ///
-    /// # Errors
-    /// As [`Packer::place`].
-    fn probe(&self, demand: &Demand) -> Result<GpuId, PackError>;
-
-    /// Places a demand on one GPU.
+    /// Places a demand on one GPU that `allowed` accepts. Node selectors, gangs and drains are filters, so this method
+    /// and not [`Packer::place`] is the required one.
     ///
     /// # Errors
     /// [`PackError::ZeroSize`], [`PackError::LimitBelowRequest`], [`PackError::NeverFits`], [`PackError::NoRoom`],
     /// [`PackError::Memory`], [`PackError::GpuLimit`].
-    fn place(&mut self, demand: &Demand) -> Result<Placed, PackError>;
+    fn place_where(&mut self, demand: &Demand, allowed: &dyn Fn(GpuId) -> bool) -> Result<Placed, PackError>;
 
-    /// As [`Packer::place`], on a GPU that `allowed` accepts.
+    /// Frees a placement and returns what it was.
     ///
     /// # Errors
-    /// As [`Packer::place`].
-    fn place_where(&mut self, demand: &Demand, allowed: &dyn Fn(GpuId) -> bool) -> Result<Placed, PackError>;
+    /// [`PackError::UnknownPlacement`].
+    fn release(&mut self, id: PlacementId) -> Result<Placement, PackError>;
+
+    /// Visits every placement, by GPU id, then arrival.
+    fn placements(&self, visit: &mut dyn FnMut(&Placement));
+
+    /// Visits every GPU, by id.
+    fn gpus(&self, visit: &mut dyn FnMut(&GpuStatus));
+
+    /// Places a demand on one GPU.
+    ///
+    /// # Errors
+    /// As [`Packer::place_where`].
+    fn place(&mut self, demand: &Demand) -> Result<Placed, PackError> {
+        self.place_where(demand, &|_| true)
+    }
+
+    /// How hard a demand is to place: members of a batch are placed in falling order of this number, since large ones
+    /// that come last find no room. The default is quota times SM share, in basis points squared.
+    fn weight(&self, demand: &Demand) -> u64 {
+        u64::from(demand.quota.get()) * u64::from(demand.sm.get())
+    }
+
+    /// Places every demand or none, and appends the answers to `out` in the order of `demands`. `allowed` is given the
+    /// answers of this call so far, in the order in which they were found, and the GPU asked about.
+    ///
+    /// The default undoes a failed batch by releasing what it placed. A packer that changes rectangles of other
+    /// placements to make room overrides it, since a release does not bring those back.
+    ///
+    /// # Errors
+    /// [`PackError::Batch`], which names the demand that found no room.
+    fn place_set(
+        &mut self,
+        demands: &[Demand],
+        allowed: &dyn Fn(&[Placed], GpuId) -> bool,
+        out: &mut Vec<Placed>,
+    ) -> Result<(), PackError> {
+        place_set(self, demands, allowed, out)
+    }
+
+    /// Places every demand or none, and appends the answers to `out` in the order of `demands`.
+    ///
+    /// # Errors
+    /// [`PackError::Batch`].
+    fn place_all(&mut self, demands: &[Demand], out: &mut Vec<Placed>) -> Result<(), PackError> {
+        self.place_set(demands, &|_, _| true, out)
+    }
+
+    /// Places every demand on a GPU of its own, all different, or none.
+    ///
+    /// # Errors
+    /// [`PackError::Batch`].
+    fn place_gang(&mut self, demands: &[Demand], out: &mut Vec<Placed>) -> Result<(), PackError> {
+        let fresh = |taken: &[Placed], gpu: GpuId| taken.iter().all(|placed| placed.placement.gpu != gpu);
+        self.place_set(demands, &fresh, out)
+    }
+
+    /// A placement by id; `None` when stale.
+    fn placement(&self, id: PlacementId) -> Option<Placement> {
+        let mut found = None;
+        self.placements(&mut |placement| {
+            if placement.id == id {
+                found = Some(*placement);
+            }
+        });
+        found
+    }
+
+    /// Visits the placements of one GPU, by arrival.
+    fn placements_on(&self, gpu: GpuId, visit: &mut dyn FnMut(&Placement)) {
+        self.placements(&mut |placement| {
+            if placement.gpu == gpu {
+                visit(placement);
+            }
+        });
+    }
+
+    /// The state of one GPU; `None` when it is not in the pool.
+    fn gpu(&self, gpu: GpuId) -> Option<GpuStatus> {
+        let mut found = None;
+        self.gpus(&mut |status| {
+            if status.gpu == gpu {
+                found = Some(*status);
+            }
+        });
+        found
+    }
+}
+
+/// What [`Packer::place_set`] does unless a packer overrides it.
+///
+/// # Errors
+/// [`PackError::Batch`].
+pub fn place_set<P: Packer + ?Sized>(
+    packer: &mut P,
+    demands: &[Demand],
+    allowed: &dyn Fn(&[Placed], GpuId) -> bool,
+    out: &mut Vec<Placed>,
+) -> Result<(), PackError> {
+    let mut order: Vec<usize> = (0..demands.len()).collect();
+    order.sort_by_key(|index| Reverse(packer.weight(&demands[*index])));
+    let start = out.len();
+    for index in &order {
+        let taken = &out[start..];
+        match packer.place_where(&demands[*index], &|gpu| allowed(taken, gpu)) {
+            Ok(placed) => out.push(placed),
+            Err(reason) => {
+                for placed in out.drain(start..).rev() {
+                    // An id that was given a moment ago is live, so the release succeeds.
+                    let _ = packer.release(placed.placement.id);
+                }
+                return Err(PackError::Batch { index: *index, reason: Box::new(reason) });
+            }
+        }
+    }
+    in_order_of_demands(&order, &mut out[start..]);
+    Ok(())
+}
+
+/// Brings answers that were found in `order` into the order of the demands.
+pub fn in_order_of_demands(order: &[usize], answers: &mut [Placed]) {
+    let found = answers.to_vec();
+    for (index, placed) in order.iter().zip(found) {
+        answers[*index] = placed;
+    }
+}
+
+/// What a packer can do beyond placing and releasing: plan moves between GPUs on a copy of itself and carry them out.
+///
+/// Five methods are the packer's own; probing and the plans follow from them.
+pub trait PackerExt: Packer {
+    /// A number that grows with every change.
+    fn version(&self) -> u64;
+
+    /// A cordoned GPU keeps its placements and takes no new ones, except by [`PackerExt::place_at`].
+    ///
+    /// # Errors
+    /// [`PackError::UnknownGpu`].
+    fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError>;
 
     /// Places a demand exactly here: to restore what runs already.
     ///
@@ -505,56 +640,151 @@ pub trait Packer: Send {
     /// those of an invalid demand.
     fn place_at(&mut self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Placement, PackError>;
 
-    /// Places every demand or none, and appends the answers to `out` in the order of `demands`. The packer may
-    /// place them in another order (large ones first), which needs fewer GPUs than one by one.
+    /// Makes each GPU named hold exactly the placements listed, in this order. Together the lists name what these GPUs
+    /// hold now, each placement once with its id and demand; only GPUs and rectangles differ.
     ///
     /// # Errors
-    /// [`PackError::Batch`].
-    fn place_all(&mut self, demands: &[Demand], out: &mut Vec<Placed>) -> Result<(), PackError>;
+    /// When a list does not fit its GPU: nothing changed.
+    fn set_held(&mut self, held: &BTreeMap<GpuId, Vec<Placement>>) -> Result<(), PackError>;
 
-    /// Places every demand on a GPU of its own, all different, or none.
+    /// A copy to try changes on.
+    fn trial(&self) -> Box<dyn PackerExt>;
+
+    /// The GPU that [`Packer::place`] would choose now.
     ///
     /// # Errors
-    /// [`PackError::Batch`].
-    fn place_gang(&mut self, demands: &[Demand], out: &mut Vec<Placed>) -> Result<(), PackError>;
+    /// As [`Packer::place_where`].
+    fn probe(&self, demand: &Demand) -> Result<GpuId, PackError> {
+        self.trial().place(demand).map(|placed| placed.placement.gpu)
+    }
 
-    /// Frees a placement and returns what it was.
-    ///
-    /// # Errors
-    /// [`PackError::UnknownPlacement`].
-    fn release(&mut self, id: PlacementId) -> Result<Placement, PackError>;
+    /// How to use fewer GPUs, in at most `max_moves` moves between GPUs: the emptiest GPUs are emptied into other open
+    /// ones, each wholly or not at all. Changes nothing; the plan is empty when there is nothing to gain.
+    fn plan_repack(&self, max_moves: usize) -> RepackPlan {
+        let mut trial = self.trial();
+        let mut open = Vec::new();
+        self.gpus(&mut |status| {
+            if status.placements > 0 {
+                open.push((status.area_used, status.gpu));
+            }
+        });
+        open.sort_unstable();
+        let mut goals: BTreeSet<GpuId> = open.iter().map(|(_, gpu)| *gpu).collect();
+        let (mut moved, mut filled, mut emptied) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
+        for (_, gpu) in open {
+            let held = held_by(&*trial, gpu);
+            // A GPU that took in others was filled by this plan; emptying it again would move those twice.
+            if filled.contains(&gpu) || moved.len() + held.len() > max_moves {
+                continue;
+            }
+            let demands: Vec<Demand> = held.iter().map(|placement| placement.demand).collect();
+            let mut out = Vec::new();
+            let elsewhere = |_: &[Placed], other: GpuId| other != gpu && goals.contains(&other);
+            if trial.place_set(&demands, &elsewhere, &mut out).is_err() {
+                continue;
+            }
+            for (old, new) in held.iter().zip(&out) {
+                if trial.release(old.id).is_err() {
+                    return RepackPlan::default();
+                }
+                moved.insert(old.id, new.placement.id);
+                filled.insert(new.placement.gpu);
+            }
+            goals.remove(&gpu);
+            emptied.push(gpu);
+        }
+        emptied.sort_unstable();
+        plan_between(self, &*trial, &moved, emptied, Vec::new())
+    }
 
-    /// A placement by id; `None` when stale.
-    fn placement(&self, id: PlacementId) -> Option<Placement>;
-
-    /// Visits every placement, by GPU id, then arrival.
-    fn placements(&self, visit: &mut dyn FnMut(&Placement));
-
-    /// Visits the placements of one GPU, by arrival.
-    fn placements_on(&self, gpu: GpuId, visit: &mut dyn FnMut(&Placement));
-
-    /// Visits every GPU, by id.
-    fn gpus(&self, visit: &mut dyn FnMut(&GpuStatus));
-
-    /// One GPU.
-    fn gpu(&self, gpu: GpuId) -> Option<GpuStatus>;
-
-    /// Grows with every change.
-    fn version(&self) -> u64;
-
-    /// How to use fewer GPUs, in at most `max_moves` moves between GPUs. Changes nothing; an empty plan when there
-    /// is nothing to gain.
-    fn plan_repack(&self, max_moves: usize) -> RepackPlan;
-
-    /// How to empty `gpu`. What finds no room elsewhere is listed as stuck.
+    /// How to empty `gpu`. Placements that find no room elsewhere are listed as stuck.
     ///
     /// # Errors
     /// [`PackError::UnknownGpu`].
-    fn plan_drain(&self, gpu: GpuId) -> Result<RepackPlan, PackError>;
+    fn plan_drain(&self, gpu: GpuId) -> Result<RepackPlan, PackError> {
+        self.gpu(gpu).ok_or(PackError::UnknownGpu { gpu })?;
+        let mut trial = self.trial();
+        let mut held = held_by(self, gpu);
+        held.sort_by_key(|placement| Reverse(self.weight(&placement.demand)));
+        let (mut moved, mut stuck) = (BTreeMap::new(), Vec::new());
+        for placement in held {
+            match trial.place_where(&placement.demand, &|other| other != gpu) {
+                Ok(placed) => {
+                    moved.insert(placement.id, placed.placement.id);
+                    trial.release(placement.id)?;
+                }
+                Err(_) => stuck.push(placement.id),
+            }
+        }
+        let emptied = if stuck.is_empty() { vec![gpu] } else { Vec::new() };
+        Ok(plan_between(self, &*trial, &moved, emptied, stuck))
+    }
 
-    /// Carries out a plan: all of it, or nothing.
+    /// Carries out a plan: all of it, or nothing. Ids stay.
     ///
     /// # Errors
     /// [`PackError::StalePlan`] when anything changed since the plan was made or the plan does not match.
-    fn apply(&mut self, plan: &RepackPlan) -> Result<(), PackError>;
+    fn apply(&mut self, plan: &RepackPlan) -> Result<(), PackError> {
+        let stale = || PackError::StalePlan { planned: plan.version, current: self.version() };
+        if plan.version != self.version() {
+            return Err(stale());
+        }
+        // The lists of the GPUs concerned are built aside, and taken over when every one is sound.
+        let mut lists: BTreeMap<GpuId, Vec<Placement>> = BTreeMap::new();
+        for gpu in plan.changes.iter().flat_map(|change| [change.from_gpu, change.to_gpu]) {
+            if let Entry::Vacant(list) = lists.entry(gpu) {
+                self.gpu(gpu).ok_or_else(stale)?;
+                list.insert(held_by(self, gpu));
+            }
+        }
+        let mut moved = Vec::new();
+        for change in &plan.changes {
+            let list = lists.entry(change.from_gpu).or_default();
+            let is_it = |held: &Placement| held.id == change.id && held.rectangle == change.from;
+            let position = list.iter().position(is_it).ok_or_else(stale)?;
+            let (from, to) = (change.from, change.to);
+            if (to.quota, to.sm) != (from.quota, from.sm) {
+                return Err(stale());
+            }
+            let old = list.remove(position);
+            moved.push(Placement { gpu: change.to_gpu, rectangle: to, ..old });
+        }
+        for placement in moved {
+            lists.entry(placement.gpu).or_default().push(placement);
+        }
+        let stale = stale();
+        self.set_held(&lists).map_err(|_| stale)
+    }
+}
+
+fn held_by<P: Packer + ?Sized>(packer: &P, gpu: GpuId) -> Vec<Placement> {
+    let mut held = Vec::new();
+    packer.placements_on(gpu, &mut |placement| held.push(*placement));
+    held
+}
+
+/// The plan that turns `now` into `trial`, where `moved` names placements that got another id there.
+fn plan_between<P: PackerExt + ?Sized>(
+    now: &P,
+    trial: &dyn PackerExt,
+    moved: &BTreeMap<PlacementId, PlacementId>,
+    emptied: Vec<GpuId>,
+    stuck: Vec<PlacementId>,
+) -> RepackPlan {
+    let mut changes = Vec::new();
+    now.placements(&mut |old| {
+        if let Some(new) = trial.placement(*moved.get(&old.id).unwrap_or(&old.id))
+            && (new.gpu, new.rectangle) != (old.gpu, old.rectangle)
+        {
+            changes.push(RepackChange {
+                id: old.id,
+                from_gpu: old.gpu,
+                from: old.rectangle,
+                to_gpu: new.gpu,
+                to: new.rectangle,
+            });
+        }
+    });
+    changes.sort_unstable_by_key(|change| change.id);
+    RepackPlan { version: now.version(), changes, emptied, stuck }
 }

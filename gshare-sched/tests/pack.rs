@@ -3,7 +3,7 @@
 #[path = "support/pack.rs"]
 mod support;
 
-use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, Rectangle, RepackPlan};
+use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, PackerExt, Rectangle, RepackPlan};
 use gshare_core::{Bytes, GpuId, Quota, SmShare};
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use proptest::prelude::*;

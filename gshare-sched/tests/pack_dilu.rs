@@ -1,6 +1,6 @@
 //! Dilu's placement against a linear scan, and the claims of its section 3.3.
 
-use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, Workload};
+use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, PackerExt, Workload};
 use gshare_core::{Bytes, FunctionId, GpuId, PlacementId, Quota, SmShare};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use proptest::prelude::*;

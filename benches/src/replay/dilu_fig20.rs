@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use gshare_core::pack::{Demand, GpuSpec, Packer, Workload};
+use gshare_core::pack::{Demand, GpuSpec, Packer, PackerExt, Workload};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use serde::Deserialize;

@@ -2,15 +2,18 @@
 
 use core::cmp::Reverse;
 
+use std::collections::BTreeMap;
+
 use gshare_core::pack::{
-    Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement, Rectangle, RepackChange, RepackPlan,
-    Workload,
+    Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement, Rectangle, Workload,
+    in_order_of_demands,
 };
 use gshare_core::{Bytes, FunctionId, GpuId, PlacementId, Quota, SmShare};
 
 use super::areas::FreeAreas;
 use super::geometry::{FreeSet, Rect, best_corner};
 use super::index::{ClassIndex, Hole, MAX_GPUS};
+use super::pool::{Gpus, PoolGpu, Slots, check_held};
 use super::rearrange::Arranger;
 use super::runs::{Few, Runs};
 
@@ -219,18 +222,32 @@ impl Gpu {
         Rect::new(0, 0, self.width, self.height)
     }
 
+    fn area_free(&self) -> u32 {
+        self.bin().area() - self.area_used
+    }
+}
+
+impl PoolGpu for Gpu {
+    fn is_present(&self) -> bool {
+        self.present
+    }
+
     fn spec(&self) -> GpuSpec {
         let quota = Quota::new(self.width).unwrap_or(Quota::WHOLE);
         let sm = SmShare::new(self.height).unwrap_or(SmShare::WHOLE);
         GpuSpec::new(Bytes(self.memory)).with_size(quota, sm)
     }
 
-    fn area_free(&self) -> u32 {
-        self.bin().area() - self.area_used
+    fn is_cordoned(&self) -> bool {
+        self.cordoned
     }
 
-    fn is_open(&self) -> bool {
-        self.pods.len() > 0
+    fn placements(&self) -> usize {
+        self.pods.len()
+    }
+
+    fn memory_used(&self) -> u64 {
+        self.memory_used
     }
 }
 
@@ -257,14 +274,6 @@ impl Pod {
     }
 }
 
-/// Where the placement is that an id names. Kept small: it is what a release misses first, and all else waits for it.
-#[derive(Debug, Clone, Copy)]
-struct Slot {
-    generation: u32,
-    /// `NOWHERE` while the slot is free.
-    gpu: u32,
-}
-
 /// What a placement asked for beside its size, by slot.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(align(16))]
@@ -273,8 +282,6 @@ struct Extra {
     apart: u32,
     function: u32,
 }
-
-const NOWHERE: u32 = u32::MAX;
 
 /// What a placement did, to undo it when the rest of its batch does not fit.
 struct Undo {
@@ -311,18 +318,15 @@ struct Undo {
 pub struct MaxRects {
     config: MaxRectsConfig,
     version: u64,
-    gpus: Vec<Gpu>,
+    gpus: Gpus<Gpu>,
     pods: Runs<Pod>,
     free: Runs<Rect>,
-    slots: Vec<Slot>,
-    /// As long as `slots`.
+    slots: Slots,
+    /// By slot.
     extras: Vec<Extra>,
-    free_slots: Vec<u32>,
     index: ClassIndex,
     /// Open GPUs that are not cordoned. Not kept without re-arrangement.
     areas: FreeAreas,
-    /// Distinct sizes of the pool's GPUs with their count: few, and enough to say "never fits".
-    specs: Vec<(GpuSpec, u32)>,
     open: u32,
     set: FreeSet,
     /// Boxed, for it is taken out while it works. `None` until it is needed.
@@ -335,15 +339,13 @@ impl MaxRects {
         Self {
             config,
             version: 0,
-            gpus: Vec::new(),
+            gpus: Gpus::new(),
             pods: Runs::new(),
             free: Runs::new(),
-            slots: Vec::new(),
+            slots: Slots::default(),
             extras: Vec::new(),
-            free_slots: Vec::new(),
             index: ClassIndex::new(),
             areas: FreeAreas::new(),
-            specs: Vec::new(),
             open: 0,
             set: FreeSet::default(),
             arranger: None,
@@ -357,7 +359,7 @@ impl MaxRects {
 
     /// The maximal free rectangles of a GPU: a demand fits it without re-arrangement exactly when it fits one.
     pub fn free_rectangles(&self, gpu: GpuId) -> impl Iterator<Item = Rectangle> + '_ {
-        let holes = self.find(gpu).map(|gpu| self.free.get_few(&gpu.free)).unwrap_or_default();
+        let holes = self.gpus.find(gpu).map(|gpu| self.free.get_few(&gpu.free)).unwrap_or_default();
         holes.iter().map(|rect| rect.public())
     }
 
@@ -389,12 +391,11 @@ impl MaxRects {
 
     /// Bytes of heap held. For reports.
     pub fn memory_bytes(&self) -> usize {
-        self.gpus.capacity() * size_of::<Gpu>()
+        self.gpus.bytes()
             + self.pods.bytes()
             + self.free.bytes()
-            + self.slots.capacity() * size_of::<Slot>()
+            + self.slots.bytes()
             + self.extras.capacity() * size_of::<Extra>()
-            + self.free_slots.capacity() * size_of::<u32>()
             + self.index.bytes()
             + self.areas.bytes()
     }
@@ -404,14 +405,14 @@ impl MaxRects {
         let mut placements = Vec::new();
         self.placements(&mut |placement| placements.push(*placement));
         let gpus =
-            self.present().map(|(id, gpu)| SnapshotGpu { gpu: id, spec: gpu.spec(), cordoned: gpu.cordoned });
+            self.gpus.present().map(|(id, gpu)| SnapshotGpu { gpu: id, spec: gpu.spec(), cordoned: gpu.cordoned });
         Snapshot {
             config: self.config,
             version: self.version,
             gpus: gpus.collect(),
             placements,
-            generations: self.slots.iter().map(|slot| slot.generation).collect(),
-            free_slots: self.free_slots.clone(),
+            generations: self.slots.generations().collect(),
+            free_slots: self.slots.free().to_vec(),
         }
     }
 
@@ -425,10 +426,9 @@ impl MaxRects {
         for gpu in &snapshot.gpus {
             pool.add_gpu(gpu.gpu, gpu.spec)?;
         }
-        let free = |generation: &u32| Slot { generation: *generation, gpu: NOWHERE };
-        pool.slots = snapshot.generations.iter().map(free).collect();
-        pool.extras = vec![Extra::default(); pool.slots.len()];
-        let mut taken = vec![false; pool.slots.len()];
+        pool.slots = Slots::of_generations(&snapshot.generations);
+        pool.extras = vec![Extra::default(); snapshot.generations.len()];
+        let mut taken = vec![false; snapshot.generations.len()];
         for slot in &snapshot.free_slots {
             let taken = taken.get_mut(*slot as usize).ok_or(bad("a free slot has no generation"))?;
             if core::mem::replace(taken, true) {
@@ -438,11 +438,12 @@ impl MaxRects {
         for placement in &snapshot.placements {
             let id = placement.id;
             let taken = taken.get_mut(id.index()).ok_or(bad("a placement has no slot"))?;
-            if core::mem::replace(taken, true) || pool.slots[id.index()].generation != id.generation() {
+            if core::mem::replace(taken, true) || pool.slots.id(id.slot()) != id {
                 return Err(bad("a placement's slot is free, taken or of another generation"));
             }
             let rect = pool.check_place_at(placement.gpu, placement.rectangle, &placement.demand)?;
-            pool.fill_slot(id.slot(), placement.gpu.0, &placement.demand);
+            pool.slots.hold(id.slot(), placement.gpu.0);
+            pool.fill_slot(id.slot(), &placement.demand);
             pool.occupy(placement.gpu.0, Pod::new(rect, id.slot(), &placement.demand));
         }
         if taken.contains(&false) {
@@ -451,7 +452,7 @@ impl MaxRects {
         for gpu in snapshot.gpus.iter().filter(|gpu| gpu.cordoned) {
             pool.set_cordoned(gpu.gpu, true)?;
         }
-        pool.free_slots.clone_from(&snapshot.free_slots);
+        pool.slots.set_free(&snapshot.free_slots);
         pool.version = snapshot.version;
         Ok(pool)
     }
@@ -479,18 +480,6 @@ impl Choice {
 
 // Choosing.
 impl MaxRects {
-    fn find(&self, gpu: GpuId) -> Option<&Gpu> {
-        self.gpus.get(gpu.index()).filter(|gpu| gpu.present)
-    }
-
-    fn known(&self, gpu: GpuId) -> Result<&Gpu, PackError> {
-        self.find(gpu).ok_or(PackError::UnknownGpu { gpu })
-    }
-
-    fn present(&self) -> impl Iterator<Item = (GpuId, &Gpu)> {
-        (0..).map(GpuId).zip(&self.gpus).filter(|(_, gpu)| gpu.present)
-    }
-
     /// Whether the GPU may take the demand as far as memory and groups go.
     fn accepts(&self, gpu: &Gpu, demand: &Demand) -> bool {
         demand.memory.get() <= gpu.memory - gpu.memory_used && self.keeps_apart(gpu, demand)
@@ -547,7 +536,7 @@ impl MaxRects {
                     let open = gpu.is_open() && !gpu.cordoned;
                     (open && accept(id.0)).then(|| Hole::new(*smallest, id.0))
                 };
-                self.present().find_map(first)
+                self.gpus.present().find_map(first)
             }
         }
     }
@@ -591,7 +580,7 @@ impl MaxRects {
     fn why_not(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> PackError {
         let Demand { quota, sm, memory, .. } = *demand;
         let ever =
-            self.specs.iter().any(|(spec, _)| spec.quota >= quota && spec.sm >= sm && spec.memory >= memory);
+            self.gpus.any_size(|spec| spec.quota >= quota && spec.sm >= sm && spec.memory >= memory);
         if !ever {
             return PackError::NeverFits { quota, sm, memory };
         }
@@ -640,7 +629,7 @@ impl MaxRects {
 
     fn check_place_at(&self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Rect, PackError> {
         demand.validate()?;
-        let state = self.known(gpu)?;
+        let state = self.gpus.known(gpu)?;
         let rect = Rect::from_public(at)
             .filter(|rect| (at.quota, at.sm) == (demand.quota, demand.sm) && state.bin().contains(*rect))
             .ok_or(PackError::BadRectangle { gpu })?;
@@ -686,7 +675,7 @@ impl MaxRects {
             Choice::Empty(_) => Rect::new(0, 0, w, h),
         };
         let rearranged = matches!(choice, Choice::Rearranged(_));
-        let fresh = self.free_slots.is_empty();
+        let fresh = self.slots.free().is_empty();
         let slot = self.take_slot(gpu, demand);
         if rearranged {
             self.adopt_arrangement(gpu, Pod::new(rect, slot, demand));
@@ -695,7 +684,7 @@ impl MaxRects {
         }
         self.version += 1;
         self.invariants(gpu);
-        let id = PlacementId::new(slot, self.slots[slot as usize].generation);
+        let id = self.slots.id(slot);
         if let Some(undo) = undo {
             undo.push(Undo { slot, fresh, before, free });
         }
@@ -711,11 +700,8 @@ impl MaxRects {
         out: &mut Vec<Placed>,
         allowed: impl Fn(&[Placed], GpuId) -> bool,
     ) -> Result<(), PackError> {
-        let order: Vec<usize> = {
-            let mut order: Vec<usize> = (0..demands.len()).collect();
-            order.sort_by_key(|index| Reverse((area(&demands[*index]), long_side(&demands[*index]))));
-            order
-        };
+        let mut order: Vec<usize> = (0..demands.len()).collect();
+        order.sort_by_key(|index| Reverse(self.weight(&demands[*index])));
         let (start, version) = (out.len(), self.version);
         let mut undo = Vec::with_capacity(demands.len());
         for index in &order {
@@ -735,33 +721,24 @@ impl MaxRects {
                 }
             }
         }
-        // Answers in the order of the demands, with the rectangles as they are after all re-arrangements.
-        let mut answers: Vec<(usize, Placed)> = order.into_iter().zip(out.drain(start..)).collect();
-        answers.sort_by_key(|(index, _)| *index);
-        for (_, mut placed) in answers {
+        // The rectangles are those after all re-arrangements.
+        for placed in &mut out[start..] {
             if let Some(now) = self.placement(placed.placement.id) {
                 placed.placement = now;
             }
-            out.push(placed);
         }
+        in_order_of_demands(&order, &mut out[start..]);
         Ok(())
     }
 
     /// As if the placement had never been made: its id will be given again.
     fn take_back(&mut self, step: Undo) {
         let slot = step.slot;
-        let gpu = self.slots[slot as usize].gpu;
+        let gpu = self.slots.gpu(slot);
         if let Some(index) = self.index_of(gpu, slot) {
             self.vacate(gpu, index);
         }
-        if step.fresh {
-            // The steps are taken back youngest first, so it is the last of the table.
-            self.slots.pop();
-            self.extras.pop();
-        } else {
-            self.slots[slot as usize].gpu = NOWHERE;
-            self.free_slots.push(slot);
-        }
+        self.slots.take_back(slot, step.fresh);
         if let Some(before) = step.before {
             self.unlink(gpu);
             let pods = &mut self.gpus[gpu as usize].pods;
@@ -783,18 +760,16 @@ impl MaxRects {
 
     #[inline]
     fn take_slot(&mut self, gpu: u32, demand: &Demand) -> u32 {
-        let slot = self.free_slots.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, gpu });
+        let slot = self.slots.take(gpu);
+        if slot as usize == self.extras.len() {
             self.extras.push(Extra::default());
-            u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
-        });
-        self.fill_slot(slot, gpu, demand);
+        }
+        self.fill_slot(slot, demand);
         slot
     }
 
     #[inline]
-    fn fill_slot(&mut self, slot: u32, gpu: u32, demand: &Demand) {
-        self.slots[slot as usize].gpu = gpu;
+    fn fill_slot(&mut self, slot: u32, demand: &Demand) {
         self.extras[slot as usize] = Extra {
             memory: demand.memory.get(),
             apart: demand.apart.unwrap_or_default(),
@@ -963,19 +938,12 @@ impl MaxRects {
         }
     }
 
-    fn live_slot(&self, id: PlacementId) -> Result<Slot, PackError> {
-        let slot = self.slots.get(id.index());
-        slot.filter(|slot| slot.generation == id.generation() && slot.gpu != NOWHERE)
-            .copied()
-            .ok_or(PackError::UnknownPlacement { id })
-    }
-
     fn apart(&self, pod: Pod) -> Option<u32> {
         (pod.has & Pod::APART != 0).then(|| self.extras[pod.slot as usize].apart)
     }
 
     fn placement_of(&self, pod: Pod) -> Placement {
-        let (slot, extra) = (self.slots[pod.slot as usize], self.extras[pod.slot as usize]);
+        let extra = self.extras[pod.slot as usize];
         let rectangle = pod.rect.public();
         let mut demand = Demand::new(rectangle.quota, rectangle.sm)
             .with_memory(Bytes(extra.memory))
@@ -983,16 +951,7 @@ impl MaxRects {
         demand.sm_limit = (!pod.sm_limit.is_zero()).then_some(pod.sm_limit);
         demand.apart = self.apart(pod);
         demand.function = (pod.has & Pod::FUNCTION != 0).then_some(FunctionId(extra.function));
-        Placement::new(PlacementId::new(pod.slot, slot.generation), GpuId(slot.gpu), rectangle, demand)
-    }
-
-    fn status(&self, id: GpuId, gpu: &Gpu) -> GpuStatus {
-        let mut status = GpuStatus::new(id, gpu.spec());
-        status.cordoned = gpu.cordoned;
-        status.placements = u32::try_from(gpu.pods.len()).unwrap_or(u32::MAX);
-        status.memory_used = Bytes(gpu.memory_used);
-        status.area_used = u64::from(gpu.area_used);
-        status
+        Placement::new(self.slots.id(pod.slot), GpuId(self.slots.gpu(pod.slot)), rectangle, demand)
     }
 
     /// What must hold of a GPU after every change. Debug builds only.
@@ -1008,7 +967,7 @@ impl MaxRects {
             memory += self.extras[pod.slot as usize].memory;
             assert!(state.bin().contains(pod.rect), "a placement lies inside its GPU");
             assert!(!pods[..i].iter().any(|other| other.rect.meets(pod.rect)), "no two placements overlap");
-            assert_eq!(self.slots[pod.slot as usize].gpu, gpu, "a slot knows its GPU");
+            assert_eq!(self.slots.gpu(pod.slot), gpu, "a slot knows its GPU");
         }
         assert_eq!((area, memory), (state.area_used, state.memory_used), "the ledgers are the sums");
         assert!(memory <= state.memory, "memory is never passed");
@@ -1025,30 +984,8 @@ impl MaxRects {
 
 impl Packer for MaxRects {
     fn add_gpu(&mut self, gpu: GpuId, spec: GpuSpec) -> Result<(), PackError> {
-        if gpu.0 >= MAX_GPUS {
-            return Err(PackError::GpuIdTooLarge { gpu, last: GpuId(MAX_GPUS - 1) });
-        }
-        if self.find(gpu).is_some() {
-            return Err(PackError::GpuExists { gpu });
-        }
-        if spec.quota.is_zero() {
-            return Err(PackError::ZeroSize { field: "quota" });
-        }
-        if spec.sm.is_zero() {
-            return Err(PackError::ZeroSize { field: "sm" });
-        }
-        if self.gpus.len() <= gpu.index() {
-            self.gpus.resize(gpu.index() + 1, Gpu::default());
-            if self.config.rearrange_gpus > 0 {
-                self.areas.reserve(self.gpus.len());
-            }
-        }
-        match self.specs.iter_mut().find(|(known, _)| *known == spec) {
-            Some((_, count)) => *count += 1,
-            None => self.specs.push((spec, 1)),
-        }
-        let state = &mut self.gpus[gpu.index()];
-        *state = Gpu {
+        self.gpus.check_new(gpu, spec, MAX_GPUS)?;
+        let state = Gpu {
             width: spec.quota.get(),
             height: spec.sm.get(),
             present: true,
@@ -1056,36 +993,101 @@ impl Packer for MaxRects {
             memory: spec.memory.get(),
             ..Gpu::default()
         };
-        let bin = state.bin();
-        self.free.set_few(&mut state.free, &[bin]);
+        self.gpus.insert(gpu, state);
+        if self.config.rearrange_gpus > 0 {
+            self.areas.reserve(self.gpus.len());
+        }
+        self.free.set_few(&mut self.gpus[gpu.index()].free, &[state.bin()]);
         self.link(gpu.0);
         self.version += 1;
         Ok(())
     }
 
     fn remove_gpu(&mut self, gpu: GpuId) -> Result<(), PackError> {
-        let state = *self.known(gpu)?;
-        if state.is_open() {
-            let placements = u32::try_from(state.pods.len()).unwrap_or(u32::MAX);
-            return Err(PackError::GpuInUse { gpu, placements });
-        }
+        self.gpus.check_removal(gpu)?;
         self.unlink(gpu.0);
-        if let Some(position) = self.specs.iter().position(|(spec, _)| *spec == state.spec()) {
-            self.specs[position].1 -= 1;
-            if self.specs[position].1 == 0 {
-                self.specs.swap_remove(position);
-            }
-        }
         let state = &mut self.gpus[gpu.index()];
         self.free.set_few(&mut state.free, &[]);
         self.pods.set_few(&mut state.pods, &[]);
-        *state = Gpu::default();
+        self.gpus.remove(gpu);
         self.version += 1;
         Ok(())
     }
 
+    fn place_where(&mut self, demand: &Demand, allowed: &dyn Fn(GpuId) -> bool) -> Result<Placed, PackError> {
+        self.place_filtered(demand, &|gpu| allowed(gpu), None)
+    }
+
+    /// Apart from the above, since asking nobody is faster.
+    fn place(&mut self, demand: &Demand) -> Result<Placed, PackError> {
+        self.place_filtered(demand, &|_| true, None)
+    }
+
+    /// Area, then the longer side.
+    fn weight(&self, demand: &Demand) -> u64 {
+        let long_side = demand.quota.get().max(demand.sm.get());
+        u64::from(area(demand)) << 16 | u64::from(long_side)
+    }
+
+    fn place_set(
+        &mut self,
+        demands: &[Demand],
+        allowed: &dyn Fn(&[Placed], GpuId) -> bool,
+        out: &mut Vec<Placed>,
+    ) -> Result<(), PackError> {
+        self.transaction(demands, out, allowed)
+    }
+
+    fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {
+        // Asked for now, this comes in the time that the GPU takes to come.
+        core::hint::black_box(self.extras.get(id.index()).map(|extra| extra.memory));
+        let gpu = self.slots.find(id)?;
+        let index = self.index_of(gpu, id.slot()).ok_or(PackError::UnknownPlacement { id })?;
+        let pod = self.vacate(gpu, index);
+        let placement = self.placement_of(pod);
+        self.slots.release(id.slot());
+        self.version += 1;
+        self.invariants(gpu);
+        Ok(placement)
+    }
+
+    fn placement(&self, id: PlacementId) -> Option<Placement> {
+        let gpu = self.slots.find(id).ok()?;
+        let pods = self.pods.get_few(&self.gpus[gpu as usize].pods);
+        pods.iter().find(|pod| pod.slot == id.slot()).map(|pod| self.placement_of(*pod))
+    }
+
+    fn placements(&self, visit: &mut dyn FnMut(&Placement)) {
+        for (id, _) in self.gpus.present() {
+            self.placements_on(id, visit);
+        }
+    }
+
+    fn placements_on(&self, gpu: GpuId, visit: &mut dyn FnMut(&Placement)) {
+        let pods = self.gpus.find(gpu).map(|gpu| self.pods.get_few(&gpu.pods)).unwrap_or_default();
+        for pod in pods {
+            visit(&self.placement_of(*pod));
+        }
+    }
+
+    fn gpus(&self, visit: &mut dyn FnMut(&GpuStatus)) {
+        for (id, gpu) in self.gpus.present() {
+            visit(&gpu.status(id, gpu.area_used.into()));
+        }
+    }
+
+    fn gpu(&self, gpu: GpuId) -> Option<GpuStatus> {
+        self.gpus.find(gpu).map(|state| state.status(gpu, state.area_used.into()))
+    }
+}
+
+impl PackerExt for MaxRects {
+    fn version(&self) -> u64 {
+        self.version
+    }
+
     fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError> {
-        if self.known(gpu)?.cordoned != cordoned {
+        if self.gpus.known(gpu)?.cordoned != cordoned {
             // One of the two does nothing: a cordoned GPU is not in the index.
             self.unlink(gpu.0);
             self.gpus[gpu.index()].cordoned = cordoned;
@@ -1108,14 +1110,6 @@ impl Packer for MaxRects {
         self.choose_empty(demand, &|_| true).map(GpuId)
     }
 
-    fn place(&mut self, demand: &Demand) -> Result<Placed, PackError> {
-        self.place_filtered(demand, &|_| true, None)
-    }
-
-    fn place_where(&mut self, demand: &Demand, allowed: &dyn Fn(GpuId) -> bool) -> Result<Placed, PackError> {
-        self.place_filtered(demand, &|gpu| allowed(gpu), None)
-    }
-
     fn place_at(&mut self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Placement, PackError> {
         let rect = self.check_place_at(gpu, at, demand)?;
         let slot = self.take_slot(gpu.0, demand);
@@ -1126,231 +1120,56 @@ impl Packer for MaxRects {
         Ok(self.placement_of(pod))
     }
 
-    fn place_all(&mut self, demands: &[Demand], out: &mut Vec<Placed>) -> Result<(), PackError> {
-        self.transaction(demands, out, |_, _| true)
-    }
-
-    fn place_gang(&mut self, demands: &[Demand], out: &mut Vec<Placed>) -> Result<(), PackError> {
-        self.transaction(demands, out, |taken, gpu| taken.iter().all(|placed| placed.placement.gpu != gpu))
-    }
-
-    fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {
-        // Asked for now, this comes in the time that the GPU takes to come.
-        core::hint::black_box(self.extras.get(id.index()).map(|extra| extra.memory));
-        let gpu = self.live_slot(id)?.gpu;
-        let index = self.index_of(gpu, id.slot()).ok_or(PackError::UnknownPlacement { id })?;
-        let pod = self.vacate(gpu, index);
-        let placement = self.placement_of(pod);
-        let entry = &mut self.slots[id.index()];
-        (entry.gpu, entry.generation) = (NOWHERE, entry.generation.wrapping_add(1));
-        self.free_slots.push(id.slot());
-        self.version += 1;
-        self.invariants(gpu);
-        Ok(placement)
-    }
-
-    fn placement(&self, id: PlacementId) -> Option<Placement> {
-        let slot = self.live_slot(id).ok()?;
-        let pods = self.pods.get_few(&self.gpus[slot.gpu as usize].pods);
-        pods.iter().find(|pod| pod.slot == id.slot()).map(|pod| self.placement_of(*pod))
-    }
-
-    fn placements(&self, visit: &mut dyn FnMut(&Placement)) {
-        for (id, _) in self.present() {
-            self.placements_on(id, visit);
-        }
-    }
-
-    fn placements_on(&self, gpu: GpuId, visit: &mut dyn FnMut(&Placement)) {
-        let pods = self.find(gpu).map(|gpu| self.pods.get_few(&gpu.pods)).unwrap_or_default();
-        for pod in pods {
-            visit(&self.placement_of(*pod));
-        }
-    }
-
-    fn gpus(&self, visit: &mut dyn FnMut(&GpuStatus)) {
-        for (id, gpu) in self.present() {
-            visit(&self.status(id, gpu));
-        }
-    }
-
-    fn gpu(&self, gpu: GpuId) -> Option<GpuStatus> {
-        self.find(gpu).map(|state| self.status(gpu, state))
-    }
-
-    fn version(&self) -> u64 {
-        self.version
-    }
-
-    fn plan_repack(&self, max_moves: usize) -> RepackPlan {
-        let mut trial = self.clone();
-        let mut moved = Vec::new();
-        let mut candidates: Vec<(u32, GpuId)> =
-            self.present().filter(|(_, gpu)| gpu.is_open()).map(|(id, gpu)| (gpu.area_used, id)).collect();
-        candidates.sort_unstable();
-        let mut emptied = Vec::new();
-        for (_, gpu) in candidates {
-            let pods = trial.pods.get_few(&trial.gpus[gpu.index()].pods);
-            // A GPU that took in others was filled by this plan; emptying it again would move those twice.
-            let filled = pods
-                .iter()
-                .any(|pod| moved.iter().any(|(_, new): &(PlacementId, PlacementId)| new.slot() == pod.slot));
-            if filled || moved.len() + pods.len() > max_moves {
-                continue;
-            }
-            if trial.move_off(gpu, true, &mut moved) {
-                emptied.push(gpu);
-            }
-        }
-        self.plan_of(&trial, &moved, emptied, Vec::new())
-    }
-
-    fn plan_drain(&self, gpu: GpuId) -> Result<RepackPlan, PackError> {
-        self.known(gpu)?;
-        let mut trial = self.clone();
-        let (mut moved, mut stuck) = (Vec::new(), Vec::new());
-        let mut pods: Vec<Placement> = Vec::new();
-        self.placements_on(gpu, &mut |placement| pods.push(*placement));
-        pods.sort_by_key(|placement| Reverse(area(&placement.demand)));
-        for placement in pods {
-            match trial.place_filtered(&placement.demand, &|other| other != gpu, None) {
-                Ok(placed) => {
-                    moved.push((placement.id, placed.placement.id));
-                    trial.release(placement.id)?;
+    fn set_held(&mut self, held: &BTreeMap<GpuId, Vec<Placement>>) -> Result<(), PackError> {
+        check_held(&self.gpus, &self.slots, held)?;
+        let mut lists: Vec<(GpuId, Vec<Pod>)> = Vec::new();
+        for (gpu, placements) in held {
+            let state = self.gpus.known(*gpu)?;
+            let (mut pods, mut memory): (Vec<Pod>, u64) = (Vec::new(), 0);
+            for Placement { id, rectangle, .. } in placements {
+                let unknown = PackError::UnknownPlacement { id: *id };
+                let now = self.slots.gpu(id.slot());
+                let index = self.index_of(now, id.slot()).ok_or(unknown)?;
+                let old = self.pods.get_few(&self.gpus[now as usize].pods)[index];
+                let rect = Rect::from_public(*rectangle)
+                    .filter(|rect| rect.size() == old.rect.size() && state.bin().contains(*rect))
+                    .ok_or(PackError::BadRectangle { gpu: *gpu })?;
+                let group = self.apart(old);
+                let clash = |other: &Pod| {
+                    other.rect.meets(rect) || (group.is_some() && group == self.apart(*other))
+                };
+                if pods.iter().any(clash) {
+                    return Err(PackError::Occupied { gpu: *gpu });
                 }
-                Err(_) => stuck.push(placement.id),
-            }
-        }
-        let emptied = if stuck.is_empty() { vec![gpu] } else { Vec::new() };
-        Ok(self.plan_of(&trial, &moved, emptied, stuck))
-    }
-
-    fn apply(&mut self, plan: &RepackPlan) -> Result<(), PackError> {
-        let stale = PackError::StalePlan { planned: plan.version, current: self.version };
-        if plan.version != self.version {
-            return Err(stale);
-        }
-        // Build the new lists of the GPUs concerned aside; take them over only when every one is sound.
-        let mut lists: Vec<(u32, Vec<Pod>)> = Vec::new();
-        for change in &plan.changes {
-            for gpu in [change.from_gpu, change.to_gpu] {
-                let state = self.find(gpu).ok_or_else(|| stale.clone())?;
-                if !lists.iter().any(|(id, _)| *id == gpu.0) {
-                    lists.push((gpu.0, self.pods.get_few(&state.pods).to_vec()));
-                }
-            }
-        }
-        lists.sort_unstable_by_key(|(gpu, _)| *gpu);
-        let list = |lists: &mut Vec<(u32, Vec<Pod>)>, gpu: GpuId| {
-            lists.iter().position(|(id, _)| *id == gpu.0).unwrap_or_default()
-        };
-        let mut moved: Vec<Pod> = Vec::new();
-        for change in &plan.changes {
-            let at = list(&mut lists, change.from_gpu);
-            let pods = &mut lists[at].1;
-            let position = pods.iter().position(|pod| {
-                pod.slot == change.id.slot()
-                    && pod.rect.public() == change.from
-                    && self.slots[pod.slot as usize].generation == change.id.generation()
-            });
-            moved.push(pods.remove(position.ok_or_else(|| stale.clone())?));
-        }
-        for (change, pod) in plan.changes.iter().zip(moved) {
-            // The placement has the size of `from`, where it was found.
-            let rect = Rect::from_public(change.to)
-                .filter(|_| (change.to.quota, change.to.sm) == (change.from.quota, change.from.sm))
-                .ok_or_else(|| stale.clone())?;
-            let at = list(&mut lists, change.to_gpu);
-            lists[at].1.push(Pod { rect, ..pod });
-        }
-        for (gpu, pods) in &lists {
-            let state = &self.gpus[*gpu as usize];
-            let mut memory = 0u64;
-            for (i, pod) in pods.iter().enumerate() {
-                memory = memory.saturating_add(self.extras[pod.slot as usize].memory);
-                let clash = pods[..i].iter().any(|other| {
-                    let group = self.apart(*other);
-                    other.rect.meets(pod.rect) || (group.is_some() && group == self.apart(*pod))
-                });
-                if clash || !state.bin().contains(pod.rect) {
-                    return Err(stale);
-                }
+                memory = memory.saturating_add(self.extras[id.index()].memory);
+                pods.push(Pod { rect, ..old });
             }
             if memory > state.memory {
-                return Err(stale);
+                return Err(PackError::Memory { memory: Bytes(memory) });
             }
+            lists.push((*gpu, pods));
         }
-        for (gpu, pods) in &lists {
-            self.unlink(*gpu);
-            let state = &mut self.gpus[*gpu as usize];
+        for (gpu, pods) in lists {
+            self.unlink(gpu.0);
+            let state = &mut self.gpus[gpu.index()];
             self.open -= u32::from(state.is_open());
-            self.pods.set_few(&mut state.pods, pods);
+            self.pods.set_few(&mut state.pods, &pods);
             state.area_used = pods.iter().map(|pod| pod.rect.area()).sum();
             state.memory_used = pods.iter().map(|pod| self.extras[pod.slot as usize].memory).sum();
             self.open += u32::from(state.is_open());
-            for pod in pods {
-                self.slots[pod.slot as usize].gpu = *gpu;
+            for pod in &pods {
+                self.slots.hold(pod.slot, gpu.0);
             }
-            self.rebuild_free(*gpu);
-            self.link(*gpu);
-            self.invariants(*gpu);
+            self.rebuild_free(gpu.0);
+            self.link(gpu.0);
+            self.invariants(gpu.0);
         }
         self.version += 1;
         Ok(())
     }
-}
 
-// Planning.
-impl MaxRects {
-    /// Moves every placement of `gpu` to other open GPUs, or none. `moved` gets (old id, id in this trial).
-    fn move_off(&mut self, gpu: GpuId, open_only: bool, moved: &mut Vec<(PlacementId, PlacementId)>) -> bool {
-        let mut placements = Vec::new();
-        self.placements_on(gpu, &mut |placement| placements.push(*placement));
-        let demands: Vec<Demand> = placements.iter().map(|placement| placement.demand).collect();
-        let open: Vec<bool> = self.gpus.iter().map(Gpu::is_open).collect();
-        let mut out = Vec::new();
-        let placed = self.transaction(&demands, &mut out, |_, candidate| {
-            candidate != gpu && (!open_only || open[candidate.index()])
-        });
-        if placed.is_err() {
-            return false;
-        }
-        for (placement, placed) in placements.iter().zip(&out) {
-            moved.push((placement.id, placed.placement.id));
-            if self.release(placement.id).is_err() {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// The plan that turns this packer into `trial`, where `moved` names placements that got another id there.
-    fn plan_of(
-        &self,
-        trial: &Self,
-        moved: &[(PlacementId, PlacementId)],
-        emptied: Vec<GpuId>,
-        stuck: Vec<PlacementId>,
-    ) -> RepackPlan {
-        let mut plan = RepackPlan::default();
-        (plan.version, plan.emptied, plan.stuck) = (self.version, emptied, stuck);
-        plan.emptied.sort_unstable();
-        self.placements(&mut |old| {
-            let id = moved.iter().find(|(from, _)| *from == old.id).map_or(old.id, |(_, to)| *to);
-            if let Some(new) = trial.placement(id)
-                && (new.gpu, new.rectangle) != (old.gpu, old.rectangle)
-            {
-                plan.changes.push(RepackChange {
-                    id: old.id,
-                    from_gpu: old.gpu,
-                    from: old.rectangle,
-                    to_gpu: new.gpu,
-                    to: new.rectangle,
-                });
-            }
-        });
-        plan.changes.sort_unstable_by_key(|change| change.id);
-        plan
+    fn trial(&self) -> Box<dyn PackerExt> {
+        Box::new(self.clone())
     }
 }
 
@@ -1360,8 +1179,4 @@ fn same_size(rects: &[Rect], size: Rect) -> bool {
 
 fn area(demand: &Demand) -> u32 {
     u32::from(demand.quota.get()) * u32::from(demand.sm.get())
-}
-
-fn long_side(demand: &Demand) -> u16 {
-    demand.quota.get().max(demand.sm.get())
 }

@@ -63,6 +63,7 @@ mod index;
 mod list;
 mod max_rects;
 pub mod picture;
+pub(crate) mod pool;
 mod rearrange;
 pub(crate) mod runs;
 pub(crate) mod sets;

@@ -1,15 +1,14 @@
 //! The placement engine. See the [module documentation](super).
 
-use core::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use gshare_core::pack::{
-    Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement, Rectangle, RepackChange, RepackPlan,
-    Workload,
+    self, Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement, Rectangle, Workload,
 };
 use gshare_core::{Bytes, FunctionId, GpuId, PlacementId, Quota, SmShare};
 
 use super::grid::{Free, Grid, MAX_GPUS, Need, Weights};
+use crate::pack::pool::{Gpus, PoolGpu, Slots, check_held};
 use crate::pack::runs::{Run, Runs};
 use crate::pack::sets::Sets;
 
@@ -94,15 +93,30 @@ struct Gpu {
     pods: Run,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Slot {
-    generation: u32,
-    /// `NOWHERE` while the slot is free.
-    gpu: u32,
-    demand: Demand,
+impl PoolGpu for Gpu {
+    fn is_present(&self) -> bool {
+        self.present
+    }
+
+    fn spec(&self) -> GpuSpec {
+        let quota = Quota::new(self.quota).unwrap_or(Quota::WHOLE);
+        let sm = SmShare::new(self.sm).unwrap_or(SmShare::WHOLE);
+        GpuSpec::new(Bytes(self.memory)).with_size(quota, sm)
+    }
+
+    fn is_cordoned(&self) -> bool {
+        self.cordoned
+    }
+
+    fn placements(&self) -> usize {
+        self.pods.len()
+    }
+
+    fn memory_used(&self) -> u64 {
+        self.memory_used
+    }
 }
 
-const NOWHERE: u32 = u32::MAX;
 /// Set of GPUs without placements, smallest first.
 const EMPTY: usize = 0;
 /// Set of GPUs with placements, by free memory. Kept from the first large model on.
@@ -132,15 +146,15 @@ const BY_MEMORY: usize = 1;
 pub struct DiluPacker {
     config: DiluConfig,
     version: u64,
-    gpus: Vec<Gpu>,
+    gpus: Gpus<Gpu>,
     pods: Runs<u32>,
-    slots: Vec<Slot>,
-    free_slots: Vec<u32>,
+    slots: Slots,
+    /// By slot.
+    demands: Vec<Demand>,
     grid: Grid,
     orders: Sets,
     has_by_memory: bool,
     largest: (u32, u64),
-    specs: Vec<(GpuSpec, u32)>,
     open: u32,
     /// Slots of each function's placements, for affinity.
     functions: BTreeMap<FunctionId, Vec<u32>>,
@@ -157,15 +171,14 @@ impl DiluPacker {
         Ok(Self {
             config,
             version: 0,
-            gpus: Vec::new(),
+            gpus: Gpus::new(),
             pods: Runs::new(),
-            slots: Vec::new(),
-            free_slots: Vec::new(),
+            slots: Slots::default(),
+            demands: Vec::new(),
             grid: Grid::new(weights, config.gamma_bp, 10_000, 0),
             orders: Sets::new(2),
             has_by_memory: false,
             largest: (10_000, 0),
-            specs: Vec::new(),
             open: 0,
             functions: BTreeMap::new(),
         })
@@ -178,10 +191,10 @@ impl DiluPacker {
 
     /// Bytes of heap held, without the lists of functions. For reports.
     pub fn memory_bytes(&self) -> usize {
-        self.gpus.capacity() * size_of::<Gpu>()
+        self.gpus.bytes()
             + self.pods.bytes()
-            + self.slots.capacity() * size_of::<Slot>()
-            + self.free_slots.capacity() * size_of::<u32>()
+            + self.slots.bytes()
+            + self.demands.capacity() * size_of::<Demand>()
             + self.grid.bytes()
             + self.orders.bytes()
     }
@@ -228,41 +241,36 @@ impl DiluPacker {
 
 // Choosing.
 impl DiluPacker {
-    fn find(&self, gpu: GpuId) -> Option<&Gpu> {
-        self.gpus.get(gpu.index()).filter(|gpu| gpu.present)
-    }
-
-    fn known(&self, gpu: GpuId) -> Result<&Gpu, PackError> {
-        self.find(gpu).ok_or(PackError::UnknownGpu { gpu })
-    }
-
-    fn present(&self) -> impl Iterator<Item = (GpuId, &Gpu)> {
-        (0..).map(GpuId).zip(&self.gpus).filter(|(_, gpu)| gpu.present)
-    }
-
     /// The GPUs that are open and not cordoned.
     fn indexed(&self) -> impl Iterator<Item = u32> {
-        let open = self.present().filter(|(_, gpu)| !gpu.cordoned && gpu.pods.len() > 0);
+        let open = self.gpus.present().filter(|(_, gpu)| !gpu.cordoned && gpu.pods.len() > 0);
         open.map(|(id, _)| id.0)
     }
 
     fn free(&self, gpu: u32) -> Free {
         let state = &self.gpus[gpu as usize];
-        let sm = u32::from(state.sm);
-        let most_limit = u64::from(sm) * u64::from(self.config.gamma_bp) / 10_000;
+        let free = self.free_when_empty(gpu);
         Free {
-            request: sm * u32::from(self.config.omega_bp) / 10_000 - state.request_used,
-            limit: u32::try_from(most_limit).unwrap_or(u32::MAX) - state.limit_used,
-            memory: state.memory - state.memory_used,
-            sm,
-            capacity: state.memory,
+            request: free.request - state.request_used,
+            limit: free.limit - state.limit_used,
+            memory: free.memory - state.memory_used,
+            ..free
         }
+    }
+
+    fn free_when_empty(&self, gpu: u32) -> Free {
+        let Gpu { sm, memory, .. } = self.gpus[gpu as usize];
+        let sm = u32::from(sm);
+        let most_limit = u64::from(sm) * u64::from(self.config.gamma_bp) / 10_000;
+        let request = sm * u32::from(self.config.omega_bp) / 10_000;
+        let limit = u32::try_from(most_limit).unwrap_or(u32::MAX);
+        Free { request, limit, memory, sm, capacity: memory }
     }
 
     fn keeps_apart(&self, gpu: u32, demand: &Demand) -> bool {
         let Some(group) = demand.apart else { return true };
         let mut pods = self.pods.get(self.gpus[gpu as usize].pods).iter();
-        pods.all(|slot| self.slots[*slot as usize].demand.apart != Some(group))
+        pods.all(|slot| self.demands[*slot as usize].apart != Some(group))
     }
 
     fn choose(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Result<u32, PackError> {
@@ -316,18 +324,18 @@ impl DiluPacker {
     /// The best of the GPUs that host another worker of a training job with which this function shares a GPU already.
     fn best_affine(&self, demand: &Demand, need: Need, accept: &impl Fn(u32) -> bool) -> Option<u32> {
         let own = self.functions.get(&demand.function?)?;
-        let hosts = |gpu: u32| own.iter().any(|slot| self.slots[*slot as usize].gpu == gpu);
+        let hosts = |gpu: u32| own.iter().any(|slot| self.slots.gpu(*slot) == gpu);
         let weights = Weights { alpha: self.config.alpha_bp, beta: self.config.beta_bp };
         let mut best: Option<(u64, u32)> = None;
         for slot in own {
-            let gpu = self.slots[*slot as usize].gpu;
+            let gpu = self.slots.gpu(*slot);
             for neighbour in self.pods.get(self.gpus[gpu as usize].pods) {
-                let neighbour = &self.slots[*neighbour as usize].demand;
+                let neighbour = &self.demands[*neighbour as usize];
                 let (Workload::Training, Some(job)) = (neighbour.workload, neighbour.function) else {
                     continue;
                 };
                 for worker in self.functions.get(&job).into_iter().flatten() {
-                    let gpu = self.slots[*worker as usize].gpu;
+                    let gpu = self.slots.gpu(*worker);
                     let free = self.free(gpu);
                     let key = (weights.score(&free), gpu);
                     if best.is_none_or(|best| key < best)
@@ -346,7 +354,7 @@ impl DiluPacker {
 
     fn why_not(&self, demand: &Demand, need: Need, allowed: &impl Fn(GpuId) -> bool) -> PackError {
         let Demand { quota, sm, memory, .. } = *demand;
-        let ever = self.specs.iter().any(|(spec, _)| {
+        let ever = self.gpus.any_size(|spec| {
             let whole = u64::from(spec.sm.get());
             let request = whole * u64::from(self.config.omega_bp) / 10_000;
             let limit = whole * u64::from(self.config.gamma_bp) / 10_000;
@@ -356,7 +364,7 @@ impl DiluPacker {
             return PackError::NeverFits { quota, sm, memory };
         }
         let without_memory = Need { memory: 0, ..need };
-        let room = self.present().any(|(id, gpu)| {
+        let room = self.gpus.present().any(|(id, gpu)| {
             !gpu.cordoned
                 && allowed(id)
                 && self.free(id.0).holds(without_memory)
@@ -369,17 +377,11 @@ impl DiluPacker {
 // Changing.
 impl DiluPacker {
     fn commit(&mut self, gpu: u32, demand: Demand) -> Placed {
-        let slot = match self.free_slots.pop() {
-            Some(slot) => {
-                let entry = &mut self.slots[slot as usize];
-                (entry.gpu, entry.demand) = (gpu, demand);
-                slot
-            }
-            None => {
-                self.slots.push(Slot { generation: 0, gpu, demand });
-                u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
-            }
-        };
+        let slot = self.slots.take(gpu);
+        match self.demands.get_mut(slot as usize) {
+            Some(entry) => *entry = demand,
+            None => self.demands.push(demand),
+        }
         self.attach(gpu, slot);
         self.version += 1;
         self.invariants(gpu);
@@ -387,7 +389,7 @@ impl DiluPacker {
     }
 
     fn attach(&mut self, gpu: u32, slot: u32) {
-        let demand = self.slots[slot as usize].demand;
+        let demand = self.demands[slot as usize];
         if demand.workload == Workload::LargeModel && !self.has_by_memory {
             self.has_by_memory = true;
             let keys: Vec<u64> = self.indexed().map(|gpu| memory_key(&self.free(gpu), gpu)).collect();
@@ -411,7 +413,7 @@ impl DiluPacker {
 
     fn detach(&mut self, gpu: u32, slot: u32) {
         self.unlink(gpu);
-        let demand = self.slots[slot as usize].demand;
+        let demand = self.demands[slot as usize];
         let need = need(&demand);
         let state = &mut self.gpus[gpu as usize];
         if let Some(index) = self.pods.get(state.pods).iter().position(|held| *held == slot) {
@@ -469,74 +471,17 @@ impl DiluPacker {
         }
     }
 
-    /// Places all or none, in the order given.
-    fn transaction(
-        &mut self,
-        demands: &[Demand],
-        order: &[usize],
-        out: &mut Vec<Placed>,
-        allowed: impl Fn(&[Placed], GpuId) -> bool,
-    ) -> Result<(), PackError> {
-        let (start, version) = (out.len(), self.version);
-        let slots = self.slots.len();
-        for index in order {
-            let chosen = {
-                let taken = &out[start..];
-                self.choose(&demands[*index], &|gpu| allowed(taken, gpu))
-            };
-            match chosen {
-                Ok(gpu) => {
-                    let placed = self.commit(gpu, demands[*index]);
-                    out.push(placed);
-                }
-                Err(reason) => {
-                    for placed in out.drain(start..).rev() {
-                        let slot = placed.placement.id.slot();
-                        self.detach(placed.placement.gpu.0, slot);
-                        self.slots[slot as usize].gpu = NOWHERE;
-                        // Youngest first, so the free slots come back in their order.
-                        if (slot as usize) < slots {
-                            self.free_slots.push(slot);
-                        }
-                    }
-                    self.slots.truncate(slots);
-                    self.version = version;
-                    return Err(PackError::Batch { index: *index, reason: Box::new(reason) });
-                }
-            }
-        }
-        let mut answers: Vec<(usize, Placed)> = order.iter().copied().zip(out.drain(start..)).collect();
-        answers.sort_by_key(|(index, _)| *index);
-        out.extend(answers.into_iter().map(|(_, placed)| placed));
-        Ok(())
-    }
-
-    fn live_slot(&self, id: PlacementId) -> Result<Slot, PackError> {
-        let slot = self.slots.get(id.index());
-        slot.filter(|slot| slot.generation == id.generation() && slot.gpu != NOWHERE)
-            .copied()
-            .ok_or(PackError::UnknownPlacement { id })
-    }
-
     fn placement_of(&self, slot: u32) -> Placement {
-        let entry = &self.slots[slot as usize];
-        let id = PlacementId::new(slot, entry.generation);
-        Placement::new(id, GpuId(entry.gpu), rectangle(&entry.demand), entry.demand)
+        let (demand, gpu) = (self.demands[slot as usize], GpuId(self.slots.gpu(slot)));
+        Placement::new(self.slots.id(slot), gpu, rectangle(&demand), demand)
     }
 
     fn status(&self, id: GpuId, gpu: &Gpu) -> GpuStatus {
-        let quota = Quota::new(gpu.quota).unwrap_or(Quota::WHOLE);
-        let sm = SmShare::new(gpu.sm).unwrap_or(SmShare::WHOLE);
-        let mut status = GpuStatus::new(id, GpuSpec::new(Bytes(gpu.memory)).with_size(quota, sm));
-        status.cordoned = gpu.cordoned;
-        status.placements = u32::try_from(gpu.pods.len()).unwrap_or(u32::MAX);
-        status.memory_used = Bytes(gpu.memory_used);
         let areas = self.pods.get(gpu.pods).iter().map(|slot| {
-            let demand = &self.slots[*slot as usize].demand;
+            let demand = &self.demands[*slot as usize];
             u64::from(demand.quota.get()) * u64::from(demand.sm.get())
         });
-        status.area_used = areas.sum();
-        status
+        gpu.status(id, areas.sum())
     }
 
     /// What must hold of a GPU after every change. Debug builds only.
@@ -547,9 +492,8 @@ impl DiluPacker {
         let state = &self.gpus[gpu as usize];
         let (mut request, mut limit, mut memory) = (0, 0, 0);
         for slot in self.pods.get(state.pods) {
-            let entry = &self.slots[*slot as usize];
-            let need = need(&entry.demand);
-            assert_eq!(entry.gpu, gpu, "a slot knows its GPU");
+            let need = need(&self.demands[*slot as usize]);
+            assert_eq!(self.slots.gpu(*slot), gpu, "a slot knows its GPU");
             request += need.request;
             limit += need.limit;
             memory += need.memory;
@@ -567,61 +511,19 @@ impl DiluPacker {
         );
         assert!(u64::from(limit) * 10_000 <= sm * u64::from(self.config.gamma_bp), "limits stay below gamma");
     }
-
-    /// The plan that moves these placements off their GPUs, as far as `allowed` and the room go.
-    fn plan_moves(&self, trial: &Self, moved: &[(PlacementId, PlacementId)]) -> Vec<RepackChange> {
-        let mut changes: Vec<RepackChange> = moved
-            .iter()
-            .filter_map(|(from, to)| {
-                let (old, new) = (self.placement(*from)?, trial.placement(*to)?);
-                Some(RepackChange {
-                    id: old.id,
-                    from_gpu: old.gpu,
-                    from: old.rectangle,
-                    to_gpu: new.gpu,
-                    to: new.rectangle,
-                })
-            })
-            .collect();
-        changes.sort_unstable_by_key(|change| change.id);
-        changes
-    }
 }
 
 impl Packer for DiluPacker {
     fn add_gpu(&mut self, gpu: GpuId, spec: GpuSpec) -> Result<(), PackError> {
-        if gpu.0 >= MAX_GPUS {
-            return Err(PackError::GpuIdTooLarge { gpu, last: GpuId(MAX_GPUS - 1) });
-        }
-        if self.find(gpu).is_some() {
-            return Err(PackError::GpuExists { gpu });
-        }
-        if spec.sm.is_zero() {
-            return Err(PackError::ZeroSize { field: "sm" });
-        }
-        if spec.quota.is_zero() {
-            return Err(PackError::ZeroSize { field: "quota" });
-        }
+        self.gpus.check_new(gpu, spec, MAX_GPUS)?;
         if spec.memory.get() >> (63 - 14 - GPU_BITS + 20) != 0 {
             return Err(PackError::Config { field: "memory", bounds: "of a GPU must be below 2^48 bytes" });
         }
-        if self.gpus.len() <= gpu.index() {
-            self.gpus.resize(gpu.index() + 1, Gpu::default());
-        }
-        match self.specs.iter_mut().find(|(known, _)| *known == spec) {
-            Some((_, count)) => *count += 1,
-            None => self.specs.push((spec, 1)),
-        }
-        self.gpus[gpu.index()] = Gpu {
-            present: true,
-            quota: spec.quota.get(),
-            sm: spec.sm.get(),
-            memory: spec.memory.get(),
-            ..Gpu::default()
-        };
-        if spec.memory.get() > self.largest.1 {
+        let (quota, sm, memory) = (spec.quota.get(), spec.sm.get(), spec.memory.get());
+        self.gpus.insert(gpu, Gpu { present: true, quota, sm, memory, ..Gpu::default() });
+        if memory > self.largest.1 {
             // Columns are parts of the largest GPU, so a larger one redraws the grid.
-            self.largest.1 = spec.memory.get();
+            self.largest.1 = memory;
             let weights = Weights { alpha: self.config.alpha_bp, beta: self.config.beta_bp };
             self.grid = Grid::new(weights, self.config.gamma_bp, self.largest.0, self.largest.1);
             let indexed: Vec<u32> = self.indexed().collect();
@@ -636,28 +538,87 @@ impl Packer for DiluPacker {
     }
 
     fn remove_gpu(&mut self, gpu: GpuId) -> Result<(), PackError> {
-        let state = *self.known(gpu)?;
-        if state.pods.len() > 0 {
-            let placements = u32::try_from(state.pods.len()).unwrap_or(u32::MAX);
-            return Err(PackError::GpuInUse { gpu, placements });
-        }
+        self.gpus.check_removal(gpu)?;
         self.unlink(gpu.0);
-        let spec = self.status(gpu, &state).spec;
-        if let Some(position) = self.specs.iter().position(|(known, _)| *known == spec) {
-            self.specs[position].1 -= 1;
-            if self.specs[position].1 == 0 {
-                self.specs.swap_remove(position);
-            }
-        }
-        let state = &mut self.gpus[gpu.index()];
-        self.pods.clear(&mut state.pods);
-        *state = Gpu::default();
+        self.pods.clear(&mut self.gpus[gpu.index()].pods);
+        self.gpus.remove(gpu);
         self.version += 1;
         Ok(())
     }
 
+    fn place_where(&mut self, demand: &Demand, allowed: &dyn Fn(GpuId) -> bool) -> Result<Placed, PackError> {
+        let gpu = self.choose(demand, &|gpu| allowed(gpu))?;
+        Ok(self.commit(gpu, *demand))
+    }
+
+    /// Apart from the above, since asking nobody is faster.
+    fn place(&mut self, demand: &Demand) -> Result<Placed, PackError> {
+        let gpu = self.choose(demand, &|_| true)?;
+        Ok(self.commit(gpu, *demand))
+    }
+
+    /// The larger of the two shares of a GPU, in basis points.
+    fn weight(&self, demand: &Demand) -> u64 {
+        let share = u128::from(demand.memory.get()) * 10_000 / u128::from(self.largest.1.max(1));
+        u64::try_from(share).unwrap_or(u64::MAX).max(demand.sm.get().into())
+    }
+
+    fn place_set(
+        &mut self,
+        demands: &[Demand],
+        allowed: &dyn Fn(&[Placed], GpuId) -> bool,
+        out: &mut Vec<Placed>,
+    ) -> Result<(), PackError> {
+        let version = self.version;
+        // Plans made before a batch that failed are as good as they were.
+        pack::place_set(self, demands, allowed, out).inspect_err(|_| self.version = version)
+    }
+
+    fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {
+        let gpu = self.slots.find(id)?;
+        let placement = self.placement_of(id.slot());
+        self.detach(gpu, id.slot());
+        self.slots.release(id.slot());
+        self.version += 1;
+        self.invariants(gpu);
+        Ok(placement)
+    }
+
+    fn placement(&self, id: PlacementId) -> Option<Placement> {
+        self.slots.find(id).ok().map(|_| self.placement_of(id.slot()))
+    }
+
+    fn placements(&self, visit: &mut dyn FnMut(&Placement)) {
+        for (id, _) in self.gpus.present() {
+            self.placements_on(id, visit);
+        }
+    }
+
+    fn placements_on(&self, gpu: GpuId, visit: &mut dyn FnMut(&Placement)) {
+        let run = self.gpus.find(gpu).map(|gpu| gpu.pods).unwrap_or_default();
+        for slot in self.pods.get(run) {
+            visit(&self.placement_of(*slot));
+        }
+    }
+
+    fn gpus(&self, visit: &mut dyn FnMut(&GpuStatus)) {
+        for (id, gpu) in self.gpus.present() {
+            visit(&self.status(id, gpu));
+        }
+    }
+
+    fn gpu(&self, gpu: GpuId) -> Option<GpuStatus> {
+        self.gpus.find(gpu).map(|state| self.status(gpu, state))
+    }
+}
+
+impl PackerExt for DiluPacker {
+    fn version(&self) -> u64 {
+        self.version
+    }
+
     fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError> {
-        if self.known(gpu)?.cordoned != cordoned {
+        if self.gpus.known(gpu)?.cordoned != cordoned {
             // One of the two does nothing: a cordoned GPU is not in the index.
             self.unlink(gpu.0);
             self.gpus[gpu.index()].cordoned = cordoned;
@@ -671,20 +632,10 @@ impl Packer for DiluPacker {
         self.choose(demand, &|_| true).map(GpuId)
     }
 
-    fn place(&mut self, demand: &Demand) -> Result<Placed, PackError> {
-        let gpu = self.choose(demand, &|_| true)?;
-        Ok(self.commit(gpu, *demand))
-    }
-
-    fn place_where(&mut self, demand: &Demand, allowed: &dyn Fn(GpuId) -> bool) -> Result<Placed, PackError> {
-        let gpu = self.choose(demand, &|gpu| allowed(gpu))?;
-        Ok(self.commit(gpu, *demand))
-    }
-
     /// Sums have no offsets: those of `at` must be zero.
     fn place_at(&mut self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Placement, PackError> {
         demand.validate()?;
-        self.known(gpu)?;
+        self.gpus.known(gpu)?;
         if at != rectangle(demand) {
             return Err(PackError::BadRectangle { gpu });
         }
@@ -698,163 +649,39 @@ impl Packer for DiluPacker {
         Ok(self.commit(gpu.0, *demand).placement)
     }
 
-    fn place_all(&mut self, demands: &[Demand], out: &mut Vec<Placed>) -> Result<(), PackError> {
-        // Largest first, by the larger of the two shares of a GPU.
-        let memory = u128::from(self.largest.1.max(1));
-        let weight = |demand: &Demand| {
-            let share = u128::from(demand.memory.get()) * 10_000 / memory;
-            share.max(u128::from(demand.sm.get()))
-        };
-        let mut order: Vec<usize> = (0..demands.len()).collect();
-        order.sort_by_key(|index| Reverse(weight(&demands[*index])));
-        self.transaction(demands, &order, out, |_, _| true)
-    }
-
-    fn place_gang(&mut self, demands: &[Demand], out: &mut Vec<Placed>) -> Result<(), PackError> {
-        let order: Vec<usize> = (0..demands.len()).collect();
-        let fresh = |taken: &[Placed], gpu: GpuId| taken.iter().all(|placed| placed.placement.gpu != gpu);
-        self.transaction(demands, &order, out, fresh)
-    }
-
-    fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {
-        let slot = self.live_slot(id)?;
-        let placement = self.placement_of(id.slot());
-        self.detach(slot.gpu, id.slot());
-        let entry = &mut self.slots[id.index()];
-        (entry.gpu, entry.generation) = (NOWHERE, entry.generation.wrapping_add(1));
-        self.free_slots.push(id.slot());
+    fn set_held(&mut self, held: &BTreeMap<GpuId, Vec<Placement>>) -> Result<(), PackError> {
+        check_held(&self.gpus, &self.slots, held)?;
+        for (gpu, list) in held {
+            let (mut free, occupied) = (self.free_when_empty(gpu.0), PackError::Occupied { gpu: *gpu });
+            for (index, placement) in list.iter().enumerate() {
+                let demand = &self.demands[placement.id.index()];
+                let apart = |other: &Placement| self.demands[other.id.index()].apart;
+                let together = |other: &Placement| demand.apart.is_some() && apart(other) == demand.apart;
+                if placement.rectangle != rectangle(demand) {
+                    return Err(PackError::BadRectangle { gpu: *gpu });
+                }
+                if list[..index].iter().any(together) {
+                    return Err(occupied);
+                }
+                free = free.without(need(demand)).ok_or_else(|| occupied.clone())?;
+            }
+        }
+        for placement in held.values().flatten() {
+            self.detach(self.slots.find(placement.id)?, placement.id.slot());
+        }
+        for (gpu, list) in held {
+            for placement in list {
+                self.slots.hold(placement.id.slot(), gpu.0);
+                self.attach(gpu.0, placement.id.slot());
+            }
+            self.invariants(gpu.0);
+        }
         self.version += 1;
-        self.invariants(slot.gpu);
-        Ok(placement)
-    }
-
-    fn placement(&self, id: PlacementId) -> Option<Placement> {
-        self.live_slot(id).ok().map(|_| self.placement_of(id.slot()))
-    }
-
-    fn placements(&self, visit: &mut dyn FnMut(&Placement)) {
-        for (id, _) in self.present() {
-            self.placements_on(id, visit);
-        }
-    }
-
-    fn placements_on(&self, gpu: GpuId, visit: &mut dyn FnMut(&Placement)) {
-        let run = self.find(gpu).map(|gpu| gpu.pods).unwrap_or_default();
-        for slot in self.pods.get(run) {
-            visit(&self.placement_of(*slot));
-        }
-    }
-
-    fn gpus(&self, visit: &mut dyn FnMut(&GpuStatus)) {
-        for (id, gpu) in self.present() {
-            visit(&self.status(id, gpu));
-        }
-    }
-
-    fn gpu(&self, gpu: GpuId) -> Option<GpuStatus> {
-        self.find(gpu).map(|state| self.status(gpu, state))
-    }
-
-    fn version(&self) -> u64 {
-        self.version
-    }
-
-    fn plan_repack(&self, max_moves: usize) -> RepackPlan {
-        let mut trial = self.clone();
-        let mut moved: Vec<(PlacementId, PlacementId)> = Vec::new();
-        let mut plan = RepackPlan::default();
-        plan.version = self.version;
-        let mut candidates: Vec<(u32, GpuId)> = self
-            .present()
-            .filter(|(_, gpu)| gpu.pods.len() > 0)
-            .map(|(id, gpu)| (gpu.request_used, id))
-            .collect();
-        candidates.sort_unstable();
-        for (_, gpu) in candidates {
-            let mut held: Vec<Placement> = Vec::new();
-            trial.placements_on(gpu, &mut |placement| held.push(*placement));
-            // A GPU that took in others was filled by this plan; emptying it again would move those twice.
-            let filled = held.iter().any(|placement| moved.iter().any(|(_, new)| *new == placement.id));
-            if filled || moved.len() + held.len() > max_moves {
-                continue;
-            }
-            let demands: Vec<Demand> = held.iter().map(|placement| placement.demand).collect();
-            let mut order: Vec<usize> = (0..demands.len()).collect();
-            order.sort_by_key(|index| Reverse((demands[*index].memory, demands[*index].sm)));
-            let open: Vec<bool> = trial.gpus.iter().map(|gpu| gpu.pods.len() > 0).collect();
-            let mut out = Vec::new();
-            let elsewhere = |_: &[Placed], other: GpuId| other != gpu && open[other.index()];
-            if trial.transaction(&demands, &order, &mut out, elsewhere).is_err() {
-                continue;
-            }
-            for (old, new) in held.iter().zip(&out) {
-                moved.push((old.id, new.placement.id));
-                if trial.release(old.id).is_err() {
-                    return RepackPlan::default();
-                }
-            }
-            plan.emptied.push(gpu);
-        }
-        plan.emptied.sort_unstable();
-        plan.changes = self.plan_moves(&trial, &moved);
-        plan
-    }
-
-    fn plan_drain(&self, gpu: GpuId) -> Result<RepackPlan, PackError> {
-        self.known(gpu)?;
-        let mut trial = self.clone();
-        let mut plan = RepackPlan::default();
-        plan.version = self.version;
-        let mut held: Vec<Placement> = Vec::new();
-        self.placements_on(gpu, &mut |placement| held.push(*placement));
-        held.sort_by_key(|placement| Reverse((placement.demand.memory, placement.demand.sm)));
-        let mut moved = Vec::new();
-        for placement in held {
-            match trial.place_where(&placement.demand, &|other| other != gpu) {
-                Ok(placed) => {
-                    moved.push((placement.id, placed.placement.id));
-                    trial.release(placement.id)?;
-                }
-                Err(_) => plan.stuck.push(placement.id),
-            }
-        }
-        if plan.stuck.is_empty() {
-            plan.emptied.push(gpu);
-        }
-        plan.changes = self.plan_moves(&trial, &moved);
-        Ok(plan)
-    }
-
-    fn apply(&mut self, plan: &RepackPlan) -> Result<(), PackError> {
-        let stale = PackError::StalePlan { planned: plan.version, current: self.version };
-        if plan.version != self.version {
-            return Err(stale);
-        }
-        // Carry it out on a copy; take the copy only when every sum holds at the end.
-        let mut trial = self.clone();
-        for change in &plan.changes {
-            let slot = trial.live_slot(change.id).map_err(|_| stale.clone())?;
-            let at = rectangle(&slot.demand);
-            if slot.gpu != change.from_gpu.0 || change.from != at || change.to != at {
-                return Err(stale);
-            }
-            trial.detach(slot.gpu, change.id.slot());
-        }
-        for change in &plan.changes {
-            let demand = trial.slots[change.id.index()].demand;
-            trial.known(change.to_gpu).map_err(|_| stale.clone())?;
-            if !trial.free(change.to_gpu.0).holds(need(&demand))
-                || !trial.keeps_apart(change.to_gpu.0, &demand)
-            {
-                return Err(stale);
-            }
-            trial.slots[change.id.index()].gpu = change.to_gpu.0;
-            trial.attach(change.to_gpu.0, change.id.slot());
-            trial.invariants(change.to_gpu.0);
-        }
-        trial.version += 1;
-        *self = trial;
         Ok(())
+    }
+
+    fn trial(&self) -> Box<dyn PackerExt> {
+        Box::new(self.clone())
     }
 }
 

@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, Placed, Placement, Rectangle};
+use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, PackerExt, Placed, Placement, Rectangle};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 use gshare_sched::pack::{Cut, Heuristic, MaxRects, MaxRectsConfig, Reclaim};
 

@@ -2,7 +2,7 @@
 
 use super::pods::{self, Place, is_over, node_name};
 use super::shares;
-use gshare_core::pack::{GpuSpec, PackError, Packer as _};
+use gshare_core::pack::{GpuSpec, PackError, Packer as _, PackerExt as _};
 use gshare_core::{Bytes, GpuId, PlacementId, ResourceSpec};
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, Toleration};

@@ -2,7 +2,7 @@
 
 use super::{print_json, read_file};
 use anyhow::Context as _;
-use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, Placed, Placement, Rectangle};
+use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, PackerExt, Placed, Placement, Rectangle};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 use gshare_sched::pack::picture::{self, Diagnosis};
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
@@ -66,7 +66,7 @@ pub(super) enum Policy {
 
 impl Policy {
     /// An empty pool under this policy with its defaults.
-    pub(super) fn packer(self) -> Result<Box<dyn Packer>, PackError> {
+    pub(super) fn packer(self) -> Result<Box<dyn PackerExt>, PackError> {
         Ok(match self {
             Self::MaxRects => Box::new(MaxRects::new(MaxRectsConfig::default())),
             Self::FirstFit => Box::new(MaxRects::new(MaxRectsConfig::first_fit())),

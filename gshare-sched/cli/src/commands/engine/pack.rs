@@ -1,9 +1,9 @@
-//! `gshare engine pack`: a packer as a filter. A line in is a call of [`Packer`], a line out its answer.
+//! `gshare engine pack`: a packer as a filter. A line in is a call of [`PackerExt`], a line out its answer.
 
 use super::filter;
 use crate::commands::pack::Policy;
 use gshare_core::pack::{
-    Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement, Rectangle, RepackPlan,
+    Demand, GpuSpec, GpuStatus, PackError, PackerExt, Placed, Placement, Rectangle, RepackPlan,
 };
 use gshare_core::{GpuId, PlacementId};
 use gshare_sched::pack::picture::{Diagnosis, diagnose};
@@ -25,7 +25,7 @@ struct Config {
 }
 
 impl Config {
-    fn packer(&self) -> Result<Box<dyn Packer>, PackError> {
+    fn packer(&self) -> Result<Box<dyn PackerExt>, PackError> {
         Ok(match self.policy {
             Policy::MaxRects => Box::new(MaxRects::new(self.max_rects)),
             Policy::Dilu => Box::new(DiluPacker::new(self.dilu)?),
@@ -106,7 +106,7 @@ pub(super) fn run(options: &filter::Options) -> anyhow::Result<()> {
     )
 }
 
-fn answer(packer: &mut dyn Packer, call: Call) -> anyhow::Result<Option<Answer>> {
+fn answer(packer: &mut dyn PackerExt, call: Call) -> anyhow::Result<Option<Answer>> {
     let placed = |placed| Ok(Some(Answer::Placed { placed }));
     match call {
         Call::AddGpu { gpu, spec } => packer.add_gpu(gpu, spec)?,
@@ -142,7 +142,7 @@ fn answer(packer: &mut dyn Packer, call: Call) -> anyhow::Result<Option<Answer>>
     Ok(Some(Answer::Done { version: packer.version() }))
 }
 
-fn show(packer: &dyn Packer) -> Vec<Shown> {
+fn show(packer: &dyn PackerExt) -> Vec<Shown> {
     let mut statuses = Vec::new();
     packer.gpus(&mut |status| statuses.push(*status));
     let shown = |status: GpuStatus| {

@@ -1,0 +1,262 @@
+//! The ledger that all packers of this crate keep: which GPUs there are, and which placement an id names.
+//!
+//! # Invariants
+//! A slot is either free and listed once among the free ones, or held by one placement and knows its GPU; a slot's
+//! generation grows with each release, so a stale id finds nothing. The sizes are those of the GPUs that are present.
+//!
+//! # Cost
+//! O(1) per call, but for the sizes: a pool has few, and they are looked through.
+
+use core::ops::{Index, IndexMut};
+use std::collections::{BTreeMap, BTreeSet};
+
+use gshare_core::pack::{GpuSpec, GpuStatus, PackError, Placement};
+use gshare_core::{Bytes, GpuId, PlacementId};
+
+/// The GPU of a slot that is free.
+pub(crate) const NOWHERE: u32 = u32::MAX;
+
+/// Where the placement is that an id names. Kept small: it is what a release misses first, and all else waits for it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slot {
+    pub(crate) generation: u32,
+    /// [`NOWHERE`] while the slot is free.
+    pub(crate) gpu: u32,
+}
+
+/// The table of placement ids.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Slots {
+    entries: Vec<Slot>,
+    /// The last is used next.
+    free: Vec<u32>,
+}
+
+impl Slots {
+    /// The table with these generations, all free but not listed so: [`Slots::hold`] and [`Slots::set_free`] follow.
+    pub(crate) fn of_generations(generations: &[u32]) -> Self {
+        let free = |generation: &u32| Slot { generation: *generation, gpu: NOWHERE };
+        Self { entries: generations.iter().map(free).collect(), free: Vec::new() }
+    }
+
+    pub(crate) fn generations(&self) -> impl Iterator<Item = u32> + '_ {
+        self.entries.iter().map(|slot| slot.generation)
+    }
+
+    pub(crate) fn free(&self) -> &[u32] {
+        &self.free
+    }
+
+    pub(crate) fn set_free(&mut self, free: &[u32]) {
+        free.clone_into(&mut self.free);
+    }
+
+    /// A slot for a placement on `gpu`. Where it is as large as the table was, a table beside this one needs an entry more.
+    #[inline]
+    pub(crate) fn take(&mut self, gpu: u32) -> u32 {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(Slot { generation: 0, gpu });
+            u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
+        });
+        self.hold(slot, gpu);
+        slot
+    }
+
+    /// The placement of this slot is on `gpu` now.
+    #[inline]
+    pub(crate) fn hold(&mut self, slot: u32, gpu: u32) {
+        self.entries[slot as usize].gpu = gpu;
+    }
+
+    /// Ends the id of a slot's placement.
+    #[inline]
+    pub(crate) fn release(&mut self, slot: u32) {
+        let entry = &mut self.entries[slot as usize];
+        (entry.gpu, entry.generation) = (NOWHERE, entry.generation.wrapping_add(1));
+        self.free.push(slot);
+    }
+
+    /// Undoes the youngest [`Slots::take`] that was not undone: its id will be given again. `fresh` says that the table
+    /// had grown for it.
+    pub(crate) fn take_back(&mut self, slot: u32, fresh: bool) {
+        if fresh {
+            self.entries.pop();
+        } else {
+            self.entries[slot as usize].gpu = NOWHERE;
+            self.free.push(slot);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn id(&self, slot: u32) -> PlacementId {
+        PlacementId::new(slot, self.entries[slot as usize].generation)
+    }
+
+    #[inline]
+    pub(crate) fn gpu(&self, slot: u32) -> u32 {
+        self.entries[slot as usize].gpu
+    }
+
+    /// The GPU of a live placement.
+    #[inline]
+    pub(crate) fn find(&self, id: PlacementId) -> Result<u32, PackError> {
+        let slot = self.entries.get(id.index());
+        let live = slot.filter(|slot| slot.generation == id.generation() && slot.gpu != NOWHERE);
+        live.map(|slot| slot.gpu).ok_or(PackError::UnknownPlacement { id })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<Slot>() + self.free.capacity() * size_of::<u32>()
+    }
+}
+
+/// What every packer knows of a GPU. `Default` is one that is not present.
+pub(crate) trait PoolGpu: Copy + Default {
+    fn is_present(&self) -> bool;
+    fn spec(&self) -> GpuSpec;
+    fn is_cordoned(&self) -> bool;
+    fn placements(&self) -> usize;
+    /// Bytes held by the placements.
+    fn memory_used(&self) -> u64;
+
+    fn is_open(&self) -> bool {
+        self.placements() > 0
+    }
+
+    /// The GPU's state, whose placements have `area` together.
+    fn status(&self, id: GpuId, area: u64) -> GpuStatus {
+        let mut status = GpuStatus::new(id, self.spec());
+        status.cordoned = self.is_cordoned();
+        status.placements = u32::try_from(self.placements()).unwrap_or(u32::MAX);
+        status.memory_used = Bytes(self.memory_used());
+        status.area_used = area;
+        status
+    }
+}
+
+/// The GPUs of a pool, by id.
+#[derive(Debug, Clone)]
+pub(crate) struct Gpus<G> {
+    list: Vec<G>,
+    /// Distinct sizes of the pool's GPUs with their count: few, and enough to say "never fits".
+    sizes: Vec<(GpuSpec, u32)>,
+}
+
+impl<G: PoolGpu> Gpus<G> {
+    pub(crate) const fn new() -> Self {
+        Self { list: Vec::new(), sizes: Vec::new() }
+    }
+
+    pub(crate) fn find(&self, gpu: GpuId) -> Option<&G> {
+        self.list.get(gpu.index()).filter(|gpu| gpu.is_present())
+    }
+
+    pub(crate) fn known(&self, gpu: GpuId) -> Result<&G, PackError> {
+        self.find(gpu).ok_or(PackError::UnknownGpu { gpu })
+    }
+
+    /// The GPUs of the pool, by id.
+    pub(crate) fn present(&self) -> impl Iterator<Item = (GpuId, &G)> {
+        (0..).map(GpuId).zip(&self.list).filter(|(_, gpu)| gpu.is_present())
+    }
+
+    /// Ids lie below this.
+    pub(crate) const fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Refuses a GPU that cannot be added.
+    pub(crate) fn check_new(&self, gpu: GpuId, spec: GpuSpec, most: u32) -> Result<(), PackError> {
+        if gpu.0 >= most {
+            return Err(PackError::GpuIdTooLarge { gpu, last: GpuId(most - 1) });
+        }
+        if self.find(gpu).is_some() {
+            return Err(PackError::GpuExists { gpu });
+        }
+        if spec.quota.is_zero() {
+            return Err(PackError::ZeroSize { field: "quota" });
+        }
+        if spec.sm.is_zero() {
+            return Err(PackError::ZeroSize { field: "sm" });
+        }
+        Ok(())
+    }
+
+    /// Adds a GPU that was checked.
+    pub(crate) fn insert(&mut self, gpu: GpuId, state: G) {
+        if self.list.len() <= gpu.index() {
+            self.list.resize(gpu.index() + 1, G::default());
+        }
+        let spec = state.spec();
+        match self.sizes.iter_mut().find(|(known, _)| *known == spec) {
+            Some((_, count)) => *count += 1,
+            None => self.sizes.push((spec, 1)),
+        }
+        self.list[gpu.index()] = state;
+    }
+
+    /// Refuses to remove a GPU that is not there or holds placements.
+    pub(crate) fn check_removal(&self, gpu: GpuId) -> Result<(), PackError> {
+        match u32::try_from(self.known(gpu)?.placements()).unwrap_or(u32::MAX) {
+            0 => Ok(()),
+            placements => Err(PackError::GpuInUse { gpu, placements }),
+        }
+    }
+
+    /// Removes a GPU that was checked.
+    pub(crate) fn remove(&mut self, gpu: GpuId) {
+        let state = core::mem::take(&mut self.list[gpu.index()]);
+        if let Some(position) = self.sizes.iter().position(|(spec, _)| *spec == state.spec()) {
+            self.sizes[position].1 -= 1;
+            if self.sizes[position].1 == 0 {
+                self.sizes.swap_remove(position);
+            }
+        }
+    }
+
+    /// Whether the pool has a GPU of a size that `fits`.
+    pub(crate) fn any_size(&self, fits: impl Fn(&GpuSpec) -> bool) -> bool {
+        self.sizes.iter().any(|(spec, _)| fits(spec))
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.list.capacity() * size_of::<G>()
+    }
+}
+
+/// Refuses lists that are not what the GPUs named hold now: each placement once.
+pub(crate) fn check_held<G: PoolGpu>(
+    gpus: &Gpus<G>,
+    slots: &Slots,
+    held: &BTreeMap<GpuId, Vec<Placement>>,
+) -> Result<(), PackError> {
+    let (mut now, mut listed) = (0, BTreeSet::new());
+    for (gpu, list) in held {
+        now += gpus.known(*gpu)?.placements();
+        for Placement { id, .. } in list {
+            if !held.contains_key(&GpuId(slots.find(*id)?)) || !listed.insert(*id) {
+                return Err(PackError::UnknownPlacement { id: *id });
+            }
+        }
+    }
+    match held.keys().next() {
+        Some(gpu) if listed.len() != now => Err(PackError::Occupied { gpu: *gpu }),
+        _ => Ok(()),
+    }
+}
+
+impl<G> Index<usize> for Gpus<G> {
+    type Output = G;
+
+    #[inline]
+    fn index(&self, gpu: usize) -> &G {
+        &self.list[gpu]
+    }
+}
+
+impl<G> IndexMut<usize> for Gpus<G> {
+    #[inline]
+    fn index_mut(&mut self, gpu: usize) -> &mut G {
+        &mut self.list[gpu]
+    }
+}
