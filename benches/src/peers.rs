@@ -89,6 +89,8 @@ struct ScanBin {
 #[derive(Debug)]
 pub struct Scan {
     side: u16,
+    /// Longest list of free rectangles to which a release only appends; 0 = each release rebuilds the list.
+    keeps: usize,
     bins: Vec<ScanBin>,
     next: u32,
 }
@@ -97,7 +99,14 @@ impl Scan {
     /// A pool of `bins` bins of `side` x `side`.
     pub fn new(bins: usize, side: u16) -> Self {
         let whole = Rect { x: 0, y: 0, w: side, h: side };
-        Self { side, bins: vec![ScanBin { free: vec![whole], used: Vec::new() }; bins], next: 0 }
+        Self { side, keeps: 0, bins: vec![ScanBin { free: vec![whole], used: Vec::new() }; bins], next: 0 }
+    }
+
+    /// The same with the paper's *keep-restructure* (section 3.4.2): a released rectangle joins the list as it is, even on
+    /// a GPU that becomes empty; only a list of `threshold` rectangles is rebuilt. The paper names no threshold.
+    #[must_use]
+    pub fn keeping(self, threshold: usize) -> Self {
+        Self { keeps: threshold, ..self }
     }
 
     fn split(free: &mut Vec<Rect>, taken: Rect) {
@@ -153,7 +162,12 @@ impl Pool for Scan {
     }
     fn release(&mut self, (index, id): (u32, u32)) {
         let bin = &mut self.bins[index as usize];
+        let freed = bin.used.iter().find(|used| used.0 == id).map(|used| used.1);
         bin.used.retain(|used| used.0 != id);
+        if bin.free.len() < self.keeps {
+            bin.free.extend(freed);
+            return;
+        }
         bin.free.clear();
         bin.free.push(Rect { x: 0, y: 0, w: self.side, h: self.side });
         for (_, taken) in &bin.used {
@@ -289,4 +303,23 @@ pub fn rectangle_pack_batch(side: (u32, u32), items: &[(u16, u16)], guess: usize
             pack_rects(&rects, &mut targets, &volume_heuristic, &contains_smallest_box).is_ok()
         })
         .unwrap_or(items.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// FaST-GShare, section 3.4.2, as printed: released rectangles are not merged, so a GPU that is empty again cannot
+    /// take a demand of its own size until the list passes the threshold.
+    #[test]
+    fn keep_restructure_forgets_that_an_empty_gpu_is_whole() {
+        let takes_a_whole_one = |mut pool: Scan| {
+            let halves = [pool.place(100, 50), pool.place(100, 50)];
+            halves.into_iter().flatten().for_each(|half| pool.release(half));
+            pool.place(100, 100).is_some()
+        };
+        assert!(!takes_a_whole_one(Scan::new(1, 100).keeping(16)));
+        assert!(takes_a_whole_one(Scan::new(1, 100).keeping(1)), "past the threshold the list is rebuilt");
+        assert!(takes_a_whole_one(Scan::new(1, 100)));
+    }
 }

@@ -94,23 +94,6 @@ fn the_eight_pods_of_fast_gshare_section_5_4_fit_one_gpu_in_every_order() {
     assert_eq!(count(paper), (138, 420));
 }
 
-/// FaST-GShare, section 3.4.2, as printed: released rectangles are not merged, so a GPU that is empty again cannot
-/// take a demand of its own size until the list passes the threshold. Ours can.
-#[test]
-fn keep_restructure_forgets_that_an_empty_gpu_is_whole() {
-    let run = |config: MaxRectsConfig| {
-        let mut pool = pool(1, config);
-        let halves = [pool.place(&percent(100, 50)).unwrap(), pool.place(&percent(100, 50)).unwrap()];
-        halves.iter().for_each(|half| {
-            pool.release(half.placement.id).unwrap();
-        });
-        pool.place(&percent(100, 100)).is_ok()
-    };
-    assert!(!run(MaxRectsConfig::paper(16)));
-    assert!(run(MaxRectsConfig::paper(1)), "past the threshold the list is restructured");
-    assert!(run(MaxRectsConfig::default()));
-}
-
 #[test]
 fn bad_input_is_a_typed_error() {
     let mut pool = pool(1, MaxRectsConfig::default());

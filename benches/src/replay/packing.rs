@@ -297,6 +297,8 @@ fn churned(args: &Args, seeds: &[u64], mix: Mix, report: &mut Report) {
     };
     let guillotiere =
         mean(&|seed| used(args, Churn::new(Guillotiere::new(gpus, 100), mix, gpus, 0.5, 100, seed)));
+    let scan = |seed| Churn::new(Scan::new(gpus, 100).keeping(16), mix, gpus, 0.5, 100, seed);
+    let keep = mean(&|seed| used(args, scan(seed)));
     let plain = ours(baf);
     for (policy, used) in [
         ("best_area_fit", plain),
@@ -304,7 +306,7 @@ fn churned(args: &Args, seeds: &[u64], mix: Mix, report: &mut Report) {
         ("default_rearranging_64", ours(baf.with_rearrange_gpus(64))),
         ("contact", ours(baf.with_heuristic(Heuristic::ContactCorner))),
         ("contact_rearranging", ours(contact_rearranging())),
-        ("paper_keep_16", ours(MaxRectsConfig::paper(16))),
+        ("paper_keep_16", keep),
         ("peer_guillotiere", guillotiere),
     ] {
         report.rows.push(row(&[

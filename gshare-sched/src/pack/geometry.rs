@@ -322,26 +322,6 @@ impl FreeSet {
         *stay = after.len();
         after.extend(grown);
     }
-
-    /// `free` gets `freed` as it is: what a keep-restructure list does.
-    pub(crate) fn append(&mut self, free: &[Rect], freed: Rect) {
-        self.part(free, |_| false);
-        self.after.push(freed);
-    }
-
-    /// Replaces `free` by the exact set of a GPU `bin` that holds `used`.
-    pub(crate) fn restructure(&mut self, bin: Rect, free: &[Rect], used: impl Iterator<Item = Rect> + Clone) {
-        // With the whole GPU as the area that was freed, no piece is dropped, and every old rectangle lies in a new one.
-        self.vacate(bin, free, used, bin);
-        debug_assert_eq!(self.stay, 0, "what was free lies in what is");
-    }
-
-    /// Parts `free` in what goes and what stays.
-    #[inline]
-    pub(crate) fn part(&mut self, free: &[Rect], goes: impl Fn(Rect) -> bool) {
-        part(free, &mut self.after, &mut self.gone, goes);
-        self.stay = self.after.len();
-    }
 }
 
 #[inline]

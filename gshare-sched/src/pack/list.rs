@@ -67,22 +67,11 @@ impl List {
         self.items.resize(room.next_power_of_two().max(Self::LEAST), Rect::default());
     }
 
-    pub(crate) fn push(&mut self, rect: Rect) {
-        self.more(1).push_if(rect, true);
-    }
-
     pub(crate) fn extend(&mut self, rects: &[Rect]) {
         let mut more = self.more(rects.len());
         for rect in rects {
             more.push_if(*rect, true);
         }
-    }
-
-    /// Takes one out; the last takes its place.
-    pub(crate) fn swap_remove(&mut self, index: usize) -> Rect {
-        self.len -= 1;
-        self.items.swap(index, self.len);
-        self.items[self.len]
     }
 
     /// The list and whatever lies behind it, and the length of the list.

@@ -33,41 +33,6 @@ pub enum Heuristic {
     /// takes up to one per cent fewer GPUs than [`Heuristic::BestAreaFit`]. Where demands come and go, up to one per cent
     /// more for sizes like those of a profile, and half a per cent fewer for uniform ones.
     ContactCorner,
-    /// The lowest GPU id with a free rectangle that fits, in it the smallest. For comparison: it looks at GPU after GPU.
-    FirstFit,
-}
-
-/// How free space is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-#[non_exhaustive]
-pub enum Cut {
-    /// All maximal free rectangles: whatever fits is found.
-    #[default]
-    Maximal,
-    /// Pieces of guillotine cuts, which never overlap and are merged on release. For comparison.
-    Guillotine,
-}
-
-/// What happens to the rectangle of a placement that is released.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-#[non_exhaustive]
-pub enum Reclaim {
-    /// The exact set of maximal free rectangles is restored.
-    #[default]
-    Exact,
-    /// The paper's *keep-restructure* (FaST-GShare, section 3.4.2), for comparison: the released rectangle joins the
-    /// list as it is, even on a GPU that becomes empty; only when the list is longer than `threshold` is the exact set
-    /// restored. The paper names no threshold.
-    KeepRestructure {
-        /// Longest list that is left alone.
-        threshold: u32,
-    },
 }
 
 /// Configuration of [`MaxRects`].
@@ -84,10 +49,6 @@ pub struct MaxRectsConfig {
     pub rearrange_gpus: u32,
     /// Most GPUs in use at once. Default: no limit.
     pub max_open_gpus: u32,
-    /// What happens to a released rectangle, with maximal rectangles. Default: exact.
-    pub reclaim: Reclaim,
-    /// How free space is kept. Default: all maximal rectangles.
-    pub cut: Cut,
 }
 
 impl Default for MaxRectsConfig {
@@ -96,54 +57,11 @@ impl Default for MaxRectsConfig {
             heuristic: Heuristic::default(),
             rearrange_gpus: 4,
             max_open_gpus: u32::MAX,
-            reclaim: Reclaim::default(),
-            cut: Cut::default(),
         }
     }
 }
 
 impl MaxRectsConfig {
-    /// The printed algorithm with its mistakes mended (see the differences in the [module documentation](super)):
-    /// best area fit, bottom left, keep-restructure, no re-arrangement. For comparison.
-    pub const fn paper(threshold: u32) -> Self {
-        Self {
-            heuristic: Heuristic::BestAreaFit,
-            rearrange_gpus: 0,
-            max_open_gpus: u32::MAX,
-            reclaim: Reclaim::KeepRestructure { threshold },
-            cut: Cut::Maximal,
-        }
-    }
-
-    /// First fit over the GPUs, with maximal rectangles in each: what a pool of single-bin packers does.
-    pub const fn first_fit() -> Self {
-        let (heuristic, reclaim) = (Heuristic::FirstFit, Reclaim::Exact);
-        Self { heuristic, rearrange_gpus: 0, max_open_gpus: u32::MAX, reclaim, cut: Cut::Maximal }
-    }
-
-    /// Best area fit over the pieces of guillotine cuts.
-    pub const fn guillotine() -> Self {
-        let (heuristic, reclaim) = (Heuristic::BestAreaFit, Reclaim::Exact);
-        Self { heuristic, rearrange_gpus: 0, max_open_gpus: u32::MAX, reclaim, cut: Cut::Guillotine }
-    }
-
-    /// Whether the free rectangles follow from the placements alone.
-    fn is_exact(&self) -> bool {
-        (self.reclaim, self.cut) == (Reclaim::Exact, Cut::Maximal)
-    }
-
-    /// The same with free space kept another way.
-    #[must_use]
-    pub const fn with_cut(self, cut: Cut) -> Self {
-        Self { cut, ..self }
-    }
-
-    /// The same with another fate of released rectangles.
-    #[must_use]
-    pub const fn with_reclaim(self, reclaim: Reclaim) -> Self {
-        Self { reclaim, ..self }
-    }
-
     /// The same with `heuristic`.
     #[must_use]
     pub const fn with_heuristic(self, heuristic: Heuristic) -> Self {
@@ -164,8 +82,7 @@ impl MaxRectsConfig {
 }
 
 /// Everything a [`MaxRects`] holds, in a form to keep and to bring back. Later answers are the same as those of the
-/// packer it was taken from (under [`Reclaim::KeepRestructure`]: as if it had just restructured; under
-/// [`Cut::Guillotine`]: as if its placements had been made anew).
+/// packer it was taken from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -290,8 +207,6 @@ struct Undo {
     fresh: bool,
     /// Rectangles of the other placements before a re-arrangement.
     before: Option<Vec<Rect>>,
-    /// The free rectangles before, where they do not follow from the placements.
-    free: Option<Vec<Rect>>,
 }
 
 /// A pool of GPUs packed by maximal free rectangles. See the [module documentation](super).
@@ -528,16 +443,6 @@ impl MaxRects {
         match self.config.heuristic {
             Heuristic::BestAreaFit | Heuristic::ContactCorner => self.index.best_area_fit(w, h, &accept),
             Heuristic::BestShortSideFit => self.index.best_short_side_fit(w, h, &accept),
-            Heuristic::FirstFit => {
-                let size = Rect::new(0, 0, w, h).size();
-                let first = |(id, gpu): (GpuId, &Gpu)| {
-                    let holes = self.free.get_few(&gpu.free).iter().filter(|hole| hole.holds(size));
-                    let smallest = holes.min_by_key(|hole| hole.extent())?;
-                    let open = gpu.is_open() && !gpu.cordoned;
-                    (open && accept(id.0)).then(|| Hole::new(*smallest, id.0))
-                };
-                self.gpus.present().find_map(first)
-            }
         }
     }
 
@@ -599,7 +504,7 @@ impl MaxRects {
         let size = Rect::new(0, 0, w, h).size();
         let fits = |other: &&Rect| other.holds(size) && other.extent() == hole.extent();
         match self.config.heuristic {
-            Heuristic::BestAreaFit | Heuristic::FirstFit => Rect::in_the_lowest(holes, hole.extent(), w, h),
+            Heuristic::BestAreaFit => Rect::in_the_lowest(holes, hole.extent(), w, h),
             Heuristic::BestShortSideFit => {
                 let leftover = |hole: &Rect| (hole.w() - w).min(hole.h() - h);
                 let hole =
@@ -656,8 +561,6 @@ impl MaxRects {
         let (w, h) = (demand.quota.get(), demand.sm.get());
         let gpu = choice.gpu();
         let mut before = None;
-        let keeps_free = undo.is_some() && !self.config.is_exact();
-        let free = keeps_free.then(|| self.free.get_few(&self.gpus[gpu as usize].free).to_vec());
         let rect = match choice {
             // The index found it on this GPU, so there is a position.
             Choice::Hole(hole) => {
@@ -686,7 +589,7 @@ impl MaxRects {
         self.invariants(gpu);
         let id = self.slots.id(slot);
         if let Some(undo) = undo {
-            undo.push(Undo { slot, fresh, before, free });
+            undo.push(Undo { slot, fresh, before });
         }
         let mut placed = Placed::new(Placement::new(id, GpuId(gpu), rect.public(), *demand));
         placed.rearranged = rearranged;
@@ -748,13 +651,6 @@ impl MaxRects {
             self.rebuild_free(gpu);
             self.link(gpu);
         }
-        if let Some(free) = step.free {
-            self.unlink(gpu);
-            let state = &mut self.gpus[gpu as usize];
-            state.whole = !state.is_open() && free == [state.bin()];
-            self.free.set_few(&mut state.free, &free);
-            self.link(gpu);
-        }
         self.invariants(gpu);
     }
 
@@ -786,10 +682,7 @@ impl MaxRects {
         if was_whole && !state.cordoned {
             self.index.remove_empty(state.bin(), gpu);
         }
-        match self.config.cut {
-            Cut::Maximal => self.set.occupy(self.free.get_few(&state.free), pod.rect),
-            Cut::Guillotine => self.set.cut_out(self.free.get_few(&state.free), pod.rect),
-        }
+        self.set.occupy(self.free.get_few(&state.free), pod.rect);
         self.pods.push_few(&mut state.pods, pod);
         state.area_used += pod.rect.area();
         state.memory_used += self.extras[pod.slot as usize].memory;
@@ -812,18 +705,7 @@ impl MaxRects {
         self.open -= u32::from(!state.is_open());
         let used = self.pods.get_few(&state.pods).iter().map(|pod| pod.rect);
         let free = self.free.get_few(&state.free);
-        match self.config.reclaim {
-            _ if self.config.cut == Cut::Guillotine => match state.is_open() {
-                true => self.set.merge_in(free, freed),
-                false => self.set.become_one(free, state.bin()),
-            },
-            Reclaim::KeepRestructure { threshold } if free.len() < threshold as usize => {
-                self.set.append(free, freed);
-            }
-            // The list is no exact set then, so nothing of it can be kept.
-            Reclaim::KeepRestructure { .. } => self.set.restructure(state.bin(), free, used),
-            Reclaim::Exact => self.set.vacate(state.bin(), free, used, freed),
-        }
+        self.set.vacate(state.bin(), free, used, freed);
         self.store_free(gpu, false);
         pod
     }
@@ -872,10 +754,7 @@ impl MaxRects {
         self.pods.push_few(&mut state.pods, newcomer);
         state.area_used += newcomer.rect.area();
         state.memory_used += self.extras[newcomer.slot as usize].memory;
-        match self.config.cut {
-            Cut::Maximal => self.free.set_few(&mut state.free, &arranger.free),
-            Cut::Guillotine => self.rebuild_free(gpu),
-        }
+        self.free.set_few(&mut state.free, &arranger.free);
         self.arranger = Some(arranger);
         self.gpus[gpu as usize].whole = false;
         self.link(gpu);
@@ -888,10 +767,7 @@ impl MaxRects {
         state.whole = !state.is_open();
         for index in 0..state.pods.len() {
             let rect = self.pods.get_few(&state.pods)[index].rect;
-            match self.config.cut {
-                Cut::Maximal => self.set.occupy(self.free.get_few(&state.free), rect),
-                Cut::Guillotine => self.set.cut_out(self.free.get_few(&state.free), rect),
-            }
+            self.set.occupy(self.free.get_few(&state.free), rect);
             self.free.set_few(&mut state.free, &self.set.after);
         }
     }

@@ -39,7 +39,7 @@
 //! - Of two equal free rectangles lines 15-19 would remove both; here one stays.
 //! - Algorithm 2 never looks at memory; here it is a filter on the GPU.
 //! - The keep-restructure policy leaves released rectangles unmerged until a threshold; here release restores the
-//!   exact set, so there is no threshold. [`MaxRectsConfig::paper`] keeps the paper's policy for comparison.
+//!   exact set, so there is no threshold. The paper's policy stands beside the benches, for comparison.
 //! - A packing proves only that *some* schedule keeps every quota. [`SlotTable`] is that schedule, and
 //!   [`SlotScheduler`](crate::token::SlotScheduler) keeps it; [`admission`] tests what can be promised without rectangles.
 //!
@@ -49,7 +49,6 @@
 //! | [`MaxRectsConfig::default`] | best area fit, and a GPU is re-arranged before another is opened: 0.4 to 2 per cent fewer GPUs |
 //! | ... with `rearrange_gpus` 0 | the paper's rule alone |
 //! | ... with [`Heuristic::ContactCorner`] | sets that only grow |
-//! | [`MaxRectsConfig::first_fit`], [`MaxRectsConfig::guillotine`], [`MaxRectsConfig::paper`] | comparison with others |
 //! | [`pack_batch`] | a set that is known beforehand |
 //! | [`DiluPacker`](crate::place::DiluPacker) | requests and limits of SMs that are re-divided at run time; no time quotas |
 
@@ -57,7 +56,6 @@ pub mod admission;
 mod areas;
 mod batch;
 mod geometry;
-mod guillotine;
 mod ids;
 mod index;
 mod list;
@@ -70,5 +68,5 @@ pub(crate) mod sets;
 pub mod slot_table;
 
 pub use batch::{BatchPacking, lower_bound, pack_batch};
-pub use max_rects::{Cut, Heuristic, MaxRects, MaxRectsConfig, Reclaim, Snapshot, SnapshotGpu};
+pub use max_rects::{Heuristic, MaxRects, MaxRectsConfig, Snapshot, SnapshotGpu};
 pub use slot_table::{Slot, SlotTable, Waiting};

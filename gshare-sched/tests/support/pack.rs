@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, PackerExt, Placed, Placement, Rectangle};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
-use gshare_sched::pack::{Cut, Heuristic, MaxRects, MaxRectsConfig, Reclaim};
+use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig};
 
 /// GPUs are numbered below this in the operations, so that they meet.
 const GPUS: u16 = 6;
@@ -189,7 +189,6 @@ impl Model {
                     Heuristic::BestShortSideFit if !bin.pods.is_empty() => {
                         u32::from((hole.2 - w).min(hole.3 - h))
                     }
-                    Heuristic::FirstFit if !bin.pods.is_empty() => *gpu,
                     _ => 0,
                 };
                 let (right, top) = (hole.0 + hole.2 - w, hole.1 + hole.3 - h);
@@ -348,9 +347,7 @@ impl Checker {
                     bin.refresh();
                 }
                 let result = self.pool.place_all(demands, &mut out);
-                let literal = self.config.rearrange_gpus == 0
-                    && self.config.max_open_gpus == u32::MAX
-                    && self.is_exact();
+                let literal = self.config.rearrange_gpus == 0 && self.config.max_open_gpus == u32::MAX;
                 if literal {
                     assert_eq!(result.is_ok(), expected.is_some());
                 } else if result.is_err() {
@@ -432,11 +429,6 @@ impl Checker {
         Ok(())
     }
 
-    /// Whether the free set is the exact one.
-    fn is_exact(&self) -> bool {
-        (self.config.reclaim, self.config.cut) == (Reclaim::Exact, Cut::Maximal)
-    }
-
     fn expect(
         &self,
         heuristic: Heuristic,
@@ -449,9 +441,6 @@ impl Checker {
     /// The packer decides as the scan does. With re-arrangement it may also find room where the scan would open a
     /// GPU or finds none; with a limit on open GPUs it may refuse where the scan opens one.
     fn check_placed(&self, expected: Option<(u32, Rect)>, result: &Result<Placed, PackError>) {
-        if !self.is_exact() {
-            return;
-        }
         let opens = expected.is_some_and(|(gpu, _)| self.model.bins[&gpu].pods.is_empty());
         match result {
             Ok(placed) if placed.rearranged => assert!(expected.is_none() || opens),
@@ -522,9 +511,6 @@ impl Checker {
             let memory: u64 = now.iter().map(|pod| pod.2.memory.get()).sum();
             assert!(memory <= bin.memory && status.memory_used == Bytes(memory), "memory is never passed");
             assert_eq!((status.cordoned, status.placements as usize), (bin.cordoned, now.len()));
-            if !self.is_exact() {
-                continue;
-            }
             let mut free: Vec<Rect> = self.pool.free_rectangles(GpuId(*gpu)).map(rect).collect();
             free.sort_unstable();
             assert_eq!(free, bin.free, "the free set is the set of maximal rectangles of gpu{gpu}");
@@ -548,12 +534,6 @@ pub(crate) fn run_bytes(bytes: &[u8]) {
         .with_heuristic(heuristic)
         .with_rearrange_gpus(u32::from(first >> 2 & 3))
         .with_max_open_gpus(if first & 0x80 == 0 { u32::MAX } else { 3 });
-    let config = match first & 0x70 {
-        0x70 => config.with_reclaim(Reclaim::KeepRestructure { threshold: 6 }),
-        0x60 => config.with_cut(Cut::Guillotine),
-        0x50 => config.with_heuristic(Heuristic::FirstFit),
-        _ => config,
-    };
     let mut checker = Checker::new(config);
     for gpu in 0..u32::from(first >> 4 & 3) + 1 {
         checker.step(&Op::AddGpu(GpuId(gpu), GpuSpec::new(Bytes(24))));

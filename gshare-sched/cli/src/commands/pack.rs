@@ -56,10 +56,6 @@ pub(super) enum Policy {
     /// Maximal rectangles, the best over all GPUs, re-arranging a GPU before another is opened.
     #[default]
     MaxRects,
-    /// Maximal rectangles, the first GPU that fits.
-    FirstFit,
-    /// Guillotine cuts, the best over all GPUs.
-    Guillotine,
     /// Dilu's: by sums of SM requests, limits and memory; quotas are not looked at.
     Dilu,
 }
@@ -69,8 +65,6 @@ impl Policy {
     pub(super) fn packer(self) -> Result<Box<dyn PackerExt>, PackError> {
         Ok(match self {
             Self::MaxRects => Box::new(MaxRects::new(MaxRectsConfig::default())),
-            Self::FirstFit => Box::new(MaxRects::new(MaxRectsConfig::first_fit())),
-            Self::Guillotine => Box::new(MaxRects::new(MaxRectsConfig::guillotine())),
             Self::Dilu => Box::new(DiluPacker::new(DiluConfig::default())?),
         })
     }
@@ -399,7 +393,7 @@ mod tests {
 
     #[test]
     fn what_finds_no_room_is_named_with_the_reason() {
-        for policy in [Policy::MaxRects, Policy::FirstFit, Policy::Guillotine, Policy::Dilu] {
+        for policy in [Policy::MaxRects, Policy::Dilu] {
             let (gpus, pods) = expanded(
                 "[[gpu]]\n[[pod]]\nquota = 1\nsm = 60\ncount = 2\n[[pod]]\nname = 'huge'\nquota = '1'\nsm = 1\nmemory = 1",
             )

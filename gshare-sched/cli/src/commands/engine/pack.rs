@@ -29,7 +29,6 @@ impl Config {
         Ok(match self.policy {
             Policy::MaxRects => Box::new(MaxRects::new(self.max_rects)),
             Policy::Dilu => Box::new(DiluPacker::new(self.dilu)?),
-            other => other.packer()?,
         })
     }
 }
