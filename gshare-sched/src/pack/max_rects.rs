@@ -53,11 +53,7 @@ pub struct MaxRectsConfig {
 
 impl Default for MaxRectsConfig {
     fn default() -> Self {
-        Self {
-            heuristic: Heuristic::default(),
-            rearrange_gpus: 4,
-            max_open_gpus: u32::MAX,
-        }
+        Self { heuristic: Heuristic::default(), rearrange_gpus: 4, max_open_gpus: u32::MAX }
     }
 }
 
@@ -319,8 +315,11 @@ impl MaxRects {
     pub fn snapshot(&self) -> Snapshot {
         let mut placements = Vec::new();
         self.placements(&mut |placement| placements.push(*placement));
-        let gpus =
-            self.gpus.present().map(|(id, gpu)| SnapshotGpu { gpu: id, spec: gpu.spec(), cordoned: gpu.cordoned });
+        let gpus = self.gpus.present().map(|(id, gpu)| SnapshotGpu {
+            gpu: id,
+            spec: gpu.spec(),
+            cordoned: gpu.cordoned,
+        });
         Snapshot {
             config: self.config,
             version: self.version,
@@ -484,8 +483,7 @@ impl MaxRects {
 
     fn why_not(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> PackError {
         let Demand { quota, sm, memory, .. } = *demand;
-        let ever =
-            self.gpus.any_size(|spec| spec.quota >= quota && spec.sm >= sm && spec.memory >= memory);
+        let ever = self.gpus.any_size(|spec| spec.quota >= quota && spec.sm >= sm && spec.memory >= memory);
         if !ever {
             return PackError::NeverFits { quota, sm, memory };
         }
@@ -1011,9 +1009,8 @@ impl PackerExt for MaxRects {
                     .filter(|rect| rect.size() == old.rect.size() && state.bin().contains(*rect))
                     .ok_or(PackError::BadRectangle { gpu: *gpu })?;
                 let group = self.apart(old);
-                let clash = |other: &Pod| {
-                    other.rect.meets(rect) || (group.is_some() && group == self.apart(*other))
-                };
+                let clash =
+                    |other: &Pod| other.rect.meets(rect) || (group.is_some() && group == self.apart(*other));
                 if pods.iter().any(clash) {
                     return Err(PackError::Occupied { gpu: *gpu });
                 }

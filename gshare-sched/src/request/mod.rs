@@ -5,7 +5,8 @@
 //!
 //! | part | does |
 //! |---|---|
-//! | [`scheduler`] | gives requests to GPUs: [`Policy`] |
+//! | [`scheduler`] | gives requests to GPUs |
+//! | [`placement`] | which GPU for which request: a [`Policy`]'s rule, or a host's own |
 //! | cache manager | chooses what to evict: [`CachePolicy`]; memory states, pins, tiers |
 //! | tenants | lets a tenant's requests into the queue: [`TenantLimits`](gshare_core::request::TenantLimits) and fairness |
 //! | [`state`] | what the nodes of a cluster tell each other: [`MemoryStore`], [`state::reconcile`] |
@@ -17,12 +18,14 @@
 mod cache;
 mod estimate;
 mod names;
+pub mod placement;
 mod queue;
 pub mod scheduler;
 pub mod state;
 mod tenants;
 
 pub use crate::token::ConfigError;
+pub use placement::PlacementRule;
 pub use scheduler::LocalityScheduler;
 pub use state::MemoryStore;
 

@@ -1,0 +1,97 @@
+//! Where copies are: each is filed under its GPU's present state, so the best of a model is found without a search.
+
+use super::{CANDIDATES, LocalityScheduler, first_copy};
+use crate::request::cache::ModelCopy;
+
+impl LocalityScheduler {
+    /// The copy on an idle GPU that runs the model fastest.
+    pub(in crate::request) fn idle_copy(&self, model: u32) -> Option<u32> {
+        let known = self.m(model);
+        known
+            .costs
+            .iter()
+            .filter_map(|costs| {
+                let &(_, _, count, gpu) = first_copy(known, false, costs.kind)?;
+                Some((costs.infer.mean(), count, gpu))
+            })
+            .min()
+            .map(|(_, _, gpu)| gpu)
+    }
+
+    /// The copy on a busy GPU that would finish the model first, and in how many ns.
+    pub(in crate::request) fn busy_copy(&self, model: u32) -> Option<(u64, u32)> {
+        let known = self.m(model);
+        known
+            .costs
+            .iter()
+            .filter_map(|costs| {
+                let &(_, kind, free_at, gpu) = first_copy(known, true, costs.kind)?;
+                let start = free_at.max(self.now.as_nanos());
+                Some((start.saturating_add(costs.infer.mean()), kind, gpu))
+            })
+            .min()
+            .map(|(finish, _, gpu)| (finish - self.now.as_nanos(), gpu))
+    }
+
+    /// Files what was left unfiled: before anybody looks where copies are.
+    pub(super) fn file_all(&mut self) {
+        if let Some(gpu) = self.unfiled.take() {
+            self.refile(gpu);
+        }
+    }
+
+    /// Files a GPU's copies under its present state.
+    pub(super) fn refile(&mut self, gpu: u32) {
+        let Some(on) = self.gpus[gpu as usize].as_mut() else { return };
+        let state = on.state();
+        let before = core::mem::replace(&mut on.filed, state);
+        if state == before {
+            return;
+        }
+        for copy in on.copies.iter().filter(|copy| copy.is_cached()) {
+            let copies = &mut self.models[copy.model as usize].copies;
+            copies.remove(&(before.0, on.kind, before.1, gpu));
+            copies.insert((state.0, on.kind, state.1, gpu));
+        }
+    }
+
+    pub(super) fn file_copy(&mut self, gpu: u32, copy: ModelCopy) {
+        let on = self.g_mut(gpu);
+        let key = (on.filed.0, on.kind, on.filed.1, gpu);
+        on.copies.push(copy);
+        self.models[copy.model as usize].copies.insert(key);
+        self.tenants.get(copy.owner).memory += copy.bytes;
+    }
+
+    pub(super) fn unfile_copy(&mut self, gpu: u32, copy: &ModelCopy) {
+        let on = self.g(gpu);
+        let key = (on.filed.0, on.kind, on.filed.1, gpu);
+        self.models[copy.model as usize].copies.remove(&key);
+        self.tenants.get(copy.owner).memory -= copy.bytes;
+    }
+
+    /// Forgets a copy that turned out not to be there; those waiting for it here are queued again.
+    pub(super) fn lose_copy(&mut self, gpu: u32, model: u32) {
+        let Some(copy) = self.g_mut(gpu).remove(model, false) else { return };
+        self.unfile_copy(gpu, &copy);
+        let on = self.g_mut(gpu);
+        on.free += copy.bytes;
+        let local = core::mem::take(&mut on.local);
+        for slot in local {
+            let request = *self.queue.get(slot);
+            if request.model == model {
+                self.g_mut(gpu).local_ns -= request.local_ns;
+                self.requeue(slot);
+            } else {
+                self.g_mut(gpu).local.push_back(slot);
+            }
+        }
+    }
+
+    /// Idle GPUs of each kind that can serve the model, fewest dispatches first.
+    pub(in crate::request) fn idle_candidates(&self, model: u32) -> impl Iterator<Item = u32> {
+        let kinds = self.m(model).kinds;
+        let idle = (0..).zip(&self.idle).filter(move |(kind, _)| kinds >> kind & 1 == 1);
+        idle.flat_map(|(_, idle)| idle.iter().take(CANDIDATES)).map(|&(_, gpu)| gpu)
+    }
+}

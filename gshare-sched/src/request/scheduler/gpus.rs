@@ -1,0 +1,84 @@
+//! GPUs that join and that are lost.
+
+use super::{Gpu, LocalityScheduler, Phase};
+use gshare_core::request::{GpuKind, NodeId, RequestAction, Tier};
+use gshare_core::{Bytes, GpuId};
+use std::collections::{BTreeSet, VecDeque};
+
+impl LocalityScheduler {
+    pub(super) fn gpu_joined(
+        &mut self,
+        gpu: GpuId,
+        kind: GpuKind,
+        node: NodeId,
+        memory: Bytes,
+        actions: &mut Vec<RequestAction>,
+    ) {
+        if self.gpus.len() <= gpu.index() {
+            self.gpus.resize_with(gpu.index() + 1, || None);
+        }
+        let index = usize::from(kind.0);
+        if self.kinds.len() <= index {
+            self.kinds.resize(index + 1, None);
+            self.idle.resize_with(index + 1, BTreeSet::new);
+        }
+        self.gpus[gpu.index()] = Some(Gpu {
+            kind: kind.0,
+            node: node.0,
+            memory: memory.0,
+            free: memory.0,
+            evicting: 0,
+            copies: Vec::new(),
+            pins: Vec::new(),
+            phase: Phase::Idle,
+            running: Vec::new(),
+            batch: 0,
+            local: VecDeque::new(),
+            local_ns: 0,
+            until: self.now,
+            dispatches: 0,
+            clock: 0,
+            filed: (false, 0),
+        });
+        self.idle[index].insert((0, gpu.0));
+        self.live += 1;
+        self.memory = self.memory.saturating_add(memory.0);
+        self.hosts.entry(node.0).or_default().gpus += 1;
+        if self.kinds[index].is_none() {
+            self.kinds[index] = Some(memory.0);
+            for model in 0..u32::try_from(self.models.len()).unwrap_or(u32::MAX) {
+                self.reclass(model, actions);
+            }
+        }
+        // More GPUs, more of every tenant's share of them.
+        self.stirred.extend(&self.tenants.out_of_time);
+    }
+
+    pub(super) fn gpu_lost(&mut self, gpu: GpuId, actions: &mut Vec<RequestAction>) {
+        if self.g(gpu.0).phase == Phase::Idle {
+            self.not_idle(gpu.0);
+        }
+        for copy in self.g(gpu.0).copies.clone() {
+            if copy.is_cached() {
+                self.unfile_copy(gpu.0, &copy);
+            }
+        }
+        let Some(lost) = self.gpus[gpu.index()].take() else { return };
+        self.live -= 1;
+        self.memory -= lost.memory;
+        if let Some(host) = self.hosts.get_mut(&lost.node) {
+            host.gpus -= 1;
+            if host.gpus == 0 {
+                self.hosts.remove(&lost.node);
+            } else if let Phase::Loading { model, from: Tier::Disk } = lost.phase {
+                self.host_copy_done(lost.node, model, false, actions);
+            }
+        }
+        for slot in lost.local {
+            self.requeue(slot);
+        }
+        for slot in lost.running {
+            self.retry(slot, actions);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Who waits: from arrival to the global queue, back into it after a failure, and out of it with a rejection.
+
+use super::{LocalityScheduler, Model, memory_share};
+use crate::request::queue::{By, NONE, Place, Request};
+use gshare_core::request::{RejectReason, RequestAction, RequestId, TenantId};
+use gshare_core::{BasisPoints, Duration, ModelId, Timestamp};
+
+impl LocalityScheduler {
+    /// Takes a request out of the global queue because it was given to a GPU.
+    pub(super) fn leave(&mut self, slot: u32) {
+        let kinds = self.m(self.queue.get(slot).model).kinds;
+        self.queue.leave(slot, kinds, true);
+    }
+
+    /// Puts a request that was given to a GPU back into the global queue.
+    pub(super) fn requeue(&mut self, slot: u32) {
+        let request = *self.queue.get(slot);
+        if request.place == Place::Placed {
+            self.tenants.get(request.tenant).waiting += 1;
+            if request.drop_at < Timestamp::MAX {
+                self.drops.insert((request.drop_at, slot));
+            }
+        }
+        let kinds = self.m(request.model).kinds;
+        self.queue.enter(slot, kinds);
+    }
+
+    /// One more attempt of a request has failed: it is queued again, or rejected.
+    pub(super) fn retry(&mut self, slot: u32, actions: &mut Vec<RequestAction>) {
+        let request = self.queue.get_mut(slot);
+        request.attempts += 1;
+        if request.attempts >= self.config.max_attempts {
+            self.reject(slot, RejectReason::AttemptsExhausted, actions);
+        } else {
+            self.requeue(slot);
+        }
+    }
+
+    /// Ends a request that is not completed. One that is placed has been taken off its GPU by the caller.
+    pub(super) fn reject(&mut self, slot: u32, reason: RejectReason, actions: &mut Vec<RequestAction>) {
+        let request = *self.queue.get(slot);
+        match request.place {
+            Place::Held => {
+                let held = &mut self.tenants.get(request.tenant).held;
+                held.retain(|&other| other != slot);
+            }
+            Place::Queued => {
+                let kinds = self.m(request.model).kinds;
+                self.queue.leave(slot, kinds, false);
+            }
+            Place::Local => {
+                let on = self.g_mut(request.gpu);
+                on.local.retain(|&other| other != slot);
+                on.local_ns -= request.local_ns;
+                if let Some(copy) = on.cached_mut(request.model) {
+                    copy.users -= 1;
+                }
+                self.refile(request.gpu);
+            }
+            Place::Placed => {}
+        }
+        if request.place != Place::Placed {
+            self.drops.remove(&(request.drop_at, slot));
+            self.tenants.get(request.tenant).waiting -= 1;
+            self.tenants.serve(request.tenant, request.charged_ns);
+        }
+        self.stats.rejected += 1;
+        actions.push(RequestAction::Reject { request: request.id, reason });
+        self.gone(slot, 0);
+    }
+
+    /// Forgets a request that took `took_ns` of GPU time.
+    pub(super) fn gone(&mut self, slot: u32, took_ns: u64) {
+        let request = *self.queue.get(slot);
+        if request.place != Place::Held {
+            self.tenants.settle(request.tenant, request.charged_ns, took_ns);
+            self.tenants.get(request.tenant).inside -= 1;
+        }
+        self.tenants.stir(request.tenant);
+        self.stirred.push(request.tenant);
+        self.queue.forget(slot);
+    }
+
+    pub(super) fn arrived(
+        &mut self,
+        id: RequestId,
+        model: ModelId,
+        tenant: TenantId,
+        deadline: Option<Timestamp>,
+        actions: &mut Vec<RequestAction>,
+    ) {
+        let now = self.now;
+        self.models[model.index()].asked = true;
+        self.models[model.index()].recent.count(now);
+        let known = self.m(model.0);
+        let fastest = known.costs.iter().map(|costs| costs.infer.mean()).min().unwrap_or(0);
+        let mut request = Request::new(id, model.0, tenant.0, now);
+        if let Some(longest) = self.config.max_wait {
+            request.drop_at = now.saturating_add(longest);
+        }
+        if let Some(deadline) = deadline {
+            // It can start as late as this, no later.
+            let latest = deadline.saturating_sub(Duration::from_nanos(fastest - 1));
+            if latest <= request.drop_at {
+                request.drop_at = latest;
+                request.has_deadline = true;
+            }
+        }
+        let (bytes, profiled, kinds) = (known.bytes, !known.costs.is_empty(), known.kinds);
+        let (total, waits) = (self.memory, self.queue.known());
+        let t = self.tenants.get(tenant.0);
+        let limited = t.limits.memory < BasisPoints::WHOLE && total > 0;
+        let reason = if !profiled {
+            Some(RejectReason::NotProfiled)
+        } else if kinds == 0 {
+            Some(RejectReason::ModelTooLarge)
+        } else if limited && bytes > memory_share(t.limits.memory, total) {
+            Some(RejectReason::TenantMemory)
+        } else if t.waiting >= t.limits.max_waiting {
+            Some(RejectReason::TenantQueueFull)
+        } else if waits >= self.config.max_requests as usize {
+            Some(RejectReason::QueueFull)
+        } else if request.drop_at <= now {
+            Some(if request.has_deadline {
+                RejectReason::DeadlineMissed
+            } else {
+                RejectReason::WaitedTooLong
+            })
+        } else {
+            None
+        };
+        if let Some(reason) = reason {
+            self.stats.rejected += 1;
+            actions.push(RequestAction::Reject { request: id, reason });
+            return;
+        }
+        t.waiting += 1;
+        let slot = self.queue.add(request);
+        self.tenants.get(tenant.0).held.push_back(slot);
+        if request.drop_at < Timestamp::MAX {
+            self.drops.insert((request.drop_at, slot));
+        }
+        self.tenants.stir(tenant.0);
+        self.stirred.push(tenant.0);
+    }
+
+    /// The kinds of GPU that can serve a model: profiled, and not known to be too small.
+    pub(super) fn kinds_of(&self, model: &Model) -> u64 {
+        let fits = |kind: u8| match self.kinds.get(usize::from(kind)) {
+            Some(&Some(memory)) => model.bytes <= memory,
+            _ => true,
+        };
+        model.costs.iter().filter(|costs| fits(costs.kind)).fold(0, |kinds, costs| kinds | 1 << costs.kind)
+    }
+
+    pub(super) fn reclass(&mut self, model: u32, actions: &mut Vec<RequestAction>) {
+        let kinds = self.kinds_of(self.m(model));
+        let before = core::mem::replace(&mut self.models[model as usize].kinds, kinds);
+        if kinds == before {
+            return;
+        }
+        self.queue.reclass(model, before, kinds);
+        if kinds == 0 {
+            let held = self.tenants.all().iter().flat_map(|tenant| &tenant.held).copied();
+            let mut lost: Vec<u32> = held.filter(|slot| self.queue.get(*slot).model == model).collect();
+            let mut slot = self.queue.of_model(model).head;
+            while slot != NONE {
+                lost.push(slot);
+                slot = self.queue.next(By::Model, slot);
+            }
+            for slot in lost {
+                self.reject(slot, RejectReason::ModelTooLarge, actions);
+            }
+        }
+    }
+}
