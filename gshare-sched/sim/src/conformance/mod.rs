@@ -1,10 +1,44 @@
 //! Conformance suites: one per policy trait, to run over any implementation of it.
 //!
-//! A suite is a plain function that builds as many instances as it needs and answers with the first violation, printed
-//! with its seed and a picture. Call it from an ordinary test.
+//! A suite is a plain function that builds as many instances as it needs and answers with the first claim of the trait's
+//! contract that does not hold, with its seed, its time and the story up to there. Call it from an ordinary test:
+//!
+//! ```
+//! use gshare_sched::pack::{MaxRects, MaxRectsConfig};
+//! use gshare_sim::conformance::{Shares, packer};
+//!
+//! packer(&|| Box::new(MaxRects::new(MaxRectsConfig::default())), Shares::Rectangles, 0..3)?;
+//! # Ok::<(), gshare_sim::conformance::Story>(())
+//! ```
+//!
+//! | suite | trait |
+//! |---|---|
+//! | [`packer()`] | [`Packer`](gshare_core::pack::Packer) |
+//! | [`packer_ext()`] | [`PackerExt`](gshare_core::pack::PackerExt) |
+//! | [`horizontal_scaler()`] | [`HorizontalScaler`](gshare_core::scale::HorizontalScaler) |
+//! | [`vertical_scaler()`] | [`VerticalScaler`](gshare_core::scale::VerticalScaler) |
+//! | [`request_scheduler()`] | [`RequestScheduler`](gshare_core::request::RequestScheduler) |
+//! | [`pipelines()`] | [`PipelinePartitioner`](gshare_core::pipeline::PipelinePartitioner), [`SliceAssigner`](gshare_core::pipeline::SliceAssigner) |
+//! | [`router_and_keeper()`] | the engines of [`routing`](gshare_core::pipeline::routing) and [`instances`](gshare_core::pipeline::instances) |
+//! | [`pool()`] | the pools of a platform |
+//! | [`token_scheduler()`] | [`TokenScheduler`](gshare_core::TokenScheduler) |
 
+mod fluid;
+mod horizontal;
+mod packer;
+mod pipelines;
 mod pool;
+mod requests;
+mod story;
 mod token;
+mod vertical;
 
+pub use fluid::router_and_keeper;
+pub use horizontal::horizontal_scaler;
+pub use packer::{Shares, packer, packer_ext};
+pub use pipelines::pipelines;
 pub use pool::{PoolReport, PoolTrial, pool};
+pub use requests::request_scheduler;
+pub use story::Story;
 pub use token::{Conformance, Failure, Report, token_scheduler};
+pub use vertical::vertical_scaler;

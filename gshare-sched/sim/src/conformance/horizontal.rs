@@ -1,0 +1,331 @@
+//! Whether a scaler of instances keeps the contract of [`HorizontalScaler`].
+//!
+//! # What is run
+//! 1. **Random fleets**: up to three functions under loads that jump, whose instances start late, never, or are refused, die,
+//!    and drain late or never; a book of instances is kept beside the scaler.
+//! 2. **The same again**, and **the first function alone**: it must get the same orders.
+//! 3. **Scenes**: load that one instance cannot serve is reported; an instance that never becomes ready is stopped.
+
+use super::story::{Broken, Log, Story, Watched, claim};
+use crate::event_queue::EventQueue;
+use crate::rng::Rng;
+use core::ops::Range;
+use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
+use gshare_core::scale::{
+    FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler, InstanceCounts, InstanceId,
+    StopReason,
+};
+use gshare_core::{Duration, Engine, FunctionId, Quota, SmShare, Timestamp};
+use std::collections::BTreeMap;
+
+const VALID: &str = "a valid event is accepted";
+const MOST: &str = "starting and ready instances are never more than the maximum";
+const LEAST: &str = "a decision leaves no fewer than the minimum";
+const DRAINS: &str = "an instance that was ready is drained, not stopped, unless it does not drain in time";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Starting,
+    Ready,
+    Draining,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Happening {
+    Tick,
+    Ready(InstanceId),
+    Refused(InstanceId),
+    Gone(InstanceId),
+    Wake,
+}
+
+/// An order as a function sees it: instance names differ between runs with other functions.
+type Order = (Timestamp, &'static str, Option<ProfilePoint>);
+
+struct Function {
+    spec: FunctionScale,
+    /// Everything random about this function, so that it is the same with and without others.
+    rng: Rng,
+    rate: u64,
+    orders: Vec<Order>,
+    unmet: bool,
+}
+
+struct Fleet {
+    scaler: Watched<dyn HorizontalScaler>,
+    functions: Vec<Function>,
+    instances: BTreeMap<InstanceId, (usize, State)>,
+    queue: EventQueue<Happening>,
+    given: u64,
+    wake: Option<Timestamp>,
+}
+
+/// What a scene wants of the instances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hosts {
+    Random,
+    Prompt,
+    Dead,
+}
+
+/// Runs the suite over the scalers that `make` builds; they must be equal and without functions.
+///
+/// # Errors
+/// The first claim that does not hold.
+pub fn horizontal_scaler(
+    make: &dyn Fn() -> Box<dyn HorizontalScaler>,
+    seeds: Range<u64>,
+) -> Result<(), Story> {
+    for seed in seeds {
+        let run = |most: usize| {
+            let log = Log::default();
+            let tell = |broken| log.story(seed, broken);
+            let functions = random_functions(seed).into_iter().take(most).collect();
+            let mut fleet = Fleet::new(make(), &log, functions).map_err(tell)?;
+            fleet.run(200, Hosts::Random).map_err(tell)?;
+            Ok((fleet, log))
+        };
+        let (first, log) = run(usize::MAX)?;
+        let tell = |broken| log.story(seed, broken);
+        let (_, again) = run(usize::MAX)?;
+        claim(log.hash() == again.hash(), "the same events give the same actions", || "they did not".into())
+            .map_err(tell)?;
+        let (alone, _) = run(1)?;
+        let same = alone.functions[0].orders == first.functions[0].orders;
+        claim(same, "functions do not affect each other", || "function 0 got other orders alone".into())
+            .map_err(tell)?;
+    }
+    scenes(make)
+}
+
+fn scenes(make: &dyn Fn() -> Box<dyn HorizontalScaler>) -> Result<(), Story> {
+    let scene = |hosts, max_instances, rate| {
+        let log = Log::default();
+        let tell = |broken| log.story(0, broken);
+        let mut functions = random_functions(0);
+        functions.truncate(1);
+        let spec = &mut functions[0].spec;
+        (spec.min_instances, spec.max_instances, functions[0].rate) = (1, max_instances, rate);
+        let mut fleet = Fleet::new(make(), &log, functions).map_err(tell)?;
+        fleet.run(400, hosts).map_err(tell)?;
+        Ok((fleet, log))
+    };
+    let (fleet, log) = scene(Hosts::Prompt, 1, 100_000)?;
+    let unmet = fleet.functions[0].unmet;
+    claim(unmet, "load that it cannot serve is reported", || {
+        "100,000 requests/s on one instance were not".into()
+    })
+    .map_err(|broken| log.story(0, broken))?;
+    let (fleet, log) = scene(Hosts::Dead, 2, 1)?;
+    let stopped = fleet.functions[0].orders.iter().any(|(_, what, _)| *what == "start timed out");
+    claim(stopped, "an instance that does not become ready in time is stopped", || {
+        "none was stopped in 400 ticks".into()
+    })
+    .map_err(|broken| log.story(0, broken))
+}
+
+fn random_functions(seed: u64) -> Vec<Function> {
+    let mut rng = Rng::new(seed);
+    let functions = rng.between(1, 3);
+    (0..functions).filter_map(|_| random_function(rng.fork())).collect()
+}
+
+/// `None` cannot be: the points are sound.
+fn random_function(mut rng: Rng) -> Option<Function> {
+    let points = [20, 50].into_iter().filter_map(|percent| {
+        let (sm, quota) = (SmShare::from_percent(percent)?, Quota::from_percent(50 + percent)?);
+        let p50 = rng.duration(Duration::from_millis(5), Duration::from_millis(80));
+        let p95 = p50.saturating_add(rng.duration(Duration::ZERO, Duration::from_millis(20)));
+        ProfilePoint::measured(sm, quota, 1, f64::from(percent), p50, p95).ok()
+    });
+    let profile = ProfileTable::sparse(points.collect()).ok()?;
+    let slowest = profile.points().iter().map(|point| point.p95).min()?;
+    let max_p95 = rng.percent(50).then_some(slowest);
+    let min_instances = u32::try_from(rng.below(3)).ok()?;
+    let max_instances = min_instances.max(1) + u32::try_from(rng.below(5)).ok()?;
+    let spec = FunctionScale { profile, max_p95, min_instances, max_instances };
+    Some(Function { spec, rng, rate: 0, orders: Vec::new(), unmet: false })
+}
+
+impl Fleet {
+    fn new(scaler: Box<dyn HorizontalScaler>, log: &Log, functions: Vec<Function>) -> Result<Self, Broken> {
+        let scaler = Watched::new(log, scaler);
+        let queue = EventQueue::new();
+        Ok(Self { scaler, functions, instances: BTreeMap::new(), queue, given: 0, wake: None })
+    }
+
+    fn run(&mut self, ticks: u64, hosts: Hosts) -> Result<(), Broken> {
+        let tick = self.scaler.engine().tick();
+        for index in 0..self.functions.len() {
+            let spec = self.functions[index].spec.clone();
+            self.tell(hosts, HorizontalEvent::FunctionAdded { function: name(index), spec })?;
+        }
+        for number in 1..=ticks {
+            self.queue.schedule(Timestamp::ZERO + tick.saturating_mul(number), Happening::Tick);
+        }
+        let end = Timestamp::ZERO + tick.saturating_mul(ticks);
+        while let Some((now, happening)) = self.queue.pop() {
+            if now > end {
+                break;
+            }
+            match happening {
+                Happening::Tick => {
+                    for index in 0..self.functions.len() {
+                        let function = &mut self.functions[index];
+                        if hosts == Hosts::Random && function.rng.percent(5) {
+                            function.rate = function.rng.below(300);
+                        }
+                        let rate = RequestRate::per_second(function.rate);
+                        self.tell(hosts, HorizontalEvent::LoadReported { function: name(index), rate })?;
+                    }
+                }
+                Happening::Ready(instance) => {
+                    if let Some((_, state @ State::Starting)) = self.instances.get_mut(&instance) {
+                        *state = State::Ready;
+                        self.tell(hosts, HorizontalEvent::InstanceReady { instance })?;
+                    }
+                }
+                Happening::Refused(instance) => {
+                    if let Some((_, State::Starting)) = self.instances.get(&instance) {
+                        self.instances.remove(&instance);
+                        self.tell(hosts, HorizontalEvent::StartRefused { instance })?;
+                    }
+                }
+                Happening::Gone(instance) => {
+                    if self.instances.remove(&instance).is_some() {
+                        self.tell(hosts, HorizontalEvent::InstanceGone { instance })?;
+                    }
+                }
+                Happening::Wake => {
+                    if self.scaler.next_deadline().is_some_and(|at| at <= now) {
+                        self.tell(hosts, HorizontalEvent::DeadlineReached)?;
+                    }
+                }
+            }
+            let next = self.scaler.next_deadline();
+            if let Some(at) = next.filter(|at| Some(*at) != self.wake) {
+                self.queue.schedule(at.max(now), Happening::Wake);
+                self.wake = Some(at);
+            }
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, hosts: Hosts, event: HorizontalEvent) -> Result<(), Broken> {
+        let (now, mut actions) = (self.queue.now(), Vec::new());
+        self.scaler.handle(now, event, &mut actions).map_err(|error| (VALID, error.to_string()))?;
+        for action in actions {
+            self.obey(now, hosts, action)?;
+        }
+        for (index, function) in self.functions.iter().enumerate() {
+            let Some(told) = self.scaler.engine().instances(name(index)) else { continue };
+            let most = function.spec.max_instances;
+            let counts = self.counts(index);
+            claim(told == counts, "the instances it knows are those there are", || {
+                format!("{}: {told:?}, there are {counts:?}", name(index))
+            })?;
+            claim(counts.starting + counts.ready <= most, MOST, || format!("{counts:?} of {most}"))?;
+        }
+        Ok(())
+    }
+
+    fn counts(&self, index: usize) -> InstanceCounts {
+        let mut counts = InstanceCounts::default();
+        for (_, state) in self.instances.values().filter(|(of, _)| *of == index) {
+            match state {
+                State::Starting => counts.starting += 1,
+                State::Ready => counts.ready += 1,
+                State::Draining => counts.draining += 1,
+            }
+        }
+        counts
+    }
+
+    fn obey(&mut self, now: Timestamp, hosts: Hosts, action: HorizontalAction) -> Result<(), Broken> {
+        let of = |this: &Self, instance: InstanceId| {
+            let unknown = || ("orders name instances that there are", format!("{instance}"));
+            this.instances.get(&instance).copied().ok_or_else(unknown)
+        };
+        match action {
+            HorizontalAction::Start { function, instance, point } => {
+                let known = self.functions.get_mut(function.index());
+                let state =
+                    known.ok_or_else(|| ("orders name functions that there are", format!("{function}")))?;
+                claim(instance.0 >= self.given, "names of instances are never used twice", || {
+                    format!("{instance}")
+                })?;
+                self.given = instance.0 + 1;
+                let spec = &state.spec;
+                let fast = spec.profile.points().contains(&point)
+                    && spec.max_p95.is_none_or(|most| point.p95 <= most);
+                claim(fast, "an instance starts at a point of the profile that keeps the SLO", || {
+                    format!("{point:?}")
+                })?;
+                state.orders.push((now, "start", Some(point)));
+                let soon = now + state.rng.duration(Duration::from_millis(500), Duration::from_secs(20));
+                match hosts {
+                    Hosts::Prompt => self.queue.schedule(now, Happening::Ready(instance)),
+                    Hosts::Dead => {}
+                    Hosts::Random => match state.rng.below(100) {
+                        0..3 => {}
+                        3..10 => self.queue.schedule(soon, Happening::Refused(instance)),
+                        draw => {
+                            self.queue.schedule(soon, Happening::Ready(instance));
+                            if draw < 15 {
+                                self.queue
+                                    .schedule(soon + Duration::from_secs(draw), Happening::Gone(instance));
+                            }
+                        }
+                    },
+                }
+                self.instances.insert(instance, (function.index(), State::Starting));
+                Ok(())
+            }
+            HorizontalAction::Drain { instance } => {
+                let (index, state) = of(self, instance)?;
+                claim(state == State::Ready, "what is drained was ready", || {
+                    format!("{instance}: {state:?}")
+                })?;
+                self.instances.insert(instance, (index, State::Draining));
+                let function = &mut self.functions[index];
+                function.orders.push((now, "drain", None));
+                if !function.rng.percent(5) {
+                    let soon = now + function.rng.duration(Duration::from_millis(1), Duration::from_secs(5));
+                    self.queue.schedule(soon, Happening::Gone(instance));
+                }
+                self.keeps_least(index)
+            }
+            HorizontalAction::Stop { instance, reason } => {
+                let (index, state) = of(self, instance)?;
+                let (expected, what) = match reason {
+                    StopReason::StartTimedOut => (State::Starting, "start timed out"),
+                    StopReason::NotNeeded => (State::Starting, "not needed"),
+                    _ => (State::Draining, "drain timed out"),
+                };
+                claim(state == expected, DRAINS, || {
+                    format!("{instance} was {state:?}, stopped as {reason:?}")
+                })?;
+                self.instances.remove(&instance);
+                self.functions[index].orders.push((now, what, None));
+                if reason == StopReason::NotNeeded { self.keeps_least(index) } else { Ok(()) }
+            }
+            HorizontalAction::Unmet { function, .. } => {
+                if let Some(state) = self.functions.get_mut(function.index()) {
+                    state.unmet = true;
+                    state.orders.push((now, "unmet", None));
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn keeps_least(&self, index: usize) -> Result<(), Broken> {
+        let (counts, least) = (self.counts(index), self.functions[index].spec.min_instances);
+        claim(counts.starting + counts.ready >= least, LEAST, || format!("{counts:?}, at least {least}"))
+    }
+}
+
+fn name(index: usize) -> FunctionId {
+    FunctionId(u32::try_from(index).unwrap_or(u32::MAX))
+}

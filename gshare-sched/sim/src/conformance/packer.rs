@@ -1,0 +1,436 @@
+//! Whether a packer keeps the contract of [`Packer`], and of [`PackerExt`] where it has one.
+//!
+//! # What is run
+//! Random calls on up to six GPUs of several sizes, nonsense included, on two instances at once. A book is kept beside
+//! them, and after each call everything that the packer lists is compared with it.
+
+use super::story::{Broken, Log, Story, claim};
+use crate::rng::Rng;
+use core::ops::Range;
+use gshare_core::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement};
+use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a packer keeps within a GPU's size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shares {
+    /// Rectangles of time by SMs, which do not overlap.
+    Rectangles,
+    /// The sum of the SM shares that are guaranteed.
+    Sums,
+}
+
+/// Calls of a run.
+const CALLS: u64 = 150;
+const GPUS: u64 = 6;
+
+const SAME: &str = "equal calls give equal answers";
+const ERR: &str = "an error changes nothing";
+
+/// What the packer should hold.
+#[derive(Default)]
+struct Book {
+    gpus: BTreeMap<GpuId, GpuSpec>,
+    held: BTreeMap<PlacementId, Placement>,
+    /// Every id that was ever given.
+    given: BTreeSet<PlacementId>,
+}
+
+/// One call.
+#[derive(Debug, Clone)]
+enum Call {
+    Add(GpuId, GpuSpec),
+    Remove(GpuId),
+    Place(Demand, u64),
+    All(Vec<Demand>),
+    Gang(Vec<Demand>),
+    Release(PlacementId),
+}
+
+/// The answer to a call: what was placed, or the placement that was released.
+type Answer = Result<(Vec<Placed>, Option<Placement>), PackError>;
+
+/// Runs the suite over the packers that `make` builds; they must be equal, without GPUs, and without a limit on GPUs in
+/// use.
+///
+/// # Errors
+/// The first claim that does not hold.
+pub fn packer(make: &dyn Fn() -> Box<dyn Packer>, shares: Shares, seeds: Range<u64>) -> Result<(), Story> {
+    for seed in seeds {
+        let log = Log::default();
+        random_calls(make, shares, seed, &log).map_err(|broken| log.story(seed, broken))?;
+    }
+    Ok(())
+}
+
+fn random_calls(
+    make: &dyn Fn() -> Box<dyn Packer>,
+    shares: Shares,
+    seed: u64,
+    log: &Log,
+) -> Result<(), Broken> {
+    let (mut rng, mut book) = (Rng::new(seed), Book::default());
+    let (mut one, mut two) = (make(), make());
+    for number in 0..CALLS {
+        let call = random_call(&mut rng, &book, number);
+        let before = listing(&*one);
+        let answer = carry_out(&mut *one, &call);
+        log.note(format!("call {number}"), format!("{call:?} -> {answer:?}"));
+        claim(carry_out(&mut *two, &call) == answer, SAME, || "another instance answered otherwise".into())?;
+        let after = listing(&*one);
+        if answer.is_err() {
+            claim(before == after, ERR, || format!("{before:?} became {after:?}"))?;
+        }
+        book.enter(&call, &answer, &after, shares)?;
+        book.compare(&*one, &after, shares)?;
+    }
+    Ok(())
+}
+
+fn random_demand(rng: &mut Rng) -> Demand {
+    let share = |rng: &mut Rng| {
+        let tenths = u16::try_from(rng.between(1, 10)).unwrap_or(1) * 1_000;
+        let odd = u16::try_from(rng.between(1, 6_000)).unwrap_or(1);
+        if rng.percent(3) {
+            0
+        } else if rng.percent(50) {
+            tenths
+        } else {
+            odd
+        }
+    };
+    let quota = Quota::new(share(rng)).unwrap_or(Quota::WHOLE);
+    let sm = SmShare::new(share(rng)).unwrap_or(SmShare::WHOLE);
+    let demand = Demand::new(quota, sm).with_memory(Bytes::from_gib(rng.below(12)));
+    match rng.percent(20) {
+        true => demand.with_apart(u32::try_from(rng.below(2)).unwrap_or(0)),
+        false => demand,
+    }
+}
+
+fn random_call(rng: &mut Rng, book: &Book, number: u64) -> Call {
+    let gpu = GpuId(u32::try_from(rng.below(GPUS)).unwrap_or(0));
+    let several = |rng: &mut Rng| (0..rng.between(1, 4)).map(|_| random_demand(rng)).collect();
+    let of = |rng: &mut Rng, ids: Vec<PlacementId>| rng.pick(&ids).copied();
+    match rng.below(100) {
+        _ if number < 2 => Call::Add(gpu, GpuSpec::new(Bytes::from_gib(16))),
+        0..10 => {
+            let spec = GpuSpec::new(Bytes::from_gib(rng.between(4, 32)));
+            let half = spec.with_size(Quota::WHOLE, SmShare::from_percent(50).unwrap_or(SmShare::WHOLE));
+            Call::Add(gpu, if rng.percent(30) { half } else { spec })
+        }
+        10..15 => Call::Remove(gpu),
+        15..20 => Call::All(several(rng)),
+        20..26 => Call::Gang(several(rng)),
+        26..36 => Call::Place(random_demand(rng), rng.below(1 << GPUS)),
+        36..60 => match of(rng, book.held.keys().copied().collect()) {
+            Some(id) => Call::Release(id),
+            None => Call::Place(random_demand(rng), u64::MAX),
+        },
+        60..65 => match of(rng, book.given.iter().copied().collect()) {
+            Some(id) => Call::Release(id),
+            None => Call::Release(PlacementId::new(7, 7)),
+        },
+        _ => Call::Place(random_demand(rng), u64::MAX),
+    }
+}
+
+fn accepts(mask: u64) -> impl Fn(GpuId) -> bool {
+    move |gpu| mask >> gpu.0.min(63) & 1 == 1
+}
+
+fn carry_out(packer: &mut dyn Packer, call: &Call) -> Answer {
+    let mut out = Vec::new();
+    let released = match call {
+        Call::Add(gpu, spec) => packer.add_gpu(*gpu, *spec).map(|()| None),
+        Call::Remove(gpu) => packer.remove_gpu(*gpu).map(|()| None),
+        Call::Place(demand, u64::MAX) => packer.place(demand).map(|placed| {
+            out.push(placed);
+            None
+        }),
+        Call::Place(demand, mask) => packer.place_where(demand, &accepts(*mask)).map(|placed| {
+            out.push(placed);
+            None
+        }),
+        Call::All(demands) => packer.place_all(demands, &mut out).map(|()| None),
+        Call::Gang(demands) => packer.place_gang(demands, &mut out).map(|()| None),
+        Call::Release(id) => packer.release(*id).map(Some),
+    }?;
+    Ok((out, released))
+}
+
+fn listing(packer: &dyn Packer) -> Vec<Placement> {
+    let mut all = Vec::new();
+    packer.placements(&mut |placement| all.push(*placement));
+    all
+}
+
+impl Book {
+    fn on(&self, gpu: GpuId) -> impl Iterator<Item = &Placement> {
+        self.held.values().filter(move |placement| placement.gpu == gpu)
+    }
+
+    /// Takes over what a call changed, which must be what it says and nothing else.
+    fn enter(
+        &mut self,
+        call: &Call,
+        answer: &Answer,
+        after: &[Placement],
+        shares: Shares,
+    ) -> Result<(), Broken> {
+        let Ok((placed, released)) = answer else { return self.refusal(call, shares) };
+        let demands = match call {
+            Call::Add(gpu, spec) => {
+                let known = self.gpus.insert(*gpu, *spec).is_some();
+                claim(!known, "a GPU is added once", || format!("{gpu} was there"))?;
+                &[][..]
+            }
+            Call::Remove(gpu) => {
+                let used = self.on(*gpu).count();
+                claim(used == 0, "a GPU in use is not removed", || format!("{gpu} holds {used}"))?;
+                let known = self.gpus.remove(gpu).is_some();
+                claim(known, "a GPU that is not there is not removed", || format!("{gpu}"))?;
+                &[]
+            }
+            Call::Place(demand, _) => core::slice::from_ref(demand),
+            Call::All(demands) | Call::Gang(demands) => demands,
+            Call::Release(id) => {
+                let gone = self.held.remove(id);
+                claim(gone.is_some(), "a stale id is an error", || format!("{id} was released"))?;
+                claim(gone == *released, "a release returns the placement", || format!("{released:?}"))?;
+                &[]
+            }
+        };
+        let answers: Vec<Demand> = placed.iter().map(|placed| placed.placement.demand).collect();
+        claim(answers == demands, "answers are those to the demands, in their order", || {
+            format!("{answers:?} to {demands:?}")
+        })?;
+        let mut taken = BTreeSet::new();
+        for Placed { placement, .. } in placed {
+            let (id, gpu, demand) = (placement.id, placement.gpu, placement.demand);
+            claim(demand.validate().is_ok(), "an invalid demand is refused", || format!("{demand:?}"))?;
+            claim(self.given.insert(id), "an id is given once", || format!("{id} was given before"))?;
+            claim(self.gpus.contains_key(&gpu), "a placement is on a GPU of the pool", || format!("{gpu}"))?;
+            if let Call::Place(_, mask) = call {
+                claim(accepts(*mask)(gpu), "a demand goes to a GPU that the filter accepts", || {
+                    format!("{gpu} was not accepted")
+                })?;
+            }
+            let twice = !taken.insert(gpu) && matches!(call, Call::Gang(_));
+            claim(!twice, "members of a gang are on GPUs of their own", || format!("{gpu} was given twice"))?;
+            self.held.insert(id, *placement);
+        }
+        // Where a GPU was rearranged, rectangles of others changed; nothing else may.
+        let rearranged = |gpu: GpuId| placed.iter().any(|one| one.rearranged && one.placement.gpu == gpu);
+        for now in after.iter().filter(|now| rearranged(now.gpu)) {
+            if let Some(held) = self.held.get_mut(&now.id) {
+                held.rectangle = now.rectangle;
+            }
+        }
+        Ok(())
+    }
+
+    /// What may not be refused.
+    fn refusal(&self, call: &Call, shares: Shares) -> Result<(), Broken> {
+        let fits = |demand: &Demand, spec: &GpuSpec| {
+            let wide = shares == Shares::Sums || spec.quota >= demand.quota;
+            wide && spec.sm >= demand.limit() && spec.memory >= demand.memory
+        };
+        let refused = match call {
+            Call::Place(demand, mask) => {
+                let empty = |(gpu, spec): (&GpuId, &GpuSpec)| {
+                    accepts(*mask)(*gpu) && self.on(*gpu).next().is_none() && fits(demand, spec)
+                };
+                demand.validate().is_ok() && self.gpus.iter().any(empty)
+            }
+            Call::Release(id) => self.held.contains_key(id),
+            Call::Add(gpu, _) => !self.gpus.contains_key(gpu),
+            Call::Remove(gpu) => self.gpus.contains_key(gpu) && self.on(*gpu).next().is_none(),
+            Call::All(_) | Call::Gang(_) => false,
+        };
+        claim(!refused, "what an empty GPU holds, a live id and a valid GPU are not refused", || {
+            "it was refused".into()
+        })
+    }
+
+    /// That the packer lists what the book has, and that it is within its bounds.
+    fn compare(&self, packer: &dyn Packer, after: &[Placement], shares: Shares) -> Result<(), Broken> {
+        claim(after.is_sorted_by_key(|placement| placement.gpu), "placements are listed by GPU", || {
+            format!("{after:?}")
+        })?;
+        let same =
+            after.len() == self.held.len() && after.iter().all(|now| self.held.get(&now.id) == Some(now));
+        claim(same, "placements stay as they were answered until they are released", || {
+            format!("{:?} are held, {after:?} are listed", self.held.values())
+        })?;
+        let mut statuses: Vec<GpuStatus> = Vec::new();
+        packer.gpus(&mut |status| statuses.push(*status));
+        let specs = statuses.iter().map(|status| (status.gpu, status.spec));
+        claim(specs.eq(self.gpus.iter().map(|(gpu, spec)| (*gpu, *spec))), "GPUs are listed by id", || {
+            format!("{statuses:?}")
+        })?;
+        for status in statuses {
+            let on: Vec<Placement> = self.on(status.gpu).copied().collect();
+            let memory: u64 = on.iter().map(|placement| placement.demand.memory.get()).sum();
+            claim(memory <= status.spec.memory.get(), "memory is never passed", || {
+                format!("{} has {}, {memory} bytes are placed", status.gpu, status.spec.memory)
+            })?;
+            let told = (usize::try_from(status.placements).ok(), status.memory_used.get());
+            claim(
+                told == (Some(on.len()), memory),
+                "the status of a GPU is the sum of its placements",
+                || format!("{status:?}"),
+            )?;
+            let found = packer.gpu(status.gpu) == Some(status);
+            claim(found, "a GPU is found as it is listed", || format!("{}", status.gpu))?;
+            let mut there = Vec::new();
+            packer.placements_on(status.gpu, &mut |placement| there.push(placement.id));
+            let listed = after.iter().filter(|now| now.gpu == status.gpu).map(|now| now.id);
+            claim(listed.eq(there.iter().copied()), "a GPU's placements are those of the list", || {
+                format!("{there:?}")
+            })?;
+            for (index, a) in on.iter().enumerate() {
+                let together = |b: &&Placement| a.demand.apart.is_some() && a.demand.apart == b.demand.apart;
+                claim(
+                    !on[..index].iter().any(|b| together(&b)),
+                    "members of a group never share a GPU",
+                    || format!("group {:?} on {}", a.demand.apart, status.gpu),
+                )?;
+                claim(packer.placement(a.id) == Some(*a), "a placement is found by its id", || {
+                    format!("{}", a.id)
+                })?;
+            }
+            within(shares, &status.spec, &on)?;
+        }
+        Ok(())
+    }
+}
+
+fn within(shares: Shares, spec: &GpuSpec, on: &[Placement]) -> Result<(), Broken> {
+    if shares == Shares::Sums {
+        let sum: u32 = on.iter().map(|placement| u32::from(placement.demand.sm.get())).sum();
+        return claim(sum <= spec.sm.get().into(), "guaranteed SM shares add up to at most the GPU", || {
+            format!("{sum} basis points on {} of them", spec.sm.get())
+        });
+    }
+    let edges = |placement: &Placement| {
+        let at = placement.rectangle;
+        let (x, y) = (u32::from(at.time_offset.get()), u32::from(at.sm_offset.get()));
+        (x, y, x + u32::from(at.quota.get()), y + u32::from(at.sm.get()))
+    };
+    for (index, placement) in on.iter().enumerate() {
+        let (x, y, right, top) = edges(placement);
+        let size = (placement.rectangle.quota, placement.rectangle.sm);
+        let whole = size == (placement.demand.quota, placement.demand.sm)
+            && right <= spec.quota.get().into()
+            && top <= spec.sm.get().into();
+        claim(whole, "a rectangle has the demand's size and lies inside its GPU", || {
+            format!("{placement:?}")
+        })?;
+        for other in &on[..index] {
+            let (ox, oy, oright, otop) = edges(other);
+            let meets = x < oright && ox < right && y < otop && oy < top;
+            claim(!meets, "no two rectangles of a GPU overlap", || format!("{placement:?} and {other:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs [`packer`], and random probes, cordons, drains, plans and restores.
+///
+/// # Errors
+/// The first claim that does not hold.
+pub fn packer_ext(
+    make: &dyn Fn() -> Box<dyn PackerExt>,
+    shares: Shares,
+    seeds: Range<u64>,
+) -> Result<(), Story> {
+    packer(&|| make(), shares, seeds.clone())?;
+    for seed in seeds {
+        let log = Log::default();
+        plans(make, seed, &log).map_err(|broken| log.story(seed, broken))?;
+    }
+    Ok(())
+}
+
+fn plans(make: &dyn Fn() -> Box<dyn PackerExt>, seed: u64, log: &Log) -> Result<(), Broken> {
+    let (mut rng, mut pool) = (Rng::new(seed), make());
+    let wrong = |error: PackError| ("a valid call is carried out", error.to_string());
+    for gpu in (0..4).map(GpuId) {
+        pool.add_gpu(gpu, GpuSpec::new(Bytes::from_gib(16))).map_err(wrong)?;
+    }
+    for number in 0..CALLS / 2 {
+        let (before, version) = (listing(&*pool), pool.version());
+        let at = format!("call {number}");
+        let gpu = GpuId(u32::try_from(rng.below(4)).unwrap_or(0));
+        let plan = match rng.below(10) {
+            0 => {
+                let on = rng.percent(50);
+                pool.set_cordoned(gpu, on).map_err(wrong)?;
+                log.note(at, format!("cordon {gpu}: {on}"));
+                let told = pool.gpu(gpu).map(|status| status.cordoned);
+                claim(told == Some(on), "a cordon shows in the status", || format!("{told:?}"))?;
+                continue;
+            }
+            1 => pool.plan_drain(gpu).map_err(wrong)?,
+            2 => {
+                let most = usize::try_from(rng.below(8)).unwrap_or(0);
+                let plan = pool.plan_repack(most);
+                claim(plan.moves() <= most, "a plan keeps to the moves allowed", || format!("{plan:?}"))?;
+                plan
+            }
+            3..6 => {
+                if let Some(placement) = rng.pick(&before) {
+                    log.note(at, format!("release {}", placement.id));
+                    pool.release(placement.id).map_err(wrong)?;
+                    let grown = pool.version() > version;
+                    claim(grown, "the version grows with every change", || "it did not".into())?;
+                }
+                continue;
+            }
+            _ => {
+                let demand = random_demand(&mut rng);
+                let probed = pool.probe(&demand);
+                let placed = pool.place(&demand);
+                log.note(at, format!("place {demand:?}: {placed:?}"));
+                let same = probed == placed.clone().map(|placed| placed.placement.gpu);
+                claim(same, "a probe names the GPU that place chooses", || format!("{probed:?}"))?;
+                if let Ok(placed) = placed {
+                    let cordoned = pool.gpu(placed.placement.gpu).is_some_and(|status| status.cordoned);
+                    claim(!cordoned, "a cordoned GPU takes no new placements", || format!("{placed:?}"))?;
+                }
+                continue;
+            }
+        };
+        log.note(at, format!("{plan:?}"));
+        claim(listing(&*pool) == before, "a plan changes nothing until it is applied", || String::new())?;
+        pool.apply(&plan).map_err(wrong)?;
+        let changed = |old: &Placement| {
+            let change = plan.changes.iter().find(|change| change.id == old.id);
+            change.map_or(*old, |change| Placement::new(old.id, change.to_gpu, change.to, old.demand))
+        };
+        let by_id = |list: Vec<Placement>| -> BTreeMap<PlacementId, Placement> {
+            list.into_iter().map(|placement| (placement.id, placement)).collect()
+        };
+        let expected = by_id(before.iter().map(changed).collect());
+        let now = by_id(listing(&*pool));
+        claim(now == expected, "a plan that is applied moves what it says and nothing else", || {
+            format!("{now:?} in place of {expected:?}")
+        })?;
+        let full = plan.emptied.iter().find(|gpu| now.values().any(|placement| placement.gpu == **gpu));
+        claim(full.is_none(), "a plan empties the GPUs that it says", || format!("{full:?}"))?;
+        let again = pool.apply(&plan);
+        claim(again.is_err(), "a plan is good once", || format!("{plan:?}"))?;
+    }
+    let mut restored = make();
+    for gpu in (0..4).map(GpuId) {
+        restored.add_gpu(gpu, GpuSpec::new(Bytes::from_gib(16))).map_err(wrong)?;
+    }
+    for placement in listing(&*pool) {
+        let there =
+            restored.place_at(placement.gpu, placement.rectangle, &placement.demand).map_err(wrong)?;
+        let same = (there.gpu, there.rectangle) == (placement.gpu, placement.rectangle);
+        claim(same, "what runs is restored where it is", || format!("{there:?} for {placement:?}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,33 @@
+//! Whether a scheduler of requests keeps its promises: clusters of [`request::chaos`](crate::request::chaos), in which GPUs
+//! disappear, loads fail and processes die behind its back, and the checks of [`simulate`].
+
+use super::story::{Log, Story, Watched, claim};
+use crate::request::{chaos, simulate};
+use core::ops::Range;
+use gshare_core::request::RequestScheduler;
+
+const ONCE: &str =
+    "each request is served or rejected once, on a GPU that has its model, within the GPU's memory";
+
+/// Runs the suite over the schedulers that `make` builds; they must be equal, and without GPUs and models.
+///
+/// # Errors
+/// The first claim that does not hold.
+pub fn request_scheduler(
+    make: &dyn Fn() -> Box<dyn RequestScheduler>,
+    seeds: Range<u64>,
+) -> Result<(), Story> {
+    for seed in seeds {
+        let work = chaos(seed);
+        let run = || {
+            let log = Log::default();
+            let mut scheduler = Watched::<dyn RequestScheduler>::new(&log, make());
+            let outcome = simulate(&mut scheduler, &work, seed, None);
+            outcome.map_err(|wrong| log.story(seed, (ONCE, wrong))).map(|_| log)
+        };
+        let (log, again) = (run()?, run()?);
+        claim(log.hash() == again.hash(), "the same events give the same actions", || "they did not".into())
+            .map_err(|broken| log.story(seed, broken))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! What a suite answers with: the first claim that does not hold, and the story up to there.
+
+use core::fmt::{self, Debug};
+use core::hash::{Hash, Hasher};
+use gshare_core::request::{GpuRecord, RequestId, RequestPlace, RequestScheduler, RequestStats};
+use gshare_core::{Engine, GpuId, Timestamp};
+use std::collections::VecDeque;
+use std::hash::DefaultHasher;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Events that a story keeps.
+const KEPT: usize = 40;
+
+/// A claim that an implementation does not keep, with the run that shows it.
+#[derive(Clone)]
+pub struct Story {
+    /// The claim of the trait's contract that does not hold.
+    pub claim: &'static str,
+    /// The seed of the run: the same seed shows it again.
+    pub seed: u64,
+    /// The virtual time, or the number of the call, at which it shows.
+    pub at: String,
+    /// What is wrong, as a sentence.
+    pub wrong: String,
+    /// The last events before it with the answers to them, oldest first; at most 40.
+    pub events: Vec<String>,
+}
+
+impl fmt::Display for Story {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { claim, seed, at, wrong, events } = self;
+        write!(f, "`{claim}` does not hold (seed {seed}, at {at}): {wrong}")?;
+        events.iter().try_for_each(|event| write!(f, "\n    {event}"))
+    }
+}
+
+/// As `Display`, so that `unwrap` in a test prints the story as a story.
+impl Debug for Story {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl core::error::Error for Story {}
+
+/// A claim that does not hold, and what is wrong.
+pub(super) type Broken = (&'static str, String);
+
+/// Breaks a claim unless `holds`.
+pub(super) fn claim(holds: bool, claim: &'static str, wrong: impl FnOnce() -> String) -> Result<(), Broken> {
+    if holds { Ok(()) } else { Err((claim, wrong())) }
+}
+
+#[derive(Default)]
+struct Lines {
+    last: VecDeque<String>,
+    at: String,
+    hash: DefaultHasher,
+    broken: Option<Broken>,
+}
+
+/// A record of a run, shared between the suite and the engines that it watches.
+#[derive(Clone, Default)]
+pub(super) struct Log(Arc<Mutex<Lines>>);
+
+impl Log {
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn note(&self, at: impl ToString, line: String) {
+        let mut lines = self.lines();
+        line.hash(&mut lines.hash);
+        lines.at = at.to_string();
+        let line = format!("{}: {line}", lines.at);
+        if lines.last.len() == KEPT {
+            lines.last.pop_front();
+        }
+        lines.last.push_back(line);
+    }
+
+    /// A number that equal runs share.
+    pub(super) fn hash(&self) -> u64 {
+        self.lines().hash.finish()
+    }
+
+    pub(super) fn story(&self, seed: u64, (claim, wrong): Broken) -> Story {
+        let lines = self.lines();
+        // What an engine broke first explains what broke after it.
+        let (claim, wrong) = lines.broken.clone().unwrap_or((claim, wrong));
+        Story { claim, seed, at: lines.at.clone(), wrong, events: lines.last.iter().cloned().collect() }
+    }
+}
+
+/// An engine that is passed through and recorded.
+pub(super) struct Watched<E: ?Sized> {
+    log: Log,
+    engine: Box<E>,
+}
+
+impl<E: ?Sized> Watched<E> {
+    pub(super) fn new(log: &Log, engine: Box<E>) -> Self {
+        Self { log: log.clone(), engine }
+    }
+
+    pub(super) fn engine(&self) -> &E {
+        &self.engine
+    }
+}
+
+impl<E> Engine for Watched<E>
+where
+    E: Engine<Event: Debug, Action: Debug> + ?Sized,
+{
+    type Event = E::Event;
+    type Action = E::Action;
+    type Error = E::Error;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: E::Event,
+        actions: &mut Vec<E::Action>,
+    ) -> Result<(), E::Error> {
+        let (told, before) = (format!("{event:?}"), actions.len());
+        let result = self.engine.handle(now, event, actions);
+        let answer = actions.get(before..).unwrap_or_default();
+        match &result {
+            Ok(()) => self.log.note(now, format!("{told} -> {answer:?}")),
+            Err(error) => {
+                self.log.note(now, format!("{told} -> refused: {error}"));
+                if actions.len() != before {
+                    let wrong = "the event was refused and the list of actions changed".to_owned();
+                    self.log.lines().broken.get_or_insert(("an error changes nothing", wrong));
+                }
+            }
+        }
+        result
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.engine.next_deadline()
+    }
+}
+
+impl RequestScheduler for Watched<dyn RequestScheduler> {
+    fn place(&self, request: RequestId) -> Option<RequestPlace> {
+        self.engine.place(request)
+    }
+
+    fn waiting(&self) -> usize {
+        self.engine.waiting()
+    }
+
+    fn stats(&self) -> RequestStats {
+        self.engine.stats()
+    }
+
+    fn gpu(&self, gpu: GpuId) -> Option<GpuRecord> {
+        self.engine.gpu(gpu)
+    }
+}

@@ -1,0 +1,204 @@
+//! Whether a scaler of tokens within a GPU keeps the contract of [`VerticalScaler`].
+//!
+//! # What is run
+//! 1. **Random GPUs**: clients of both classes join, change their shares, report usage and iterations whose cycles grow, and
+//!    leave, on two GPUs; a book of what is issued is kept beside the scaler.
+//! 2. **The same again**, and **the first GPU alone**: its clients must be issued the same.
+
+use super::story::{Broken, Log, Story, Watched, claim};
+use crate::rng::Rng;
+use core::ops::Range;
+use gshare_core::scale::{ServiceClass, VerticalAction, VerticalEvent, VerticalScaler};
+use gshare_core::{ClientId, Duration, Engine, GpuId, ModelId, Quota, QuotaRange, Timestamp};
+use std::collections::BTreeMap;
+
+const PERIODS: u64 = 300;
+/// Slots of a GPU.
+const SLOTS: u32 = 4;
+const GPUS: u32 = 2;
+
+const MOST: &str = "the tokens issued on a GPU add up to at most its MaxTokens, after each action";
+const FLOOR: &str =
+    "from the period after it joined on, a client is issued at least its floor, which is at least one token";
+
+#[derive(Debug, Clone, Copy)]
+struct Client {
+    gpu: GpuId,
+    issued: u64,
+    /// Periods that ended since it joined or its share changed.
+    periods: u32,
+}
+
+type Issued = Vec<(Timestamp, ClientId, u64)>;
+
+/// Runs the suite over the scalers that `make` builds; they must be equal, without clients, and count in microseconds.
+///
+/// # Errors
+/// The first claim that does not hold.
+pub fn vertical_scaler(make: &dyn Fn() -> Box<dyn VerticalScaler>, seeds: Range<u64>) -> Result<(), Story> {
+    for seed in seeds {
+        let log = Log::default();
+        let tell = |broken| log.story(seed, broken);
+        let first = run(make(), seed, GPUS, &log).map_err(tell)?;
+        let again = Log::default();
+        run(make(), seed, GPUS, &again).map_err(tell)?;
+        claim(log.hash() == again.hash(), "the same events give the same actions", || "they did not".into())
+            .map_err(tell)?;
+        let alone = run(make(), seed, 1, &Log::default()).map_err(tell)?;
+        let on_first: Issued = first.into_iter().filter(|(_, client, _)| client.slot() < SLOTS).collect();
+        claim(on_first == alone, "what happens on one GPU changes nothing on another", || {
+            "gpu0 was issued other tokens alone".into()
+        })
+        .map_err(tell)?;
+    }
+    Ok(())
+}
+
+struct World {
+    scaler: Watched<dyn VerticalScaler>,
+    clients: BTreeMap<ClientId, Client>,
+    issued: Issued,
+}
+
+fn run(scaler: Box<dyn VerticalScaler>, seed: u64, gpus: u32, log: &Log) -> Result<Issued, Broken> {
+    let mut world = World { scaler: Watched::new(log, scaler), clients: BTreeMap::new(), issued: Vec::new() };
+    let period = world.scaler.engine().period();
+    // One generator per GPU, so that what happens on one is the same without the other.
+    let mut rng = Rng::new(seed);
+    let mut rngs: Vec<Rng> = (0..GPUS).map(|_| rng.fork()).collect();
+    let mut generations = vec![0; (GPUS * SLOTS) as usize];
+    for number in 1..=PERIODS {
+        let end = Timestamp::ZERO + period.saturating_mul(number);
+        let begin = Timestamp::ZERO + period.saturating_mul(number - 1);
+        let mut events: Vec<(Timestamp, VerticalEvent)> = Vec::new();
+        for (gpu, rng) in (0..gpus).map(GpuId).zip(&mut rngs) {
+            for slot in gpu.0 * SLOTS..(gpu.0 + 1) * SLOTS {
+                let at = begin + rng.duration(Duration::from_nanos(1), period);
+                let here = world.clients.keys().find(|client| client.slot() == slot).copied();
+                let event = random_event(rng, gpu, slot, here, &mut generations, (at, period));
+                events.extend(event.map(|event| (at, event)));
+            }
+        }
+        events.sort_by_key(|(at, _)| *at);
+        for (at, event) in events {
+            world.tell(at, event)?;
+        }
+        if world.scaler.next_deadline().is_some_and(|at| at <= end) {
+            world.tell(end, VerticalEvent::DeadlineReached)?;
+        }
+        world.period_ended()?;
+    }
+    Ok(world.issued)
+}
+
+fn random_event(
+    rng: &mut Rng,
+    gpu: GpuId,
+    slot: u32,
+    here: Option<ClientId>,
+    generations: &mut [u32],
+    (at, period): (Timestamp, Duration),
+) -> Option<VerticalEvent> {
+    let quota = |rng: &mut Rng| {
+        let points =
+            |points: u64| Quota::new(u16::try_from(points).unwrap_or(10_000)).unwrap_or(Quota::WHOLE);
+        let request = rng.below(2_500);
+        let limit = rng.between(request.max(100), 10_000);
+        QuotaRange::new(points(request), points(limit)).unwrap_or(QuotaRange::BEST_EFFORT)
+    };
+    let Some(client) = here else {
+        if !rng.percent(10) {
+            return None;
+        }
+        let generation = generations.get_mut(slot as usize)?;
+        *generation += 1;
+        let client = ClientId::new(slot, *generation);
+        let class = if rng.percent(50) { ServiceClass::SLO_SENSITIVE } else { ServiceClass::BestEffort };
+        return Some(VerticalEvent::ClientJoined { client, gpu, quota: quota(rng), class });
+    };
+    match rng.below(100) {
+        0..3 => Some(VerticalEvent::ClientLeft { client }),
+        3..5 => Some(VerticalEvent::QuotaChanged { client, quota: quota(rng) }),
+        5..55 => {
+            let tokens = rng.below(5_000);
+            let largest_kernel = rng.below(tokens + 1);
+            Some(VerticalEvent::UsageReported { client, tokens, largest_kernel })
+        }
+        55..85 => {
+            // Cycles of a tenth of a period to five: sometimes the neighbours are in the way.
+            let cycle = rng.duration(period.saturating_mul(1), period.saturating_mul(5));
+            let cycle = if rng.percent(60) { Duration::from_nanos(period.as_nanos() / 10) } else { cycle };
+            let (first_launch, batch) =
+                (at.saturating_sub(cycle), u32::try_from(rng.between(1, 4)).unwrap_or(1));
+            let model = ModelId(slot);
+            Some(VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch: at })
+        }
+        _ => None,
+    }
+}
+
+impl World {
+    fn tell(&mut self, now: Timestamp, event: VerticalEvent) -> Result<(), Broken> {
+        let mut actions = Vec::new();
+        let before = self.clients.clone();
+        let accepted = self.scaler.handle(now, event, &mut actions).is_ok();
+        match event {
+            // More shares than a GPU has may be refused, of one that joins or that wants another.
+            _ if !accepted => {
+                for client in before.keys() {
+                    let told = self.scaler.engine().client(*client).map(|told| told.issued_tokens);
+                    let known = before.get(client).map(|client| client.issued);
+                    claim(told == known, "an error changes nothing", || format!("{client}: {told:?}"))?;
+                }
+            }
+            VerticalEvent::ClientJoined { client, gpu, .. } => {
+                self.clients.insert(client, Client { gpu, issued: 0, periods: 0 });
+            }
+            VerticalEvent::QuotaChanged { client, .. } => {
+                if let Some(client) = self.clients.get_mut(&client) {
+                    client.periods = 0;
+                }
+            }
+            VerticalEvent::ClientLeft { client } => {
+                self.clients.remove(&client);
+            }
+            _ => {}
+        }
+        for action in actions {
+            let VerticalAction::Issue { client, tokens } = action else { continue };
+            let unknown = || ("tokens are issued to clients that there are", format!("{client}"));
+            let known = self.clients.get_mut(&client).ok_or_else(unknown)?;
+            known.issued = tokens;
+            let gpu = known.gpu;
+            self.issued.push((now, client, tokens));
+            let most = self.scaler.engine().gpu(gpu).map_or(0, |gpu| gpu.max_tokens);
+            let sum = self.sum(gpu);
+            claim(sum <= most, MOST, || format!("{sum} of {most} on {gpu}"))?;
+        }
+        for gpu in (0..GPUS).map(GpuId) {
+            let told = self.scaler.engine().gpu(gpu).map_or(0, |gpu| gpu.issued_tokens);
+            let sum = self.sum(gpu);
+            claim(told == sum, "a client that leaves frees its tokens in the same call", || {
+                format!("{gpu} has {told} issued by its own account, {sum} by its orders")
+            })?;
+        }
+        Ok(())
+    }
+
+    fn sum(&self, gpu: GpuId) -> u64 {
+        self.clients.values().filter(|client| client.gpu == gpu).map(|client| client.issued).sum()
+    }
+
+    fn period_ended(&mut self) -> Result<(), Broken> {
+        for (name, client) in &mut self.clients {
+            client.periods += 1;
+            let told = self.scaler.engine().client(*name);
+            let floor = told.map_or(1, |told| told.floor_tokens);
+            claim(told.is_some() && floor > 0, FLOOR, || format!("{name}: {told:?}"))?;
+            claim(client.periods < 2 || client.issued >= floor, FLOOR, || {
+                format!("{name} is issued {} and its floor is {floor}", client.issued)
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,348 @@
+//! The public suites of `gshare-sim` over the engines of this crate, and over one engine of each kind that is broken on
+//! purpose: the suite names the claim.
+
+use gshare_core::dag::Dag;
+use gshare_core::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement};
+use gshare_core::pipeline::instances::InstanceAction;
+use gshare_core::pipeline::routing::RouteAction;
+use gshare_core::pipeline::{
+    Assignment, Goal, Node, PartitionError, Pipeline, PipelinePartitioner, RankMode, Ranked, SliceAssigner,
+    Unfit,
+};
+use gshare_core::request::{
+    GpuRecord, RequestAction, RequestError, RequestEvent, RequestId, RequestPlace, RequestScheduler,
+    RequestStats,
+};
+use gshare_core::scale::{
+    ClientScale, GpuScale, HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler,
+    InstanceCounts, StopReason, VerticalAction, VerticalError, VerticalEvent, VerticalScaler,
+};
+use gshare_core::{ClientId, Duration, Engine, FunctionId, GpuId, PlacementId, Timestamp};
+use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig};
+use gshare_sched::pipeline::{
+    Choice, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner, RouterConfig, SlackRouter,
+};
+use gshare_sched::place::{DiluConfig, DiluPacker};
+use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
+use gshare_sched::scale::{
+    DiluVertical, DiluVerticalConfig, HeuristicHorizontal, HeuristicHorizontalConfig, LazyHorizontal,
+    LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig,
+};
+use gshare_sim::conformance::{
+    Shares, Story, horizontal_scaler, packer, packer_ext, pipelines, request_scheduler, router_and_keeper,
+    vertical_scaler,
+};
+
+/// The claim that the suite found broken.
+fn broken(result: Result<(), Story>) -> &'static str {
+    let story = result.expect_err("an engine that is broken on purpose passed");
+    assert!(!story.events.is_empty() && !story.at.is_empty(), "a story has events and a time: {story}");
+    story.claim
+}
+
+/// An engine whose actions are tampered with.
+struct Tampered<E: ?Sized, F> {
+    tamper: F,
+    engine: Box<E>,
+}
+
+impl<E, F> Engine for Tampered<E, F>
+where
+    E: Engine + ?Sized,
+    F: FnMut(&mut Vec<E::Action>),
+{
+    type Event = E::Event;
+    type Action = E::Action;
+    type Error = E::Error;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: E::Event,
+        actions: &mut Vec<E::Action>,
+    ) -> Result<(), E::Error> {
+        let mut own = Vec::new();
+        self.engine.handle(now, event, &mut own)?;
+        (self.tamper)(&mut own);
+        actions.append(&mut own);
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.engine.next_deadline()
+    }
+}
+
+#[test]
+fn packers_conform() {
+    let area_fit = MaxRectsConfig::default();
+    for config in [
+        area_fit,
+        area_fit.with_rearrange_gpus(0),
+        area_fit.with_heuristic(Heuristic::ContactCorner),
+        area_fit.with_heuristic(Heuristic::BestShortSideFit),
+    ] {
+        packer_ext(&|| Box::new(MaxRects::new(config)), Shares::Rectangles, 0..20).unwrap();
+    }
+    let dilu = || DiluPacker::new(DiluConfig::default()).expect("the defaults are valid");
+    packer_ext(&|| Box::new(dilu()), Shares::Sums, 0..40).unwrap();
+}
+
+/// Passes everything on, but for the filter.
+struct IgnoresTheFilter(MaxRects);
+
+impl Packer for IgnoresTheFilter {
+    fn add_gpu(&mut self, gpu: GpuId, spec: GpuSpec) -> Result<(), PackError> {
+        self.0.add_gpu(gpu, spec)
+    }
+    fn remove_gpu(&mut self, gpu: GpuId) -> Result<(), PackError> {
+        self.0.remove_gpu(gpu)
+    }
+    fn place_where(&mut self, demand: &Demand, _: &dyn Fn(GpuId) -> bool) -> Result<Placed, PackError> {
+        self.0.place(demand)
+    }
+    fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {
+        self.0.release(id)
+    }
+    fn placements(&self, visit: &mut dyn FnMut(&Placement)) {
+        self.0.placements(visit);
+    }
+    fn gpus(&self, visit: &mut dyn FnMut(&GpuStatus)) {
+        self.0.gpus(visit);
+    }
+}
+
+#[test]
+fn a_packer_that_ignores_the_filter_is_found_out() {
+    let make = || IgnoresTheFilter(MaxRects::new(MaxRectsConfig::default()));
+    let claim = broken(packer(&|| Box::new(make()), Shares::Rectangles, 0..20));
+    let claims = [
+        "a demand goes to a GPU that the filter accepts",
+        // A gang is placed by a filter, too.
+        "members of a gang are on GPUs of their own",
+    ];
+    assert!(claims.contains(&claim), "{claim}");
+}
+
+/// The same rules for sums do not hold for rectangles.
+#[test]
+fn a_packer_of_sums_does_not_pass_for_one_of_rectangles() {
+    let dilu = || DiluPacker::new(DiluConfig::default()).expect("the defaults are valid");
+    let claim = broken(packer(&|| Box::new(dilu()), Shares::Rectangles, 0..20));
+    assert_eq!(claim, "no two rectangles of a GPU overlap");
+}
+
+fn lazy() -> Box<dyn HorizontalScaler> {
+    Box::new(LazyHorizontal::new(LazyHorizontalConfig::default()).expect("the defaults are valid"))
+}
+
+#[test]
+fn scalers_of_instances_conform() {
+    horizontal_scaler(&lazy, 0..20).unwrap();
+    let heuristic = || HeuristicHorizontal::new(HeuristicHorizontalConfig::default());
+    horizontal_scaler(&|| Box::new(heuristic().expect("the defaults are valid")), 0..20).unwrap();
+    let peaks = || PeakHorizontal::new(PeakHorizontalConfig::default());
+    horizontal_scaler(&|| Box::new(peaks().expect("the defaults are valid")), 0..20).unwrap();
+}
+
+impl<F: FnMut(&mut Vec<HorizontalAction>) + Send> HorizontalScaler for Tampered<dyn HorizontalScaler, F>
+where
+    Self: Engine<Event = HorizontalEvent, Action = HorizontalAction, Error = HorizontalError>,
+{
+    fn instances(&self, function: FunctionId) -> Option<InstanceCounts> {
+        self.engine.instances(function)
+    }
+    fn tick(&self) -> Duration {
+        self.engine.tick()
+    }
+}
+
+#[test]
+fn a_scaler_that_stops_what_it_should_drain_is_found_out() {
+    let tamper = |actions: &mut Vec<HorizontalAction>| {
+        for action in actions {
+            if let HorizontalAction::Drain { instance } = *action {
+                *action = HorizontalAction::Stop { instance, reason: StopReason::NotNeeded };
+            }
+        }
+    };
+    let claim = broken(horizontal_scaler(&|| Box::new(Tampered { tamper, engine: lazy() }), 0..20));
+    assert_eq!(claim, "an instance that was ready is drained, not stopped, unless it does not drain in time");
+    let tamper = |actions: &mut Vec<HorizontalAction>| {
+        actions.retain(|action| !matches!(action, HorizontalAction::Unmet { .. }));
+    };
+    let claim = broken(horizontal_scaler(&|| Box::new(Tampered { tamper, engine: lazy() }), 0..3));
+    assert_eq!(claim, "load that it cannot serve is reported");
+}
+
+fn dilu_vertical() -> Box<dyn VerticalScaler> {
+    Box::new(DiluVertical::new(DiluVerticalConfig::default()).expect("the defaults are valid"))
+}
+
+#[test]
+fn the_scaler_of_tokens_conforms() {
+    vertical_scaler(&dilu_vertical, 0..30).unwrap();
+}
+
+impl<F: FnMut(&mut Vec<VerticalAction>) + Send> VerticalScaler for Tampered<dyn VerticalScaler, F>
+where
+    Self: Engine<Event = VerticalEvent, Action = VerticalAction, Error = VerticalError>,
+{
+    fn gpu(&self, gpu: GpuId) -> Option<GpuScale> {
+        self.engine.gpu(gpu)
+    }
+    fn client(&self, client: ClientId) -> Option<ClientScale> {
+        self.engine.client(client)
+    }
+    fn period(&self) -> Duration {
+        self.engine.period()
+    }
+}
+
+#[test]
+fn a_scaler_that_issues_more_than_the_gpu_has_is_found_out() {
+    let tamper = |actions: &mut Vec<VerticalAction>| {
+        for action in actions {
+            if let VerticalAction::Issue { tokens, .. } = action {
+                *tokens *= 40;
+            }
+        }
+    };
+    let claim = broken(vertical_scaler(&|| Box::new(Tampered { tamper, engine: dilu_vertical() }), 0..5));
+    let claims = [
+        "the tokens issued on a GPU add up to at most its MaxTokens, after each action",
+        "a client that leaves frees its tokens in the same call",
+    ];
+    assert!(claims.contains(&claim), "{claim}");
+}
+
+fn locality(policy: Policy) -> Box<dyn RequestScheduler> {
+    Box::new(LocalityScheduler::new(SchedulerConfig::paper(policy)).expect("the settings are valid"))
+}
+
+#[test]
+fn request_schedulers_conform() {
+    for policy in [
+        Policy::LoadBalance,
+        Policy::Lalb,
+        Policy::LalbO3 { skip_limit: 25 },
+        Policy::EvictCostAware { skip_limit: 25 },
+    ] {
+        request_scheduler(&|| locality(policy), 0..15).unwrap();
+    }
+}
+
+impl<F: FnMut(&mut Vec<RequestAction>) + Send> RequestScheduler for Tampered<dyn RequestScheduler, F>
+where
+    Self: Engine<Event = RequestEvent, Action = RequestAction, Error = RequestError>,
+{
+    fn place(&self, request: RequestId) -> Option<RequestPlace> {
+        self.engine.place(request)
+    }
+    fn waiting(&self) -> usize {
+        self.engine.waiting()
+    }
+    fn stats(&self) -> RequestStats {
+        self.engine.stats()
+    }
+    fn gpu(&self, gpu: GpuId) -> Option<GpuRecord> {
+        self.engine.gpu(gpu)
+    }
+}
+
+#[test]
+fn a_scheduler_that_forgets_to_evict_is_found_out() {
+    let tamper = |actions: &mut Vec<RequestAction>| {
+        actions.retain(|action| !matches!(action, RequestAction::Evict { .. }));
+    };
+    let engine = || locality(Policy::LalbO3 { skip_limit: 25 });
+    let claim = broken(request_scheduler(&|| Box::new(Tampered { tamper, engine: engine() }), 0..15));
+    assert_eq!(
+        claim,
+        "each request is served or rejected once, on a GPU that has its model, within the GPU's memory"
+    );
+}
+
+fn partitioner(rank: RankMode) -> Partitioner {
+    Partitioner::new(PartitionConfig::default().with_rank(rank)).expect("the defaults are valid")
+}
+
+#[test]
+fn partitioners_and_the_assigner_conform() {
+    for rank in [RankMode::PaperCv, RankMode::Bottleneck] {
+        pipelines(&partitioner(rank), &LeastFragmentation, 0..60).unwrap();
+    }
+}
+
+/// Lists the best pipeline twice.
+struct Stutters(Partitioner);
+
+impl PipelinePartitioner for Stutters {
+    fn ranked<'a>(
+        &'a self,
+        dag: &'a Dag,
+        goal: &'a Goal,
+        node: &'a Node,
+    ) -> Result<Ranked<'a>, PartitionError> {
+        let first = self.0.ranked(dag, goal, node)?.pipelines.next();
+        let ranked = self.0.ranked(dag, goal, node)?;
+        Ok(Ranked { pipelines: Box::new(first.into_iter().chain(ranked.pipelines)), ..ranked })
+    }
+}
+
+/// Gives every part the slice of the first.
+struct OneForAll;
+
+impl SliceAssigner for OneForAll {
+    fn assign(&self, dag: &Dag, goal: &Goal, pipeline: &Pipeline, node: &Node) -> Result<Assignment, Unfit> {
+        let mut found = LeastFragmentation.assign(dag, goal, pipeline, node)?;
+        let first = found.slices[0];
+        found.slices.fill(first);
+        Ok(found)
+    }
+}
+
+#[test]
+fn a_partitioner_that_repeats_itself_and_an_assigner_of_one_slice_are_found_out() {
+    let good = partitioner(RankMode::PaperCv);
+    let claim = broken(pipelines(&Stutters(partitioner(RankMode::PaperCv)), &LeastFragmentation, 0..20));
+    assert_eq!(claim, "no pipeline is in the list twice");
+    let claim = broken(pipelines(&good, &OneForAll, 0..60));
+    assert!(["parts are on different slices", "parts fit their slices"].contains(&claim), "{claim}");
+}
+
+fn router(config: RouterConfig) -> SlackRouter {
+    SlackRouter::new(config).expect("the settings are valid")
+}
+
+fn keeper(config: KeeperConfig, node: &Node) -> Keeper {
+    let ours = config.choice == Choice::PerSlice;
+    let rank = if ours { RankMode::Bottleneck } else { RankMode::PaperCv };
+    Keeper::new(config, node, Box::new(partitioner(rank)), Box::new(LeastFragmentation))
+        .expect("the settings are valid")
+}
+
+#[test]
+fn routers_and_keepers_conform() {
+    let ours = |node: &Node| keeper(KeeperConfig::default(), node);
+    router_and_keeper(|| router(RouterConfig::default()), ours, 0..10).unwrap();
+    let paper = |node: &Node| keeper(KeeperConfig::paper(), node);
+    router_and_keeper(|| router(RouterConfig::paper()), paper, 0..10).unwrap();
+}
+
+#[test]
+fn a_router_that_dispatches_twice_and_a_keeper_that_never_evicts_are_found_out() {
+    let promise = "every order can be carried out, no slice is oversold, and each request ends once";
+    let ours = |node: &Node| keeper(KeeperConfig::default(), node);
+    let twice = |actions: &mut Vec<RouteAction>| {
+        let again = actions.iter().copied().find(|action| matches!(action, RouteAction::Dispatch { .. }));
+        actions.extend(again);
+    };
+    let bad = || Tampered { tamper: twice, engine: Box::new(router(RouterConfig::default())) };
+    assert_eq!(broken(router_and_keeper(bad, ours, 0..5)), promise);
+    let never = |actions: &mut Vec<InstanceAction>| {
+        actions.retain(|action| !matches!(action, InstanceAction::Evict { .. }));
+    };
+    let bad = |node: &Node| Tampered { tamper: never, engine: Box::new(ours(node)) };
+    assert_eq!(broken(router_and_keeper(|| router(RouterConfig::default()), bad, 0..40)), promise);
+}
