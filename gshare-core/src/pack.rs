@@ -330,6 +330,18 @@ impl GpuStatus {
     pub const fn new(gpu: GpuId, spec: GpuSpec) -> Self {
         Self { gpu, spec, cordoned: false, placements: 0, memory_used: Bytes::ZERO, area_used: 0 }
     }
+
+    /// The same with the sums over what it holds.
+    #[must_use]
+    pub fn with_placements(self, held: &[Placement]) -> Self {
+        let area = |demand: &Demand| u64::from(demand.quota.get()) * u64::from(demand.sm.get());
+        Self {
+            placements: u32::try_from(held.len()).unwrap_or(u32::MAX),
+            memory_used: Bytes(held.iter().map(|placement| placement.demand.memory.get()).sum()),
+            area_used: held.iter().map(|placement| area(&placement.demand)).sum(),
+            ..self
+        }
+    }
 }
 
 /// Why a packer refused. Nothing changed.

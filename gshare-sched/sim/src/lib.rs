@@ -17,6 +17,7 @@
 //! | [`node`] | a whole node in virtual time: the daemon's engine around any scheduler of tokens, a meter in each process, devices, faults |
 //! | [`store`] | random histories of any store of models, kept book of and checked |
 //! | [`scale`] | a device whose SMs are shared in proportion, so that neighbours slow each other down |
+//! | [`packing`] | demands that come and go on a pool of GPUs, under any packer |
 //! | [`fluid`] | nodes with MIG slices around any router and keeper of instances |
 //! | [`request`] | a cluster in virtual time around any scheduler of requests, with faults |
 //!
@@ -31,6 +32,7 @@ pub mod conformance;
 pub mod fluid;
 pub mod gpu;
 pub mod node;
+pub mod packing;
 pub mod request;
 pub mod scale;
 pub mod store;

@@ -50,11 +50,13 @@
 //! | ... with `rearrange_gpus` 0 | the paper's rule alone |
 //! | ... with [`Heuristic::ContactCorner`] | sets that only grow |
 //! | [`pack_batch`] | a set that is known beforehand |
+//! | [`by_rule`] | a rule of your own, in a few lines |
 //! | [`DiluPacker`](crate::place::DiluPacker) | requests and limits of SMs that are re-divided at run time; no time quotas |
 
 pub mod admission;
 mod areas;
 mod batch;
+pub mod by_rule;
 mod geometry;
 mod ids;
 mod index;

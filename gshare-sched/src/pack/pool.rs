@@ -111,7 +111,7 @@ impl Slots {
 }
 
 /// What every packer knows of a GPU. `Default` is one that is not present.
-pub(crate) trait PoolGpu: Copy + Default {
+pub(crate) trait PoolGpu: Clone + Default {
     fn is_present(&self) -> bool;
     fn spec(&self) -> GpuSpec;
     fn is_cordoned(&self) -> bool;
