@@ -681,9 +681,14 @@ pub trait PackerExt: Packer {
             }
         });
         open.sort_unstable();
-        let mut goals: BTreeSet<GpuId> = open.iter().map(|(_, gpu)| *gpu).collect();
+        let ids = open.iter().map(|(_, gpu)| gpu.index() + 1).max().unwrap_or(0);
+        let mut is_goal = vec![false; ids];
+        open.iter().for_each(|(_, gpu)| is_goal[gpu.index()] = true);
         let (mut moved, mut filled, mut emptied) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
         for (_, gpu) in open {
+            if moved.len() >= max_moves {
+                break;
+            }
             let held = held_by(&*trial, gpu);
             // A GPU that took in others was filled by this plan; emptying it again would move those twice.
             if filled.contains(&gpu) || moved.len() + held.len() > max_moves {
@@ -691,7 +696,8 @@ pub trait PackerExt: Packer {
             }
             let demands: Vec<Demand> = held.iter().map(|placement| placement.demand).collect();
             let mut out = Vec::new();
-            let elsewhere = |_: &[Placed], other: GpuId| other != gpu && goals.contains(&other);
+            let open = |other: GpuId| is_goal.get(other.index()).copied().unwrap_or(false);
+            let elsewhere = |_: &[Placed], other: GpuId| other != gpu && open(other);
             if trial.place_set(&demands, &elsewhere, &mut out).is_err() {
                 continue;
             }
@@ -702,11 +708,13 @@ pub trait PackerExt: Packer {
                 moved.insert(old.id, new.placement.id);
                 filled.insert(new.placement.gpu);
             }
-            goals.remove(&gpu);
+            is_goal[gpu.index()] = false;
             emptied.push(gpu);
         }
         emptied.sort_unstable();
-        plan_between(self, &*trial, &moved, emptied, Vec::new())
+        let touched = filled.into_iter().chain(emptied.iter().copied()).collect();
+        let changes = changes_between(self, &*trial, &moved, &touched);
+        RepackPlan { version: self.version(), changes, emptied, stuck: Vec::new() }
     }
 
     /// How to empty `gpu`. Placements that find no room elsewhere are listed as stuck.
@@ -718,18 +726,20 @@ pub trait PackerExt: Packer {
         let mut trial = self.trial();
         let mut held = held_by(self, gpu);
         held.sort_by_key(|placement| Reverse(self.weight(&placement.demand)));
-        let (mut moved, mut stuck) = (BTreeMap::new(), Vec::new());
+        let (mut moved, mut stuck, mut touched) = (BTreeMap::new(), Vec::new(), BTreeSet::from([gpu]));
         for placement in held {
             match trial.place_where(&placement.demand, &|other| other != gpu) {
                 Ok(placed) => {
                     moved.insert(placement.id, placed.placement.id);
+                    touched.insert(placed.placement.gpu);
                     trial.release(placement.id)?;
                 }
                 Err(_) => stuck.push(placement.id),
             }
         }
         let emptied = if stuck.is_empty() { vec![gpu] } else { Vec::new() };
-        Ok(plan_between(self, &*trial, &moved, emptied, stuck))
+        let changes = changes_between(self, &*trial, &moved, &touched);
+        Ok(RepackPlan { version: self.version(), changes, emptied, stuck })
     }
 
     /// Carries out a plan: all of it, or nothing. Ids stay.
@@ -775,16 +785,15 @@ fn held_by<P: Packer + ?Sized>(packer: &P, gpu: GpuId) -> Vec<Placement> {
     held
 }
 
-/// The plan that turns `now` into `trial`, where `moved` names placements that got another id there.
-fn plan_between<P: PackerExt + ?Sized>(
+/// What differs in `trial` for the placements that are on `gpus` now; `moved` names those that got another id there.
+fn changes_between<P: PackerExt + ?Sized>(
     now: &P,
     trial: &dyn PackerExt,
     moved: &BTreeMap<PlacementId, PlacementId>,
-    emptied: Vec<GpuId>,
-    stuck: Vec<PlacementId>,
-) -> RepackPlan {
+    gpus: &BTreeSet<GpuId>,
+) -> Vec<RepackChange> {
     let mut changes = Vec::new();
-    now.placements(&mut |old| {
+    for old in gpus.iter().flat_map(|gpu| held_by(now, *gpu)) {
         if let Some(new) = trial.placement(*moved.get(&old.id).unwrap_or(&old.id))
             && (new.gpu, new.rectangle) != (old.gpu, old.rectangle)
         {
@@ -796,7 +805,7 @@ fn plan_between<P: PackerExt + ?Sized>(
                 to: new.rectangle,
             });
         }
-    });
+    }
     changes.sort_unstable_by_key(|change| change.id);
-    RepackPlan { version: now.version(), changes, emptied, stuck }
+    changes
 }

@@ -26,9 +26,9 @@ fn main() -> anyhow::Result<()> {
     packer(&own, Shares::Sums, 0..100)?;
     println!("first_fit keeps the contract of Packer: 100 seeds\n");
     let max_rects = || -> Box<dyn Packer> { Box::new(MaxRects::new(MaxRectsConfig::default())) };
-    let dilu = DiluPacker::new(DiluConfig::default())?;
+    let dilu: Box<dyn Packer> = Box::new(DiluPacker::new(DiluConfig::default())?);
     println!("packer     GPUs in use  placed  refused");
-    for (name, packer) in [("first_fit", own()), ("max_rects", max_rects()), ("dilu", Box::new(dilu))] {
+    for (name, packer) in [("first_fit", own()), ("max_rects", max_rects()), ("dilu", dilu)] {
         let packed = churn(packer, &Churn::default())?;
         let used = packed.gpus_per_gpu_asked();
         println!("{name:<10} {used:>11.3}  {:>6}  {:>7}", packed.placed, packed.refused);

@@ -104,6 +104,20 @@ impl<R: ChoiceRule> ByRule<R> {
     pub fn new(rule: R) -> Self {
         Self { rule, gpus: Gpus::new(), slots: Slots::default() }
     }
+
+    fn choose(&self, demand: &Demand, allowed: &dyn Fn(GpuId) -> bool) -> Option<GpuId> {
+        let open = |id: GpuId, gpu: &Gpu| allowed(id) && gpu.accepts(demand);
+        let candidate = |(gpu, state): (GpuId, &'_ Gpu)| open(gpu, state).then_some(gpu);
+        let mut ids = self.gpus.present().filter_map(candidate);
+        let mut candidates = core::iter::from_fn(|| {
+            let gpu = ids.next()?;
+            let state = &self.gpus[gpu.index()];
+            Some(Candidate { gpu, spec: state.spec(), held: &state.held })
+        });
+        let chosen = self.rule.choose(demand, &mut candidates)?;
+        // A rule that names a GPU it was not shown is not followed.
+        self.gpus.find(chosen).is_some_and(|gpu| open(chosen, gpu)).then_some(chosen)
+    }
 }
 
 impl<R: ChoiceRule> Packer for ByRule<R> {
@@ -125,17 +139,7 @@ impl<R: ChoiceRule> Packer for ByRule<R> {
         if !self.gpus.any_size(|spec| spec.quota >= quota && spec.sm >= sm && spec.memory >= memory) {
             return Err(PackError::NeverFits { quota, sm, memory });
         }
-        let open = |(id, gpu): &(GpuId, &Gpu)| allowed(*id) && gpu.accepts(demand);
-        let mut open = self.gpus.present().filter(open);
-        let mut candidates = core::iter::from_fn(|| {
-            let (gpu, state) = open.next()?;
-            Some(Candidate { gpu, spec: state.spec(), held: &state.held })
-        });
-        let chosen = self.rule.choose(demand, &mut candidates);
-        // A rule that names a GPU it was not shown is not followed.
-        let chosen = chosen
-            .filter(|gpu| allowed(*gpu) && self.gpus.find(*gpu).is_some_and(|state| state.accepts(demand)));
-        let gpu = chosen.ok_or(PackError::NoRoom { quota, sm })?;
+        let gpu = self.choose(demand, allowed).ok_or(PackError::NoRoom { quota, sm })?;
         let slot = self.slots.take(gpu.0);
         let at = Rectangle { time_offset: Quota::ZERO, sm_offset: SmShare::ZERO, quota, sm };
         let placement = Placement::new(self.slots.id(slot), gpu, at, *demand);
