@@ -14,10 +14,10 @@ use gshare_sim::packing::{Churn, churn};
 struct FirstFit;
 
 impl ChoiceRule for FirstFit {
-    fn choose(&self, demand: &Demand, candidates: &mut dyn Iterator<Item = Candidate<'_>>) -> Option<GpuId> {
+    fn choose(&self, demand: &Demand, candidates: &[Candidate<'_>]) -> Option<GpuId> {
         let used = |on: &Candidate| on.held.iter().map(|held| u32::from(held.demand.sm.get())).sum::<u32>();
-        let fits = |on: &Candidate| used(on) + u32::from(demand.sm.get()) <= on.spec.sm.get().into();
-        candidates.find(fits).map(|found| found.gpu)
+        let fits = |on: &&Candidate| used(on) + u32::from(demand.sm.get()) <= on.spec.sm.get().into();
+        candidates.iter().find(fits).map(|found| found.gpu)
     }
 }
 

@@ -29,7 +29,7 @@ pub struct Candidate<'a> {
 /// Which GPU a demand goes to. Equal candidates must give equal answers.
 pub trait ChoiceRule: Send {
     /// One of `candidates`, which come by id and have the memory; `None` when none of them has room.
-    fn choose(&self, demand: &Demand, candidates: &mut dyn Iterator<Item = Candidate<'_>>) -> Option<GpuId>;
+    fn choose(&self, demand: &Demand, candidates: &[Candidate<'_>]) -> Option<GpuId>;
 }
 
 #[derive(Debug, Clone, Default)]
@@ -78,10 +78,10 @@ impl Gpu {
 /// struct FirstFit;
 ///
 /// impl ChoiceRule for FirstFit {
-///     fn choose(&self, demand: &Demand, candidates: &mut dyn Iterator<Item = Candidate<'_>>) -> Option<GpuId> {
+///     fn choose(&self, demand: &Demand, candidates: &[Candidate<'_>]) -> Option<GpuId> {
 ///         let used = |on: &Candidate| on.held.iter().map(|held| u32::from(held.demand.sm.get())).sum::<u32>();
-///         let fits = |on: &Candidate| used(on) + u32::from(demand.sm.get()) <= on.spec.sm.get().into();
-///         candidates.find(fits).map(|found| found.gpu)
+///         let fits = |on: &&Candidate| used(on) + u32::from(demand.sm.get()) <= on.spec.sm.get().into();
+///         candidates.iter().find(fits).map(|found| found.gpu)
 ///     }
 /// }
 ///
@@ -107,14 +107,10 @@ impl<R: ChoiceRule> ByRule<R> {
 
     fn choose(&self, demand: &Demand, allowed: &dyn Fn(GpuId) -> bool) -> Option<GpuId> {
         let open = |id: GpuId, gpu: &Gpu| allowed(id) && gpu.accepts(demand);
-        let candidate = |(gpu, state): (GpuId, &'_ Gpu)| open(gpu, state).then_some(gpu);
-        let mut ids = self.gpus.present().filter_map(candidate);
-        let mut candidates = core::iter::from_fn(|| {
-            let gpu = ids.next()?;
-            let state = &self.gpus[gpu.index()];
-            Some(Candidate { gpu, spec: state.spec(), held: &state.held })
-        });
-        let chosen = self.rule.choose(demand, &mut candidates)?;
+        let present = self.gpus.present().filter(|(id, gpu)| open(*id, gpu));
+        let candidates: Vec<Candidate<'_>> =
+            present.map(|(gpu, state)| Candidate { gpu, spec: state.spec(), held: &state.held }).collect();
+        let chosen = self.rule.choose(demand, &candidates)?;
         // A rule that names a GPU it was not shown is not followed.
         self.gpus.find(chosen).is_some_and(|gpu| open(chosen, gpu)).then_some(chosen)
     }

@@ -75,7 +75,7 @@ fn random_calls(
         let call = random_call(&mut rng, &book, number);
         let before = listing(&*one);
         let answer = carry_out(&mut *one, &call);
-        log.note(format!("call {number}"), format!("{call:?} -> {answer:?}"));
+        log.note(&format!("call {number}"), &format!("{call:?} -> {answer:?}"));
         claim(carry_out(&mut *two, &call) == answer, SAME, || "another instance answered otherwise".into())?;
         let after = listing(&*one);
         if answer.is_err() {
@@ -367,7 +367,7 @@ fn plans(make: &dyn Fn() -> Box<dyn PackerExt>, seed: u64, log: &Log) -> Result<
             0 => {
                 let on = rng.percent(50);
                 pool.set_cordoned(gpu, on).map_err(wrong)?;
-                log.note(at, format!("cordon {gpu}: {on}"));
+                log.note(&at, &format!("cordon {gpu}: {on}"));
                 let told = pool.gpu(gpu).map(|status| status.cordoned);
                 claim(told == Some(on), "a cordon shows in the status", || format!("{told:?}"))?;
                 continue;
@@ -381,7 +381,7 @@ fn plans(make: &dyn Fn() -> Box<dyn PackerExt>, seed: u64, log: &Log) -> Result<
             }
             3..6 => {
                 if let Some(placement) = rng.pick(&before) {
-                    log.note(at, format!("release {}", placement.id));
+                    log.note(&at, &format!("release {}", placement.id));
                     pool.release(placement.id).map_err(wrong)?;
                     let grown = pool.version() > version;
                     claim(grown, "the version grows with every change", || "it did not".into())?;
@@ -392,7 +392,7 @@ fn plans(make: &dyn Fn() -> Box<dyn PackerExt>, seed: u64, log: &Log) -> Result<
                 let demand = random_demand(&mut rng);
                 let probed = pool.probe(&demand);
                 let placed = pool.place(&demand);
-                log.note(at, format!("place {demand:?}: {placed:?}"));
+                log.note(&at, &format!("place {demand:?}: {placed:?}"));
                 let same = probed == placed.clone().map(|placed| placed.placement.gpu);
                 claim(same, "a probe names the GPU that place chooses", || format!("{probed:?}"))?;
                 if let Ok(placed) = placed {
@@ -402,8 +402,10 @@ fn plans(make: &dyn Fn() -> Box<dyn PackerExt>, seed: u64, log: &Log) -> Result<
                 continue;
             }
         };
-        log.note(at, format!("{plan:?}"));
-        claim(listing(&*pool) == before, "a plan changes nothing until it is applied", || String::new())?;
+        log.note(&at, &format!("{plan:?}"));
+        claim(listing(&*pool) == before, "a plan changes nothing until it is applied", || {
+            format!("{before:?} before")
+        })?;
         pool.apply(&plan).map_err(wrong)?;
         let changed = |old: &Placement| {
             let change = plan.changes.iter().find(|change| change.id == old.id);

@@ -72,7 +72,7 @@ fn run(
     let node = Node::with_free(model, &free).map_err(|error| input(error.to_string()))?;
     let slo = rng.percent(70).then(|| Duration::from_millis(rng.between(10, 300)));
     let goal = slo.map_or_else(Goal::default, |slo| Goal::default().with_slo(slo));
-    log.note("the start", format!("{dag:?} for {goal:?} on {free:?}"));
+    log.note(&"the start", &format!("{dag:?} for {goal:?} on {free:?}"));
     let list = || match partitioner.ranked(&dag, &goal, &node) {
         Ok(ranked) => ranked.pipelines.take(LONGEST).collect(),
         Err(_) => Vec::new(),
@@ -82,7 +82,7 @@ fn run(
     claim(pipelines == list(), "equal calls give equal lists", || "the second list differs".into())?;
     let mut seen = BTreeSet::new();
     for (number, pipeline) in pipelines.iter().enumerate() {
-        log.note(format!("pipeline {number}"), format!("{:?}", pipeline.parts));
+        log.note(&format!("pipeline {number}"), &format!("{:?}", pipeline.parts));
         let key: Vec<_> =
             pipeline.parts.iter().map(|part| (part.stage, part.components.0, part.slice)).collect();
         claim(seen.insert(key), "no pipeline is in the list twice", || format!("{:?}", pipeline.parts))?;
@@ -90,7 +90,7 @@ fn run(
     }
     for (number, pipeline) in pipelines.iter().take(ASSIGNED).enumerate() {
         let answer = assigner.assign(&dag, &goal, pipeline, &node);
-        log.note(format!("assignment {number}"), format!("{:?} -> {answer:?}", pipeline.parts));
+        log.note(&format!("assignment {number}"), &format!("{:?} -> {answer:?}", pipeline.parts));
         let again = assigner.assign(&dag, &goal, pipeline, &node);
         claim(answer == again, "equal calls give equal answers", || format!("{again:?}"))?;
         if let Ok(assignment) = answer {

@@ -4,10 +4,14 @@
 use super::story::{Log, Story, Watched, claim};
 use crate::request::{chaos, simulate};
 use core::ops::Range;
+use gshare_core::Duration;
 use gshare_core::request::RequestScheduler;
 
 const ONCE: &str =
     "each request is served or rejected once, on a GPU that has its model, within the GPU's memory";
+
+/// Time within which a request that has no deadline of its own must be complete.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs the suite over the schedulers that `make` builds; they must be equal, and without GPUs and models.
 ///
@@ -18,7 +22,11 @@ pub fn request_scheduler(
     seeds: Range<u64>,
 ) -> Result<(), Story> {
     for seed in seeds {
-        let work = chaos(seed);
+        let mut work = chaos(seed);
+        for arrival in &mut work.arrivals {
+            // A model may fit no kind of GPU that is there. It may wait for one that joins, but not for ever.
+            arrival.deadline.get_or_insert(arrival.at + PATIENCE);
+        }
         let run = || {
             let log = Log::default();
             let mut scheduler = Watched::<dyn RequestScheduler>::new(&log, make());

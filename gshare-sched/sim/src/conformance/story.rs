@@ -68,7 +68,7 @@ impl Log {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn note(&self, at: impl ToString, line: String) {
+    pub(super) fn note(&self, at: &impl ToString, line: &str) {
         let mut lines = self.lines();
         line.hash(&mut lines.hash);
         lines.at = at.to_string();
@@ -126,9 +126,9 @@ where
         let result = self.engine.handle(now, event, actions);
         let answer = actions.get(before..).unwrap_or_default();
         match &result {
-            Ok(()) => self.log.note(now, format!("{told} -> {answer:?}")),
+            Ok(()) => self.log.note(&now, &format!("{told} -> {answer:?}")),
             Err(error) => {
-                self.log.note(now, format!("{told} -> refused: {error}"));
+                self.log.note(&now, &format!("{told} -> refused: {error}"));
                 if actions.len() != before {
                     let wrong = "the event was refused and the list of actions changed".to_owned();
                     self.log.lines().broken.get_or_insert(("an error changes nothing", wrong));

@@ -81,12 +81,10 @@ fn run(scaler: Box<dyn VerticalScaler>, seed: u64, gpus: u32, log: &Log) -> Resu
         }
         events.sort_by_key(|(at, _)| *at);
         for (at, event) in events {
+            world.catch_up(at)?;
             world.tell(at, event)?;
         }
-        if world.scaler.next_deadline().is_some_and(|at| at <= end) {
-            world.tell(end, VerticalEvent::DeadlineReached)?;
-        }
-        world.period_ended()?;
+        world.catch_up(end)?;
     }
     Ok(world.issued)
 }
@@ -138,6 +136,17 @@ fn random_event(
 }
 
 impl World {
+    /// Tells every deadline up to `now` in time, so that what an event brings about is the event's own.
+    fn catch_up(&mut self, now: Timestamp) -> Result<(), Broken> {
+        while let Some(at) = self.scaler.next_deadline().filter(|at| *at <= now) {
+            self.tell(at, VerticalEvent::DeadlineReached)?;
+            self.period_ended()?;
+            let next = self.scaler.next_deadline();
+            claim(next != Some(at), "a deadline that was told has passed", || format!("{at} is still due"))?;
+        }
+        Ok(())
+    }
+
     fn tell(&mut self, now: Timestamp, event: VerticalEvent) -> Result<(), Broken> {
         let mut actions = Vec::new();
         let before = self.clients.clone();
@@ -189,6 +198,7 @@ impl World {
         self.clients.values().filter(|client| client.gpu == gpu).map(|client| client.issued).sum()
     }
 
+    /// A floor follows what was launched, so it is compared when tokens have just been shared out.
     fn period_ended(&mut self) -> Result<(), Broken> {
         for (name, client) in &mut self.clients {
             client.periods += 1;
