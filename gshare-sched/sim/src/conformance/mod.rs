@@ -20,7 +20,7 @@
 //! | [`request_scheduler()`] | [`RequestScheduler`](gshare_core::request::RequestScheduler) |
 //! | [`pipelines()`] | [`PipelinePartitioner`](gshare_core::pipeline::PipelinePartitioner), [`SliceAssigner`](gshare_core::pipeline::SliceAssigner) |
 //! | [`router_and_keeper()`] | the engines of [`routing`](gshare_core::pipeline::routing) and [`instances`](gshare_core::pipeline::instances) |
-//! | [`pool()`] | the pools of a platform |
+//! | [`pool()`] | [`Pool`](gshare_core::platform::Pool) |
 //! | [`token_scheduler()`] | [`TokenScheduler`](gshare_core::TokenScheduler) |
 
 mod fluid;

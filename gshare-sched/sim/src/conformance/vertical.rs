@@ -73,7 +73,9 @@ fn run(scaler: Box<dyn VerticalScaler>, seed: u64, gpus: u32, log: &Log) -> Resu
         let mut events: Vec<(Timestamp, VerticalEvent)> = Vec::new();
         for (gpu, rng) in (0..gpus).map(GpuId).zip(&mut rngs) {
             for slot in gpu.0 * SLOTS..(gpu.0 + 1) * SLOTS {
-                let at = begin + rng.duration(Duration::from_nanos(1), period);
+                let drawn = begin + rng.duration(Duration::from_nanos(1), period);
+                // The first slot is taken from the start to the end, so that periods begin at the same time in all runs.
+                let at = if number == 1 && slot == 0 { begin + Duration::from_nanos(1) } else { drawn };
                 let here = world.clients.keys().find(|client| client.slot() == slot).copied();
                 let event = random_event(rng, gpu, slot, here, &mut generations, (at, period));
                 events.extend(event.map(|event| (at, event)));
@@ -105,7 +107,7 @@ fn random_event(
         QuotaRange::new(points(request), points(limit)).unwrap_or(QuotaRange::BEST_EFFORT)
     };
     let Some(client) = here else {
-        if !rng.percent(10) {
+        if !rng.percent(10) && slot > 0 {
             return None;
         }
         let generation = generations.get_mut(slot as usize)?;
@@ -115,7 +117,7 @@ fn random_event(
         return Some(VerticalEvent::ClientJoined { client, gpu, quota: quota(rng), class });
     };
     match rng.below(100) {
-        0..3 => Some(VerticalEvent::ClientLeft { client }),
+        0..3 if slot > 0 => Some(VerticalEvent::ClientLeft { client }),
         3..5 => Some(VerticalEvent::QuotaChanged { client, quota: quota(rng) }),
         5..55 => {
             let tokens = rng.below(5_000);
