@@ -195,7 +195,7 @@ impl DeviceSpec {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(tag = "work", rename_all = "snake_case", deny_unknown_fields))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case", deny_unknown_fields))]
 pub enum Work {
     /// Answers requests from one device.
     Inference {
@@ -223,12 +223,13 @@ pub enum Work {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 #[non_exhaustive]
 pub struct FunctionSpec {
     /// What it does.
-    #[cfg_attr(feature = "serde", serde(flatten))]
     pub work: Work,
     /// On whose account it runs.
+    #[cfg_attr(feature = "serde", serde(default = "nobody"))]
     pub tenant: TenantId,
     /// The time in which a request is to be answered, waiting included. None: no latency to keep.
     #[cfg_attr(feature = "serde", serde(rename = "slo_ns", default))]
@@ -256,6 +257,11 @@ pub struct FunctionSpec {
 #[cfg(feature = "serde")]
 const fn one() -> u32 {
     1
+}
+
+#[cfg(feature = "serde")]
+const fn nobody() -> TenantId {
+    TenantId(0)
 }
 
 impl FunctionSpec {
@@ -381,7 +387,7 @@ pub enum InstanceReport {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(tag = "event", rename_all = "snake_case"))]
+#[cfg_attr(feature = "serde", serde(tag = "event", rename_all = "snake_case", deny_unknown_fields))]
 pub enum PlatformEvent {
     /// A device that was not there before, or is back; nothing runs on it.
     DeviceFound {

@@ -1,294 +1,24 @@
 //! The platform with a host in virtual time.
 
+#[path = "support/platform.rs"]
+mod support;
+
 use gshare_core::mig::GpuModel;
 use gshare_core::platform::{
-    DeviceSpec, FunctionSpec, InstanceReport, Life, Part, PlatformAction, PlatformEvent, Regime, Rejection,
-    StopCause, Work,
+    DeviceSpec, FunctionSpec, InstanceReport, Life, MigLayout, PlatformAction, PlatformEvent, Regime,
+    Rejection, Work,
 };
-use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::request::{NodeId, RequestId, TenantId, TenantLimits};
 use gshare_core::scale::InstanceId;
 use gshare_core::{
-    BasisPoints, Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, Quota, SmShare, Timestamp,
+    BasisPoints, Bytes, Duration, FunctionId, GpuId, GpuShare, Quota, QuotaRange, SmShare, Timestamp,
 };
 use gshare_sched::platform::{
     FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig, PlatformError,
 };
 use proptest::prelude::*;
-use std::collections::{BTreeMap, BTreeSet};
-
-const MS: fn(u64) -> Duration = Duration::from_millis;
-
-fn gib(n: u64) -> Bytes {
-    Bytes::from_gib(n)
-}
-
-/// Instances on a quarter, a half and all of the SMs.
-fn profile() -> ProfileTable {
-    let point = |percent, rate, p50, p95| {
-        let sm = SmShare::from_percent(percent).unwrap();
-        ProfilePoint::measured(sm, Quota::WHOLE, 1, rate, MS(p50), MS(p95)).unwrap()
-    };
-    ProfileTable::grid(vec![point(25, 50.0, 20, 22), point(50, 90.0, 11, 13), point(100, 120.0, 8, 9)])
-        .unwrap()
-}
-
-fn inference(memory: u64) -> FunctionSpec {
-    FunctionSpec::new(Work::Inference { profile: Some(profile()) }, gib(memory))
-        .with_slo(MS(100))
-        .with_instances(0, 4)
-        .with_loads(MS(3_000), MS(500))
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Later {
-    Arrive(FunctionId),
-    Report(InstanceId, InstanceReport),
-    Done(RequestId, InstanceId),
-    Wake,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    Answered(Duration),
-    Rejected(Rejection),
-}
-
-struct Instance {
-    function: FunctionId,
-    parts: Vec<Part>,
-    life: Life,
-    has: BTreeSet<RequestId>,
-}
-
-/// Carries out what the platform orders, and checks that it can be.
-struct Host {
-    platform: Platform,
-    now: Timestamp,
-    later: BTreeMap<(Timestamp, u64), Later>,
-    counter: u64,
-    instances: BTreeMap<InstanceId, Instance>,
-    memory: BTreeMap<GpuId, Bytes>,
-    requests: BTreeMap<RequestId, (FunctionId, Timestamp)>,
-    ends: BTreeMap<RequestId, (FunctionId, End)>,
-    orders: Vec<PlatformAction>,
-    /// How long a request takes.
-    takes: Duration,
-}
-
-impl Host {
-    fn new(platform: Platform) -> Self {
-        Self {
-            platform,
-            now: Timestamp::ZERO,
-            later: BTreeMap::new(),
-            counter: 0,
-            instances: BTreeMap::new(),
-            memory: BTreeMap::new(),
-            requests: BTreeMap::new(),
-            ends: BTreeMap::new(),
-            orders: Vec::new(),
-            takes: MS(10),
-        }
-    }
-
-    fn with(devices: &[u64]) -> Self {
-        let mut host = Self::new(Platform::fractional().unwrap());
-        for (gpu, &memory) in (0..).zip(devices) {
-            host.find(gpu, DeviceSpec::new(NodeId(gpu / 2), gib(memory)));
-        }
-        host
-    }
-
-    fn find(&mut self, gpu: u32, spec: DeviceSpec) {
-        self.memory.insert(GpuId(gpu), spec.memory);
-        self.tell(PlatformEvent::DeviceFound { gpu: GpuId(gpu), spec }).unwrap();
-    }
-
-    fn lose(&mut self, gpu: u32) {
-        self.memory.remove(&GpuId(gpu));
-        let lost = |of: &Instance| !of.parts.is_empty() && of.parts.iter().all(|part| part.gpu == GpuId(gpu));
-        self.instances.retain(|_, of| !lost(of));
-        for of in self.instances.values_mut() {
-            of.parts.retain(|part| part.gpu != GpuId(gpu));
-        }
-        self.tell(PlatformEvent::DeviceLost { gpu: GpuId(gpu) }).unwrap();
-    }
-
-    fn deploy(&mut self, function: u32, spec: FunctionSpec) {
-        let function = FunctionId(function);
-        self.tell(PlatformEvent::FunctionDeployed { function, spec: Box::new(spec) }).unwrap();
-    }
-
-    fn after(&mut self, time: Duration, later: Later) {
-        self.counter += 1;
-        self.later.insert((self.now + time, self.counter), later);
-    }
-
-    /// Requests of a function, one each `every`, from now on.
-    fn load(&mut self, function: u32, every: Duration, count: u64) {
-        for n in 0..count {
-            self.after(every.saturating_mul(n), Later::Arrive(FunctionId(function)));
-        }
-    }
-
-    fn arrive(&mut self, function: FunctionId, deadline: Option<Timestamp>) -> RequestId {
-        let request = RequestId(self.requests.len() as u64 + self.ends.len() as u64);
-        self.requests.insert(request, (function, self.now));
-        self.tell(PlatformEvent::RequestArrived { request, function, deadline }).unwrap();
-        request
-    }
-
-    fn tell(&mut self, event: PlatformEvent) -> Result<(), PlatformError> {
-        let mut orders = Vec::new();
-        let told = self.platform.handle(self.now, event, &mut orders);
-        if told.is_err() {
-            assert!(orders.is_empty(), "orders beside an error");
-            return told;
-        }
-        for order in orders {
-            self.obey(&order);
-            self.orders.push(order);
-        }
-        self.platform.invariants();
-        self.check_books();
-        told
-    }
-
-    fn check_books(&self) {
-        let mut used: BTreeMap<GpuId, (u64, u64)> = BTreeMap::new();
-        for part in self.instances.values().flat_map(|of| &of.parts) {
-            let of = used.entry(part.gpu).or_default();
-            of.0 += part.share.memory().map_or(0, Bytes::get);
-            of.1 += u64::from(part.share.time().request().get()) * u64::from(part.share.sm().get());
-        }
-        for (gpu, (memory, area)) in used {
-            assert!(memory <= self.memory[&gpu].get(), "{gpu} holds {memory} bytes");
-            assert!(area <= 100_000_000, "{gpu} is guaranteed to {area}");
-        }
-    }
-
-    fn obey(&mut self, order: &PlatformAction) {
-        match order.clone() {
-            PlatformAction::Start { instance, function, parts, takes, parked, .. } => {
-                assert!(!parked, "this pool starts nothing parked");
-                let of = Instance { function, parts, life: Life::Starting, has: BTreeSet::new() };
-                assert!(self.instances.insert(instance, of).is_none(), "{instance} twice");
-                self.after(takes, Later::Report(instance, InstanceReport::Ready));
-            }
-            PlatformAction::Park { instance } => {
-                let of = self.instances.get_mut(&instance).unwrap();
-                assert!(of.has.is_empty() && of.life == Life::Ready, "{instance} cannot be parked");
-                of.life = Life::Parked;
-                self.after(MS(300), Later::Report(instance, InstanceReport::Parked));
-            }
-            PlatformAction::Unpark { instance, parts, takes } => {
-                let of = self.instances.get_mut(&instance).unwrap();
-                assert!(of.life == Life::Parked && of.parts.is_empty(), "{instance} is not parked");
-                of.parts = parts;
-                self.after(takes, Later::Report(instance, InstanceReport::Unparked));
-            }
-            PlatformAction::Drain { instance } => {
-                let of = self.instances.get_mut(&instance).unwrap();
-                assert_eq!(of.life, Life::Ready, "{instance} cannot drain");
-                of.life = Life::Draining;
-            }
-            PlatformAction::Stop { instance, cause } => {
-                let of = self.instances.get_mut(&instance).unwrap();
-                let hard =
-                    matches!(cause, StopCause::TimedOut | StopCause::DrainTimedOut | StopCause::PartLost);
-                assert!(of.has.is_empty() || hard, "{instance} is stopped with requests: {cause:?}");
-                assert_ne!(of.life, Life::Stopped, "{instance} is stopped twice");
-                of.life = Life::Stopped;
-                self.after(MS(50), Later::Report(instance, InstanceReport::Gone));
-            }
-            PlatformAction::Dispatch { request, instance } => {
-                let of = self.instances.get_mut(&instance).unwrap();
-                assert_eq!((of.function, of.life), (self.requests[&request].0, Life::Ready), "{request}");
-                assert!(of.has.insert(request));
-                let takes = self.takes;
-                self.after(takes, Later::Done(request, instance));
-            }
-            PlatformAction::Reject { request, reason } => {
-                let (function, _) = self.requests.remove(&request).unwrap();
-                self.ends.insert(request, (function, End::Rejected(reason)));
-            }
-            PlatformAction::Profile { .. } | PlatformAction::Fetch { .. } | PlatformAction::Forget { .. } => {
-            }
-        }
-    }
-
-    fn happen(&mut self, later: Later) {
-        match later {
-            Later::Arrive(function) => {
-                self.arrive(function, None);
-            }
-            Later::Report(instance, report) => {
-                let Some(of) = self.instances.get_mut(&instance) else { return };
-                match report {
-                    InstanceReport::Ready if of.life == Life::Starting => of.life = Life::Ready,
-                    InstanceReport::Unparked if of.life == Life::Parked => of.life = Life::Ready,
-                    InstanceReport::Parked if of.life == Life::Parked => of.parts.clear(),
-                    InstanceReport::Gone | InstanceReport::Refused | InstanceReport::Completed => {
-                        self.instances.remove(&instance);
-                    }
-                    // A stop crossed it.
-                    _ => return,
-                }
-                self.tell(PlatformEvent::Instance { instance, report }).unwrap();
-            }
-            Later::Done(request, instance) => {
-                let Some(of) = self.instances.get_mut(&instance) else { return };
-                if of.has.remove(&request) {
-                    let (function, arrived) = self.requests.remove(&request).unwrap();
-                    let took = self.now.saturating_since(arrived);
-                    self.ends.insert(request, (function, End::Answered(took)));
-                    self.tell(PlatformEvent::RequestDone { request, took: self.takes }).unwrap();
-                }
-            }
-            Later::Wake => self.tell(PlatformEvent::DeadlineReached).unwrap(),
-        }
-    }
-
-    fn run_until(&mut self, end: Timestamp) {
-        loop {
-            let due = self.platform.next_deadline().filter(|due| *due <= end);
-            let next = self.later.first_key_value().map(|(key, _)| *key).filter(|(at, _)| *at <= end);
-            match (due, next) {
-                (None, None) => break,
-                (Some(due), next) if next.is_none_or(|(at, _)| due < at) => {
-                    self.now = self.now.max(due);
-                    self.happen(Later::Wake);
-                }
-                (_, Some(key)) => {
-                    let later = self.later.remove(&key).unwrap();
-                    self.now = self.now.max(key.0);
-                    self.happen(later);
-                }
-                _ => break,
-            }
-        }
-        self.now = end;
-    }
-
-    fn run(&mut self, time: Duration) {
-        self.run_until(self.now + time);
-    }
-
-    fn count(&self, matches: impl Fn(&PlatformAction) -> bool) -> usize {
-        self.orders.iter().filter(|order| matches(order)).count()
-    }
-
-    fn answered(&self, function: u32) -> Vec<Duration> {
-        let of = self.ends.values().filter(|(of, _)| *of == FunctionId(function));
-        of.filter_map(|(_, end)| if let End::Answered(took) = end { Some(*took) } else { None }).collect()
-    }
-
-    fn rejected(&self) -> Vec<Rejection> {
-        let end = |(_, end): &(FunctionId, End)| if let End::Rejected(why) = end { Some(*why) } else { None };
-        self.ends.values().filter_map(end).collect()
-    }
-}
+use std::collections::BTreeSet;
+use support::{End, Host, Later, MS, gib, inference, profile};
 
 #[test]
 fn a_function_without_instances_is_given_one_and_loses_it_when_nobody_calls() {
@@ -387,7 +117,7 @@ fn a_lost_device_ends_its_instances_and_their_requests_go_elsewhere() {
 fn training_is_a_gang_that_starts_together_starts_again_together_and_completes() {
     let mut host = Host::with(&[16, 16, 16]);
     let share = GpuShare::new(
-        gshare_core::QuotaRange::new(Quota::from_percent(40).unwrap(), Quota::WHOLE).unwrap(),
+        QuotaRange::new(Quota::from_percent(40).unwrap(), Quota::WHOLE).unwrap(),
         SmShare::WHOLE,
         SmShare::WHOLE,
         Some(gib(8)),
@@ -499,8 +229,7 @@ fn bad_input_is_refused_by_field_and_bound_and_changes_nothing() {
     );
     let sliced = inference(2).with_regime(Regime::Sliced);
     assert!(text(&mut host, deploy(FunctionId(0), sliced)).contains("no pool of sliced devices"));
-    let layout =
-        gshare_core::platform::MigLayout::new(GpuModel::find("A100-80").unwrap(), Vec::new()).unwrap();
+    let layout = MigLayout::new(GpuModel::find("A100-80").unwrap(), Vec::new()).unwrap();
     let spec = DeviceSpec::new(NodeId(0), gib(80)).with_mig(layout);
     assert!(text(&mut host, PlatformEvent::DeviceFound { gpu: GpuId(8), spec }).contains("sliced"));
     let spec = DeviceSpec::new(NodeId(0), Bytes::ZERO);
@@ -521,105 +250,11 @@ fn bad_input_is_refused_by_field_and_bound_and_changes_nothing() {
     assert!(host.orders.is_empty());
 }
 
-/// One thing that happens in the random test.
-#[derive(Debug, Clone, Copy)]
-enum Op {
-    Request(u32),
-    Burst(u32),
-    Die(usize),
-    Refuse(usize),
-    Lose(u32),
-    Find(u32),
-    Cancel(usize),
-    Remove(u32),
-    Deploy(u32),
-}
-
-fn ops() -> impl Strategy<Value = Vec<(Op, u64)>> {
-    let op = prop_oneof![
-        12 => (0u32..4).prop_map(Op::Request),
-        3 => (0u32..4).prop_map(Op::Burst),
-        2 => (0usize..8).prop_map(Op::Die),
-        1 => (0usize..8).prop_map(Op::Refuse),
-        1 => (0u32..3).prop_map(Op::Lose),
-        2 => (0u32..3).prop_map(Op::Find),
-        1 => (0usize..8).prop_map(Op::Cancel),
-        1 => (0u32..5).prop_map(Op::Remove),
-        2 => (0u32..5).prop_map(Op::Deploy),
-    ];
-    prop::collection::vec((op, 0u64..3_000), 1..80)
-}
-
-fn random_spec(function: u32) -> FunctionSpec {
-    match function {
-        4 => FunctionSpec::new(Work::Training { workers: 2, share: GpuShare::WHOLE }, gib(4)),
-        _ => inference([2, 9, 9, 12][function as usize]).with_instances(function / 3, 1 + function),
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever happens, each request ends once, nothing is oversold, and at the end nobody waits.
     #[test]
-    fn requests_end_once_and_devices_are_never_oversold(ops in ops()) {
-        let mut host = Host::with(&[16, 16, 16]);
-        let mut deployed = BTreeSet::new();
-        for (op, pause) in ops {
-            let nth = |host: &Host, n: usize, life: Life| {
-                let of = host.instances.iter().filter(|(_, of)| of.life == life).map(|(id, _)| *id);
-                of.cycle().nth(n)
-            };
-            match op {
-                Op::Request(f) | Op::Burst(f) if deployed.contains(&f) => {
-                    for _ in 0..if matches!(op, Op::Burst(_)) { 40 } else { 1 } {
-                        host.arrive(FunctionId(f), None);
-                    }
-                }
-                Op::Die(n) => {
-                    if let Some(id) = host.instances.keys().copied().nth(n) {
-                        host.after(MS(0), Later::Report(id, InstanceReport::Gone));
-                    }
-                }
-                Op::Refuse(n) => {
-                    if let Some(id) = nth(&host, n, Life::Starting).filter(|_| !host.instances.is_empty()) {
-                        host.after(MS(0), Later::Report(id, InstanceReport::Refused));
-                    }
-                }
-                Op::Lose(gpu) if host.memory.contains_key(&GpuId(gpu)) => host.lose(gpu),
-                Op::Find(gpu) if !host.memory.contains_key(&GpuId(gpu)) => {
-                    host.find(gpu, DeviceSpec::new(NodeId(gpu / 2), gib(16)));
-                }
-                Op::Cancel(n) => {
-                    if let Some(&request) = host.requests.keys().nth(n) {
-                        host.tell(PlatformEvent::RequestCancelled { request }).unwrap();
-                    }
-                }
-                Op::Remove(f) if deployed.remove(&f) => {
-                    host.tell(PlatformEvent::FunctionRemoved { function: FunctionId(f) }).unwrap();
-                }
-                Op::Deploy(f) if host.platform.function(FunctionId(f)).is_none() => {
-                    host.deploy(f, random_spec(f));
-                    deployed.insert(f);
-                }
-                _ => {}
-            }
-            host.run(MS(pause));
-        }
-        for gpu in 0..3 {
-            if !host.memory.contains_key(&GpuId(gpu)) {
-                host.find(gpu, DeviceSpec::new(NodeId(gpu / 2), gib(16)));
-            }
-        }
-        host.run(Duration::from_secs(200));
-        prop_assert!(host.requests.is_empty(), "{:?} wait for ever", host.requests);
-        for function in deployed {
-            host.tell(PlatformEvent::FunctionRemoved { function: FunctionId(function) }).unwrap();
-        }
-        host.run(Duration::from_secs(10));
-        prop_assert!(host.instances.is_empty(), "instances of no function");
-        for function in 0..5 {
-            prop_assert!(host.platform.function(FunctionId(function)).is_none());
-        }
+    fn requests_end_once_and_devices_are_never_oversold(bytes in prop::collection::vec(any::<u8>(), 3..240)) {
+        support::run_bytes(&bytes);
     }
 }

@@ -21,6 +21,12 @@ pub enum PlatformError {
     /// A setting is out of its bounds.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// A policy refused its settings.
+    #[error("{why}")]
+    Policy {
+        /// The field and its bound.
+        why: String,
+    },
     /// Two pools have devices of the same regime.
     #[error("two pools of {regime} devices: need at most one of each regime")]
     PoolTwice {

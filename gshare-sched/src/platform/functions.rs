@@ -77,11 +77,15 @@ impl Platform {
         Some(FunctionView { spec: &of.spec, state: of.state, instances: of.instances, stats: of.stats })
     }
 
-    /// Requests of the function that were not dispatched yet, wherever they wait.
+    /// Requests of the function that were not dispatched yet, wherever they wait. O(n) over all requests.
     pub fn waiting(&self, function: FunctionId) -> usize {
         let held = self.requests.values().filter(|of| of.function == function && of.is_held()).count();
-        let pool = self.functions.get(&function).map_or(0, |of| self.pools[of.pool].waiting(function));
-        held + pool
+        held + self.waiting_in_pool(function)
+    }
+
+    /// Those of the function's requests that wait in its pool. O(log n).
+    pub fn waiting_in_pool(&self, function: FunctionId) -> usize {
+        self.functions.get(&function).map_or(0, |of| self.pools[of.pool].waiting(function))
     }
 
     /// A function that was not removed.

@@ -12,8 +12,8 @@
 //! function has no profile yet; else it is in the pool of its function.
 //!
 //! # Algorithm
-//! 1. *Devices* go to the pool of their regime: [`FractionalPool`] (time and SMs side by side), a sliced one (MIG), a whole
-//!    one (one request at a time).
+//! 1. *Devices* go to the pool of their regime: [`FractionalPool`] (time and SMs side by side), [`SlicedPool`]
+//!    (MIG) or [`WholePool`] (one request at a time).
 //! 2. *Functions* go to one pool ([`choice`]): the regime that they name; else pipelines to sliced devices, training to
 //!    fractional ones, inference to fractional ones, or to whole ones where there are no fractional ones. An inference
 //!    function without a profile is profiled first; its requests wait.
@@ -72,6 +72,7 @@ mod functions;
 mod host_cache;
 mod instances;
 mod requests;
+mod settings;
 mod sliced;
 mod tickets;
 mod timers;
@@ -80,6 +81,7 @@ mod whole;
 pub use error::PlatformError;
 pub use fractional::{FractionalConfig, FractionalPolicies, FractionalPool};
 pub use functions::{FunctionState, FunctionStats, FunctionView};
+pub use settings::{FractionalSettings, PackerSettings, PlatformSettings, ScalerSettings};
 pub use sliced::{Make, SlicedConfig, SlicedError, SlicedPool};
 pub use whole::WholePool;
 

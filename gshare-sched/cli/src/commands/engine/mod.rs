@@ -16,6 +16,7 @@ mod horizontal;
 mod instances;
 mod pack;
 mod partition;
+mod platform;
 mod request;
 mod route;
 mod store;
@@ -56,6 +57,8 @@ enum Kind {
     Store(filter::Options),
     /// Pipelines over MIG slices: each line a DAG and a node, each answer a cut and its slices.
     Partition(filter::Options),
+    /// The platform: functions, instances and requests of a whole cluster.
+    Platform(filter::Options),
     /// The keeper of instances on MIG slices: which there are, in which state, who is evicted.
     Instances(filter::Options),
     /// The router of requests to instances on MIG slices, by slack.
@@ -74,6 +77,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         Kind::Pack(options) => pack::run(options),
         Kind::Store(options) => store::run(options),
         Kind::Partition(options) => partition::run(options),
+        Kind::Platform(options) => platform::run(options),
         Kind::Instances(options) => instances::run(options),
         Kind::Route(options) => route::run(options),
     }

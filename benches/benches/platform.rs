@@ -1,0 +1,214 @@
+//! Cost of the platform: an event at 10,000 devices, 100,000 instances and 1,000 functions, and the memory of a request that
+//! waits.
+//!
+//! Beside each figure is the floor of the same run: what the engines inside do for the same event, called alone.
+#![allow(missing_docs)]
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use gshare_core::pack::{Demand, GpuSpec, Packer};
+use gshare_core::platform::{DeviceSpec, FunctionSpec, InstanceReport, PlatformAction, PlatformEvent, Work};
+use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::request::{NodeId, RequestId};
+use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, InstanceId};
+use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, Quota, SmShare, Timestamp};
+use gshare_sched::pack::{MaxRects, MaxRectsConfig};
+use gshare_sched::platform::Platform;
+use gshare_sched::scale::{HeuristicHorizontal, HeuristicHorizontalConfig};
+use std::collections::VecDeque;
+use std::hint::black_box;
+
+const GPUS_PER_NODE: u32 = 8;
+
+/// Sizes: those of the claim, or small ones where the benches are only run as a test.
+struct Sizes {
+    devices: u32,
+    functions: u32,
+    instances: u32,
+    waiting: u64,
+}
+
+fn sizes() -> Sizes {
+    if std::env::args().any(|argument| argument == "--test") {
+        Sizes { devices: 100, functions: 10, instances: 1_000, waiting: 10_000 }
+    } else {
+        Sizes { devices: 10_000, functions: 1_000, instances: 100_000, waiting: 1_000_000 }
+    }
+}
+
+/// One point: a tenth of the SMs, all of the time.
+fn profile() -> ProfileTable {
+    let ms = Duration::from_millis;
+    let sm = SmShare::from_percent(10).expect("per cent");
+    let point = ProfilePoint::measured(sm, Quota::WHOLE, 1, 50.0, ms(20), ms(22)).expect("a point");
+    ProfileTable::grid(vec![point]).expect("a grid")
+}
+
+/// A platform with all of its instances ready.
+fn full(sizes: &Sizes) -> (Platform, Vec<PlatformAction>) {
+    let mut platform = Platform::fractional().expect("default");
+    let mut orders = Vec::new();
+    let now = Timestamp::ZERO;
+    for gpu in 0..sizes.devices {
+        let spec = DeviceSpec::new(NodeId(gpu / GPUS_PER_NODE), Bytes::from_gib(80));
+        platform.handle(now, PlatformEvent::DeviceFound { gpu: GpuId(gpu), spec }, &mut orders).expect("new");
+    }
+    let each = sizes.instances / sizes.functions;
+    for function in 0..sizes.functions {
+        let work = Work::Inference { profile: Some(profile()) };
+        let spec = FunctionSpec::new(work, Bytes::from_gib(4)).with_instances(each, each);
+        let event = PlatformEvent::FunctionDeployed { function: FunctionId(function), spec: Box::new(spec) };
+        platform.handle(now, event, &mut orders).expect("new");
+    }
+    let starts: Vec<InstanceId> = orders
+        .drain(..)
+        .filter_map(|order| match order {
+            PlatformAction::Start { instance, .. } => Some(instance),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(starts.len(), sizes.instances as usize, "each is placed");
+    for instance in starts {
+        let ready = PlatformEvent::Instance { instance, report: InstanceReport::Ready };
+        platform.handle(now, ready, &mut orders).expect("known");
+    }
+    orders.clear();
+    (platform, orders)
+}
+
+fn events(c: &mut Criterion) {
+    let sizes = sizes();
+    let (mut platform, mut orders) = full(&sizes);
+    let mut group = c.benchmark_group("platform");
+    let mut number = 0u64;
+    let mut now = Timestamp::from_millis(1);
+    group.throughput(Throughput::Elements(2));
+    group.bench_function("request_arrives_and_is_done", |b| {
+        b.iter(|| {
+            number += 1;
+            now = now + Duration::from_micros(20);
+            orders.clear();
+            let request = RequestId(number);
+            let function = FunctionId(u32::try_from(number % u64::from(sizes.functions)).expect("small"));
+            let arrived = PlatformEvent::RequestArrived { request, function, deadline: None };
+            platform.handle(now, arrived, &mut orders).expect("known");
+            let took = Duration::from_millis(20);
+            platform.handle(now, PlatformEvent::RequestDone { request, took }, &mut orders).expect("runs");
+            black_box(orders.len())
+        });
+    });
+    // An instance dies; with the next report of its function's load another is started in its place, and becomes ready.
+    let mut alive: VecDeque<InstanceId> = (0..u64::from(sizes.instances)).map(InstanceId).collect();
+    group.throughput(Throughput::Elements(3));
+    group.bench_function("instance_dies_and_is_replaced", |b| {
+        b.iter(|| {
+            orders.clear();
+            let instance = alive.pop_front().expect("instances");
+            let gone = PlatformEvent::Instance { instance, report: InstanceReport::Gone };
+            platform.handle(now, gone, &mut orders).expect("known");
+            if let Some(due) = platform.next_deadline() {
+                now = now.max(due);
+                platform.handle(now, PlatformEvent::DeadlineReached, &mut orders).expect("in time");
+            }
+            let starts: Vec<InstanceId> = orders
+                .drain(..)
+                .filter_map(|order| match order {
+                    PlatformAction::Start { instance, .. } => Some(instance),
+                    _ => None,
+                })
+                .collect();
+            for instance in starts {
+                let ready = PlatformEvent::Instance { instance, report: InstanceReport::Ready };
+                platform.handle(now, ready, &mut orders).expect("known");
+                alive.push_back(instance);
+            }
+        });
+    });
+    group.finish();
+    engines(c, &sizes);
+    memory(&sizes);
+}
+
+/// What the scaler and the packer do when an instance dies and is replaced, without anything around them.
+fn engines(c: &mut Criterion, sizes: &Sizes) {
+    let mut packer = MaxRects::new(MaxRectsConfig::default());
+    for gpu in 0..sizes.devices {
+        packer.add_gpu(GpuId(gpu), GpuSpec::new(Bytes::from_gib(80))).expect("new");
+    }
+    let tenth = SmShare::from_percent(10).expect("per cent");
+    let demand = Demand::new(Quota::WHOLE, tenth).with_memory(Bytes::from_gib(4));
+    let mut placed: VecDeque<_> =
+        (0..sizes.instances).map(|_| packer.place(&demand).expect("room").placement.id).collect();
+    let mut scaler = HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).expect("default");
+    let mut orders = Vec::new();
+    let each = sizes.instances / sizes.functions;
+    for function in 0..sizes.functions {
+        let spec =
+            FunctionScale { profile: profile(), max_p95: None, min_instances: each, max_instances: each };
+        let event = HorizontalEvent::FunctionAdded { function: FunctionId(function), spec };
+        scaler.handle(Timestamp::ZERO, event, &mut orders).expect("new");
+    }
+    let mut alive: VecDeque<(FunctionId, InstanceId)> = orders
+        .drain(..)
+        .filter_map(|order| match order {
+            HorizontalAction::Start { function, instance, .. } => Some((function, instance)),
+            _ => None,
+        })
+        .collect();
+    for &(_, instance) in &alive {
+        scaler
+            .handle(Timestamp::ZERO, HorizontalEvent::InstanceReady { instance }, &mut orders)
+            .expect("known");
+    }
+    let mut now = Timestamp::ZERO;
+    let mut group = c.benchmark_group("engines_alone");
+    group.bench_function("instance_dies_and_is_replaced", |b| {
+        b.iter(|| {
+            orders.clear();
+            now = now + Duration::from_secs(1);
+            let (function, instance) = alive.pop_front().expect("instances");
+            scaler.handle(now, HorizontalEvent::InstanceGone { instance }, &mut orders).expect("known");
+            packer.release(placed.pop_front().expect("placements")).expect("known");
+            let rate = gshare_core::profile::RequestRate::ZERO;
+            scaler
+                .handle(now, HorizontalEvent::LoadReported { function, rate }, &mut orders)
+                .expect("a tick later");
+            for order in orders.drain(..).collect::<Vec<_>>() {
+                if let HorizontalAction::Start { function, instance, .. } = order {
+                    placed.push_back(packer.place(&demand).expect("room").placement.id);
+                    scaler
+                        .handle(now, HorizontalEvent::InstanceReady { instance }, &mut orders)
+                        .expect("known");
+                    alive.push_back((function, instance));
+                }
+            }
+        });
+    });
+    group.finish();
+}
+
+/// Resident memory of this process, in bytes.
+fn resident() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = text.split_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    pages * 4_096
+}
+
+/// Prints the memory that each request takes that waits.
+fn memory(sizes: &Sizes) {
+    let small = Sizes { devices: 10, functions: 100, instances: 100, waiting: sizes.waiting };
+    let (mut platform, mut orders) = full(&small);
+    let before = resident();
+    for number in 0..small.waiting {
+        let function = FunctionId(u32::try_from(number % 100).expect("small"));
+        let event = PlatformEvent::RequestArrived { request: RequestId(number), function, deadline: None };
+        platform.handle(Timestamp::ZERO, event, &mut orders).expect("known");
+    }
+    orders = Vec::new();
+    let waiting: usize = (0..100).map(|function| platform.waiting_in_pool(FunctionId(function))).sum();
+    let each = resident().saturating_sub(before) / u64::try_from(waiting.max(1)).expect("fits");
+    println!("platform: {waiting} requests wait, {each} bytes of resident memory each");
+    black_box(&orders);
+}
+
+criterion_group!(benches, events);
+criterion_main!(benches);

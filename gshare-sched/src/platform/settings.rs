@@ -1,0 +1,129 @@
+//! A platform by settings alone: policies by name, for commands, scenarios and hosts with a configuration file.
+
+use super::{
+    FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig, PlatformError, SlicedConfig,
+    SlicedPool, WholePool,
+};
+use crate::pack::{MaxRects, MaxRectsConfig};
+use crate::place::{DiluConfig, DiluPacker};
+use crate::request::SchedulerConfig;
+use crate::scale::{
+    HeuristicHorizontal, HeuristicHorizontalConfig, LazyHorizontal, LazyHorizontalConfig, PeakHorizontal,
+    PeakHorizontalConfig,
+};
+use gshare_core::pack::Packer;
+use gshare_core::platform::Pool;
+use gshare_core::scale::HorizontalScaler;
+
+/// The policy that starts and stops instances on fractional devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum ScalerSettings {
+    /// By profile (FaST-GShare, Algorithm 1).
+    Heuristic(HeuristicHorizontalConfig),
+    /// Once load has stayed (Dilu, section 3.4.2).
+    Lazy(LazyHorizontalConfig),
+    /// For peaks that the instances that run cannot take at their limits.
+    Peaks(PeakHorizontalConfig),
+}
+
+impl Default for ScalerSettings {
+    fn default() -> Self {
+        Self::Heuristic(HeuristicHorizontalConfig::default())
+    }
+}
+
+/// The policy that places instances on fractional devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum PackerSettings {
+    /// Rectangles of time and SMs (FaST-GShare, section 3.4.2).
+    MaxRects(MaxRectsConfig),
+    /// Sums of requests, limits and memory (Dilu, section 3.3).
+    Dilu(DiluConfig),
+}
+
+impl Default for PackerSettings {
+    fn default() -> Self {
+        Self::MaxRects(MaxRectsConfig::default())
+    }
+}
+
+/// Settings of the fractional pool with its policies.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+pub struct FractionalSettings {
+    /// Settings of the pool itself.
+    pub pool: FractionalConfig,
+    /// The policy that starts and stops instances.
+    pub scaler: ScalerSettings,
+    /// The policy that places them.
+    pub packer: PackerSettings,
+}
+
+impl FractionalSettings {
+    fn build(&self) -> Result<FractionalPool, PlatformError> {
+        let scaler: Box<dyn HorizontalScaler> = match &self.scaler {
+            ScalerSettings::Heuristic(config) => Box::new(HeuristicHorizontal::new(config.clone())?),
+            ScalerSettings::Lazy(config) => Box::new(LazyHorizontal::new(config.clone())?),
+            ScalerSettings::Peaks(config) => Box::new(PeakHorizontal::new(config.clone())?),
+        };
+        let packer: Box<dyn Packer> = match self.packer {
+            PackerSettings::MaxRects(config) => Box::new(MaxRects::new(config)),
+            PackerSettings::Dilu(config) => Box::new(
+                DiluPacker::new(config).map_err(|error| PlatformError::Policy { why: error.to_string() })?,
+            ),
+        };
+        Ok(FractionalPool::new(self.pool.clone(), FractionalPolicies { scaler, packer })?)
+    }
+}
+
+/// Settings of a platform with one pool of each regime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+pub struct PlatformSettings {
+    /// Settings of the platform itself.
+    pub platform: PlatformConfig,
+    /// Devices whose time and SMs are shared out.
+    pub fractional: FractionalSettings,
+    /// Devices with MIG slices.
+    pub sliced: SlicedConfig,
+    /// Devices that serve one request at a time.
+    pub whole: SchedulerConfig,
+}
+
+impl Default for PlatformSettings {
+    fn default() -> Self {
+        Self {
+            platform: PlatformConfig::default(),
+            fractional: FractionalSettings::default(),
+            sliced: SlicedConfig::default(),
+            whole: SchedulerConfig::evict_cost_aware(),
+        }
+    }
+}
+
+impl PlatformSettings {
+    /// The platform that these settings describe, without devices and functions.
+    ///
+    /// # Errors
+    /// [`PlatformError`] names the field and its bound.
+    pub fn build(&self) -> Result<Platform, PlatformError> {
+        let sliced = SlicedPool::with_config(self.sliced.clone())
+            .map_err(|error| PlatformError::Policy { why: error.to_string() })?;
+        let pools: Vec<Box<dyn Pool>> = vec![
+            Box::new(self.fractional.build()?),
+            Box::new(sliced),
+            Box::new(WholePool::with_config(self.whole)?),
+        ];
+        Platform::new(self.platform.clone(), pools)
+    }
+}
