@@ -13,7 +13,8 @@
 //! | [`pipeline`] | into which stages is a function cut, and on which MIG slices do they run? | FluidFaaS, section 5.2 |
 //!
 //! [`node`] composes token scheduling and vertical scaling with sessions, memory, debts and admission: what the node daemon
-//! decides.
+//! decides. [`platform`] composes scaling, packing, pipelines, request routing and caching with functions and tenants: what a
+//! cluster decides.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     test,
