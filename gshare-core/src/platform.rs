@@ -396,8 +396,8 @@ pub enum PlatformEvent {
         /// What it is like.
         spec: DeviceSpec,
     },
-    /// The device is gone, or its node is, with every instance that has a part on it. The host ends their other parts; it
-    /// need not report them gone.
+    /// The device is gone, or its node is, with every instance that has a part on it or was parked from it. The host ends
+    /// their other parts, before it starts anything in their place, and need not report them gone.
     DeviceLost {
         /// Its name.
         gpu: GpuId,
@@ -489,8 +489,6 @@ pub enum StopCause {
     Evicted,
     /// Its function was removed.
     Removed,
-    /// Another part of it is gone.
-    PartLost,
 }
 
 /// What a host has to do. Each order is answered as it says; an instance that ends answers all of its orders.
@@ -631,7 +629,7 @@ pub enum PoolEvent {
         /// What it is like.
         spec: DeviceSpec,
     },
-    /// The device is gone, with every instance that has a part on it.
+    /// The device is gone, with every instance that has a part on it or was parked from it.
     DeviceLost {
         /// Its name.
         gpu: GpuId,
@@ -773,7 +771,7 @@ pub struct InstanceView {
 /// - a request is dispatched only to an instance of its function that is ready, and when that is gone again, or rejected;
 /// - the shares and memory of the instances on a device, those that start or drain included, never exceed it;
 /// - an instance is stopped without `Drain` only when it runs no request;
-/// - `DeviceLost` ends every instance with a part on the device: those with other parts are stopped;
+/// - `DeviceLost` ends every instance with a part on the device, or parked from it, at once and without an order;
 /// - the same events give the same actions; `Err` means that nothing changed.
 pub trait Pool: Engine<Event = PoolEvent, Action = PoolAction, Error = PoolError> + Send {
     /// The regime of its devices.

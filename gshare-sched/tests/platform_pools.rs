@@ -11,7 +11,9 @@ use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::request::{GpuKind, NodeId};
 use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, Quota, SmShare, Timestamp};
 use gshare_sched::pipeline::KeeperConfig;
-use gshare_sched::platform::{SlicedConfig, SlicedPool, WholePool};
+use gshare_sched::platform::{
+    FractionalConfig, FractionalPolicies, FractionalPool, SlicedConfig, SlicedPool, WholePool,
+};
 use gshare_sched::request::SchedulerConfig;
 use gshare_sim::conformance::{PoolReport, PoolTrial, pool};
 
@@ -101,6 +103,33 @@ fn whole(seed: u64) -> WholePool {
     WholePool::with_config(config).unwrap()
 }
 
+fn fractional_trial(seed: u64, faults: bool) -> PoolTrial {
+    let gpu = |node| DeviceSpec::new(NodeId(node), Bytes::from_gib(16));
+    let spec = |n: u64| {
+        let points = [(10, 40, 12.0), (25, 20, 30.0), (50, 14, 55.0)].map(|(sm, ms, rate)| {
+            let (sm, ms) = (SmShare::from_percent(sm).unwrap(), Duration::from_millis(ms));
+            ProfilePoint::measured(sm, Quota::WHOLE, 1, rate, ms, ms).unwrap()
+        });
+        let profile = Some(ProfileTable::sparse(points.to_vec()).unwrap());
+        FunctionSpec::new(Work::Inference { profile }, Bytes::from_gib(3 + 2 * (n % 4)))
+            .with_slo(Duration::from_millis(300))
+            .with_instances(0, 1 + n as u32)
+            .with_loads(Duration::from_millis(900), Duration::from_millis(200))
+    };
+    PoolTrial {
+        devices: vec![(GpuId(0), gpu(0)), (GpuId(1), gpu(0)), (GpuId(4), gpu(1))],
+        functions: (0..6).map(|n| (FunctionId(n), spec(n.into()))).collect(),
+        requests: 600,
+        every: Duration::from_millis(10 + 20 * (seed % 5)),
+        faults,
+        patience: Duration::from_secs(600),
+    }
+}
+
+fn fractional() -> FractionalPool {
+    FractionalPool::new(FractionalConfig::default(), FractionalPolicies::fast().unwrap()).unwrap()
+}
+
 /// Seeds of a test.
 const SEEDS: core::ops::Range<u64> = 0..40;
 
@@ -128,6 +157,13 @@ fn the_whole_pool_keeps_its_contract_whatever_happens() {
     let run = |seed| pool(&mut whole(seed), &whole_trial(seed, true), seed).unwrap();
     let reports: Vec<PoolReport> = SEEDS.map(run).collect();
     all_given(&reports, &["start", "drain", "stop", "dispatch", "reject", "fetch", "forget"]);
+}
+
+#[test]
+fn the_fractional_pool_keeps_its_contract_whatever_happens() {
+    let run = |seed| pool(&mut fractional(), &fractional_trial(seed, true), seed).unwrap();
+    let reports: Vec<PoolReport> = SEEDS.map(run).collect();
+    all_given(&reports, &["start", "park", "unpark", "drain", "stop", "dispatch", "reject"]);
 }
 
 #[test]

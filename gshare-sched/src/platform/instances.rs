@@ -14,7 +14,7 @@ pub(super) struct Named {
     /// Its pool's name of it.
     pub(super) inside: InstanceId,
     pub(super) function: FunctionId,
-    /// The devices that it has parts on.
+    /// The devices that it has parts on, or had when it was parked.
     pub(super) devices: BTreeSet<GpuId>,
     /// Memory that is booked for its tenant.
     pub(super) memory: Bytes,
@@ -101,20 +101,10 @@ impl Instances {
         Some(of)
     }
 
-    /// The device is gone, with the instances that have all of their parts on it; those.
+    /// The device is gone, with the instances that were there; those.
     pub(super) fn lose(&mut self, gpu: GpuId) -> Vec<(InstanceId, Named)> {
         let on = self.on.remove(&gpu).unwrap_or_default();
-        let mut lost = Vec::new();
-        for instance in on {
-            let Some(of) = self.named.get_mut(&instance) else { continue };
-            of.devices.remove(&gpu);
-            if of.devices.is_empty()
-                && let Some(of) = self.remove(instance)
-            {
-                lost.push((instance, of));
-            }
-        }
-        lost
+        on.into_iter().filter_map(|instance| Some((instance, self.remove(instance)?))).collect()
     }
 }
 
@@ -208,9 +198,6 @@ impl Platform {
         let (pool, inside) = (of.pool, of.inside);
         let over =
             matches!(report, InstanceReport::Gone | InstanceReport::Refused | InstanceReport::Completed);
-        if report == InstanceReport::Parked {
-            self.instances.moved(instance, &[]);
-        }
         if over && let Some(of) = self.instances.remove(instance) {
             self.forget_instance(instance, &of);
         }

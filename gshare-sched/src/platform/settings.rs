@@ -1,8 +1,8 @@
 //! A platform by settings alone: policies by name, for commands, scenarios and hosts with a configuration file.
 
 use super::{
-    FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig, PlatformError, SlicedConfig,
-    SlicedPool, WholePool,
+    FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig, PlatformError,
+    SlicedConfig, SlicedPool, WholePool,
 };
 use crate::pack::{MaxRects, MaxRectsConfig};
 use crate::place::{DiluConfig, DiluPacker};

@@ -53,6 +53,8 @@ pub(crate) enum End {
 pub(crate) struct Instance {
     pub(crate) function: FunctionId,
     pub(crate) parts: Vec<Part>,
+    /// The devices of its parts, or those that it was parked from.
+    pub(crate) home: BTreeSet<GpuId>,
     pub(crate) life: Life,
     pub(crate) has: BTreeSet<RequestId>,
 }
@@ -103,11 +105,7 @@ impl Host {
 
     pub(crate) fn lose(&mut self, gpu: u32) {
         self.memory.remove(&GpuId(gpu));
-        let lost = |of: &Instance| !of.parts.is_empty() && of.parts.iter().all(|part| part.gpu == GpuId(gpu));
-        self.instances.retain(|_, of| !lost(of));
-        for of in self.instances.values_mut() {
-            of.parts.retain(|part| part.gpu != GpuId(gpu));
-        }
+        self.instances.retain(|_, of| !of.home.contains(&GpuId(gpu)));
         self.tell(PlatformEvent::DeviceLost { gpu: GpuId(gpu) }).unwrap();
     }
 
@@ -168,7 +166,8 @@ impl Host {
         match order.clone() {
             PlatformAction::Start { instance, function, parts, takes, parked, .. } => {
                 assert!(!parked, "this pool starts nothing parked");
-                let of = Instance { function, parts, life: Life::Starting, has: BTreeSet::new() };
+                let home = parts.iter().map(|part| part.gpu).collect();
+                let of = Instance { function, parts, home, life: Life::Starting, has: BTreeSet::new() };
                 assert!(self.instances.insert(instance, of).is_none(), "{instance} twice");
                 self.after(takes, Later::Report(instance, InstanceReport::Ready));
             }
@@ -181,6 +180,7 @@ impl Host {
             PlatformAction::Unpark { instance, parts, takes } => {
                 let of = self.instances.get_mut(&instance).unwrap();
                 assert!(of.life == Life::Parked && of.parts.is_empty(), "{instance} is not parked");
+                of.home = parts.iter().map(|part| part.gpu).collect();
                 of.parts = parts;
                 self.after(takes, Later::Report(instance, InstanceReport::Unparked));
             }
@@ -191,8 +191,7 @@ impl Host {
             }
             PlatformAction::Stop { instance, cause } => {
                 let of = self.instances.get_mut(&instance).unwrap();
-                let hard =
-                    matches!(cause, StopCause::TimedOut | StopCause::DrainTimedOut | StopCause::PartLost);
+                let hard = matches!(cause, StopCause::TimedOut | StopCause::DrainTimedOut);
                 assert!(of.has.is_empty() || hard, "{instance} is stopped with requests: {cause:?}");
                 assert_ne!(of.life, Life::Stopped, "{instance} is stopped twice");
                 of.life = Life::Stopped;

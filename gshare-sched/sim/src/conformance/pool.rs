@@ -490,10 +490,7 @@ impl Host<'_> {
                 one.draining = true;
                 Ok(())
             }
-            PlatformAction::Stop { instance, cause } => {
-                if cause == StopCause::PartLost && self.lost.contains(&instance) {
-                    return Ok(());
-                }
+            PlatformAction::Stop { instance, .. } => {
                 let one = self.instances.get_mut(&instance).ok_or("no such instance")?;
                 if one.stopped || !(one.requests.is_empty() || one.draining) {
                     return Err(format!("it was stopped, or runs requests: {one:?}"));

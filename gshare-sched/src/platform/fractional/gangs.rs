@@ -61,6 +61,7 @@ impl FractionalPool {
             capacity: 0,
             throughput: RequestRate::ZERO,
             placements: Vec::new(),
+            home: BTreeSet::new(),
             node: None,
             requests: BTreeSet::new(),
             used: self.now,

@@ -107,6 +107,7 @@ impl FractionalPool {
             capacity,
             throughput: point.throughput,
             placements: Vec::new(),
+            home: BTreeSet::new(),
             node: None,
             requests: BTreeSet::new(),
             used: self.now,
@@ -132,7 +133,11 @@ impl FractionalPool {
         self.by_placement.insert(placement, instance);
         let node = self.devices.get(&gpu).map(|device| device.node);
         if let Some(of) = self.instances.get_mut(&instance) {
+            if of.placements.is_empty() {
+                of.home.clear();
+            }
             of.placements.push((placement, gpu));
+            of.home.insert(gpu);
             of.node = of.node.or(node);
         }
     }

@@ -98,7 +98,8 @@ struct Instance {
     throughput: RequestRate,
     /// What it holds on devices, with the device's name.
     placements: Vec<(PlacementId, GpuId)>,
-    /// The node of its processes, from its start on.
+    /// The devices that it runs on, or ran on when it was parked, and their node; empty before its start.
+    home: BTreeSet<GpuId>,
     node: Option<NodeId>,
     requests: BTreeSet<RequestId>,
     /// When a request last began or ended there, or it became ready.
@@ -325,34 +326,22 @@ impl FractionalPool {
     }
 
     fn lose(&mut self, gpu: GpuId, actions: &mut Vec<PoolAction>) {
-        let mut hit = BTreeSet::new();
-        self.packer.placements_on(gpu, &mut |placement| {
-            hit.extend(self.by_placement.get(&placement.id).copied());
-        });
-        for instance in hit {
-            let Some(of) = self.instances.get_mut(&instance) else { continue };
-            if of.placements.iter().any(|(_, other)| *other != gpu) {
-                let (lost, rest) = of.placements.drain(..).partition(|(_, other)| *other == gpu);
-                of.placements = rest;
-                self.release(lost);
-                self.stop(instance, StopCause::PartLost, actions);
-            } else {
-                self.gone(instance, actions);
-            }
+        let there = |(id, of): (&InstanceId, &Instance)| of.home.contains(&gpu).then_some(*id);
+        let lost: Vec<InstanceId> = self.instances.iter().filter_map(there).collect();
+        // All that they hold is given back, and the device is gone, before anybody is placed again.
+        for instance in &lost {
+            let placements = self.instances.get_mut(instance).map(|of| core::mem::take(&mut of.placements));
+            self.release(placements.unwrap_or_default());
         }
-        // The packer holds nothing there any more.
-        let _ = self.packer.remove_gpu(gpu);
-        let spec = self.devices.remove(&gpu);
-        if let Some(node) = spec.map(|spec| spec.node)
+        let removed = self.packer.remove_gpu(gpu);
+        debug_assert!(removed.is_ok(), "the packer holds something on a device that is lost: {removed:?}");
+        if let Some(node) = self.devices.remove(&gpu).map(|spec| spec.node)
             && self.devices.values().all(|device| device.node != node)
         {
             self.cache.lose(node);
-            // What is parked there cannot come back.
-            let there = |(id, of): (&InstanceId, &Instance)| (of.node == Some(node)).then_some(*id);
-            let parked: Vec<InstanceId> = self.instances.iter().filter_map(there).collect();
-            for instance in parked {
-                self.stop(instance, StopCause::PartLost, actions);
-            }
+        }
+        for instance in lost {
+            self.gone(instance, actions);
         }
     }
 

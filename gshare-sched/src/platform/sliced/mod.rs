@@ -559,10 +559,6 @@ impl SlicedPool {
             self.tasks.push_back(Task::Route(RouteEvent::InstanceDraining { instance }));
         }
         for instance in lost {
-            if self.instances[&instance].home.slices().any(|slice| slice.gpu != gpu) {
-                let cause = StopCause::PartLost;
-                actions.push(PoolAction::Order(PlatformAction::Stop { instance, cause }));
-            }
             self.forget(instance, actions);
         }
         if !self.gpus.values().any(|node| *node == at) {

@@ -178,7 +178,7 @@ fn a_request_whose_deadline_passes_while_an_instance_comes_for_it_is_rejected_on
 }
 
 #[test]
-fn a_pipeline_that_loses_a_part_is_stopped_and_its_request_is_served_elsewhere() {
+fn a_pipeline_that_loses_a_part_is_gone_and_its_request_is_served_elsewhere() {
     let mut host = Host::new(&[(0, 0, &["1g.10gb"]), (1, 0, &["1g.10gb"])]);
     host.add(0, chain(2, 8));
     let start = host.request(0, 0, None);
@@ -188,8 +188,8 @@ fn a_pipeline_that_loses_a_part_is_stopped_and_its_request_is_served_elsewhere()
     assert_eq!(host.report(0, InstanceReport::Ready), [dispatch(0, 0)]);
     host.join(2, 1, &["4g.40gb"]);
     let lost = host.tell(PoolEvent::DeviceLost { gpu: GpuId(1) });
-    let stop = PlatformAction::Stop { instance: InstanceId(0), cause: StopCause::PartLost };
-    assert_eq!(lost[0], stop);
+    let stops = |one: &PlatformAction| matches!(one, PlatformAction::Stop { .. });
+    assert!(!lost.iter().any(stops), "the host ends the other part by itself: {lost:?}");
     let starts = |actions: &[PlatformAction]| {
         actions
             .iter()
