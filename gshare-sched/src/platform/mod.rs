@@ -418,9 +418,12 @@ impl Engine for Platform {
             self.now = before;
             return Err(error);
         }
+        if let PlatformEvent::DeviceLost { gpu } = event {
+            // Before anything is started on it.
+            self.lose_device(gpu, actions);
+        }
         self.catch_up(actions);
         match event {
-            PlatformEvent::DeviceLost { gpu } => self.lose_device(gpu, actions),
             PlatformEvent::TenantLimited { tenant, limits } => {
                 self.tenants.limit(tenant, limits);
                 for pool in 0..self.pools.len() {

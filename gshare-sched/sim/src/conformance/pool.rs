@@ -12,7 +12,7 @@
 //! - the memory on each device and slice holds the instances that are there, start, or are on the way out; what fractional
 //!   devices guarantee of time and SMs is not more than they have; on the others one instance runs requests at a time, on
 //!   each device or slice;
-//! - an instance that runs requests is stopped only after `Drain`, or when a part of it is lost; names are never used twice;
+//! - an instance that runs requests is stopped only after `Drain`; names are never used twice;
 //! - the pool's instances are those of the book, and so is the number of requests that wait;
 //! - an event that makes no sense is refused, and nothing is ordered then;
 //! - once nothing goes wrong any more each request ends, within a bound.
@@ -22,7 +22,6 @@ use crate::rng::Rng;
 use gshare_core::mig::SliceAt;
 use gshare_core::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, Part, PlatformAction, Pool, PoolAction, PoolEvent, Regime,
-    StopCause,
 };
 use gshare_core::request::RequestId;
 use gshare_core::scale::InstanceId;

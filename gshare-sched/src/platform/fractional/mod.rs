@@ -451,14 +451,18 @@ impl Engine for FractionalPool {
             _ => {}
         }
         self.now = self.now.max(now);
-        if let PoolEvent::DeviceJoined { gpu, spec } = &event {
-            self.join(*gpu, spec.clone())?;
+        // What deadlines ask for is done on the devices that there are now.
+        match &event {
+            PoolEvent::DeviceJoined { gpu, spec } => self.join(*gpu, spec.clone())?,
+            PoolEvent::DeviceLost { gpu } => self.lose(*gpu, actions),
+            _ => {}
         }
         self.catch_up(actions);
         match event {
-            PoolEvent::DeviceJoined { .. } | PoolEvent::TenantLimited { .. } | PoolEvent::DeadlineReached => {
-            }
-            PoolEvent::DeviceLost { gpu } => self.lose(gpu, actions),
+            PoolEvent::DeviceJoined { .. }
+            | PoolEvent::DeviceLost { .. }
+            | PoolEvent::TenantLimited { .. }
+            | PoolEvent::DeadlineReached => {}
             PoolEvent::FunctionAdded { function, spec } => self.add_function(function, *spec, actions),
             PoolEvent::BoundsChanged { function, min_instances, max_instances } => {
                 if let Some(of) = self.functions.get_mut(&function) {
