@@ -1,7 +1,7 @@
 //! What the scaler orders and what the host reports: the life of each instance.
 
 use super::{
-    Duration, FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance, InstanceId,
+    FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance, InstanceId,
     InstanceReport, Part, PlacementId, PlatformAction, PoolAction, ProfilePoint, Rejection, RequestId, State,
     StopCause, Timer,
 };
@@ -354,15 +354,18 @@ impl FractionalPool {
     fn again(&mut self, request: RequestId, actions: &mut Vec<PoolAction>) {
         let Some(of) = self.requests.get_mut(&request) else { return };
         of.on = None;
-        let (function, arrived, attempts) = (of.function, of.arrived, of.attempts);
-        match self.functions.get_mut(&function) {
-            Some(of) if !of.removed && attempts < self.config.max_attempts => {
-                of.queue.insert((arrived, request));
-                let until = arrived.saturating_add(self.config.max_wait);
-                self.timers.set(Timer::Request(request), until.max(self.now + Duration::from_nanos(1)));
-            }
-            Some(of) if !of.removed => self.reject(request, Rejection::AttemptsExhausted, actions),
-            _ => self.reject(request, Rejection::Removed, actions),
+        let of = *of;
+        let Some(function) = self.functions.get_mut(&of.function).filter(|function| !function.removed) else {
+            self.reject(request, Rejection::Removed, actions);
+            return;
+        };
+        if of.attempts >= self.config.max_attempts {
+            self.reject(request, Rejection::AttemptsExhausted, actions);
+        } else if of.until <= self.now {
+            self.waited_too_long(request, actions);
+        } else {
+            function.queue.insert((of.arrived, request));
+            self.timers.set(Timer::Request(request), of.until);
         }
     }
 }

@@ -128,6 +128,8 @@ struct Function {
 struct Request {
     function: FunctionId,
     arrived: Timestamp,
+    /// The time after which it is rejected if it waits.
+    until: Timestamp,
     attempts: u8,
     on: Option<InstanceId>,
 }

@@ -30,9 +30,10 @@ impl FractionalPool {
             return;
         }
         of.queue.insert((arrived, request));
-        self.requests.insert(request, Request { function, arrived, attempts: 0, on: None });
-        let until = arrived.saturating_add(self.config.max_wait);
-        self.timers.set(Timer::Request(request), deadline.map_or(until, |deadline| deadline.min(until)));
+        let longest = arrived.saturating_add(self.config.max_wait);
+        let until = deadline.map_or(longest, |deadline| deadline.min(longest));
+        self.requests.insert(request, Request { function, arrived, until, attempts: 0, on: None });
+        self.timers.set(Timer::Request(request), until);
         self.activate(function, actions);
         self.to_serve.insert(function);
     }
