@@ -65,6 +65,7 @@ impl Node {
         again: bool,
         out: &mut Vec<NodeAction>,
     ) {
+        let mut outlived = false;
         let settled = match self.owner(client, lease) {
             (Some(id), Owner::Current) => {
                 let Some(turns) = self.tenant_mut(id).map(|tenant| &mut tenant.turns) else { return };
@@ -76,7 +77,8 @@ impl Node {
                 if !taken && let Some(tenant) = self.tenant_mut(id) {
                     tenant.turns.wait(client, waited);
                     tenant.turns.refused(lease, late);
-                    if tenant.turns.outlived(lease) {
+                    outlived = tenant.turns.outlived(lease);
+                    if outlived {
                         self.late(id, client, lease, used, out);
                     }
                 }
@@ -96,7 +98,7 @@ impl Node {
         } else if again {
             // The return has crossed a revoke on the wire; the wish stands.
             self.ask(now, client, out);
-        } else if !matches!(out.last(), Some(NodeAction::Note(Note::LateCharge { .. }))) {
+        } else if !outlived && !matches!(out.last(), Some(NodeAction::Note(Note::LateCharge { .. }))) {
             note(Note::NoEffect, out);
         }
     }
@@ -111,6 +113,7 @@ impl Node {
         (launches, waited): (u64, Duration),
         out: &mut Vec<NodeAction>,
     ) {
+        let mut outlived = false;
         let taken = match self.owner(client, lease) {
             (Some(id), Owner::Current) => {
                 let Some(turns) = self.tenant_mut(id).map(|tenant| &mut tenant.turns) else { return };
@@ -120,7 +123,8 @@ impl Node {
                 let mut taken = self.token(now, event, out);
                 if !taken && let Some(tenant) = self.tenant_mut(id) {
                     tenant.turns.refused(lease, late);
-                    if tenant.turns.outlived(lease) {
+                    outlived = tenant.turns.outlived(lease);
+                    if outlived {
                         taken = self.late(id, client, lease, used, out);
                     }
                 }
@@ -133,7 +137,11 @@ impl Node {
             }
         };
         if !taken {
-            return note(Note::NoEffect, out);
+            // The account of a lease that its siblings outlived is closed now, whatever was named of it.
+            if !outlived {
+                note(Note::NoEffect, out);
+            }
+            return;
         }
         if let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) {
             (entry.launches, entry.waited) = (launches, waited);
