@@ -19,6 +19,7 @@
 
 use crate::event_queue::EventQueue;
 use crate::rng::Rng;
+use crate::world::stages::Staged;
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::mig::GpuModel;
 use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceEvent};
@@ -477,32 +478,11 @@ where
         if running == 1 { Ok(()) } else { Err(format!("{running} requests on one shared slice")) }
     }
 
-    /// Whether the request takes the components behind a branch: drawn from its number, so that every policy has the same.
-    fn takes(&self, number: u64, component: usize, runs: u16) -> bool {
-        let mixed =
-            (number ^ self.scenario.seed.rotate_left(17)).wrapping_add(component as u64 * 0x9e37_79b9);
-        Rng::new(mixed).below(10_000) < u64::from(runs)
-    }
-
     /// Time that a part works for a request.
     fn time(&self, number: u64, load: &Load, components: ComponentSet, slice: AssignedSlice) -> u64 {
         let Some(profile) = self.scenario.model.get(slice.slice.profile) else { return 0 };
-        let taken = |one: usize| {
-            let runs = load.dag.components()[one].runs.get();
-            runs >= 10_000 || self.takes(number, one, runs)
-        };
-        let run = |one: usize| {
-            let on = load.dag.components()[one].profile(&profile.name, load.goal.batch);
-            if taken(one) { on.map_or(0, |on| on.time.as_nanos()) } else { 0 }
-        };
-        let work = components.iter().map(run).sum::<u64>();
-        let cut = |edge: &&gshare_core::dag::Edge| {
-            components.contains(edge.from) != components.contains(edge.to)
-                && taken(edge.from)
-                && taken(edge.to)
-        };
-        let hand = load.dag.edges().iter().filter(cut);
-        work + hand.map(|edge| load.goal.hand_off.time(edge.bytes).as_nanos()).sum::<u64>()
+        let staged = Staged { dag: &load.dag, goal: &load.goal, seed: self.scenario.seed, number };
+        staged.time(components, Some(&profile.name)).as_nanos()
     }
 
     fn execute(&mut self, request: RequestId, id: InstanceId) -> Result<(), Fault> {

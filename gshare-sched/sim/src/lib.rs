@@ -19,6 +19,7 @@
 //! | [`scale`] | a device whose SMs are shared in proportion, so that neighbours slow each other down |
 //! | [`packing`] | demands that come and go on a pool of GPUs, under any packer |
 //! | [`fluid`] | nodes with MIG slices around any router and keeper of instances |
+//! | [`world`] | the whole platform: functions, instances, requests and devices around any engine of it, with faults |
 //! | [`request`] | a cluster in virtual time around any scheduler of requests, with faults |
 //!
 //! # Rules
@@ -38,6 +39,7 @@ pub mod scale;
 pub mod store;
 pub mod token;
 pub mod trace;
+pub mod world;
 
 mod event_queue;
 mod rng;

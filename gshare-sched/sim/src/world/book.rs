@@ -1,0 +1,713 @@
+//! A book of a platform's promises, kept from its events and orders alone.
+//!
+//! # Problem
+//! Whether a platform keeps its promises is to be known without asking it. A [`Book`] is told each event before the platform
+//! is, and each order after; from these it knows what every instance, device and request may do next. It never looks at the
+//! platform, nor at what is simulated, so that the same book goes with any host.
+//!
+//! # Rules
+//! - **requests**: each is answered once or rejected once; dispatched while it waits, before its deadline, to an instance of
+//!   its function that is ready and has fewer requests than [`room`]; rejected only while it waits, for a reason that holds;
+//! - **instances**: a name is used once; orders follow the life of an instance (see [`gshare_core::platform`]) and come once;
+//!   none comes after the instance is gone, be it reported so or lost with a device. One with requests is never parked, and
+//!   stopped only when it has not finished them by its deadline;
+//! - **bounds**: instances of a function that start, are ready or parked are no more than its `max_instances`;
+//! - **devices**: parts lie on devices that are there. On a fractional device guaranteed areas (time x SMs) and memory fit.
+//!   On a slice, memory fits; when several instances have theirs there, one of them runs at a time. On a whole device memory
+//!   fits and one instance runs at a time. What starts, drains or stops counts until it is gone;
+//! - **the end**: [`Book::quiet`] and [`Book::empty`].
+
+use super::outcome::{Area, FunctionOutcome, WHOLE_AREA, device_time};
+use gshare_core::mig::SliceAt;
+use gshare_core::platform::{
+    DeviceSpec, InstanceReport, Life, Part, PlatformAction, PlatformEvent, Regime, Rejection, StopCause, Work,
+};
+use gshare_core::profile::ProfileTable;
+use gshare_core::request::RequestId;
+use gshare_core::scale::InstanceId;
+use gshare_core::{Duration, FunctionId, GpuId, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The most requests that an instance may have at once: one in each of its pipeline's parts, else the largest batch that was
+/// measured.
+pub fn room(work: &Work, profile: Option<&ProfileTable>, parts: &[Part]) -> usize {
+    match work {
+        Work::Inference { .. } => {
+            let batches =
+                profile.into_iter().flat_map(ProfileTable::points).map(|point| point.batch as usize);
+            batches.max().unwrap_or(1)
+        }
+        Work::Pipeline { .. } => parts.len().max(1),
+        Work::Training { .. } => 0,
+    }
+}
+
+#[derive(Debug)]
+struct Device {
+    spec: DeviceSpec,
+    regime: Regime,
+    /// Guaranteed area of what has parts on it, of 10^8.
+    area: u64,
+    memory: u64,
+    /// Requests that run on the device as a whole.
+    running: usize,
+    slices: Vec<Slice>,
+}
+
+#[derive(Debug)]
+struct Slice {
+    at: SliceAt,
+    name: String,
+    memory: u64,
+    /// Compute slices of it, of those of the GPU, in 10^8.
+    area: u64,
+    /// Instances with a part on it, and the memory of each.
+    tenants: Vec<(InstanceId, u64)>,
+    running: usize,
+}
+
+#[derive(Debug)]
+struct Instance {
+    function: FunctionId,
+    parts: Vec<Part>,
+    life: Life,
+    /// Whether its parts take what they say of their devices.
+    placed: bool,
+    /// A `Park` or `Unpark` that is not answered.
+    moving: bool,
+    room: usize,
+    requests: Vec<RequestId>,
+    /// When it was started, and when it could serve first.
+    ready: Option<Timestamp>,
+    /// When its parts were placed.
+    since: Timestamp,
+}
+
+#[derive(Debug)]
+struct Request {
+    function: FunctionId,
+    arrived: Timestamp,
+    deadline: Option<Timestamp>,
+    on: Option<InstanceId>,
+    cancelled: bool,
+}
+
+#[derive(Debug)]
+struct Function {
+    work: Work,
+    profile: Option<ProfileTable>,
+    memory: u64,
+    slo: Option<Duration>,
+    max_instances: u32,
+    instances: u32,
+    removed: bool,
+    held: Area,
+    outcome: FunctionOutcome,
+}
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub struct Book {
+    devices: BTreeMap<GpuId, Device>,
+    functions: BTreeMap<FunctionId, Function>,
+    instances: BTreeMap<InstanceId, Instance>,
+    names: BTreeSet<InstanceId>,
+    requests: BTreeMap<RequestId, Request>,
+}
+
+impl Book {
+    /// An empty book.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Notes an event that the platform is about to be told.
+    ///
+    /// # Errors
+    /// A sentence: the host tells of something that cannot be.
+    pub fn told(&mut self, now: Timestamp, event: &PlatformEvent) -> Result<(), String> {
+        match event {
+            PlatformEvent::DeviceFound { gpu, spec } => {
+                let new = self.devices.insert(*gpu, Device::new(spec.clone()));
+                new.map_or(Ok(()), |_| Err(format!("the host finds {gpu} twice")))
+            }
+            PlatformEvent::DeviceLost { gpu } => {
+                for id in self.on_device(*gpu) {
+                    self.forget(now, id);
+                }
+                self.devices.remove(gpu).map(drop).ok_or_else(|| format!("the host loses {gpu} twice"))
+            }
+            PlatformEvent::FunctionDeployed { function, spec } => {
+                let outcome = FunctionOutcome { slo: spec.slo, ..FunctionOutcome::default() };
+                let profile = match &spec.work {
+                    Work::Inference { profile } => profile.clone(),
+                    _ => None,
+                };
+                let entry = Function {
+                    work: spec.work.clone(),
+                    profile,
+                    memory: spec.memory.get(),
+                    slo: spec.slo,
+                    max_instances: spec.max_instances,
+                    instances: 0,
+                    removed: false,
+                    held: 0,
+                    outcome,
+                };
+                self.functions.insert(*function, entry);
+                Ok(())
+            }
+            PlatformEvent::BoundsChanged { function, max_instances, .. } => {
+                self.function(*function)?.max_instances = *max_instances;
+                Ok(())
+            }
+            PlatformEvent::FunctionRemoved { function } => {
+                self.function(*function)?.removed = true;
+                Ok(())
+            }
+            PlatformEvent::RequestArrived { request, function, deadline } => {
+                self.function(*function)?.outcome.requests += 1;
+                let new = Request {
+                    function: *function,
+                    arrived: now,
+                    deadline: *deadline,
+                    on: None,
+                    cancelled: false,
+                };
+                let old = self.requests.insert(*request, new);
+                old.map_or(Ok(()), |_| Err(format!("the host has two of {request}")))
+            }
+            PlatformEvent::RequestDone { request, .. } => self.done(now, *request),
+            PlatformEvent::RequestCancelled { request } => {
+                let found = self
+                    .requests
+                    .get_mut(request)
+                    .ok_or_else(|| format!("{request} is cancelled after its end"))?;
+                found.cancelled = true;
+                Ok(())
+            }
+            PlatformEvent::Instance { instance, report } => self.reported(now, *instance, *report),
+            PlatformEvent::ProfileLearned { function, profile } => {
+                self.function(*function)?.profile = Some(profile.clone());
+                Ok(())
+            }
+            PlatformEvent::TenantLimited { .. } | PlatformEvent::DeadlineReached => Ok(()),
+        }
+    }
+
+    /// Checks an order of the platform and notes it.
+    ///
+    /// # Errors
+    /// A sentence: the promise that it breaks.
+    pub fn ordered(&mut self, now: Timestamp, action: &PlatformAction) -> Result<(), String> {
+        match action {
+            PlatformAction::Dispatch { request, instance } => self.dispatched(now, *request, *instance),
+            PlatformAction::Reject { request, reason } => self.rejected(now, *request, *reason),
+            PlatformAction::Start { instance, function, parts, parked, .. } => {
+                self.started(now, *instance, *function, parts, *parked)
+            }
+            PlatformAction::Park { instance } => {
+                let found = self.ready_for("parked", *instance)?;
+                if found.life != Life::Ready || !found.requests.is_empty() {
+                    let (life, count) = (found.life, found.requests.len());
+                    return Err(format!("{instance} is parked while it is {life} and has {count} requests"));
+                }
+                (found.life, found.moving) = (Life::Parked, true);
+                Ok(())
+            }
+            PlatformAction::Unpark { instance, parts, .. } => {
+                let found = self.ready_for("unparked", *instance)?;
+                if found.life != Life::Parked {
+                    return Err(format!("{instance} is unparked while it is {}", found.life));
+                }
+                (found.moving, found.since) = (true, now);
+                found.parts.clone_from(parts);
+                self.place(*instance)
+            }
+            PlatformAction::Drain { instance } => {
+                let found = self.there_for("drained", *instance)?;
+                if !matches!(found.life, Life::Ready | Life::Parked) {
+                    return Err(format!("{instance} is drained while it is {}", found.life));
+                }
+                found.life = Life::Draining;
+                let function = found.function;
+                self.function(function)?.instances -= 1;
+                Ok(())
+            }
+            PlatformAction::Stop { instance, cause } => self.stopped(*instance, *cause),
+            PlatformAction::Profile { function } => match self.function(*function)? {
+                entry if entry.removed => Err(format!("{function} is profiled, but it was removed")),
+                Function { work: Work::Inference { profile: None }, .. } => Ok(()),
+                _ => Err(format!("{function} is profiled, but it came with a profile")),
+            },
+            PlatformAction::Fetch { function, .. } => match self.function(*function)? {
+                entry if entry.removed => Err(format!("{function} is fetched, but it was removed")),
+                _ => Ok(()),
+            },
+            PlatformAction::Forget { .. } => Ok(()),
+        }
+    }
+
+    /// Whether the platform may still hear of the instance.
+    pub fn has_instance(&self, instance: InstanceId) -> bool {
+        self.instances.contains_key(&instance)
+    }
+
+    /// The state of an instance as the platform knows it.
+    pub fn life(&self, instance: InstanceId) -> Option<Life> {
+        self.instances.get(&instance).map(|found| found.life)
+    }
+
+    /// Whether the request was dispatched there and is not answered.
+    pub fn runs_on(&self, request: RequestId, instance: InstanceId) -> bool {
+        self.requests.get(&request).is_some_and(|found| found.on == Some(instance))
+    }
+
+    /// Whether the request has not ended, and its caller still waits.
+    pub fn is_open(&self, request: RequestId) -> bool {
+        self.requests.get(&request).is_some_and(|found| !found.cancelled)
+    }
+
+    /// The function that a request which has not ended calls.
+    pub fn function_of(&self, request: RequestId) -> Option<FunctionId> {
+        self.requests.get(&request).map(|found| found.function)
+    }
+
+    /// Requests that have not ended.
+    pub fn open_requests(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// That nothing is under way: no request, no order that is not finished.
+    ///
+    /// # Errors
+    /// A sentence: what is.
+    pub fn quiet(&self) -> Result<(), String> {
+        if let Some((request, found)) = self.requests.first_key_value() {
+            return Err(match found.on {
+                Some(instance) => format!("{request} of {} is still on {instance}", found.function),
+                None => format!(
+                    "{request} of {} still waits, with {} others",
+                    found.function,
+                    self.requests.len() - 1
+                ),
+            });
+        }
+        let open = |(_, one): &(&InstanceId, &Instance)| {
+            one.moving || matches!(one.life, Life::Starting | Life::Draining | Life::Stopped)
+        };
+        match self.instances.iter().find(open) {
+            Some((id, one)) => Err(format!("{id} of {} is still {}", one.function, one.life)),
+            None => Ok(()),
+        }
+    }
+
+    /// That nothing is left at all.
+    ///
+    /// # Errors
+    /// A sentence: what is left.
+    pub fn empty(&self) -> Result<(), String> {
+        self.quiet()?;
+        match self.instances.first_key_value() {
+            Some((id, one)) => Err(format!("{id} of {} is still {}", one.function, one.life)),
+            None => Ok(()),
+        }
+    }
+
+    /// What became of each function, at `now`.
+    pub(super) fn outcomes(&mut self, now: Timestamp) -> Vec<FunctionOutcome> {
+        let left: Vec<InstanceId> = self.instances.keys().copied().collect();
+        for id in left {
+            self.forget(now, id);
+        }
+        let functions = core::mem::take(&mut self.functions);
+        let finish = |function: Function| {
+            let mut outcome = function.outcome;
+            outcome.latencies.sort_unstable();
+            outcome.held = device_time(function.held);
+            outcome
+        };
+        functions.into_values().map(finish).collect()
+    }
+
+    fn function(&mut self, function: FunctionId) -> Result<&mut Function, String> {
+        self.functions.get_mut(&function).ok_or_else(|| format!("{function} was never deployed"))
+    }
+
+    /// An instance that an order is for.
+    fn there_for(&mut self, what: &str, id: InstanceId) -> Result<&mut Instance, String> {
+        let known = self.names.contains(&id);
+        self.instances.get_mut(&id).ok_or_else(|| {
+            let state = if known { "is gone" } else { "was never started" };
+            format!("{id} is {what}, but it {state}")
+        })
+    }
+
+    /// An instance that is to move: it has answered what it was ordered before.
+    fn ready_for(&mut self, what: &str, id: InstanceId) -> Result<&mut Instance, String> {
+        let found = self.there_for(what, id)?;
+        if found.moving {
+            return Err(format!("{id} is {what} before it has answered that it is parked or unparked"));
+        }
+        Ok(found)
+    }
+
+    /// Instances with a part on the device, or parked from it, in the order of their names.
+    fn on_device(&self, gpu: GpuId) -> Vec<InstanceId> {
+        let there = |one: &Instance| one.parts.iter().any(|part| part.gpu == gpu);
+        self.instances.iter().filter(|(_, one)| there(one)).map(|(id, _)| *id).collect()
+    }
+
+    fn started(
+        &mut self,
+        now: Timestamp,
+        id: InstanceId,
+        function: FunctionId,
+        parts: &[Part],
+        parked: bool,
+    ) -> Result<(), String> {
+        if !self.names.insert(id) {
+            return Err(format!("{id} is started, but its name was used before"));
+        }
+        let entry = self.function(function)?;
+        if entry.removed {
+            return Err(format!("{id} is started, but {function} was removed"));
+        }
+        entry.instances += 1;
+        entry.outcome.starts += 1;
+        if entry.instances > entry.max_instances {
+            return Err(format!(
+                "{id} is instance {} of {function}, which may have {}",
+                entry.instances, entry.max_instances
+            ));
+        }
+        if let Work::Training { workers, .. } = entry.work
+            && parts.len() != workers as usize
+        {
+            return Err(format!("{id} has {} parts, {function} trains with {workers}", parts.len()));
+        }
+        let new = Instance {
+            function,
+            parts: parts.to_vec(),
+            life: Life::Starting,
+            placed: false,
+            moving: false,
+            room: room(&entry.work, entry.profile.as_ref(), parts),
+            requests: Vec::new(),
+            ready: None,
+            since: now,
+        };
+        self.instances.insert(id, new);
+        if parked {
+            // A parked start is not placed; whether it is one is known again when it is ready.
+            return Ok(());
+        }
+        self.place(id)
+    }
+
+    /// Takes what the parts of the instance say of their devices.
+    fn place(&mut self, id: InstanceId) -> Result<(), String> {
+        let Some(instance) = self.instances.get_mut(&id) else { return Ok(()) };
+        if instance.parts.is_empty() {
+            return Err(format!("{id} has no parts"));
+        }
+        instance.placed = true;
+        let needs = self.functions.get(&instance.function).map_or(0, |function| function.memory);
+        for part in &instance.parts {
+            let Some(device) = self.devices.get_mut(&part.gpu) else {
+                return Err(format!("{id} has a part on {}, which is not there", part.gpu));
+            };
+            device.take(id, part, needs)?;
+        }
+        Ok(())
+    }
+
+    /// Gives back what the instance has of its devices, and counts the time for which it had that.
+    fn unplace(&mut self, now: Timestamp, id: InstanceId) {
+        let Some(instance) = self.instances.get_mut(&id) else { return };
+        if !core::mem::take(&mut instance.placed) {
+            return;
+        }
+        let Some(function) = self.functions.get_mut(&instance.function) else { return };
+        let time = u128::from(now.saturating_since(instance.since).as_nanos());
+        for part in &instance.parts {
+            if let Some(device) = self.devices.get_mut(&part.gpu) {
+                function.held += time * u128::from(device.held(part, function.memory));
+                device.give_back(id, part, function.memory);
+            }
+        }
+    }
+
+    /// Requests that ran on these parts wait again.
+    fn release(&mut self, parts: &[Part], requests: &[RequestId]) {
+        self.count_running(parts, -(isize::try_from(requests.len()).unwrap_or(isize::MAX)));
+        for request in requests {
+            if let Some(request) = self.requests.get_mut(request) {
+                request.on = None;
+            }
+        }
+    }
+
+    fn reported(&mut self, now: Timestamp, id: InstanceId, report: InstanceReport) -> Result<(), String> {
+        let Some(found) = self.instances.get_mut(&id) else {
+            return Err(format!("the host tells that {id} is {report:?}, but it is gone"));
+        };
+        match (report, found.life) {
+            // An order to stop was faster.
+            (InstanceReport::Ready | InstanceReport::Unparked, Life::Stopped) => found.moving = false,
+            (InstanceReport::Ready, _) => {
+                found.life = if found.placed { Life::Ready } else { Life::Parked };
+                found.ready = Some(now);
+            }
+            (InstanceReport::Parked, _) => {
+                found.moving = false;
+                self.unplace(now, id);
+            }
+            (InstanceReport::Unparked, life) => {
+                found.moving = false;
+                // One that drains was parked, and stays in its new state.
+                found.life = if life == Life::Parked { Life::Ready } else { life };
+            }
+            (InstanceReport::Completed, _) => {
+                let function = found.function;
+                self.function(function)?.outcome.completed += 1;
+                self.forget(now, id);
+            }
+            (InstanceReport::Refused | InstanceReport::Gone, _) => self.forget(now, id),
+        }
+        Ok(())
+    }
+
+    /// The instance is gone; its requests wait again.
+    fn forget(&mut self, now: Timestamp, id: InstanceId) {
+        self.unplace(now, id);
+        let Some(gone) = self.instances.remove(&id) else { return };
+        self.release(&gone.parts, &gone.requests);
+        if !matches!(gone.life, Life::Draining | Life::Stopped)
+            && let Some(function) = self.functions.get_mut(&gone.function)
+        {
+            function.instances -= 1;
+        }
+    }
+
+    fn count_running(&mut self, parts: &[Part], by: isize) {
+        for part in parts {
+            let Some(device) = self.devices.get_mut(&part.gpu) else { continue };
+            let slice = part.slice.and_then(|at| device.slices.iter_mut().find(|slice| slice.at == at));
+            let running = slice.map_or(&mut device.running, |slice| &mut slice.running);
+            *running = running.saturating_add_signed(by);
+        }
+    }
+
+    fn stopped(&mut self, id: InstanceId, cause: StopCause) -> Result<(), String> {
+        let found = self.there_for("stopped", id)?;
+        if found.life == Life::Stopped {
+            return Err(format!("{id} is stopped twice"));
+        }
+        let may_lose = cause == StopCause::DrainTimedOut;
+        if !found.requests.is_empty() && !may_lose {
+            return Err(format!(
+                "{id} is stopped ({cause:?}) while it has {} requests",
+                found.requests.len()
+            ));
+        }
+        let counted = found.life != Life::Draining;
+        found.life = Life::Stopped;
+        let function = found.function;
+        if counted {
+            self.function(function)?.instances -= 1;
+        }
+        Ok(())
+    }
+
+    fn dispatched(&mut self, now: Timestamp, request: RequestId, id: InstanceId) -> Result<(), String> {
+        let Some(asked) = self.requests.get_mut(&request) else {
+            return Err(format!("{request} is dispatched, but it has ended"));
+        };
+        if let Some(on) = asked.on {
+            return Err(format!("{request} is dispatched to {id}, but it runs on {on}"));
+        }
+        if asked.deadline.is_some_and(|deadline| now > deadline) {
+            return Err(format!("{request} is dispatched after its deadline"));
+        }
+        let Some(found) = self.instances.get_mut(&id) else {
+            return Err(format!("{request} is dispatched to {id}, which is not there"));
+        };
+        if found.life != Life::Ready || found.function != asked.function {
+            let (life, of) = (found.life, found.function);
+            return Err(format!(
+                "{request} of {} is dispatched to {id} of {of}, which is {life}",
+                asked.function
+            ));
+        }
+        if found.requests.len() >= found.room {
+            return Err(format!(
+                "{request} is dispatched to {id}, which has {} of {} requests",
+                found.requests.len(),
+                found.room
+            ));
+        }
+        asked.on = Some(id);
+        found.requests.push(request);
+        for part in &found.parts {
+            let Some(device) = self.devices.get_mut(&part.gpu) else { continue };
+            let slice = part.slice.and_then(|at| device.slices.iter_mut().find(|slice| slice.at == at));
+            let (running, many) = match slice {
+                Some(slice) => (&mut slice.running, slice.tenants.len() > 1),
+                None => (&mut device.running, device.regime == Regime::Whole),
+            };
+            *running += 1;
+            let alone = !many || *running == found.requests.len();
+            if !alone {
+                return Err(format!(
+                    "{request} is dispatched to {id}, but another instance runs on its part of {}",
+                    part.gpu
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn rejected(&mut self, now: Timestamp, request: RequestId, reason: Rejection) -> Result<(), String> {
+        let Some(asked) = self.requests.remove(&request) else {
+            return Err(format!("{request} is rejected ({reason}), but it has ended"));
+        };
+        if let Some(on) = asked.on {
+            return Err(format!("{request} is rejected ({reason}), but it runs on {on}"));
+        }
+        let function = self.function(asked.function)?;
+        let holds = match reason {
+            Rejection::DeadlineMissed => asked.deadline.is_some_and(|deadline| now >= deadline),
+            Rejection::WouldBeLate => asked.deadline.is_some() || function.slo.is_some(),
+            Rejection::Removed => function.removed,
+            Rejection::Cancelled => asked.cancelled,
+            _ => true,
+        };
+        if !holds {
+            return Err(format!("{request} is rejected, but not because {reason}"));
+        }
+        *function.outcome.rejected.entry(reason).or_insert(0) += 1;
+        Ok(())
+    }
+
+    fn done(&mut self, now: Timestamp, request: RequestId) -> Result<(), String> {
+        let ended = self.requests.remove(&request);
+        let Some((asked, on)) = ended.and_then(|asked| asked.on.map(|on| (asked, on))) else {
+            return Err(format!("the host answers {request}, which runs nowhere"));
+        };
+        let mut cold = false;
+        if let Some(found) = self.instances.get_mut(&on) {
+            found.requests.retain(|one| *one != request);
+            cold = found.ready.is_some_and(|ready| ready > asked.arrived);
+            let parts = core::mem::take(&mut found.parts);
+            self.count_running(&parts, -1);
+            if let Some(found) = self.instances.get_mut(&on) {
+                found.parts = parts;
+            }
+        }
+        let function = self.function(asked.function)?;
+        let latency = now.saturating_since(asked.arrived);
+        let slo = function.slo;
+        let outcome = &mut function.outcome;
+        outcome.answered += 1;
+        outcome.cold_starts += u64::from(cold);
+        outcome.within_slo += u64::from(slo.is_some_and(|slo| latency <= slo));
+        outcome.latencies.push(latency);
+        Ok(())
+    }
+}
+
+impl Device {
+    fn new(spec: DeviceSpec) -> Self {
+        let regime = spec.effective_regime();
+        let slice = |layout: &gshare_core::platform::MigLayout, at: SliceAt| {
+            let profile = layout.model().get(at.profile);
+            let whole = u64::from(layout.model().family.compute_slices());
+            Slice {
+                at,
+                name: profile.map_or_else(String::new, |profile| profile.name.to_string()),
+                memory: profile.map_or(0, |profile| profile.memory.get()),
+                area: profile.map_or(0, |profile| u64::from(profile.compute_slices) * 100_000_000 / whole),
+                tenants: Vec::new(),
+                running: 0,
+            }
+        };
+        let slices = spec
+            .mig
+            .as_ref()
+            .map_or_else(Vec::new, |layout| layout.slices().iter().map(|&at| slice(layout, at)).collect());
+        Self { spec, regime, area: 0, memory: 0, running: 0, slices }
+    }
+
+    fn take(&mut self, id: InstanceId, part: &Part, needs: u64) -> Result<(), String> {
+        let gpu = part.gpu;
+        if self.regime == Regime::Sliced {
+            let Some(slice) = part.slice.and_then(|at| self.slices.iter_mut().find(|slice| slice.at == at))
+            else {
+                return Err(format!("{id} has a part on a slice that {gpu} does not have: {:?}", part.slice));
+            };
+            slice.tenants.push((id, part.share.memory().map_or(0, |memory| memory.get())));
+            let sum: u64 = slice.tenants.iter().map(|(_, memory)| memory).sum();
+            if sum > slice.memory {
+                let (name, most) = (&slice.name, slice.memory);
+                return Err(format!("with {id} the parts on a {name} of {gpu} have {sum} bytes of {most}"));
+            }
+            // Without a limit it may take all of the slice.
+            if slice.tenants.len() > 1 && slice.tenants.iter().any(|(_, memory)| *memory == 0) {
+                return Err(format!("{id} shares a {} of {gpu} with one that owns it", slice.name));
+            }
+            return Ok(());
+        }
+        self.memory += memory_of(part, needs);
+        if self.memory > self.spec.memory.get() {
+            let most = self.spec.memory.get();
+            return Err(format!("with {id} the instances on {gpu} have {} bytes of {most}", self.memory));
+        }
+        if self.regime == Regime::Fractional {
+            self.area += area_of(part);
+            if self.area > 100_000_000 {
+                let percent = self.area / 1_000_000;
+                return Err(format!("with {id} {percent} % of {gpu} are guaranteed"));
+            }
+        }
+        Ok(())
+    }
+
+    fn give_back(&mut self, id: InstanceId, part: &Part, needs: u64) {
+        if self.regime == Regime::Sliced {
+            if let Some(slice) = part.slice.and_then(|at| self.slices.iter_mut().find(|slice| slice.at == at))
+            {
+                slice.tenants.retain(|(tenant, _)| *tenant != id);
+            }
+            return;
+        }
+        self.memory = self.memory.saturating_sub(memory_of(part, needs));
+        if self.regime == Regime::Fractional {
+            self.area = self.area.saturating_sub(area_of(part));
+        }
+    }
+
+    /// The part of the whole device that is held, of 10^8.
+    fn held(&self, part: &Part, needs: u64) -> u64 {
+        match self.regime {
+            Regime::Fractional => area_of(part),
+            Regime::Sliced => {
+                self.slices.iter().find(|slice| Some(slice.at) == part.slice).map_or(0, |slice| slice.area)
+            }
+            Regime::Whole => {
+                let all = u128::from(self.spec.memory.get().max(1));
+                let held = u128::from(memory_of(part, needs)) * WHOLE_AREA / all;
+                u64::try_from(held).unwrap_or(100_000_000)
+            }
+        }
+    }
+}
+
+fn memory_of(part: &Part, needs: u64) -> u64 {
+    part.share.memory().map_or(needs, |memory| memory.get())
+}
+
+/// Guaranteed time x SMs, of 10^8.
+fn area_of(part: &Part) -> u64 {
+    u64::from(part.share.time().request().get()) * u64::from(part.share.sm().get())
+}

@@ -1,0 +1,700 @@
+//! The loop: events in order of their time, orders carried out, faults, and the book beside it all.
+
+use super::book::Book;
+use super::device::Proportional;
+use super::faults::Fault;
+use super::outcome::{Area, Outcome, device_time, name_of};
+use super::plan::{Load, Plan};
+use super::simulated::{Body, Floor, Phase};
+use crate::arrivals::Arrivals;
+use crate::event_queue::EventQueue;
+use crate::rng::Rng;
+use core::fmt;
+use gshare_core::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Work};
+use gshare_core::request::{NodeId, RequestId};
+use gshare_core::scale::InstanceId;
+use gshare_core::{Duration, Engine, FunctionId, GpuId, Timestamp};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Lines of a story.
+const STORY: usize = 60;
+/// Bytes per nanosecond between a device and host memory.
+const LINK: u64 = 12;
+/// An engine that asks to be called at the time it is, so often in a row, will never stop.
+const STALLED: u32 = 1_000;
+
+/// A seed that shows something wrong.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The seed.
+    pub seed: u64,
+    /// When.
+    pub at: Timestamp,
+    /// The promise that was broken, and how.
+    pub claim: String,
+    /// The last events and orders before it, in order.
+    pub story: Vec<String>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in &self.story {
+            writeln!(f, "  {line}")?;
+        }
+        let at = self.at.saturating_since(Timestamp::ZERO);
+        write!(f, "seed {}, at {at}: {}", self.seed, self.claim)
+    }
+}
+
+/// As `Display`, so that `unwrap` in a test prints the story as a story.
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl core::error::Error for Failure {}
+
+/// Runs a plan with a seed on the engine that `make` makes. A seed that fails is run again, to tell its story.
+///
+/// # Errors
+/// What the engine ordered that it must not, or refused that it must not, or what was left at the end.
+pub fn run<E>(plan: &Plan, seed: u64, make: impl Fn() -> Result<E, String>) -> Result<Outcome, Failure>
+where
+    E: Engine<Event = PlatformEvent, Action = PlatformAction>,
+{
+    let once = |tells: bool| {
+        let made = make().map_err(|claim| Failure { seed, at: Timestamp::ZERO, claim, story: Vec::new() });
+        World::new(plan, seed, made?, tells).run()
+    };
+    once(false).map_err(|failure| once(true).err().unwrap_or(failure))
+}
+
+/// Runs a plan as [`run`] does, and gives its last events and orders with it.
+pub fn story<E>(plan: &Plan, seed: u64, engine: E) -> (Result<Outcome, Failure>, Vec<String>)
+where
+    E: Engine<Event = PlatformEvent, Action = PlatformAction>,
+{
+    let mut world = World::new(plan, seed, engine, true);
+    let result = world.run();
+    (result, world.story.unwrap_or_default().into())
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Happening {
+    Arrives(usize),
+    /// A `Start`, `Unpark`, `Park` or `Stop` of that epoch is done.
+    Carried(InstanceId, u32),
+    Refuses(InstanceId),
+    JobEnds(usize, u32),
+    Tells(InstanceId, InstanceReport),
+    Answers(RequestId, InstanceId, Duration),
+    Profiled(usize),
+    Goes(Fault),
+    Returns(GpuId),
+}
+
+struct World<'a, E> {
+    plan: &'a Plan,
+    seed: u64,
+    engine: E,
+    book: Book,
+    now: Timestamp,
+    queue: EventQueue<Happening>,
+    floor: Floor,
+    bodies: BTreeMap<InstanceId, Body>,
+    /// Arrivals of each function, and what they are drawn from.
+    arrivals: Vec<Option<(Arrivals, Rng)>>,
+    /// Whether any of them is a closed loop.
+    closed: bool,
+    requests: u64,
+    used: Vec<Area>,
+    /// Training of each function that is left to be done.
+    training: Vec<Duration>,
+    chances: Rng,
+    /// Faults that wait for their occasion.
+    armed: [bool; Fault::ALL.len()],
+    actions: Vec<PlatformAction>,
+    outcome: Outcome,
+    story: Option<VecDeque<String>>,
+}
+
+impl<'a, E> World<'a, E>
+where
+    E: Engine<Event = PlatformEvent, Action = PlatformAction>,
+{
+    fn new(plan: &'a Plan, seed: u64, engine: E, tells: bool) -> Self {
+        let mut rng = Rng::new(seed);
+        let mut arrivals = Vec::new();
+        for function in &plan.functions {
+            let mut own = rng.fork();
+            arrivals.push(match &function.load {
+                Load::None => None,
+                Load::Process(process) => Some((process.clone(), own)),
+                Load::Counts { bin, counts } => Some((Arrivals::counts(*bin, counts, &mut own), own)),
+            });
+        }
+        Self {
+            plan,
+            seed,
+            engine,
+            book: Book::new(),
+            now: Timestamp::ZERO,
+            queue: EventQueue::new(),
+            floor: Floor::new(&plan.devices, Box::new(Proportional)),
+            bodies: BTreeMap::new(),
+            closed: arrivals.iter().flatten().any(|(process, _)| process.is_closed_loop()),
+            arrivals,
+            requests: 0,
+            used: vec![0; plan.functions.len()],
+            training: plan.functions.iter().map(|function| function.train).collect(),
+            chances: rng,
+            armed: [false; Fault::ALL.len()],
+            actions: Vec::new(),
+            outcome: Outcome::default(),
+            story: tells.then(VecDeque::new),
+        }
+    }
+
+    fn run(&mut self) -> Result<Outcome, Failure> {
+        match self.play() {
+            Ok(()) => Ok(self.add_up()),
+            Err(claim) => {
+                let story = self.story.iter().flatten().cloned().collect();
+                Err(Failure { seed: self.seed, at: self.now, claim, story })
+            }
+        }
+    }
+
+    fn play(&mut self) -> Result<(), String> {
+        self.begin()?;
+        let end = Timestamp::ZERO + self.plan.length;
+        self.until(end, |_| false)?;
+        // Faults that wait for an occasion are over too.
+        self.armed = [false; Fault::ALL.len()];
+        let settle = self.plan.settle;
+        // Half of it passes whatever happens, so that what comes with idleness comes.
+        self.until(end.saturating_add(Duration::from_nanos(settle.as_nanos() / 2)), |_| false)?;
+        self.until(end.saturating_add(settle), |world| world.book.quiet().is_ok())?;
+        self.book.quiet().map_err(|left| format!("{settle} after load and faults have ended, {left}"))?;
+        for function in 0..self.plan.functions.len() {
+            self.tell(PlatformEvent::FunctionRemoved { function: number(function) })?;
+        }
+        self.until(self.now.saturating_add(settle), |world| world.book.empty().is_ok())?;
+        self.book.empty().map_err(|left| format!("{settle} after all functions were removed, {left}"))
+    }
+
+    fn begin(&mut self) -> Result<(), String> {
+        let plan = self.plan;
+        for &(tenant, limits) in &plan.tenants {
+            self.tell(PlatformEvent::TenantLimited { tenant, limits })?;
+        }
+        for gpu in 0..plan.devices.len() {
+            self.found(GpuId(u32::try_from(gpu).unwrap_or(u32::MAX)))?;
+        }
+        for (index, function) in plan.functions.iter().enumerate() {
+            let spec = Box::new(function.spec.clone());
+            self.tell(PlatformEvent::FunctionDeployed { function: number(index), spec })?;
+            self.schedule_arrival(index, Timestamp::ZERO);
+        }
+        for fault in Fault::ALL {
+            self.schedule_fault(fault);
+        }
+        Ok(())
+    }
+
+    /// Goes on until a time, or until `done` says so; that is asked whenever time moves on.
+    fn until(&mut self, end: Timestamp, done: impl Fn(&Self) -> bool) -> Result<(), String> {
+        let mut stalled = 0;
+        loop {
+            let happens = self.queue.next_at();
+            let deadline = self.engine.next_deadline().map(|at| at.max(self.now));
+            let Some(next) = happens.into_iter().chain(deadline).min().filter(|next| *next <= end) else {
+                if !done(self) {
+                    self.now = end;
+                }
+                return Ok(());
+            };
+            if next > self.now {
+                if done(self) {
+                    return Ok(());
+                }
+                (self.now, stalled) = (next, 0);
+            }
+            if happens == Some(next) {
+                let Some((_, happening)) = self.queue.pop() else { continue };
+                self.happens(happening)?;
+            } else {
+                stalled += 1;
+                if stalled > STALLED {
+                    return Err("the platform asks again and again for the time that it is".to_owned());
+                }
+                self.tell(PlatformEvent::DeadlineReached)?;
+            }
+        }
+    }
+
+    fn schedule_arrival(&mut self, function: usize, last: Timestamp) {
+        let Some((process, rng)) = self.arrivals.get_mut(function).and_then(Option::as_mut) else { return };
+        let next = process.next_after(last, rng);
+        if let Some(at) = next.filter(|at| at.saturating_since(Timestamp::ZERO) < self.plan.length) {
+            self.queue.schedule(at, Happening::Arrives(function));
+        }
+    }
+
+    fn schedule_fault(&mut self, fault: Fault) {
+        let Some(after) = self.plan.faults.next(fault, &mut self.chances) else { return };
+        let at = self.now.saturating_add(after);
+        if at.saturating_since(Timestamp::ZERO) < self.plan.length {
+            self.queue.schedule(at, Happening::Goes(fault));
+        }
+    }
+
+    fn happens(&mut self, happening: Happening) -> Result<(), String> {
+        match happening {
+            Happening::Arrives(function) => {
+                let closed =
+                    self.arrivals[function].as_ref().is_some_and(|(process, _)| process.is_closed_loop());
+                if !closed {
+                    self.schedule_arrival(function, self.now);
+                }
+                let request = RequestId(self.requests);
+                self.requests += 1;
+                let deadline = self.plan.functions[function].patience.map(|patience| self.now + patience);
+                self.tell(PlatformEvent::RequestArrived { request, function: number(function), deadline })
+            }
+            Happening::Carried(id, epoch) => self.carried(id, epoch),
+            Happening::Refuses(id) => self.report(id, InstanceReport::Refused),
+            Happening::JobEnds(job, epoch) => self.job_ends(job, epoch),
+            Happening::Tells(instance, report) => {
+                let over = matches!(
+                    report,
+                    InstanceReport::Refused | InstanceReport::Completed | InstanceReport::Gone
+                );
+                if over {
+                    self.bodies.remove(&instance);
+                }
+                if self.book.has_instance(instance) {
+                    self.tell(PlatformEvent::Instance { instance, report })
+                } else {
+                    Ok(())
+                }
+            }
+            Happening::Answers(request, instance, took) => {
+                if self.book.runs_on(request, instance) {
+                    self.tell(PlatformEvent::RequestDone { request, took })
+                } else {
+                    Ok(())
+                }
+            }
+            Happening::Profiled(function) => match &self.plan.functions[function].learned {
+                Some(profile) => {
+                    let profile = profile.clone();
+                    self.tell(PlatformEvent::ProfileLearned { function: number(function), profile })
+                }
+                None => Err(format!("{} is to be profiled, but has its profile", number(function))),
+            },
+            Happening::Goes(fault) => {
+                self.schedule_fault(fault);
+                self.goes(fault)
+            }
+            Happening::Returns(gpu) => self.found(gpu),
+        }
+    }
+
+    /// What an order brought about, unless another one or a fault came between.
+    fn carried(&mut self, id: InstanceId, epoch: u32) -> Result<(), String> {
+        let Some(body) = self.bodies.get_mut(&id).filter(|body| body.epoch == epoch) else { return Ok(()) };
+        let report = match body.phase {
+            Phase::Loading => {
+                body.phase = Phase::Up;
+                if matches!(self.plan.functions[body.function].spec.work, Work::Training { .. }) {
+                    let left = self.training[body.function];
+                    self.floor.begin(self.now, id, body, None, left);
+                    self.schedule_ends();
+                }
+                InstanceReport::Ready
+            }
+            Phase::StartsParked => {
+                body.phase = Phase::Away;
+                InstanceReport::Ready
+            }
+            Phase::Leaving => {
+                body.phase = Phase::Away;
+                InstanceReport::Parked
+            }
+            Phase::Returning => {
+                body.phase = Phase::Up;
+                InstanceReport::Unparked
+            }
+            Phase::Up | Phase::Away => return Ok(()),
+            Phase::Ended => InstanceReport::Gone,
+        };
+        self.report(id, report)
+    }
+
+    fn job_ends(&mut self, job: usize, epoch: u32) -> Result<(), String> {
+        let Some((id, request, began)) =
+            self.floor.job(job, epoch).map(|found| (found.instance, found.request, found.began))
+        else {
+            return Ok(());
+        };
+        let Some(body) = self.bodies.get_mut(&id) else { return Ok(()) };
+        self.floor.end(self.now, job, body);
+        let function = body.function;
+        if let Some(request) = request {
+            self.schedule_ends();
+            let took = self.now.saturating_since(began);
+            return self.say(id, Happening::Answers(request, id, took));
+        }
+        body.phase = Phase::Ended;
+        body.epoch += 1;
+        self.count_training(function, id, Duration::ZERO);
+        self.training[function] = self.plan.functions[function].train;
+        self.schedule_ends();
+        self.report(id, InstanceReport::Completed)
+    }
+
+    /// Counts training that was done until `left` of it is left.
+    fn count_training(&mut self, function: usize, id: InstanceId, left: Duration) {
+        let done = self.training[function].saturating_sub(left);
+        let area = self.bodies.get(&id).map_or(0, Body::area);
+        self.used[function] += u128::from(done.as_nanos()) * u128::from(area);
+        self.training[function] = left;
+    }
+
+    fn schedule_ends(&mut self) {
+        for end in self.floor.ends.drain(..) {
+            self.queue.schedule(end.at, Happening::JobEnds(end.job, end.epoch));
+        }
+    }
+
+    /// Tells the platform something of an instance: now, unless it comes late or something that was to come before has not.
+    fn say(&mut self, id: InstanceId, what: Happening) -> Result<(), String> {
+        let late = if core::mem::take(&mut self.armed[Fault::ReportLate as usize]) {
+            self.chances.duration(Duration::from_millis(100), Duration::from_secs(5))
+        } else {
+            Duration::ZERO
+        };
+        let told = self.bodies.get_mut(&id).map(|body| &mut body.told);
+        match told {
+            Some(told) if !late.is_zero() || *told >= self.now => {
+                *told = (*told).max(self.now + late);
+                self.queue.schedule(*told, what);
+                Ok(())
+            }
+            _ => self.happens(what),
+        }
+    }
+
+    fn report(&mut self, id: InstanceId, report: InstanceReport) -> Result<(), String> {
+        self.say(id, Happening::Tells(id, report))
+    }
+
+    /// Ends the processes of an instance, unless they have ended; what they worked on is lost, but for a training job's
+    /// checkpoint.
+    fn kill(&mut self, id: InstanceId) -> bool {
+        let Some(body) = self.bodies.get_mut(&id).filter(|body| body.phase != Phase::Ended) else {
+            return false;
+        };
+        body.phase = Phase::Ended;
+        body.epoch += 1;
+        let function = body.function;
+        let mut left = None;
+        while let Some(&job) = body.jobs.last() {
+            left = Some(self.floor.end(self.now, job, body));
+        }
+        let trains = matches!(self.plan.functions[function].spec.work, Work::Training { .. });
+        if let Some(left) = left.filter(|_| trains) {
+            self.count_training(function, id, left);
+        }
+        self.schedule_ends();
+        true
+    }
+
+    fn goes(&mut self, fault: Fault) -> Result<(), String> {
+        let happened = match fault {
+            Fault::DeviceLost => {
+                let there = self.devices(|_| true);
+                match self.chances.pick(&there).copied() {
+                    Some(gpu) => self.lose(&[gpu])?,
+                    None => false,
+                }
+            }
+            Fault::NodeLost => {
+                let there = self.devices(|_| true);
+                match self.chances.pick(&there).map(|gpu| self.floor.devices[gpu.index()].spec.node) {
+                    Some(node) => {
+                        let all = self.devices(|other| other == node);
+                        self.lose(&all)?;
+                        let parked = self.bodies.iter().filter(|(_, body)| body.node == Some(node));
+                        let parked: Vec<_> = parked
+                            .filter(|(_, body)| body.phase != Phase::Ended)
+                            .map(|(id, _)| *id)
+                            .collect();
+                        for id in parked {
+                            self.die(id)?;
+                        }
+                        true
+                    }
+                    None => false,
+                }
+            }
+            Fault::InstanceDies => {
+                // A state first, then one of those in it: few are parked, and more work than start.
+                let state = |body: &Body| (body.phase, body.jobs.is_empty());
+                let mut states: Vec<_> =
+                    self.bodies.values().filter(|body| body.phase != Phase::Ended).map(state).collect();
+                states.sort_unstable();
+                states.dedup();
+                let drawn = self.chances.pick(&states).copied();
+                let alike: Vec<InstanceId> = self
+                    .bodies
+                    .iter()
+                    .filter(|(_, body)| Some(state(body)) == drawn)
+                    .map(|(id, _)| *id)
+                    .collect();
+                match self.chances.pick(&alike).copied() {
+                    Some(id) => {
+                        self.die(id)?;
+                        true
+                    }
+                    None => false,
+                }
+            }
+            Fault::StartRefused | Fault::LoadSlow | Fault::ReportLate => {
+                self.armed[fault as usize] = true;
+                true
+            }
+            Fault::ClientCancels => {
+                // One of the last; those of long ago have ended.
+                let back = self.chances.below(self.requests.min(64));
+                let request = RequestId(self.requests.saturating_sub(1 + back));
+                let open = self.book.is_open(request);
+                if open {
+                    self.tell(PlatformEvent::RequestCancelled { request })?;
+                }
+                open
+            }
+        };
+        *self.outcome.faults.entry(fault).or_insert(0) += u64::from(happened);
+        Ok(())
+    }
+
+    fn die(&mut self, id: InstanceId) -> Result<(), String> {
+        if !self.kill(id) {
+            return Ok(());
+        }
+        if let Some(life) = self.book.life(id) {
+            *self.outcome.deaths.entry(life).or_insert(0) += 1;
+        }
+        self.note(|| format!("{id} dies"));
+        self.report(id, InstanceReport::Gone)
+    }
+
+    fn devices(&self, of: impl Fn(NodeId) -> bool) -> Vec<GpuId> {
+        let devices = (0..).map(GpuId).zip(&self.floor.devices);
+        devices.filter(|(_, device)| device.there && of(device.spec.node)).map(|(gpu, _)| gpu).collect()
+    }
+
+    /// Loses devices at one moment, and has them found again at another.
+    fn lose(&mut self, gpus: &[GpuId]) -> Result<bool, String> {
+        let (least, most) = self.plan.faults.back;
+        let back = self.now + self.chances.duration(least, most);
+        for &gpu in gpus {
+            self.floor.devices[gpu.index()].there = false;
+        }
+        let on = |body: &Body| {
+            body.phase != Phase::Ended && body.parts.iter().any(|part| gpus.contains(&part.gpu))
+        };
+        let lost: Vec<InstanceId> =
+            self.bodies.iter().filter(|(_, body)| on(body)).map(|(id, _)| *id).collect();
+        for &id in &lost {
+            self.kill(id);
+        }
+        for &gpu in gpus {
+            self.tell(PlatformEvent::DeviceLost { gpu })?;
+            self.queue.schedule(back, Happening::Returns(gpu));
+        }
+        self.bodies.retain(|id, _| self.book.has_instance(*id));
+        Ok(true)
+    }
+
+    fn found(&mut self, gpu: GpuId) -> Result<(), String> {
+        let device = &mut self.floor.devices[gpu.index()];
+        device.there = true;
+        let spec = device.spec.clone();
+        self.tell(PlatformEvent::DeviceFound { gpu, spec })
+    }
+
+    /// Tells the engine, checks what it orders, and carries it out.
+    fn tell(&mut self, event: PlatformEvent) -> Result<(), String> {
+        self.outcome.events += 1;
+        self.note(|| format!("told {event:?}"));
+        if let PlatformEvent::RequestDone { request, .. } = event {
+            self.ended(request);
+        }
+        self.book.told(self.now, &event)?;
+        let mut actions = core::mem::take(&mut self.actions);
+        if let Err(error) = self.engine.handle(self.now, event, &mut actions) {
+            return Err(format!("the platform refused what it was told: {error}"));
+        }
+        for action in actions.drain(..) {
+            self.note(|| format!("  orders {action:?}"));
+            if let PlatformAction::Reject { request, .. } = action {
+                self.ended(request);
+            }
+            self.book.ordered(self.now, &action)?;
+            *self.outcome.actions.entry(name_of(&action)).or_insert(0) += 1;
+            self.hash(&action);
+            self.obey(&action);
+        }
+        self.actions = actions;
+        Ok(())
+    }
+
+    fn note(&mut self, line: impl FnOnce() -> String) {
+        let now = self.now.saturating_since(Timestamp::ZERO);
+        if let Some(story) = &mut self.story {
+            if story.len() == STORY {
+                story.pop_front();
+            }
+            story.push_back(format!("{now} {}", line()));
+        }
+    }
+
+    fn hash(&mut self, action: &PlatformAction) {
+        let number = match *action {
+            PlatformAction::Dispatch { request, instance } => request.0 ^ instance.0.rotate_left(32),
+            PlatformAction::Reject { request, reason } => request.0 ^ (reason as u64) << 56,
+            PlatformAction::Start { instance, .. }
+            | PlatformAction::Park { instance }
+            | PlatformAction::Unpark { instance, .. }
+            | PlatformAction::Drain { instance }
+            | PlatformAction::Stop { instance, .. } => instance.0,
+            PlatformAction::Profile { function }
+            | PlatformAction::Fetch { function, .. }
+            | PlatformAction::Forget { function, .. } => function.0.into(),
+        };
+        let name = name_of(action).len() as u64;
+        for value in [self.now.as_nanos(), name, number] {
+            self.outcome.hash =
+                (self.outcome.hash ^ value).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
+        }
+    }
+
+    fn obey(&mut self, action: &PlatformAction) {
+        match action {
+            PlatformAction::Profile { function } => {
+                let takes = self.chances.duration(Duration::from_secs(5), Duration::from_secs(20));
+                self.queue.schedule(self.now + takes, Happening::Profiled(function.index()));
+            }
+            PlatformAction::Start { instance, function, parts, takes, parked, .. } => {
+                self.starts(*instance, function.index(), parts, *takes, *parked);
+            }
+            PlatformAction::Park { instance } => {
+                let Some(body) = self.bodies.get(instance) else { return };
+                let bytes = self.plan.functions[body.function].spec.memory.get();
+                self.moves(*instance, Phase::Up, Phase::Leaving, Duration::from_nanos(bytes / LINK), None);
+            }
+            PlatformAction::Unpark { instance, parts, takes } => {
+                let takes = self.slowed(*takes);
+                self.moves(*instance, Phase::Away, Phase::Returning, takes, Some(parts));
+            }
+            PlatformAction::Drain { .. }
+            | PlatformAction::Reject { .. }
+            | PlatformAction::Fetch { .. }
+            | PlatformAction::Forget { .. } => {}
+            PlatformAction::Stop { instance, .. } => self.stops(*instance),
+            PlatformAction::Dispatch { request, instance } => {
+                // A platform that was not told yet that it is gone will be, and dispatches the request again.
+                let Some(body) = self.bodies.get_mut(instance).filter(|body| body.phase == Phase::Up) else {
+                    return;
+                };
+                let index = body.function;
+                let function = &self.plan.functions[index];
+                let (seed, jitter) = (self.seed, self.plan.jitter.min(100));
+                self.used[index] +=
+                    self.floor.serve(self.now, *instance, body, function, *request, (seed, jitter));
+                self.schedule_ends();
+            }
+        }
+    }
+
+    /// A request is about to end: in a closed loop the next one follows.
+    fn ended(&mut self, request: RequestId) {
+        if !self.closed {
+            return;
+        }
+        let Some(function) = self.book.function_of(request) else { return };
+        let process = self.arrivals.get(function.index()).and_then(Option::as_ref);
+        if process.is_some_and(|(process, _)| process.is_closed_loop()) {
+            self.schedule_arrival(function.index(), self.now);
+        }
+    }
+
+    /// A time with jitter.
+    fn vary(&mut self, time: Duration) -> Duration {
+        let jitter = self.plan.jitter.min(99);
+        let percent = self.chances.between(100 - jitter, 100 + jitter);
+        Duration::from_nanos((time.as_nanos() / 100).saturating_mul(percent).max(1))
+    }
+
+    fn slowed(&mut self, time: Duration) -> Duration {
+        let slow = core::mem::take(&mut self.armed[Fault::LoadSlow as usize]);
+        if slow { time.saturating_mul(self.chances.between(3, 8)) } else { time }
+    }
+
+    fn starts(&mut self, id: InstanceId, function: usize, parts: &[Part], takes: Duration, parked: bool) {
+        let mut body = Body::new(function);
+        self.floor.lay(self.now, &mut body, &self.plan.functions[function], parts);
+        body.phase = if parked { Phase::StartsParked } else { Phase::Loading };
+        let refused = core::mem::take(&mut self.armed[Fault::StartRefused as usize]);
+        if refused {
+            body.phase = Phase::Ended;
+            let after = self.chances.duration(Duration::from_millis(1), Duration::from_secs(2));
+            self.queue.schedule(self.now + after, Happening::Refuses(id));
+        } else {
+            let takes = self.slowed(takes);
+            let takes = self.vary(takes);
+            self.queue.schedule(self.now + takes, Happening::Carried(id, body.epoch));
+        }
+        self.bodies.insert(id, body);
+    }
+
+    /// Begins to park or to unpark an instance.
+    fn moves(&mut self, id: InstanceId, from: Phase, to: Phase, takes: Duration, parts: Option<&[Part]>) {
+        let takes = self.vary(takes);
+        let Some(body) = self.bodies.get_mut(&id).filter(|body| body.phase == from) else { return };
+        if let Some(parts) = parts {
+            self.floor.lay(self.now, body, &self.plan.functions[body.function], parts);
+        }
+        body.phase = to;
+        body.epoch += 1;
+        self.queue.schedule(self.now + takes, Happening::Carried(id, body.epoch));
+    }
+
+    fn stops(&mut self, id: InstanceId) {
+        if !self.kill(id) {
+            return;
+        }
+        let takes = self.chances.duration(Duration::from_millis(5), Duration::from_millis(50));
+        let Some(body) = self.bodies.get(&id) else { return };
+        self.queue.schedule(self.now + takes, Happening::Carried(id, body.epoch));
+    }
+
+    fn add_up(&mut self) -> Outcome {
+        let mut outcome = core::mem::take(&mut self.outcome);
+        outcome.functions = self.book.outcomes(self.now);
+        for ((of, function), used) in outcome.functions.iter_mut().zip(&self.plan.functions).zip(&self.used) {
+            of.name.clone_from(&function.name);
+            of.used = device_time(*used);
+        }
+        outcome.time = self.now.saturating_since(Timestamp::ZERO);
+        outcome
+    }
+}
+
+fn number(function: usize) -> FunctionId {
+    FunctionId(u32::try_from(function).unwrap_or(u32::MAX))
+}

@@ -1,0 +1,79 @@
+//! Everything that goes wrong in a run, in one list.
+
+use crate::rng::Rng;
+use core::fmt;
+use gshare_core::Duration;
+use std::collections::BTreeMap;
+
+/// A kind of thing that goes wrong. Each has a mean interval of its own in [`Faults::every`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Fault {
+    /// A device is lost with what runs on it, and found again later.
+    DeviceLost,
+    /// All devices of a node are lost and found again together; what was parked on the node is gone too.
+    NodeLost,
+    /// The processes of an instance die: of one that starts, waits, works or is parked, in equal parts.
+    InstanceDies,
+    /// The next `Start` is refused.
+    StartRefused,
+    /// The next `Start` or `Unpark` takes three to eight times as long as expected.
+    LoadSlow,
+    /// The next report of an instance comes 0.1 s to 5 s late. Its later ones wait behind it.
+    ReportLate,
+    /// The caller of a request gives up.
+    ClientCancels,
+}
+
+impl Fault {
+    /// Every kind.
+    pub const ALL: [Self; 7] = [
+        Self::DeviceLost,
+        Self::NodeLost,
+        Self::InstanceDies,
+        Self::StartRefused,
+        Self::LoadSlow,
+        Self::ReportLate,
+        Self::ClientCancels,
+    ];
+}
+
+/// As in a scenario: `device_lost`, `node_lost`, …
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::DeviceLost => "device_lost",
+            Self::NodeLost => "node_lost",
+            Self::InstanceDies => "instance_dies",
+            Self::StartRefused => "start_refused",
+            Self::LoadSlow => "load_slow",
+            Self::ReportLate => "report_late",
+            Self::ClientCancels => "client_cancels",
+        })
+    }
+}
+
+/// What goes wrong, and how often. Nothing by default.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Faults {
+    /// Mean time between two faults of a kind; more than 0. A kind that is not named never happens.
+    pub every: BTreeMap<Fault, Duration>,
+    /// A device or node that was lost is found again after a time from the first to the second.
+    pub back: (Duration, Duration),
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self { every: BTreeMap::new(), back: (Duration::from_secs(5), Duration::from_secs(40)) }
+    }
+}
+
+impl Faults {
+    /// Time to the next fault of the kind: even chances up to twice the mean.
+    pub(super) fn next(&self, fault: Fault, rng: &mut Rng) -> Option<Duration> {
+        let mean = *self.every.get(&fault)?;
+        Some(rng.duration(Duration::from_nanos(1), mean.saturating_mul(2)))
+    }
+}

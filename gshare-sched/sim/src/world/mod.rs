@@ -1,0 +1,88 @@
+//! The whole platform in virtual time: functions, requests, instances, devices and faults around one engine.
+//!
+//! # Problem
+//! Engines for scaling, placement, pipelines and routing each hold alone and fail together: what one frees the other has not
+//! given back yet, a report comes late, a device is lost between two orders. [`run`] drives any engine that speaks
+//! [`PlatformEvent`] and [`PlatformAction`] through all of it, and a [`Book`] that knows nothing of engine and simulation
+//! checks each event and order. The same run answers what a policy is worth: SLO attainment, latencies, cold starts, GPU time.
+//!
+//! # Model (depth: requests)
+//! Devices serve by the profile; there are no kernels.
+//! - a `Start` and an `Unpark` take what the order says, a `Park` the time of the memory over a link of 12 GB/s, the end of a
+//!   stopped instance 5 ms to 50 ms, a profile 5 s to 20 s; all with jitter;
+//! - an **inference** request takes the median of the nearest measured point of the profile, at the batch size that it makes
+//!   up with the requests its instance has already. On a fractional device that is
+//!   the point of the share's limits, and a [`DeviceModel`] slows programs down while together they want more than the device;
+//!   on a slice it is the point of the slice's part of the SMs, on a whole device that of all of it;
+//! - a **pipeline** runs stage after stage, and each part one request after the other, by the profiles of its components on
+//!   its slice, with hand-offs; the components behind a branch are drawn for each request;
+//! - a **training** job does its work at the pace of its slowest worker. What is done is kept when it dies (a checkpoint), and
+//!   a job that has completed begins anew when it is started again.
+//!
+//! # Faults
+//! See [`Fault`]. A platform is told late, and then believes what is no longer so: the book goes by what it was told, the
+//! devices by what is there.
+//!
+//! # The end
+//! Load and faults come for the plan's length. Within its `settle` everything has to be quiet then: no request is left, no
+//! order unfinished. Then all functions are removed, and within another `settle` nothing may be left.
+//!
+//! # Replay
+//! All is drawn from the seed, in the order in which it happens. A seed that fails is run again, to tell its last events. The
+//! branches and the jitter of a request are drawn from its number, so that two engines have the same requests.
+//!
+//! # Cost
+//! `O(log n)` per event in n events to come, `O(programs that run on a device)` where the pace on it changes. Memory: one
+//! entry per open request, and 8 bytes per answered one for its latency.
+//!
+//! # Example
+//! ```
+//! # use gshare_core::platform::{DeviceSpec, FunctionSpec, PlatformAction, PlatformEvent, Rejection, Work};
+//! # use gshare_core::request::NodeId;
+//! # use gshare_core::{Bytes, Duration, Engine, FunctionId, Timestamp};
+//! use gshare_sim::arrivals::Arrivals;
+//! use gshare_sim::world::{self, Function, Plan};
+//! /// Serves nobody, and says so.
+//! struct Closed;
+//! impl Engine for Closed {
+//!     type Event = PlatformEvent;
+//!     type Action = PlatformAction;
+//!     type Error = std::fmt::Error;
+//!     fn handle(&mut self, _: Timestamp, event: PlatformEvent, actions: &mut Vec<PlatformAction>) -> Result<(), Self::Error> {
+//!         if let PlatformEvent::RequestArrived { request, .. } = event {
+//!             actions.push(PlatformAction::Reject { request, reason: Rejection::QueueFull });
+//!         }
+//!         Ok(())
+//!     }
+//!     fn next_deadline(&self) -> Option<Timestamp> {
+//!         None
+//!     }
+//! }
+//! let spec = FunctionSpec::new(Work::Inference { profile: None }, Bytes::from_gib(1));
+//! let function = Function::new("classify", spec).with_arrivals(Arrivals::poisson(10.0)?);
+//! let plan = Plan::new(vec![DeviceSpec::new(NodeId(0), Bytes::from_gib(16))], vec![function], Duration::from_secs(60));
+//! let outcome = world::run(&plan, 1, || Ok(Closed))?;
+//! assert_eq!(outcome.functions[0].requests, outcome.functions[0].rejected[&Rejection::QueueFull]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod book;
+mod device;
+mod drive;
+mod faults;
+mod outcome;
+mod plan;
+mod simulated;
+pub(crate) mod stages;
+#[cfg(test)]
+mod tests;
+
+pub use book::{Book, room};
+pub use device::{DeviceModel, FULL, InUse, Proportional};
+pub use drive::{Failure, run, story};
+pub use faults::{Fault, Faults};
+pub use outcome::{ACTIONS, FunctionOutcome, Outcome, name_of};
+pub use plan::{Function, Load, Plan};
+
+#[cfg(doc)]
+use gshare_core::platform::{PlatformAction, PlatformEvent};

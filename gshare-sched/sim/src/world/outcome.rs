@@ -1,0 +1,158 @@
+//! What came out of a run.
+
+use super::faults::Fault;
+use gshare_core::Duration;
+use gshare_core::platform::{Life, PlatformAction, Rejection};
+use std::collections::BTreeMap;
+
+/// GPU time in device-nanoseconds times 10^8: a share of time and one of SMs, both in basis points, multiplied exactly.
+pub(super) type Area = u128;
+pub(super) const WHOLE_AREA: u128 = 100_000_000;
+
+/// Time of whole devices.
+pub(super) fn device_time(area: Area) -> Duration {
+    Duration::from_nanos(u64::try_from(area / WHOLE_AREA).unwrap_or(u64::MAX))
+}
+
+/// What became of one function.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct FunctionOutcome {
+    /// Its name.
+    pub name: String,
+    /// Requests that came.
+    pub requests: u64,
+    /// Requests that were answered.
+    pub answered: u64,
+    /// Requests that were not, by the reason.
+    pub rejected: BTreeMap<Rejection, u64>,
+    /// The latency to keep.
+    pub slo: Option<Duration>,
+    /// Requests that were answered within it.
+    pub within_slo: u64,
+    /// Time from arrival to answer of each request that was answered, shortest first.
+    pub latencies: Vec<Duration>,
+    /// Instances that were started.
+    pub starts: u64,
+    /// Requests that were answered by an instance that was not ready when they came, nor parked.
+    pub cold_starts: u64,
+    /// Training jobs that were completed.
+    pub completed: u64,
+    /// GPU time that its instances held, share x time, from their start to their end. On a whole device a model holds its
+    /// part of the memory, a slice that several instances share counts for each of them.
+    pub held: Duration,
+    /// GPU time that its requests or its training used.
+    pub used: Duration,
+}
+
+impl FunctionOutcome {
+    /// Share of the requests that were answered within the SLO; those that their caller cancelled do not count. `None`
+    /// without an SLO or without requests.
+    #[expect(clippy::cast_precision_loss, reason = "a report")]
+    pub fn attainment(&self) -> Option<f64> {
+        self.slo?;
+        let cancelled = self.rejected.get(&Rejection::Cancelled).copied().unwrap_or(0);
+        let counted = self.requests - cancelled;
+        (counted > 0).then(|| self.within_slo as f64 / counted as f64)
+    }
+
+    /// The latency that so many per cent of the answered requests did not exceed (nearest rank); 0 without any.
+    pub fn percentile(&self, percent: usize) -> Duration {
+        let rank = (self.latencies.len() * percent).div_ceil(100).max(1);
+        self.latencies.get(rank - 1).copied().unwrap_or(Duration::ZERO)
+    }
+
+    /// Mean latency of the answered requests; 0 without any.
+    pub fn mean(&self) -> Duration {
+        let sum: u128 = self.latencies.iter().map(|latency| u128::from(latency.as_nanos())).sum();
+        let mean = sum / self.latencies.len().max(1) as u128;
+        Duration::from_nanos(u64::try_from(mean).unwrap_or(u64::MAX))
+    }
+
+    /// Adds what another run showed of the same function.
+    pub fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.answered += other.answered;
+        for (&reason, count) in &other.rejected {
+            *self.rejected.entry(reason).or_insert(0) += count;
+        }
+        self.within_slo += other.within_slo;
+        self.latencies.extend(&other.latencies);
+        self.latencies.sort_unstable();
+        self.starts += other.starts;
+        self.cold_starts += other.cold_starts;
+        self.completed += other.completed;
+        self.held = self.held.saturating_add(other.held);
+        self.used = self.used.saturating_add(other.used);
+    }
+}
+
+/// What came out of a run, or of several.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// By function.
+    pub functions: Vec<FunctionOutcome>,
+    /// Orders that were carried out, by [`name_of`].
+    pub actions: BTreeMap<&'static str, u64>,
+    /// Faults that happened.
+    pub faults: BTreeMap<Fault, u64>,
+    /// Instances that died by themselves, by the state that they were in as their platform knew it.
+    pub deaths: BTreeMap<Life, u64>,
+    /// Events that the engine was told.
+    pub events: u64,
+    /// Simulated time.
+    pub time: Duration,
+    /// The same for two runs that were the same.
+    pub hash: u64,
+}
+
+impl Outcome {
+    /// Adds what another run of the same plan showed.
+    pub fn add(&mut self, other: &Self) {
+        if self.functions.is_empty() {
+            *self = other.clone();
+            return;
+        }
+        for (mine, theirs) in self.functions.iter_mut().zip(&other.functions) {
+            mine.add(theirs);
+        }
+        for (name, count) in &other.actions {
+            *self.actions.entry(name).or_insert(0) += count;
+        }
+        for (&fault, count) in &other.faults {
+            *self.faults.entry(fault).or_insert(0) += count;
+        }
+        for (&life, count) in &other.deaths {
+            *self.deaths.entry(life).or_insert(0) += count;
+        }
+        self.events += other.events;
+        self.time = self.time.saturating_add(other.time);
+        self.hash = self.hash.rotate_left(5) ^ other.hash;
+    }
+
+    /// Kinds of [`PlatformAction`] that were never carried out.
+    pub fn never_carried_out(&self) -> Vec<&'static str> {
+        ACTIONS.iter().copied().filter(|name| !self.actions.contains_key(name)).collect()
+    }
+}
+
+/// Names of all kinds of actions.
+pub const ACTIONS: [&str; 10] =
+    ["profile", "start", "park", "unpark", "drain", "stop", "dispatch", "reject", "fetch", "forget"];
+
+/// The name of a kind of action.
+pub const fn name_of(action: &PlatformAction) -> &'static str {
+    match action {
+        PlatformAction::Profile { .. } => "profile",
+        PlatformAction::Start { .. } => "start",
+        PlatformAction::Park { .. } => "park",
+        PlatformAction::Unpark { .. } => "unpark",
+        PlatformAction::Drain { .. } => "drain",
+        PlatformAction::Stop { .. } => "stop",
+        PlatformAction::Dispatch { .. } => "dispatch",
+        PlatformAction::Reject { .. } => "reject",
+        PlatformAction::Fetch { .. } => "fetch",
+        PlatformAction::Forget { .. } => "forget",
+    }
+}

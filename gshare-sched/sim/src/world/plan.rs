@@ -1,0 +1,93 @@
+//! What a run is about: devices, functions with their load, faults, and how long.
+
+use super::faults::Faults;
+use crate::arrivals::Arrivals;
+use gshare_core::Duration;
+use gshare_core::platform::{DeviceSpec, FunctionSpec};
+use gshare_core::profile::ProfileTable;
+use gshare_core::request::{TenantId, TenantLimits};
+
+/// When a function is called.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Load {
+    /// Never: a training job.
+    None,
+    /// As a process says; it is drawn by the seed.
+    Process(Arrivals),
+    /// So many times in each bin, at times within it that are drawn by the seed.
+    Counts {
+        /// Length of a bin; more than 0.
+        bin: Duration,
+        /// Requests in each bin.
+        counts: Vec<u32>,
+    },
+}
+
+/// A function and what is known of it beside its spec.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Function {
+    /// Its name in reports.
+    pub name: String,
+    /// What is deployed.
+    pub spec: FunctionSpec,
+    /// When it is called.
+    pub load: Load,
+    /// The time after which a caller gives up: the deadline of its requests. None: never.
+    pub patience: Option<Duration>,
+    /// What a `Profile` finds. A function without it takes times from its spec.
+    pub learned: Option<ProfileTable>,
+    /// How long its training takes with its whole share.
+    pub train: Duration,
+}
+
+impl Function {
+    /// A function that is never called, whose profile is that of its spec.
+    pub fn new(name: impl Into<String>, spec: FunctionSpec) -> Self {
+        let train = Duration::from_secs(60);
+        Self { name: name.into(), spec, load: Load::None, patience: None, learned: None, train }
+    }
+
+    /// The same, called by a process of arrivals.
+    #[must_use]
+    pub fn with_arrivals(self, arrivals: Arrivals) -> Self {
+        Self { load: Load::Process(arrivals), ..self }
+    }
+}
+
+/// A run, but for its seed and its engine.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Plan {
+    /// The devices; the number in the list is the [`GpuId`](gshare_core::GpuId).
+    pub devices: Vec<DeviceSpec>,
+    /// The functions; the number in the list is the [`FunctionId`](gshare_core::FunctionId).
+    pub functions: Vec<Function>,
+    /// What tenants may take.
+    pub tenants: Vec<(TenantId, TenantLimits)>,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// Requests and faults come for so long.
+    pub length: Duration,
+    /// Times of starts and requests are off by up to this much, in per cent; at most 100.
+    pub jitter: u64,
+    /// After load and faults have ended, so much time may pass until everything is quiet, and as much until everything is
+    /// gone after the functions were removed.
+    pub settle: Duration,
+}
+
+impl Plan {
+    /// A run without faults, with times that are off by up to a tenth and ten minutes to become quiet.
+    pub fn new(devices: Vec<DeviceSpec>, functions: Vec<Function>, length: Duration) -> Self {
+        Self {
+            devices,
+            functions,
+            tenants: Vec::new(),
+            faults: Faults::default(),
+            length,
+            jitter: 10,
+            settle: Duration::from_secs(600),
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! What is simulated: devices with the programs that run on them, and the bodies of instances.
+
+use super::device::{DeviceModel, FULL, InUse};
+use super::plan::Function;
+use super::stages::Staged;
+use crate::rng::Rng;
+use gshare_core::platform::{DeviceSpec, Part, Regime, Work};
+use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::request::{NodeId, RequestId};
+use gshare_core::scale::InstanceId;
+use gshare_core::{Duration, Quota, QuotaRange, SmShare, Timestamp};
+
+/// A device that may be there.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) spec: DeviceSpec,
+    pub(super) there: bool,
+    in_use: InUse,
+    /// Jobs with a part on it; only kept where they slow each other down.
+    jobs: Vec<usize>,
+}
+
+/// The state of an instance's processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Phase {
+    /// They start and load onto the device.
+    Loading,
+    /// They start and load into host memory.
+    StartsParked,
+    /// They are on the device.
+    Up,
+    /// They are on the way to host memory.
+    Leaving,
+    /// They are parked.
+    Away,
+    /// They are on the way back to the device.
+    Returning,
+    /// They have ended, or are about to because of an order.
+    Ended,
+}
+
+/// The processes of an instance.
+#[derive(Debug)]
+pub(super) struct Body {
+    pub(super) function: usize,
+    pub(super) node: Option<NodeId>,
+    pub(super) parts: Vec<Part>,
+    pub(super) phase: Phase,
+    /// Changes with each order, so that what an earlier one brings about is recognised.
+    pub(super) epoch: u32,
+    /// The platform hears nothing of it before this time.
+    pub(super) told: Timestamp,
+    pub(super) jobs: Vec<usize>,
+    /// Batch sizes that were measured with its share, and the time of each.
+    times: Vec<(u32, Duration)>,
+    /// Part of a device that a request takes, of 10^8.
+    area: u64,
+    /// What it takes of devices whose programs slow each other down.
+    uses: Vec<(usize, QuotaRange)>,
+    /// When each part of a pipeline is free.
+    free: Vec<Timestamp>,
+}
+
+impl Body {
+    /// An instance of a function that starts.
+    pub(super) fn new(function: usize) -> Self {
+        Self {
+            function,
+            node: None,
+            parts: Vec::new(),
+            phase: Phase::Loading,
+            epoch: 0,
+            told: Timestamp::ZERO,
+            jobs: Vec::new(),
+            times: Vec::new(),
+            area: 0,
+            uses: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    /// Part of a device that its work takes at full pace, of 10^8.
+    pub(super) const fn area(&self) -> u64 {
+        self.area
+    }
+}
+
+/// Work that is under way.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) instance: InstanceId,
+    /// None: a training job.
+    pub(super) request: Option<RequestId>,
+    pub(super) began: Timestamp,
+    /// Work that was left at `since`, in ns at full pace.
+    left: u64,
+    since: Timestamp,
+    pace: u64,
+    epoch: u32,
+    live: bool,
+    /// The [`Body::uses`] of its instance.
+    uses: Vec<(usize, QuotaRange)>,
+}
+
+impl Job {
+    fn left_at(&self, now: Timestamp) -> u64 {
+        let elapsed = u128::from(now.saturating_since(self.since).as_nanos());
+        let done = elapsed * u128::from(self.pace) / u128::from(FULL);
+        self.left.saturating_sub(u64::try_from(done).unwrap_or(u64::MAX))
+    }
+}
+
+/// A job's end that has to be scheduled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct End {
+    pub(super) job: usize,
+    pub(super) epoch: u32,
+    pub(super) at: Timestamp,
+}
+
+/// All devices and what runs on them.
+#[derive(Debug)]
+pub(super) struct Floor {
+    pub(super) devices: Vec<Device>,
+    jobs: Vec<Job>,
+    spare: Vec<usize>,
+    model: Box<dyn DeviceModel>,
+    /// Ends of jobs that began or whose pace changed, for the caller to take out and schedule.
+    pub(super) ends: Vec<End>,
+}
+
+impl Floor {
+    pub(super) fn new(devices: &[DeviceSpec], model: Box<dyn DeviceModel>) -> Self {
+        let device = |spec: &DeviceSpec| Device {
+            spec: spec.clone(),
+            there: false,
+            in_use: InUse::default(),
+            jobs: Vec::new(),
+        };
+        let devices = devices.iter().map(device).collect();
+        Self { devices, jobs: Vec::new(), spare: Vec::new(), model, ends: Vec::new() }
+    }
+
+    /// The job, if it is still that of the epoch.
+    pub(super) fn job(&self, job: usize, epoch: u32) -> Option<&Job> {
+        self.jobs.get(job).filter(|found| found.live && found.epoch == epoch)
+    }
+
+    /// Lays the parts of an instance on devices: what its requests take is known from then on.
+    pub(super) fn lay(&self, now: Timestamp, body: &mut Body, function: &Function, parts: &[Part]) {
+        body.parts = parts.to_vec();
+        body.free = vec![now; parts.len()];
+        body.uses.clear();
+        body.area = 0;
+        for part in parts {
+            let Some(device) = self.devices.get(part.gpu.index()) else { continue };
+            body.node = Some(device.spec.node);
+            match device.spec.effective_regime() {
+                Regime::Fractional => {
+                    body.uses.push((part.gpu.index(), part.share.tokens()));
+                    body.area +=
+                        u64::from(part.share.time().limit().get()) * u64::from(part.share.sm_limit().get());
+                }
+                Regime::Sliced => {
+                    let (compute, whole) =
+                        slice_of(&device.spec, part).map_or((1, 1), |(_, g, whole)| (g, whole));
+                    body.area += 100_000_000 * compute / whole;
+                }
+                Regime::Whole => body.area += 100_000_000,
+            }
+        }
+        let Some(part) = parts.first() else { return };
+        let profile = match &function.spec.work {
+            Work::Inference { profile } => function.learned.as_ref().or(profile.as_ref()),
+            _ => None,
+        };
+        let device = self.devices.get(part.gpu.index());
+        body.times = match (profile, device) {
+            (Some(profile), Some(device)) => times(profile, &device.spec, part),
+            _ => Vec::new(),
+        };
+    }
+
+    /// Begins a request on an instance that is up; answers the time that it takes on the devices, unless others slow it
+    /// down, times their parts (see [`Body::area`]).
+    pub(super) fn serve(
+        &mut self,
+        now: Timestamp,
+        id: InstanceId,
+        body: &mut Body,
+        function: &Function,
+        request: RequestId,
+        (seed, jitter): (u64, u64),
+    ) -> u128 {
+        let mut noise = Rng::new(seed ^ request.0.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let percent = noise.between(100 - jitter, 100 + jitter);
+        let vary = |time: Duration| Duration::from_nanos((time.as_nanos() * percent / 100).max(1));
+        let Work::Pipeline { dag, goal } = &function.spec.work else {
+            // With those that it has already it is a batch of so many.
+            let count = body.jobs.len() + 1;
+            let batch =
+                body.times.iter().find(|(batch, _)| *batch as usize >= count).or(body.times.last()).copied();
+            let work = vary(batch.map_or(Duration::ZERO, |(_, time)| time));
+            self.begin(now, id, body, Some(request), work);
+            let shared = batch.map_or(1, |(batch, _)| u128::from(batch));
+            return u128::from(work.as_nanos()) * u128::from(body.area) / shared;
+        };
+        let staged = Staged { dag, goal, seed, number: request.0 };
+        let (mut stage, mut at, mut end, mut used) = (0, now, now, 0);
+        for (index, part) in body.parts.iter().enumerate() {
+            if part.stage != stage {
+                (stage, at) = (part.stage, end);
+            }
+            let device = self.devices.get(part.gpu.index());
+            let slice = device.and_then(|device| slice_of(&device.spec, part));
+            let components = if part.components.is_empty() { dag.all() } else { part.components };
+            let time = vary(staged.time(components, slice.map(|(name, _, _)| name)));
+            let from = at.max(body.free[index]);
+            body.free[index] = from + time;
+            end = end.max(from + time);
+            let (compute, whole) = slice.map_or((1, 1), |(_, compute, whole)| (compute, whole));
+            used += u128::from(time.as_nanos()) * u128::from(100_000_000 * compute / whole);
+        }
+        self.begin(now, id, body, Some(request), end.saturating_since(now));
+        used
+    }
+
+    /// Begins a job of `work` at full pace.
+    pub(super) fn begin(
+        &mut self,
+        now: Timestamp,
+        instance: InstanceId,
+        body: &mut Body,
+        request: Option<RequestId>,
+        work: Duration,
+    ) {
+        let job = self.spare.pop().unwrap_or(self.jobs.len());
+        if job == self.jobs.len() {
+            self.jobs.push(Job {
+                instance,
+                request,
+                began: now,
+                left: 0,
+                since: now,
+                pace: 0,
+                epoch: 0,
+                live: true,
+                uses: Vec::new(),
+            });
+        }
+        let new = &mut self.jobs[job];
+        (new.instance, new.request, new.began, new.since, new.live) = (instance, request, now, now, true);
+        // A pace that it cannot have, so that its end is scheduled.
+        (new.left, new.pace) = (work.as_nanos(), 0);
+        new.uses.clone_from(&body.uses);
+        for (device, share) in &body.uses {
+            let device = &mut self.devices[*device];
+            device.jobs.push(job);
+            // An instance has its share once, however many requests it works on.
+            if body.jobs.is_empty() {
+                device.in_use.request += u64::from(share.request().get());
+                device.in_use.limit += u64::from(share.limit().get());
+            }
+        }
+        body.jobs.push(job);
+        self.pace(now, job);
+        self.others(now, &body.uses);
+    }
+
+    /// Ends a job, and answers the work that is left of it in ns.
+    pub(super) fn end(&mut self, now: Timestamp, job: usize, body: &mut Body) -> Duration {
+        let ended = &mut self.jobs[job];
+        let left = ended.left_at(now);
+        ended.live = false;
+        ended.epoch = ended.epoch.wrapping_add(1);
+        self.spare.push(job);
+        body.jobs.retain(|one| *one != job);
+        for (device, share) in &body.uses {
+            let device = &mut self.devices[*device];
+            device.jobs.retain(|one| *one != job);
+            if body.jobs.is_empty() {
+                device.in_use.request -= u64::from(share.request().get());
+                device.in_use.limit -= u64::from(share.limit().get());
+            }
+        }
+        self.others(now, &body.uses);
+        Duration::from_nanos(left)
+    }
+
+    /// Paces all jobs on these devices.
+    fn others(&mut self, now: Timestamp, uses: &[(usize, QuotaRange)]) {
+        for &(device, _) in uses {
+            let jobs = core::mem::take(&mut self.devices[device].jobs);
+            for &job in &jobs {
+                self.pace(now, job);
+            }
+            self.devices[device].jobs = jobs;
+        }
+    }
+
+    /// Gives a job the pace of its slowest part, and schedules its end where that changes.
+    fn pace(&mut self, now: Timestamp, job: usize) {
+        let of = |&(device, share): &(usize, QuotaRange)| self.model.pace(self.devices[device].in_use, share);
+        let pace = self.jobs[job].uses.iter().map(of).min().unwrap_or(FULL).clamp(1, FULL);
+        let paced = &mut self.jobs[job];
+        if paced.pace == pace {
+            return;
+        }
+        (paced.left, paced.since, paced.pace) = (paced.left_at(now), now, pace);
+        paced.epoch = paced.epoch.wrapping_add(1);
+        let takes = (u128::from(paced.left) * u128::from(FULL)).div_ceil(u128::from(pace));
+        let takes = Duration::from_nanos(u64::try_from(takes).unwrap_or(u64::MAX));
+        self.ends.push(End { job, epoch: paced.epoch, at: now.saturating_add(takes) });
+    }
+}
+
+/// Name of the part's slice, its compute slices, and those of the GPU.
+fn slice_of<'a>(spec: &'a DeviceSpec, part: &Part) -> Option<(&'a str, u64, u64)> {
+    let layout = spec.mig.as_ref()?;
+    let profile = layout.model().get(part.slice?.profile)?;
+    Some((&profile.name, profile.compute_slices.into(), layout.model().family.compute_slices().into()))
+}
+
+/// The medians by batch size at the measured SM share and quota that are nearest to what the part may take at most, by the
+/// sum of the differences.
+fn times(profile: &ProfileTable, spec: &DeviceSpec, part: &Part) -> Vec<(u32, Duration)> {
+    let (sm, quota) = match spec.effective_regime() {
+        Regime::Whole => (SmShare::WHOLE.get(), Quota::WHOLE.get()),
+        Regime::Fractional => (part.share.sm_limit().get(), part.share.time().limit().get()),
+        Regime::Sliced => {
+            let (compute, whole) =
+                slice_of(spec, part).map_or((1, 1), |(_, compute, whole)| (compute, whole));
+            let sm = 10_000 * compute / whole;
+            (u16::try_from(sm).unwrap_or(10_000), Quota::WHOLE.get())
+        }
+    };
+    let off = |point: &&ProfilePoint| {
+        u32::from(point.sm.get().abs_diff(sm)) + u32::from(point.quota.get().abs_diff(quota))
+    };
+    let Some(nearest) = profile.points().iter().min_by_key(off) else { return Vec::new() };
+    // Points are in the order of their batch first.
+    let there =
+        profile.points().iter().filter(|point| (point.sm, point.quota) == (nearest.sm, nearest.quota));
+    there.map(|point| (point.batch, point.p50)).collect()
+}

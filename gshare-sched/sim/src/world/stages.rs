@@ -1,0 +1,45 @@
+//! Time that components of a function take for one request.
+
+use crate::rng::Rng;
+use gshare_core::Duration;
+use gshare_core::dag::{ComponentSet, Dag};
+use gshare_core::pipeline::Goal;
+
+/// A request of a function with components. Whether it takes the components behind a branch is drawn from its number, so
+/// that every policy has the same requests.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Staged<'a> {
+    pub(crate) dag: &'a Dag,
+    pub(crate) goal: &'a Goal,
+    pub(crate) seed: u64,
+    pub(crate) number: u64,
+}
+
+impl Staged<'_> {
+    fn takes(&self, component: usize) -> bool {
+        let runs = u64::from(self.dag.components()[component].runs.get());
+        let mixed = (self.number ^ self.seed.rotate_left(17)).wrapping_add(component as u64 * 0x9e37_79b9);
+        runs >= 10_000 || Rng::new(mixed).below(10_000) < runs
+    }
+
+    /// Time that these components take on a slice of this profile (`None`: on the slice that each is fastest on), with the
+    /// hand-offs to and from other components.
+    pub(crate) fn time(&self, components: ComponentSet, slice: Option<&str>) -> Duration {
+        let run = |one: usize| {
+            let component = &self.dag.components()[one];
+            let batch = self.goal.batch;
+            let time = match slice {
+                Some(slice) => component.profile(slice, batch).map(|on| on.time),
+                None => component.profiles.iter().filter(|on| on.batch == batch).map(|on| on.time).min(),
+            };
+            time.filter(|_| self.takes(one)).unwrap_or(Duration::ZERO)
+        };
+        let work: Duration = components.iter().map(run).sum();
+        let cut = self.dag.edges().iter().filter(|edge| {
+            components.contains(edge.from) != components.contains(edge.to)
+                && self.takes(edge.from)
+                && self.takes(edge.to)
+        });
+        work + cut.map(|edge| self.goal.hand_off.time(edge.bytes)).sum()
+    }
+}
