@@ -20,6 +20,7 @@
 //! | [`packing`] | demands that come and go on a pool of GPUs, under any packer |
 //! | [`fluid`] | nodes with MIG slices around any router and keeper of instances |
 //! | [`world`] | the whole platform: functions, instances, requests and devices around any engine of it, with faults |
+//! | [`scenario`] | such a run in a TOML file |
 //! | [`request`] | a cluster in virtual time around any scheduler of requests, with faults |
 //!
 //! # Rules
@@ -36,6 +37,7 @@ pub mod node;
 pub mod packing;
 pub mod request;
 pub mod scale;
+pub mod scenario;
 pub mod store;
 pub mod token;
 pub mod trace;

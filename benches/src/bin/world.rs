@@ -1,0 +1,177 @@
+//! `world`: runs a scenario of the platform in virtual time, seed by seed, and prints what became of its functions. Stops at the
+//! first seed that breaks a promise and prints its story, with the command that runs it again.
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use gshare_sim::scenario::{Scenario, Span};
+use gshare_sim::world::{self, FunctionOutcome, Outcome};
+use serde_json::{Map, Value, json};
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Runs a scenario of the platform in virtual time.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Options {
+    /// The scenario, a TOML file: see the documentation of `gshare_sim::scenario`.
+    scenario: PathBuf,
+    /// How many seeds.
+    #[arg(long, default_value_t = 1)]
+    seeds: u64,
+    /// The first seed; by default the scenario's.
+    #[arg(long)]
+    from: Option<u64>,
+    /// How long load and faults come, instead of the scenario's length: `90s`, `10m`.
+    #[arg(long)]
+    time: Option<Span>,
+    /// Another value for a key of the scenario: `policies.scaler=lazy`, `function.0.slo=20ms`. May be given several times.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    set: Vec<(String, String)>,
+    /// Print one JSON object: {"scenario", "seeds", "from", "events", "speed", "functions": [...], "actions": {...},
+    /// "faults": {...}}.
+    #[arg(long)]
+    json: bool,
+    /// Fail if some kind of order was never carried out in any of the seeds.
+    #[arg(long)]
+    all_actions: bool,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is not KEY=VALUE"))?;
+    Ok((key.trim().to_owned(), value.trim().to_owned()))
+}
+
+impl Options {
+    /// The command that runs one seed again.
+    fn again(&self, seed: u64) -> String {
+        let mut command = format!("world {} --seeds 1 --from {seed}", self.scenario.display());
+        if let Some(time) = &self.time {
+            command.push_str(&format!(" --time {}", time.0));
+        }
+        for (key, value) in &self.set {
+            command.push_str(&format!(" --set '{key}={value}'"));
+        }
+        command
+    }
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let scenario = Scenario::read(&options.scenario, &options.set)
+        .with_context(|| options.scenario.display().to_string())?;
+    let mut plan = scenario.plan()?;
+    if let Some(time) = &options.time {
+        plan.length = time.positive("--time")?;
+    }
+    let first = options.from.unwrap_or(scenario.seed);
+    let end = first.checked_add(options.seeds).context("--from and --seeds are too large")?;
+    let started = Instant::now();
+    let mut total = Outcome::default();
+    for seed in first..end {
+        eprint!("\rseed {seed}, {} of {} done ", seed - first, options.seeds);
+        std::io::stderr().flush()?;
+        match world::run(&plan, seed, || scenario.platform()) {
+            Ok(outcome) => total.add(&outcome),
+            Err(failure) => {
+                eprintln!("\n{failure}\nagain: {}", options.again(seed));
+                std::process::exit(1);
+            }
+        }
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    eprintln!("\r{} seeds in {seconds:.1} s              ", options.seeds);
+    print(&options, first, &total, seconds);
+    let never = total.never_carried_out();
+    anyhow::ensure!(!options.all_actions || never.is_empty(), "never carried out: {}", never.join(", "));
+    Ok(())
+}
+
+fn print(options: &Options, first: u64, total: &Outcome, seconds: f64) {
+    #[expect(clippy::cast_precision_loss, reason = "a report")]
+    let rate = total.events as f64 / seconds.max(1e-9);
+    let faults: Map<String, Value> =
+        total.faults.iter().map(|(fault, count)| (fault.to_string(), json!(count))).collect();
+    if options.json {
+        let functions: Vec<_> = total.functions.iter().map(figures).collect();
+        let report = json!({
+            "scenario": options.scenario, "seeds": options.seeds, "from": first, "events": total.events,
+            "speed": rate, "functions": functions, "actions": total.actions, "faults": faults,
+        });
+        println!("{report}");
+        return;
+    }
+    print!("{}", table(&total.functions));
+    let list = |name: &str, counts: &mut dyn Iterator<Item = (String, String)>| {
+        let counts: Vec<_> = counts.map(|(name, count)| format!("{name} {count}")).collect();
+        println!("{name}: {}", counts.join(", "));
+    };
+    list("orders", &mut total.actions.iter().map(|(name, count)| ((*name).to_owned(), count.to_string())));
+    list("faults", &mut faults.iter().map(|(name, count)| (name.clone(), count.to_string())));
+    list("deaths", &mut total.deaths.iter().map(|(life, count)| (life.to_string(), count.to_string())));
+    println!(
+        "{} events of {} simulated in {seconds:.1} s: {rate:.0} events/s; log {:016x}",
+        total.events, total.time, total.hash
+    );
+}
+
+/// Columns of the table, and how the numbers of each are printed.
+const COLUMNS: [&str; 14] = [
+    "function",
+    "requests",
+    "answered",
+    "slo_ms",
+    "slo_percent",
+    "mean_ms",
+    "p50_ms",
+    "p99_ms",
+    "starts",
+    "cold_starts",
+    "completed",
+    "gpu_held_s",
+    "gpu_used_s",
+    "rejected",
+];
+
+/// The figures of a function; times in ms, GPU time in s.
+fn figures(of: &FunctionOutcome) -> Map<String, Value> {
+    let ms = |time: gshare_core::Duration| json!(time.as_secs_f64() * 1e3);
+    let rejected: Vec<_> = of.rejected.iter().map(|(reason, count)| format!("{reason:?} {count}")).collect();
+    let values = [
+        of.name.clone().into(),
+        of.requests.into(),
+        of.answered.into(),
+        of.slo.map_or(Value::Null, ms),
+        of.attainment().map_or(Value::Null, |share| json!(share * 100.0)),
+        ms(of.mean()),
+        ms(of.percentile(50)),
+        ms(of.percentile(99)),
+        of.starts.into(),
+        of.cold_starts.into(),
+        of.completed.into(),
+        json!(of.held.as_secs_f64()),
+        json!(of.used.as_secs_f64()),
+        rejected.join(", ").into(),
+    ];
+    COLUMNS.iter().map(|name| (*name).to_owned()).zip(values).collect()
+}
+
+fn table(functions: &[FunctionOutcome]) -> String {
+    let cell = |row: &Map<String, Value>, name: &str| match &row[name] {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Number(number) if number.is_f64() => format!("{:.1}", number.as_f64().unwrap_or_default()),
+        other => other.to_string(),
+    };
+    let mut lines = vec![COLUMNS.map(str::to_owned)];
+    lines.extend(functions.iter().map(figures).map(|row| COLUMNS.map(|name| cell(&row, name))));
+    let width = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
+    let mut text = String::new();
+    for line in &lines {
+        let cells: Vec<_> = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}

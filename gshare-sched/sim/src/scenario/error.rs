@@ -1,0 +1,92 @@
+//! Why a scenario was refused.
+
+use crate::arrivals::ArrivalError;
+use crate::trace::TraceError;
+use gshare_core::dag::DagError;
+use gshare_core::profile::ProfileError;
+use std::path::PathBuf;
+
+/// Why a scenario was refused: the field and its bound, or the file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScenarioError {
+    /// A file that could not be read.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// What went wrong.
+        source: std::io::Error,
+    },
+    /// Text that is no scenario: a key that is not known, a name that is not, a value of the wrong form.
+    #[error(transparent)]
+    Toml(#[from] toml::de::Error),
+    /// A key that cannot be set to another value.
+    #[error("cannot set `{key}`: {why}")]
+    Set {
+        /// The key as it was given.
+        key: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A value that cannot be.
+    #[error("{field} is {value}: {bound}")]
+    Field {
+        /// The field.
+        field: String,
+        /// What it is.
+        value: String,
+        /// What it may be.
+        bound: String,
+    },
+    /// A profile that cannot be.
+    #[error("function `{function}`: {source}")]
+    Profile {
+        /// Whose.
+        function: String,
+        /// What is wrong with it.
+        source: ProfileError,
+    },
+    /// A DAG that cannot be.
+    #[error("function `{function}`: {source}")]
+    Dag {
+        /// Whose.
+        function: String,
+        /// What is wrong with it.
+        source: DagError,
+    },
+    /// A load that cannot be.
+    #[error("function `{function}`, load: {source}")]
+    Load {
+        /// Whose.
+        function: String,
+        /// What is wrong with it.
+        source: ArrivalError,
+    },
+    /// A file of a function that is not of its form.
+    #[error("function `{function}`, {}: {why}", path.display())]
+    Malformed {
+        /// Whose.
+        function: String,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A trace that cannot be read.
+    #[error("function `{function}`, {}: {source}", path.display())]
+    Trace {
+        /// Whose.
+        function: String,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: TraceError,
+    },
+}
+
+impl ScenarioError {
+    pub(super) fn field(field: &str, value: &str, bound: &str) -> Self {
+        Self::Field { field: field.to_owned(), value: value.to_owned(), bound: bound.to_owned() }
+    }
+}

@@ -1,0 +1,290 @@
+//! Functions as a scenario says them.
+
+use super::error::ScenarioError;
+use super::load::LoadText;
+use super::one;
+use super::units::{Span, Text};
+use crate::world::{Function, Load};
+use gshare_core::dag::{Component, Dag};
+use gshare_core::pipeline::Goal;
+use gshare_core::platform::{FunctionSpec, Regime, Work};
+use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::request::TenantId;
+use gshare_core::{Bytes, GpuShare, Quota, QuotaRange, SmShare};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// A function of a scenario.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct FunctionText {
+    /// Its name; unlike all others.
+    pub name: String,
+    /// What it does.
+    pub work: WorkText,
+    /// GPU memory of an instance.
+    pub memory: Text<Bytes>,
+    /// The time in which a request is to be answered.
+    #[serde(default)]
+    pub slo: Option<Span>,
+    /// The time after which a caller gives up.
+    #[serde(default)]
+    pub patience: Option<Span>,
+    /// Fewest and most instances; default 0 and 1.
+    #[serde(default)]
+    pub instances: Option<(u32, u32)>,
+    /// The regime it must run in.
+    #[serde(default)]
+    pub regime: Option<Regime>,
+    /// On whose account it runs.
+    #[serde(default)]
+    pub tenant: u32,
+    /// Time to start a process and load from disk, and the same from host memory; default by the memory.
+    #[serde(default)]
+    pub loads: Option<(Span, Span)>,
+    /// Measured points of an inference function.
+    #[serde(default)]
+    pub profile: Vec<PointText>,
+    /// The same from a file: a `ProfileTable` in JSON.
+    #[serde(default)]
+    pub profile_file: Option<PathBuf>,
+    /// Whether the platform does not know the profile and has to measure it first.
+    #[serde(default)]
+    pub unprofiled: bool,
+    /// Components of a pipeline.
+    #[serde(default)]
+    pub dag: Option<DagText>,
+    /// The same from a file: a `Dag` in JSON.
+    #[serde(default)]
+    pub dag_file: Option<PathBuf>,
+    /// Memory of the run-time on every slice of a pipeline; default 1 GiB.
+    #[serde(default)]
+    pub runtime_memory: Option<Text<Bytes>>,
+    /// Workers of a training job; default 1.
+    #[serde(default = "one")]
+    pub workers: u32,
+    /// The share of each worker.
+    #[serde(default)]
+    pub share: Option<ShareText>,
+    /// How long the training takes with its whole share.
+    #[serde(default)]
+    pub train: Option<Span>,
+    /// When it is called; never, for training.
+    #[serde(default)]
+    pub load: Option<LoadText>,
+}
+
+/// What a function does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum WorkText {
+    /// One model.
+    Inference,
+    /// Several models that may be cut into stages.
+    Pipeline,
+    /// Workers that train.
+    Training,
+}
+
+/// A measured point.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct PointText {
+    /// Share of the SMs.
+    pub sm: Text<SmShare>,
+    /// Share of GPU time; default all of it.
+    #[serde(default = "all")]
+    pub quota: Text<Quota>,
+    /// Requests per batch; default 1.
+    #[serde(default = "one")]
+    pub batch: u32,
+    /// Requests per second.
+    pub rps: f64,
+    /// Median time of a batch.
+    pub p50: Span,
+    /// 95th percentile; default the median.
+    #[serde(default)]
+    pub p95: Option<Span>,
+}
+
+const fn all() -> Text<Quota> {
+    Text(Quota::WHOLE)
+}
+
+/// Components and edges of a pipeline.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct DagText {
+    /// The models.
+    pub component: Vec<ComponentText>,
+    /// What goes from one to another: from, to, bytes.
+    #[serde(default)]
+    pub edge: Vec<(String, String, Text<Bytes>)>,
+}
+
+/// A model of a pipeline.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct ComponentText {
+    /// Its name.
+    pub name: String,
+    /// Share of the requests that run it; default all.
+    #[serde(default = "all")]
+    pub runs: Text<Quota>,
+    /// Its memory, without the run-time's.
+    pub memory: Text<Bytes>,
+    /// Slice profile and the time of a request on it.
+    pub on: Vec<(String, Span)>,
+}
+
+/// A share of a device.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct ShareText {
+    /// Guaranteed and greatest share of time.
+    pub time: (Text<Quota>, Text<Quota>),
+    /// Share of the SMs that is guaranteed.
+    pub sm: Text<SmShare>,
+    /// The most SMs; default the same.
+    #[serde(default)]
+    pub sm_limit: Option<Text<SmShare>>,
+}
+
+impl FunctionText {
+    fn field(&self, name: &str) -> String {
+        format!("function `{}`: {name}", self.name)
+    }
+
+    fn wrong(&self, name: &str, value: &str, bound: &str) -> ScenarioError {
+        ScenarioError::field(&self.field(name), value, bound)
+    }
+
+    pub(super) fn build(&self, folder: &Path) -> Result<Function, ScenarioError> {
+        let profile = self.profile(folder)?;
+        let work = match self.work {
+            WorkText::Inference => Work::Inference { profile: profile.clone().filter(|_| !self.unprofiled) },
+            WorkText::Pipeline => {
+                Work::Pipeline { dag: Box::new(self.dag(folder)?), goal: Box::new(self.goal()) }
+            }
+            WorkText::Training => Work::Training { workers: self.workers, share: self.share()? },
+        };
+        for (name, given, of) in [
+            ("profile", profile.is_some(), WorkText::Inference),
+            ("dag", self.dag.is_some() || self.dag_file.is_some(), WorkText::Pipeline),
+            ("share", self.share.is_some(), WorkText::Training),
+            ("train", self.train.is_some(), WorkText::Training),
+        ] {
+            if given && self.work != of {
+                return Err(self.wrong(name, "given", &format!("only for work {of:?}").to_lowercase()));
+            }
+        }
+        if self.memory.0 == Bytes::ZERO {
+            return Err(self.wrong("memory", "0", "need more than 0 bytes"));
+        }
+        let mut spec = FunctionSpec::new(work, self.memory.0).with_tenant(TenantId(self.tenant));
+        let (least, most) = self.instances.unwrap_or((0, 1));
+        if most == 0 || least > most {
+            let value = format!("[{least}, {most}]");
+            return Err(self.wrong("instances", &value, "need a most of at least 1 and at least the fewest"));
+        }
+        (spec.min_instances, spec.max_instances) = (least, most);
+        spec.regime = self.regime;
+        spec.slo = self.slo.map(|slo| slo.positive(&self.field("slo"))).transpose()?;
+        if let Some((disk, host)) = &self.loads {
+            spec =
+                spec.with_loads(disk.positive(&self.field("loads"))?, host.positive(&self.field("loads"))?);
+        }
+        let mut function = Function::new(&self.name, spec);
+        function.learned = profile.filter(|_| self.unprofiled);
+        function.patience =
+            self.patience.map(|patience| patience.positive(&self.field("patience"))).transpose()?;
+        if let Some(train) = &self.train {
+            function.train = train.positive(&self.field("train"))?;
+        }
+        function.load = match &self.load {
+            Some(_) if self.work == WorkText::Training => {
+                return Err(self.wrong("load", "given", "a training job answers no requests"));
+            }
+            Some(load) => load.build(&self.name, folder)?,
+            None => Load::None,
+        };
+        Ok(function)
+    }
+
+    fn profile(&self, folder: &Path) -> Result<Option<ProfileTable>, ScenarioError> {
+        let failed = |source| ScenarioError::Profile { function: self.name.clone(), source };
+        match &self.profile_file {
+            Some(_) if !self.profile.is_empty() => {
+                Err(self.wrong("profile_file", "given", "not beside `profile`"))
+            }
+            Some(file) => self.read_json(&folder.join(file)).map(Some),
+            None if self.profile.is_empty() && self.work == WorkText::Inference => {
+                Err(self.wrong("profile", "none", "need `profile` or `profile_file`, also with `unprofiled`"))
+            }
+            None if self.profile.is_empty() => Ok(None),
+            None => {
+                let point = |text: &PointText| {
+                    let p95 = text.p95.unwrap_or(text.p50).0;
+                    ProfilePoint::measured(text.sm.0, text.quota.0, text.batch, text.rps, text.p50.0, p95)
+                };
+                let points: Result<Vec<_>, _> = self.profile.iter().map(point).collect();
+                points.and_then(ProfileTable::sparse).map(Some).map_err(failed)
+            }
+        }
+    }
+
+    fn dag(&self, folder: &Path) -> Result<Dag, ScenarioError> {
+        let text = match (&self.dag, &self.dag_file) {
+            (Some(text), None) => text,
+            (None, Some(file)) => return self.read_json(&folder.join(file)),
+            _ => return Err(self.wrong("dag", "none, or two", "need `dag` or `dag_file`")),
+        };
+        let mut dag = Dag::builder(&self.name);
+        for one in &text.component {
+            let mut component = Component::new(&one.name).with_runs(one.runs.0.basis_points());
+            for (slice, time) in &one.on {
+                component = component.with_profile(slice, 1, time.0, one.memory.0);
+            }
+            dag = dag.component(component);
+        }
+        for (from, to, bytes) in &text.edge {
+            dag = dag.edge(from, to, bytes.0);
+        }
+        dag.build().map_err(|source| ScenarioError::Dag { function: self.name.clone(), source })
+    }
+
+    fn goal(&self) -> Goal {
+        let goal = Goal::default();
+        match &self.runtime_memory {
+            Some(memory) => goal.with_runtime_memory(memory.0),
+            None => goal,
+        }
+    }
+
+    fn share(&self) -> Result<GpuShare, ScenarioError> {
+        let Some(share) = &self.share else {
+            return Err(self.wrong("share", "none", "a training job needs the share of a worker"));
+        };
+        let (request, limit) = (share.time.0.0, share.time.1.0);
+        let refused = |error: gshare_core::SpecError| self.wrong("share", "given", &error.to_string());
+        let time = QuotaRange::new(request, limit).map_err(refused)?;
+        let sm_limit = share.sm_limit.as_ref().map_or(share.sm.0, |limit| limit.0);
+        GpuShare::new(time, share.sm.0, sm_limit, Some(self.memory.0)).map_err(refused)
+    }
+
+    fn read_json<T: serde::de::DeserializeOwned>(&self, path: &Path) -> Result<T, ScenarioError> {
+        let read = |source| ScenarioError::Read { path: path.to_owned(), source };
+        let text = std::fs::read_to_string(path).map_err(read)?;
+        serde_json::from_str(&text).map_err(|error| ScenarioError::Malformed {
+            function: self.name.clone(),
+            path: path.to_owned(),
+            why: error.to_string(),
+        })
+    }
+}

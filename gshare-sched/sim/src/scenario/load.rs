@@ -1,0 +1,121 @@
+//! When a function is called, as a scenario says it.
+
+use super::error::ScenarioError;
+use super::units::Span;
+use crate::arrivals::{ArrivalError, Arrivals};
+use crate::trace;
+use crate::world::Load;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// Load of a function. Rates are requests per second.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(tag = "shape", rename_all = "snake_case", deny_unknown_fields)]
+#[non_exhaustive]
+pub enum LoadText {
+    /// Independent requests.
+    Poisson {
+        /// Mean rate.
+        rate: f64,
+    },
+    /// Gaps of a given variability.
+    Gamma {
+        /// Mean rate.
+        rate: f64,
+        /// Coefficient of variation of the gaps.
+        cv: f64,
+    },
+    /// Independent requests for a while, then none.
+    Bursts {
+        /// Length of a burst.
+        on: Span,
+        /// Length of the silence after it.
+        off: Span,
+        /// Rate in a burst.
+        rate: f64,
+    },
+    /// Another rate every so often; none after the last.
+    Steps {
+        /// Length of a step.
+        every: Span,
+        /// Rate in each.
+        rates: Vec<f64>,
+    },
+    /// The next request a while after the last ended.
+    Closed {
+        /// The while.
+        think: Span,
+    },
+    /// Rates from a file with one per line.
+    Rates {
+        /// The file.
+        file: PathBuf,
+        /// Length of a line.
+        every: Span,
+        /// What rates are multiplied by; default 1.
+        #[serde(default = "unit")]
+        scale: f64,
+    },
+    /// A row of a trace shaped like Azure Functions 2019: a column per minute.
+    Trace {
+        /// The file.
+        file: PathBuf,
+        /// The function's name in the trace, its `HashFunction`; or its number, from 0.
+        row: String,
+        /// The first minute that is taken; default 0.
+        #[serde(default)]
+        from: usize,
+        /// Time that a column stands for; default a minute. Less plays the trace faster.
+        #[serde(default = "minute")]
+        column: Span,
+    },
+}
+
+const fn unit() -> f64 {
+    1.0
+}
+
+const fn minute() -> Span {
+    Span(gshare_core::Duration::from_secs(60))
+}
+
+impl LoadText {
+    pub(super) fn build(&self, function: &str, folder: &Path) -> Result<Load, ScenarioError> {
+        let failed = |source: ArrivalError| ScenarioError::Load { function: function.to_owned(), source };
+        let read = |file: &Path| {
+            let path = folder.join(file);
+            std::fs::read(&path).map_err(|source| ScenarioError::Read { path: path.clone(), source })
+        };
+        let in_trace = |file: &Path| {
+            let (function, path) = (function.to_owned(), folder.join(file));
+            move |source| ScenarioError::Trace { function, path, source }
+        };
+        let process = match self {
+            Self::Poisson { rate } => Arrivals::poisson(*rate),
+            Self::Gamma { rate, cv } => Arrivals::gamma(*rate, *cv),
+            Self::Bursts { on, off, rate } => Arrivals::on_off(on.0, off.0, *rate),
+            Self::Steps { every, rates } => Arrivals::rates(every.0, rates.clone()),
+            Self::Closed { think } => {
+                Ok(Arrivals::closed_loop(think.positive(&format!("function `{function}`: load.think"))?))
+            }
+            Self::Rates { file, every, scale } => {
+                let rates = trace::read_rates(&read(file)?[..]).map_err(in_trace(file))?;
+                Arrivals::rates(every.0, rates.into_iter().map(|rate| rate * scale).collect())
+            }
+            Self::Trace { file, row, from, column } => {
+                let rows = trace::read_azure_counts(&read(file)?[..]).map_err(in_trace(file))?;
+                let named = rows.iter().find(|one| one.function == *row);
+                let found = named.or_else(|| rows.get(row.parse::<usize>().ok()?)).ok_or_else(|| {
+                    let bound = format!("need a function of the trace, or a number below {}", rows.len());
+                    ScenarioError::field(&format!("function `{function}`: load.row"), row, &bound)
+                })?;
+                let bin = column.positive(&format!("function `{function}`: load.column"))?;
+                return Ok(Load::Counts {
+                    bin,
+                    counts: found.counts.get(*from..).unwrap_or_default().to_vec(),
+                });
+            }
+        };
+        process.map(Load::Process).map_err(failed)
+    }
+}

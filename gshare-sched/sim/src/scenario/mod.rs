@@ -1,0 +1,416 @@
+//! Scenarios: a run of [`World`](crate::world) in a TOML file.
+//!
+//! # Problem
+//! An experiment that exists as a program can be changed by its author only. A scenario says in one file what there is
+//! (nodes, devices, functions), what is asked (load), what goes wrong (faults) and who decides (policies by name), so that a
+//! reader changes a line and runs it again.
+//!
+//! # Form
+//! ```toml
+//! length = "10m"                  # load and faults come for so long
+//! seed = 1                        # where runs begin to count their seeds; default 0
+//! jitter_percent = 10             # times are off by up to this much; default 10
+//!
+//! [policies]                      # see [`Policies`] for the names
+//! scaler = "heuristic"
+//!
+//! [[node]]
+//! device = [
+//!     { memory = "16GiB", count = 2 },
+//!     { memory = "80GiB", mig = { model = "A100-80", slices = ["4g.40gb", "2g.20gb", "1g.10gb"] } },
+//!     { memory = "16GiB", regime = "whole" },
+//! ]
+//!
+//! [[function]]
+//! name = "resnet50"
+//! work = "inference"              # or "pipeline", "training"
+//! memory = "2GiB"
+//! slo = "69ms"
+//! instances = [0, 8]              # fewest and most
+//! profile = [{ sm = "12%", quota = "40%", batch = 1, rps = 28.5, p50 = "35ms", p95 = "41ms" }]
+//! load = { shape = "poisson", rate = 40 }
+//!
+//! [faults]
+//! back = ["5s", "40s"]            # a lost device is found again after
+//! every = { device_lost = "90s" } # mean interval by kind of fault, see [`Fault`]
+//! ```
+//! Lengths of time have a unit (`ns`, `us`, `ms`, `s`, `m`, `h`), memory too (`GiB`, `GB`, …), shares are per cent. A key that is
+//! not known is an error, as is a name that is not; the error names those that are. Paths are relative to the scenario's file.
+//!
+//! # Example
+//! ```
+//! use gshare_sim::scenario::Scenario;
+//! let error = Scenario::parse("length = \"10m\"\npolicies = { scaler = \"lasy\" }").unwrap_err().to_string();
+//! assert!(error.contains("unknown variant `lasy`, expected one of `heuristic`, `lazy`, `peaks`"), "{error}");
+//! ```
+
+mod error;
+mod function;
+mod load;
+mod policies;
+mod units;
+
+pub use error::ScenarioError;
+pub use function::{DagText, FunctionText, PointText, ShareText, WorkText};
+pub use load::LoadText;
+pub use units::{Span, Text};
+
+use crate::world::{Fault, Faults, Plan};
+use gshare_core::platform::{DeviceSpec, MigLayout, Regime};
+use gshare_core::request::{GpuKind, NodeId, TenantId, TenantLimits};
+use gshare_core::{BasisPoints, Bytes, Duration};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// A scenario as it is written. See the [module](self) for its form.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Scenario {
+    /// Load and faults come for so long; more than 0.
+    pub length: Span,
+    /// The first seed.
+    #[serde(default)]
+    pub seed: u64,
+    /// Times of starts and requests are off by up to this much; at most 99.
+    #[serde(default = "ten")]
+    pub jitter_percent: u64,
+    /// The longest time until everything is quiet after the load has ended. Default 10 minutes.
+    #[serde(default)]
+    pub settle: Option<Span>,
+    /// Who decides.
+    #[serde(default)]
+    pub policies: Policies,
+    /// The machines.
+    #[serde(default)]
+    pub node: Vec<NodeText>,
+    /// The tenants that have limits.
+    #[serde(default)]
+    pub tenant: Vec<TenantText>,
+    /// The functions.
+    #[serde(default)]
+    pub function: Vec<FunctionText>,
+    /// What goes wrong.
+    #[serde(default)]
+    pub faults: FaultsText,
+    /// The folder that paths are relative to.
+    #[serde(skip)]
+    pub folder: PathBuf,
+}
+
+const fn ten() -> u64 {
+    10
+}
+
+/// The policies of a platform, by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Policies {
+    /// How many instances of a function run on fractional devices.
+    pub scaler: ScalerName,
+    /// Where they go.
+    pub packer: PackerName,
+    /// Which request whole devices serve next, and where.
+    pub request: RequestName,
+    /// Which pipeline serves a request.
+    pub router: PipelineName,
+    /// Which pipelines there are.
+    pub keeper: PipelineName,
+}
+
+/// A scaler of instances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ScalerName {
+    /// By throughput and efficacy (FaST-GShare, Algorithm 1). The default.
+    #[default]
+    Heuristic,
+    /// Lazily, by windows of load (Dilu, section 3.4.2).
+    Lazy,
+    /// By the peaks of the load that was seen.
+    Peaks,
+}
+
+/// A packer of shares on devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum PackerName {
+    /// Rectangles of time x SMs (FaST-GShare, section 3.4.2). The default.
+    #[default]
+    MaxRects,
+    /// Sums of requests and limits (Dilu, section 3.3).
+    Dilu,
+}
+
+/// A scheduler of requests on whole devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RequestName {
+    /// Locality-aware load balancing (GPU-enabled FaaS, Algorithm 1).
+    Lalb,
+    /// The same, out of order (section IV-B).
+    Lalbo3,
+    /// By deadlines and the worth of copies. The default.
+    #[default]
+    Ours,
+}
+
+/// A router or keeper of pipelines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum PipelineName {
+    /// As printed (FluidFaaS, section 5).
+    Paper,
+    /// With our changes. The default.
+    #[default]
+    Ours,
+}
+
+/// A machine.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct NodeText {
+    /// Its devices.
+    pub device: Vec<DeviceText>,
+}
+
+/// One device, or several that are alike.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct DeviceText {
+    /// Its memory; more than 0.
+    pub memory: Text<Bytes>,
+    /// How many of them; default 1.
+    #[serde(default = "one")]
+    pub count: u32,
+    /// Devices of equal speed and memory have the same kind.
+    #[serde(default)]
+    pub kind: u8,
+    /// How it is shared.
+    #[serde(default)]
+    pub regime: Option<Regime>,
+    /// Its MIG slices.
+    #[serde(default)]
+    pub mig: Option<MigLayout>,
+}
+
+pub(crate) const fn one() -> u32 {
+    1
+}
+
+/// What a tenant may take. What is not named has no limit.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct TenantText {
+    /// Its number.
+    pub tenant: u32,
+    /// Most of its requests that are served at once.
+    #[serde(default)]
+    pub max_processes: Option<u32>,
+    /// Most of its requests that wait.
+    #[serde(default)]
+    pub max_waiting: Option<u32>,
+    /// Share of the time of all devices: `25%`.
+    #[serde(default)]
+    pub gpu_time: Option<Text<gshare_core::Quota>>,
+    /// Share of the memory of all devices.
+    #[serde(default)]
+    pub memory: Option<Text<gshare_core::Quota>>,
+    /// Its weight beside others.
+    #[serde(default)]
+    pub weight: Option<u32>,
+}
+
+impl TenantText {
+    fn limits(&self) -> TenantLimits {
+        let mut limits = TenantLimits::default();
+        let points = |share: &Option<Text<gshare_core::Quota>>| {
+            share.as_ref().map_or(BasisPoints::WHOLE, |share| share.0.basis_points())
+        };
+        limits.max_processes = self.max_processes.unwrap_or(limits.max_processes);
+        limits.max_waiting = self.max_waiting.unwrap_or(limits.max_waiting);
+        limits.weight = self.weight.unwrap_or(limits.weight);
+        (limits.gpu_time, limits.memory) = (points(&self.gpu_time), points(&self.memory));
+        limits
+    }
+}
+
+/// What goes wrong. Nothing by default.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct FaultsText {
+    /// Mean time between two faults of a kind.
+    pub every: BTreeMap<Fault, Span>,
+    /// A lost device is found again after a time from the first to the second.
+    pub back: Option<(Span, Span)>,
+}
+
+impl Scenario {
+    /// Reads a scenario from text; paths in it are relative to the working folder.
+    ///
+    /// # Errors
+    /// [`ScenarioError::Toml`] with line and column.
+    pub fn parse(text: &str) -> Result<Self, ScenarioError> {
+        Ok(toml::from_str(text)?)
+    }
+
+    /// Reads a scenario from a file, with some of its keys set to other values: `("policies.scaler", "lazy")`,
+    /// `("function.0.slo", "20ms")`.
+    ///
+    /// # Errors
+    /// [`ScenarioError::Read`], [`ScenarioError::Toml`], [`ScenarioError::Set`].
+    pub fn read(path: &Path, set: &[(String, String)]) -> Result<Self, ScenarioError> {
+        let read = |source| ScenarioError::Read { path: path.to_owned(), source };
+        let text = std::fs::read_to_string(path).map_err(read)?;
+        // What is changed has no place in the file; what is not keeps it for errors.
+        let mut scenario: Self = if set.is_empty() {
+            toml::from_str(&text)?
+        } else {
+            let mut root: toml::Value = toml::from_str(&text)?;
+            for (key, value) in set {
+                change(&mut root, key, value)?;
+            }
+            root.try_into()?
+        };
+        scenario.folder = path.parent().map(Path::to_owned).unwrap_or_default();
+        Ok(scenario)
+    }
+
+    /// The run that this describes.
+    ///
+    /// # Errors
+    /// [`ScenarioError`]: a field that cannot be, or a file of it.
+    pub fn plan(&self) -> Result<Plan, ScenarioError> {
+        let length = self.length.positive("length")?;
+        let mut devices = Vec::new();
+        for (number, node) in self.node.iter().enumerate() {
+            let id = NodeId(u32::try_from(number).unwrap_or(u32::MAX));
+            for device in &node.device {
+                device.add(number, id, &mut devices)?;
+            }
+        }
+        if devices.is_empty() {
+            return Err(ScenarioError::field("node", "none", "need at least one device"));
+        }
+        if self.function.is_empty() {
+            return Err(ScenarioError::field("function", "none", "need at least one function"));
+        }
+        let mut functions: Vec<crate::world::Function> = Vec::new();
+        for function in &self.function {
+            let new = function.build(&self.folder)?;
+            if functions.iter().any(|other| other.name == new.name) {
+                return Err(ScenarioError::field("function.name", &new.name, "need names that are unlike"));
+            }
+            functions.push(new);
+        }
+        let mut plan = Plan::new(devices, functions, length);
+        plan.tenants = self.tenant.iter().map(|tenant| (TenantId(tenant.tenant), tenant.limits())).collect();
+        if self.jitter_percent > 99 {
+            let value = self.jitter_percent.to_string();
+            return Err(ScenarioError::field("jitter_percent", &value, "at most 99"));
+        }
+        plan.jitter = self.jitter_percent;
+        if let Some(settle) = &self.settle {
+            plan.settle = settle.positive("settle")?;
+        }
+        plan.faults = self.faults.build()?;
+        Ok(plan)
+    }
+}
+
+impl DeviceText {
+    fn add(&self, number: usize, node: NodeId, devices: &mut Vec<DeviceSpec>) -> Result<(), ScenarioError> {
+        let field = |name: &str| format!("node {number}: device.{name}");
+        if self.memory.0 == Bytes::ZERO {
+            return Err(ScenarioError::field(&field("memory"), "0", "need more than 0 bytes"));
+        }
+        if self.count == 0 || self.count > 100_000 {
+            let value = self.count.to_string();
+            return Err(ScenarioError::field(&field("count"), &value, "need 1 to 100000"));
+        }
+        if self.mig.is_some() && self.regime.is_some_and(|regime| regime != Regime::Sliced) {
+            let value = self.regime.map_or_else(String::new, |regime| regime.to_string());
+            return Err(ScenarioError::field(&field("regime"), &value, "a device with slices is `sliced`"));
+        }
+        if self.mig.is_none() && self.regime == Some(Regime::Sliced) {
+            return Err(ScenarioError::field(&field("mig"), "none", "a sliced device needs its slices"));
+        }
+        let mut spec = DeviceSpec::new(node, self.memory.0).with_kind(GpuKind(self.kind));
+        spec.regime = self.regime;
+        spec.mig = self.mig.clone().map(Box::new);
+        devices.extend((0..self.count).map(|_| spec.clone()));
+        Ok(())
+    }
+}
+
+impl FaultsText {
+    fn build(&self) -> Result<Faults, ScenarioError> {
+        let mut faults = Faults::default();
+        for (&fault, mean) in &self.every {
+            faults.every.insert(fault, mean.positive(&format!("faults.every.{fault}"))?);
+        }
+        if let Some((least, most)) = &self.back {
+            if least.0 > most.0 {
+                return Err(ScenarioError::field(
+                    "faults.back",
+                    &least.0.to_string(),
+                    "the first is at most the second",
+                ));
+            }
+            faults.back = (least.0, most.0);
+        }
+        Ok(faults)
+    }
+}
+
+/// Sets a key of a table, with numbers for elements of lists. The value is TOML, or else a text.
+fn change(root: &mut toml::Value, key: &str, value: &str) -> Result<(), ScenarioError> {
+    let wrong = |why: &str| ScenarioError::Set { key: key.to_owned(), why: why.to_owned() };
+    let table: Result<toml::Table, _> = toml::from_str(&format!("value = {value}"));
+    let parsed = table.ok().and_then(|mut table| table.remove("value"));
+    let parsed = parsed.unwrap_or_else(|| toml::Value::String(value.to_owned()));
+    let (path, last) = key.rsplit_once('.').unwrap_or(("", key));
+    let mut at = root;
+    for step in path.split('.').filter(|step| !step.is_empty()) {
+        at = match at {
+            toml::Value::Array(list) => {
+                let index = step.parse::<usize>().ok().filter(|index| *index < list.len());
+                &mut list[index.ok_or_else(|| wrong("a list has elements from 0 on"))?]
+            }
+            toml::Value::Table(table) => {
+                table.entry(step).or_insert_with(|| toml::Value::Table(toml::Table::new()))
+            }
+            _ => return Err(wrong("a value is on the way")),
+        };
+    }
+    match at {
+        toml::Value::Table(table) => {
+            table.insert(last.to_owned(), parsed);
+            Ok(())
+        }
+        _ => Err(wrong("its last part is no key of a table")),
+    }
+}
+
+impl Span {
+    /// The length of time, if it is more than none.
+    ///
+    /// # Errors
+    /// [`ScenarioError::Field`].
+    pub fn positive(&self, field: &str) -> Result<Duration, ScenarioError> {
+        if self.0.is_zero() { Err(ScenarioError::field(field, "0", "need more")) } else { Ok(self.0) }
+    }
+}
+
+#[cfg(test)]
+mod tests;
