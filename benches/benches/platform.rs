@@ -172,7 +172,7 @@ fn engines(c: &mut Criterion, sizes: &Sizes) {
             scaler
                 .handle(now, HorizontalEvent::LoadReported { function, rate }, &mut orders)
                 .expect("a tick later");
-            for order in orders.drain(..).collect::<Vec<_>>() {
+            for order in std::mem::take(&mut orders) {
                 if let HorizontalAction::Start { function, instance, .. } = order {
                     placed.push_back(packer.place(&demand).expect("room").placement.id);
                     scaler
