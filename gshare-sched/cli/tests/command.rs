@@ -143,7 +143,7 @@ fn a_journal_without_one_of_its_events_differs_at_a_later_one() {
     let text = std::fs::read_to_string(&file).unwrap();
     let mut lines: Vec<&str> = text.lines().collect();
     // The second message is an Attach: its client is unknown without it.
-    let attach = lines.iter().position(|line| line.contains("\"frame\":\"0202")).unwrap();
+    let attach = lines.iter().position(|line| line.contains("\"frame\":\"0302")).unwrap();
     lines.remove(attach);
     std::fs::write(&file, lines.join("\n") + "\n").unwrap();
     let output = gshare().args(["replay", "--json"]).arg(&file).output().unwrap();

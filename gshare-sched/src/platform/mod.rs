@@ -14,10 +14,10 @@
 //! # Algorithm
 //! 1. *Devices* go to the pool of their regime: [`FractionalPool`] (time and SMs side by side), [`SlicedPool`]
 //!    (MIG) or [`WholePool`] (one request at a time).
-//! 2. *Functions* go to one pool ([`choice`]): the regime that they name; else pipelines to sliced devices, training to
+//! 2. *Functions* go to one pool (`choice.rs`): the regime that they name; else pipelines to sliced devices, training to
 //!    fractional ones, inference to fractional ones, or to whole ones where there are no fractional ones. An inference
 //!    function without a profile is profiled first; its requests wait.
-//! 3. *Requests* pass their tenant's limits ([`admission`]), then their pool decides where and when.
+//! 3. *Requests* pass their tenant's limits (`admission.rs`), then their pool decides where and when.
 //! 4. *Instances* are the pools' business; the platform names them, books their memory for their tenants, and passes orders
 //!    and reports on.
 //!

@@ -30,10 +30,10 @@
 //!
 //! | policy | difference |
 //! |---|---|
-//! | [`Policy::LoadBalance`] | the head of the queue runs on `g`, wherever copies are (the paper's baseline) |
-//! | [`Policy::Lalb`] | a limit of 0: every request is due |
-//! | [`Policy::LalbO3`] | as above |
-//! | [`Policy::EvictCostAware`] | a miss costs its loading time **and** the worth of its victims, and goes to the idle GPU where that is least |
+//! | `Policy::LoadBalance` | the head of the queue runs on `g`, wherever copies are (the paper's baseline) |
+//! | `Policy::Lalb` | a limit of 0: every request is due |
+//! | `Policy::LalbO3` | as above |
+//! | `Policy::EvictCostAware` | a miss costs its loading time **and** the worth of its victims, and goes to the idle GPU where that is least |
 //!
 //! Worth = loading time x (arrivals expected while a copy is loaded and runs once + half the waiting requests) / copies: these are the
 //! requests that have to wait for the copy to be loaded again. The expected arrivals follow from a sum of arrivals with a time constant of a minute. So a model that is about to be asked for is

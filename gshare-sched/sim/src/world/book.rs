@@ -105,7 +105,7 @@ struct Function {
     outcome: FunctionOutcome,
 }
 
-/// See the [module](self).
+/// The promises that hold between a platform and its host, kept independently of both.
 #[derive(Debug, Default)]
 pub struct Book {
     devices: BTreeMap<GpuId, Device>,

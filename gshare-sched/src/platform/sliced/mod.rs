@@ -203,7 +203,7 @@ enum Task {
 /// Makes a policy for each node.
 pub type Make<T> = Box<dyn Fn() -> Box<T> + Send>;
 
-/// Devices with MIG slices, under a [`SlackRouter`] and a [`Keeper`] for each node. See the [module](self).
+/// Devices with MIG slices, under a [`SlackRouter`] and a [`Keeper`] for each node.
 pub struct SlicedPool {
     config: SlicedConfig,
     make_partitioner: Make<dyn PipelinePartitioner>,

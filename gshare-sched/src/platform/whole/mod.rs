@@ -84,7 +84,7 @@ struct Instance {
     requests: BTreeSet<RequestId>,
 }
 
-/// GPUs that serve one request at a time and keep models in their memory, under any request scheduler. See the [module](self).
+/// GPUs that serve one request at a time and keep models in their memory, under any request scheduler.
 pub struct WholePool {
     scheduler: Box<dyn RequestScheduler>,
     devices: BTreeMap<GpuId, Device>,
