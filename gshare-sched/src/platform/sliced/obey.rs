@@ -179,7 +179,9 @@ impl SlicedPool {
 
     /// Orders the `Unpark` that slices wait for, unless somebody is still to leave them.
     pub(super) fn unpark(&mut self, at: NodeId, slices: &[AssignedSlice], actions: &mut Vec<PoolAction>) {
-        for on in slices.iter().filter_map(|slice| self.nodes.get(&at)?.slices.get(slice)) {
+        // While those on a lost device are forgotten one by one, none of them is to come.
+        let there = slices.iter().filter(|slice| self.gpus.contains_key(&slice.gpu));
+        for on in there.filter_map(|slice| self.nodes.get(&at)?.slices.get(slice)) {
             if on.iter().any(|id| self.instances[id].leaving) {
                 continue;
             }

@@ -67,7 +67,12 @@ impl WholePool {
             RequestAction::Reject { request: ticket, reason } => {
                 let Some(request) = self.tickets.holder(ticket) else { return };
                 let held = self.tickets.remove(request);
-                let reason = rejection(reason);
+                let passed = held.as_ref().is_some_and(|held| held.deadline.is_some_and(|at| at <= self.now));
+                let reason = match rejection(reason) {
+                    // The scheduler gives up a request as soon as it cannot be complete in time.
+                    Rejection::DeadlineMissed if !passed => Rejection::WouldBeLate,
+                    other => other,
+                };
                 actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
                 if let Some(held) = held
                     && reason == Rejection::NeverFits

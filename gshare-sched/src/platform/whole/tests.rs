@@ -234,7 +234,7 @@ fn a_deadline_rejects_what_can_no_longer_be_complete() {
     let at = host.pool.next_deadline().unwrap();
     assert!(at > Timestamp::from_millis(79) && at <= Timestamp::from_millis(81), "{at}");
     host.now = 81;
-    assert_eq!(host.tell(PoolEvent::DeadlineReached), [reject(1, Rejection::DeadlineMissed)]);
+    assert_eq!(host.tell(PoolEvent::DeadlineReached), [reject(1, Rejection::WouldBeLate)]);
 }
 
 #[test]
