@@ -32,6 +32,9 @@ struct Options {
     /// "faults": {...}}.
     #[arg(long)]
     json: bool,
+    /// How many of its last events and orders a failing seed prints.
+    #[arg(long, default_value_t = 60)]
+    story: usize,
     /// Fail if some kind of order was never carried out in any of the seeds.
     #[arg(long)]
     all_actions: bool,
@@ -64,12 +67,13 @@ fn main() -> Result<()> {
     if let Some(time) = &options.time {
         plan.length = time.positive("--time")?;
     }
+    plan.story = options.story;
     let first = options.from.unwrap_or(scenario.seed);
     let end = first.checked_add(options.seeds).context("--from and --seeds are too large")?;
     let started = Instant::now();
     let mut total = Outcome::default();
     for seed in first..end {
-        eprint!("\rseed {seed}, {} of {} done ", seed - first, options.seeds);
+        eprint!("\r{} of {} seeds done ", seed - first, options.seeds);
         std::io::stderr().flush()?;
         match world::run(&plan, seed, || scenario.platform()) {
             Ok(outcome) => total.add(&outcome),

@@ -118,6 +118,8 @@ pub struct Policies {
     pub router: PipelineName,
     /// Which pipelines there are.
     pub keeper: PipelineName,
+    /// Host memory of each node that is set aside for weights; by default what the platform sets.
+    pub host_memory: Option<Text<Bytes>>,
 }
 
 /// A scaler of instances.

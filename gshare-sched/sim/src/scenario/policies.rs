@@ -44,6 +44,10 @@ impl Scenario {
             RequestName::Lalbo3 => SchedulerConfig::default(),
             RequestName::Ours => SchedulerConfig::evict_cost_aware(),
         };
+        if let Some(memory) = self.policies.host_memory {
+            settings.fractional.pool.host_memory = memory.0;
+            settings.whole.host_memory = memory.0;
+        }
         settings
     }
 }

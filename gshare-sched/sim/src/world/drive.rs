@@ -16,8 +16,6 @@ use gshare_core::scale::InstanceId;
 use gshare_core::{Duration, Engine, FunctionId, GpuId, Timestamp};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Lines of a story.
-const STORY: usize = 60;
 /// Bytes per nanosecond between a device and host memory.
 const LINK: u64 = 12;
 /// An engine that asks to be called at the time it is, so often in a row, will never stop.
@@ -556,7 +554,7 @@ where
     fn note(&mut self, line: impl FnOnce() -> String) {
         let now = self.now.saturating_since(Timestamp::ZERO);
         if let Some(story) = &mut self.story {
-            if story.len() == STORY {
+            if story.len() >= self.plan.story.max(1) {
                 story.pop_front();
             }
             story.push_back(format!("{now} {}", line()));

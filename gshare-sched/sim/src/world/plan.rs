@@ -75,6 +75,8 @@ pub struct Plan {
     /// After load and faults have ended, so much time may pass until everything is quiet, and as much until everything is
     /// gone after the functions were removed.
     pub settle: Duration,
+    /// The most lines of a story. 60 by default.
+    pub story: usize,
 }
 
 impl Plan {
@@ -88,6 +90,7 @@ impl Plan {
             length,
             jitter: 10,
             settle: Duration::from_secs(600),
+            story: 60,
         }
     }
 }
