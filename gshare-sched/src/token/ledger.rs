@@ -100,11 +100,18 @@ struct Past {
     brought: Duration,
     /// Its lag at the end.
     lag: Duration,
+    /// What it had beyond its share and was forgiven, zero or less; `None` if nothing of this window counts as surplus.
+    forgiven: Option<i64>,
 }
 
 impl Past {
     fn overuse(&self) -> Duration {
         self.used.saturating_sub(self.limit.saturating_add(self.brought))
+    }
+
+    /// What counts as surplus of it.
+    fn surplus(&self) -> Duration {
+        self.forgiven.map_or(Duration::ZERO, |forgiven| beyond(self.used, self.request, forgiven))
     }
 
     /// The part of its lag by which it missed its request.
@@ -234,8 +241,8 @@ impl Client {
 
     /// Keeps `lag` of what its lag was at the end of the last one.
     fn begin_window(&mut self, lag: i64) {
-        let forgiven = self.lag.min(0).saturating_sub(lag.min(0));
-        self.surplus = self.surplus.saturating_add(beyond(self.past.used, self.past.request, forgiven));
+        self.past.forgiven = Some(self.lag.min(0).saturating_sub(lag.min(0)));
+        self.surplus = self.surplus.saturating_add(self.past.surplus());
         self.past.lag = Duration::from_nanos(u64::try_from(lag).unwrap_or(0));
         self.brought = self.past.missed();
         self.lag = lag.saturating_add(signed(self.request));
@@ -250,7 +257,7 @@ impl Client {
     /// At the end of `windows` windows in which nothing happened after the first.
     fn end_windows(&mut self, windows: u64) {
         let (used, request, limit) = (self.used, self.request, self.largest);
-        self.past = Past { used, request, limit, brought: self.brought, lag: Duration::ZERO };
+        self.past = Past { used, request, limit, brought: self.brought, lag: Duration::ZERO, forgiven: None };
         self.brought = Duration::ZERO;
         self.used = self.past.overuse().saturating_sub(self.limit.saturating_mul(windows - 1));
         self.largest = self.limit;
@@ -540,7 +547,7 @@ impl Ledger {
 
     /// Step 1: everything that happened by itself until `now`, in the order of time.
     fn catch_up(&mut self, now: Timestamp, actions: &mut Vec<TokenAction>) {
-        self.now = now;
+        let before = core::mem::replace(&mut self.now, now);
         for index in 0..self.gpus.len() {
             self.gpus[index].now = now;
             while let Some(&(release, slot)) = self.gpus[index].releases.first() {
@@ -548,8 +555,11 @@ impl Ledger {
                     break;
                 }
                 self.roll(index, release);
+                // It ends then, however late that is looked at.
+                self.now = release.max(before);
                 self.expire(slot, actions);
             }
+            self.now = now;
             self.roll(index, now);
             while let Some(&(_, slot)) = self.gpus[index].paced.first().filter(|paced| paced.0 <= now) {
                 let Some((client, gpu)) = self.pair(slot) else { break };
@@ -585,8 +595,8 @@ impl Ledger {
         self.carry_lags(&clients, windows == 1);
         for &slot in &clients {
             if let Some((client, gpu)) = self.pair(slot) {
-                if reshuffled {
-                    client.surplus = Duration::ZERO;
+                if reshuffled || windows > 1 {
+                    (client.surplus, client.past.forgiven) = (Duration::ZERO, None);
                 }
                 gpu.refile(client);
             }
@@ -664,6 +674,7 @@ impl Ledger {
             client.used = shift(client.used, past.overuse(), known.overuse());
             client.carried = shift(client.carried, past.overuse(), known.overuse());
             client.brought = past.missed();
+            client.surplus = shift(client.surplus, past.surplus(), known.surplus());
         } else if record.window == gpu.window {
             client.used = shift(client.used, more, less);
         } else {

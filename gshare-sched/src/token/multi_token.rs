@@ -22,7 +22,8 @@
 //! - **outstanding**: the part of the budget of this window's lease that has not been charged;
 //! - **overuse**: what was used in a window beyond the limit;
 //! - **surplus**: time beyond its request that a client had in the windows before, fading by an eighth each window: what it used, since
-//!   hand-overs cost those more who get many short tokens, or half of what it occupied, if that is more;
+//!   hand-overs cost those more who get many short tokens, or half of what it occupied, if that is more. What is reported late of the
+//!   last window counts; after windows without an event, or if clients came or left, it begins at 0;
 //! - **throttled**: waiting with nothing left of the limit; **paced**: waiting, in a window in which the limits of the GPU leave
 //!   time over, until the part `overuse / (l*W)` of it is over; **ready**: waiting otherwise.
 //!
@@ -604,6 +605,32 @@ mod tests {
         bench.now = at(101);
         bench.send(TokenEvent::UsageReported { client: id(0), lease, used: ms(12) });
         assert_eq!(bench.engine.client(id(0)).unwrap().window_used, ms(2), "12 ms used of a limit of 10");
+    }
+
+    /// Otherwise whoever holds the last token of a window would have its time for nothing.
+    #[test]
+    fn a_return_after_the_end_of_its_window_counts_as_surplus() {
+        let config = MultiTokenConfig { grace: ms(200), ..Default::default() };
+        let mut bench = Bench::with(config, &[("0.1:1", 100)], ms(1));
+        bench.run_until(at(100));
+        let lease = bench.running[0].1;
+        bench.running.clear();
+        let surplus = |bench: &Bench| bench.engine.ledger.get(id(0)).unwrap().surplus;
+        for (now, used, surplus_then) in [(103, 3, 0), (201, 99, 89)] {
+            bench.now = at(now);
+            bench.send(TokenEvent::UsageReported { client: id(0), lease, used: ms(used) });
+            assert_eq!(surplus(&bench), ms(surplus_then));
+        }
+    }
+
+    /// The process around the engine may have been stopped meanwhile.
+    #[test]
+    fn a_lease_is_over_when_its_time_is_however_late_that_is_seen() {
+        let mut bench = Bench::new(&[("0.5:0.5", 100)], ms(1));
+        bench.running.clear();
+        bench.now = at(60);
+        bench.send(TokenEvent::DeadlineReached);
+        assert_eq!(bench.engine.ledger.get(id(0)).unwrap().miss(&bench.engine.ledger.gpus[0]), ms(50 - 17));
     }
 
     #[test]

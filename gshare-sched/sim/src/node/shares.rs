@@ -23,9 +23,9 @@ use std::collections::BTreeMap;
 pub const SPAN: u64 = 10;
 /// The largest error of a share, in basis points: one point.
 pub const ERROR_MAX: u64 = 100;
-/// The largest error of a share of an elastic GPU where it is above its request, in multiples of that: how fast the division of the
-/// time beyond the requests settles depends on the surplus of many windows.
-pub const BEYOND: u64 = 3;
+/// The largest error of a share of an elastic GPU where it is above its request, in multiples of that: the time
+/// beyond the requests is divided by whole tokens, and one of them is a point of ten windows.
+pub const BEYOND: u64 = 2;
 /// What an elastic GPU must deliver of what its clients may take together.
 pub const DELIVERED_PERCENT: u64 = 80;
 
