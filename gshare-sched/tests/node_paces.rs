@@ -7,6 +7,7 @@ use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use gshare_sim::Rng;
 use gshare_sim::node::{self, Delays, GpuPlan, InstancePlan, Kinds, NodePlan, Program, Setup, Shape, World};
 use gshare_sim::token::Terms;
+use std::collections::BTreeMap;
 
 /// Windows before anything is compared, and windows that are.
 const SETTLE: u64 = 10;
@@ -91,7 +92,8 @@ fn a_pausing_program_takes_nothing_of_a_busy_ones_request() {
     let pauses = [1, 20, 100, 300, 1_000];
     let mut rng = Rng::new(0);
     let mut pick = |of: &[u64]| of[usize::try_from(rng.between(0, of.len() as u64 - 1)).unwrap()];
-    let (mut worst, mut longest, mut late) = (0.0_f64, 0.0_f64, 0);
+    let (mut worst, mut longest) = (0.0_f64, 0.0_f64);
+    let mut alone = BTreeMap::new();
     for case in 0..60 {
         let shares: &[u64] = [&[50, 50][..], &[30, 70], &[70, 30], &[10, 20, 70]][case % 4];
         let capped = case % 8 < 4;
@@ -108,27 +110,20 @@ fn a_pausing_program_takes_nothing_of_a_busy_ones_request() {
         let got = run(seed, &programs);
         let kernel = programs.iter().map(|(_, program)| program.kernel.1).max().unwrap();
         for ((&share, &(_, program)), &(used, gap)) in shares.iter().zip(&programs).zip(&got) {
-            let alone = run(seed, &[(quota(100, 100), program)])[0].0;
+            let alone = *alone
+                .entry((program.kernel.1, program.pause.1))
+                .or_insert_with(|| run(seed, &[(quota(100, 100), program)])[0].0);
             let short = share as f64 - used / alone * 100.0;
             worst = worst.max(short);
-            // A program that pauses has its part of the clock; kernels of 10 us lose more of their own speed to each hand-over.
-            let busy = program.pause.1 <= Duration::from_micros(1);
-            let most = if busy { 2.0 } else { 3.0 };
-            assert!(short < most, "case {case}, {programs:?}: {short:.2} points short of {share}: {got:?}");
+            assert!(short < 2.0, "case {case}, {programs:?}: {short:.2} points short of {share}: {got:?}");
             // A window and the longest kernel, and for each other program a token with its slack; or what the cap makes unavoidable.
             let others = Duration::from_millis(13).saturating_mul(shares.len() as u64 - 1);
             let pause = program.kernel.1.as_secs_f64() * (100.0 / share as f64 - 1.0);
             let bound =
                 config().window.as_secs_f64().max(pause) + kernel.saturating_add(others).as_secs_f64();
             longest = longest.max(gap.as_secs_f64() / bound);
-            late += u32::from(gap.as_secs_f64() > bound);
-            assert!(gap.as_secs_f64() <= 2.0 * bound, "case {case}, {programs:?}: {gap} without the device");
+            assert!(gap.as_secs_f64() <= bound, "case {case}, {programs:?}: {gap} without the device");
         }
     }
-    println!(
-        "at most {worst:.2} points short; {late} waits beyond their bounds, at most {:.0} % of it",
-        longest * 100.0
-    );
-    // 3 today; the first windows, in which no cost is known yet, count too.
-    assert!(late <= 5, "{late} of 60 cases");
+    println!("at most {worst:.2} points short; the longest wait was {:.0} % of its bound", longest * 100.0);
 }

@@ -125,7 +125,7 @@ struct Switches {
     measures_all: bool,
 }
 
-/// A counter, and when it last changed, in ns.
+/// Launches so far, and when one was last asked for or waited for, in ns.
 #[derive(Clone, Copy, Debug, Default)]
 struct Changing {
     count: u64,
@@ -653,7 +653,8 @@ impl<G: Ground> Device<G> {
 
     /// Takes what the host has seen of the device, and decides. `waiters`: threads that wait for the device.
     pub(crate) fn looked(&mut self, now: u64, facts: &Facts, around: Around, actions: &mut Actions) {
-        if facts.launches != self.launches.count {
+        // A launch is counted when it asks for credit, and may be let in a window later.
+        if facts.launches != self.launches.count || facts.waiting.max(self.waiting) > 0 {
             self.launches = Changing { count: facts.launches, changed: now };
         }
         (self.waiting, self.waited) = (facts.waiting, facts.waited);

@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{BOUND, Bench, Kernel, MS, US, limited};
+use common::{BOUND, Bench, DEVICE, Kernel, MS, US, limited};
 use gshare_core::trace::Why;
 use gshare_core::wire::ToDaemon;
-use gshare_meter::{MeterEvent, Ticket};
+use gshare_meter::{Facts, MeterEvent, Ticket};
 
 const KERNEL: Kernel = Kernel { function: 0x100, ns: MS };
 
@@ -74,6 +74,25 @@ fn a_lease_is_returned_soon_after_the_last_launch() {
     let (returned, _) = bench.said.last().unwrap();
     assert!(returned - begun <= 8 * MS, "after {} ns", returned - begun);
     assert!(matches!(bench.said.last(), Some((_, ToDaemon::TokenReturn { again: 0, .. }))));
+}
+
+/// A launch is counted when it asks, and short kernels are not measured: the wait must not count as idleness.
+#[test]
+fn a_turn_that_was_waited_for_outlasts_a_pause() {
+    let mut bench = served();
+    let mut look = |bench: &mut Bench, after: u64, waiting| {
+        bench.now += after;
+        bench.feed(MeterEvent::Looked {
+            device: DEVICE,
+            facts: Facts { launches: 1, waiting, ..Facts::default() },
+        });
+        bench.returns().len()
+    };
+    look(&mut bench, 0, 1);
+    bench.now += 30 * MS;
+    bench.grant(1, 10 * MS, 50 * MS);
+    let returned = [0, 300 * US, 2 * MS, MS].map(|after| look(&mut bench, after, 0));
+    assert_eq!(returned, [0, 0, 0, 1], "kept for 3 ms without a launch");
 }
 
 #[test]
