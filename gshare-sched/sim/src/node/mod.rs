@@ -59,7 +59,7 @@ mod world;
 pub use book::Figures;
 pub use faults::{Fault, Kinds};
 pub use plan::{Delays, GPUS, GpuPlan, INSTANCES, InstancePlan, NodePlan, Program, Shape};
-pub use shares::{BEYOND, DELIVERED_PERCENT, ERROR_MAX, Errors, SPAN, ShareReport, divide};
+pub use shares::{DELIVERED_PERCENT, ERROR_MAX, Errors, SPAN, ShareReport, divide};
 pub use world::{Got, World};
 
 use crate::token::Terms;
