@@ -47,22 +47,23 @@ fn program(kernel_us: u64, pause_us: u64) -> Program {
     }
 }
 
-/// One device and these programs, each an instance of its own.
-fn plan(seed: u64, programs: &[(QuotaRange, Program)]) -> NodePlan {
-    let micros = Duration::from_micros;
-    let instances = programs.iter().zip(0u64..).map(|(&(quota, program), number)| InstancePlan {
+/// An instance of these programs, a process each.
+fn instance(quota: QuotaRange, first: u64, programs: &[Program]) -> InstancePlan {
+    let start = |number| Timestamp::from_nanos(1_700_000 * number);
+    InstancePlan {
         spec: ResourceSpec::new(quota, SmShare::WHOLE, None).unwrap(),
         on_loss: OnDaemonLoss::Open,
-        processes: vec![(Timestamp::from_nanos(1_700_000 * number), program)],
-    });
+        processes: (first..).map(start).zip(programs.iter().copied()).collect(),
+    }
+}
+
+/// One device and these instances.
+fn plan(seed: u64, instances: Vec<InstancePlan>) -> NodePlan {
+    let micros = Duration::from_micros;
     NodePlan {
         seed,
         kinds: Kinds::default(),
-        gpus: vec![GpuPlan {
-            shape: Shape::Any,
-            memory: Bytes::from_gib(16),
-            instances: instances.collect(),
-        }],
+        gpus: vec![GpuPlan { shape: Shape::Any, memory: Bytes::from_gib(16), instances }],
         delays: Delays { frame: (micros(5), micros(20)), wake: (micros(2), micros(20)) },
         in_flight: Duration::from_millis(5),
         windows: SETTLE + WINDOWS,
@@ -70,13 +71,21 @@ fn plan(seed: u64, programs: &[(QuotaRange, Program)]) -> NodePlan {
     }
 }
 
-/// GPU time of each program in the windows that are compared, as a part of their length, and its longest time without any.
+/// The same of programs that are an instance each.
 fn run(seed: u64, programs: &[(QuotaRange, Program)]) -> Vec<(f64, Duration)> {
-    let (plan, setup) = (plan(seed, programs), setup());
+    let instances =
+        programs.iter().zip(0..).map(|(&(quota, program), first)| instance(quota, first, &[program]));
+    run_instances(seed, instances.collect())
+}
+
+/// GPU time of each process in the windows that are compared, as a part of their length, and its longest time without any.
+fn run_instances(seed: u64, instances: Vec<InstancePlan>) -> Vec<(f64, Duration)> {
+    let processes = instances.iter().map(|instance| instance.processes.len()).sum();
+    let (plan, setup) = (plan(seed, instances), setup());
     let window = config().window;
     let mut world = World::new(&plan, &setup, false);
     world.advance(Timestamp::ZERO.saturating_add(window.saturating_mul(SETTLE))).unwrap();
-    let before: Vec<Duration> = (0..programs.len()).map(|process| world.got(process).busy).collect();
+    let before: Vec<Duration> = (0..processes).map(|process| world.got(process).busy).collect();
     world.advance(Timestamp::ZERO.saturating_add(window.saturating_mul(SETTLE + WINDOWS))).unwrap();
     let length = window.saturating_mul(WINDOWS).as_secs_f64();
     let after = before.iter().enumerate().map(|(process, before)| {
@@ -126,4 +135,20 @@ fn a_pausing_program_takes_nothing_of_a_busy_ones_request() {
         }
     }
     println!("at most {worst:.2} points short; the longest wait was {:.0} % of its bound", longest * 100.0);
+}
+
+#[test]
+fn processes_of_an_instance_take_turns_by_the_time_they_hold_the_device() {
+    let whole = quota(100, 100);
+    for (case, (pause, kernel)) in [(100, 100), (300, 5_000), (1_000, 1_000)].into_iter().enumerate() {
+        let seed = case as u64;
+        let programs = [program(10, pause), program(kernel, 1)];
+        let alone = programs.map(|program| run(seed, &[(whole, program)])[0].0);
+        let got = run_instances(seed, vec![instance(whole, 0, &programs)]);
+        let shares = [0, 1].map(|process: usize| got[process].0 / alone[process]);
+        assert!(
+            shares.iter().all(|share| (0.42..=0.58).contains(share)),
+            "{programs:?}: {shares:?} of their own speeds"
+        );
+    }
 }

@@ -197,7 +197,7 @@ impl Node {
             self.limit_changed(now, TenantId(client), old);
         }
         let mut more = Vec::new();
-        self.carry_out(event, &orders, &mut more, out);
+        self.carry_out(now, event, &orders, &mut more, out);
         orders.clear();
         self.orders = orders;
         for event in more {
@@ -214,6 +214,7 @@ impl Node {
     /// events that follow to `more`.
     fn carry_out(
         &mut self,
+        now: Timestamp,
         event: TokenEvent,
         orders: &[TokenAction],
         more: &mut Vec<TokenEvent>,
@@ -222,7 +223,7 @@ impl Node {
         for order in orders {
             let &TokenAction::Revoke { client: tenant, lease, reason } = order else { continue };
             let turns = self.tenant_mut(TenantId(tenant)).map(|tenant| &mut tenant.turns);
-            if let Some(client) = turns.and_then(|turns| turns.revoked(lease)) {
+            if let Some(client) = turns.and_then(|turns| turns.revoked(now, lease)) {
                 self.send(client, ToClient::Revoke { client, lease, reason }, out);
             }
         }
@@ -232,14 +233,14 @@ impl Node {
         {
             tenant.turns.charged(lease, used);
             if matches!(event, TokenEvent::TokenReturned { .. }) {
-                tenant.turns.returned(lease);
+                tenant.turns.returned(now, lease);
             }
         }
         for order in orders {
             match *order {
                 TokenAction::Grant { client: tenant, lease, budget, expires } => {
                     let turns = self.tenant_mut(TenantId(tenant)).map(|tenant| &mut tenant.turns);
-                    match turns.and_then(|turns| turns.granted(lease, budget)) {
+                    match turns.and_then(|turns| turns.granted(now, lease, budget)) {
                         Some(client) => {
                             self.send(client, ToClient::Grant { client, lease, budget, expires }, out);
                         }

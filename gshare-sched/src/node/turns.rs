@@ -7,7 +7,7 @@
 //!
 //! # Algorithm
 //! 1. A grant of the engine goes to the member that holds the tenant's lease: it extends or replaces that lease. If no
-//!    member holds one, the grant goes to the waiting member with the least GPU time **served**, then to the one that
+//!    member holds one, the grant goes to the waiting member with the least time **served**, then to the one that
 //!    has waited longest. If no member waits, the caller gives the grant back unused.
 //! 2. A holder's request for an extension is passed on only while no other member waits. So a member that begins to
 //!    wait gets the next token: after at most what is left of the present lease and, if an extension was on its way,
@@ -16,9 +16,10 @@
 //!    charge so far is the member's own at once, and the engine's with the next settlement of a lease of the tenant
 //!    ([`Turns::settles`]). Example: a lease of 10 ms is revoked and replaced, and the kernel that ran under it turns out
 //!    to have taken 400 ms: 390 ms are late. If no lease follows, they are the tenant's overuse when it leaves.
-//! 4. `served` grows by what a member is charged. A member that was idle starts at the `served` of the last grant
-//!    (start-time fair queueing): idle time is not saved up. Example: A alone uses 10 s, then B starts; B is put at
-//!    10 s, and from there on both get every other token.
+//! 4. `served` grows by what a member **occupies**: what it is charged for a lease, or the time that it held that by the clock, if
+//!    that is more once the lease is over. So a member that pauses between its kernels does not come first again and again. A member
+//!    that was idle starts at the `served` of the last grant (start-time fair queueing): idle time is not saved up. Example: A
+//!    alone uses 10 s, then B starts; B is put at 10 s, and from there on both get every other token.
 //!
 //! # Invariants
 //! At most one member holds a lease. What members were charged adds up to what the engine charged the tenant and what is
@@ -53,6 +54,10 @@ struct Held {
     charged: Duration,
     /// Late charges of earlier leases that the engine is told as part of this one.
     late: Duration,
+    /// When the member was given it.
+    since: Timestamp,
+    /// How long the member held it; 0 until it is over.
+    occupied: Duration,
 }
 
 /// Who may settle a lease.
@@ -215,37 +220,47 @@ impl Turns {
             return;
         };
         let used = used.saturating_sub(held.late);
-        let (more, less) = (used.saturating_sub(held.charged), held.charged.saturating_sub(used));
+        let before = *held;
         held.charged = used;
-        let by = held.by;
-        if let Some(member) = self.member(by) {
-            member.used = member.used.saturating_add(more).saturating_sub(less);
-            member.served = member.served.saturating_add(more).saturating_sub(less);
+        let served = used.max(before.occupied);
+        if let Some(member) = self.member(before.by) {
+            member.used = member.used.saturating_add(used).saturating_sub(before.charged);
+            member.served =
+                member.served.saturating_add(served).saturating_sub(before.charged.max(before.occupied));
         }
     }
 
+    /// A lease is over that was held until now: the member is served for the time that it had the device.
+    fn over(&mut self, now: Timestamp, mut held: Held) -> Held {
+        held.occupied = now.saturating_since(held.since);
+        if let Some(member) = self.member(held.by) {
+            member.served = member.served.saturating_add(held.occupied.saturating_sub(held.charged));
+        }
+        held
+    }
+
     /// The engine has taken a return.
-    pub(super) fn returned(&mut self, lease: LeaseId) {
-        let settled = self.held.take_if(|held| held.lease == lease);
+    pub(super) fn returned(&mut self, now: Timestamp, lease: LeaseId) {
+        let settled = self.held.take_if(|held| held.lease == lease).map(|held| self.over(now, held));
         self.settled(settled);
         let settled = self.before.take_if(|held| held.lease == lease);
         self.settled(settled);
     }
 
     /// The engine has revoked a lease whose time was over: it is charged its whole budget. Gives who held it.
-    pub(super) fn revoked(&mut self, lease: LeaseId) -> Option<ClientId> {
+    pub(super) fn revoked(&mut self, now: Timestamp, lease: LeaseId) -> Option<ClientId> {
         let Some(held) = self.held.filter(|held| held.lease == lease) else {
             return self.before.filter(|held| held.lease == lease).map(|held| held.by);
         };
         // The engine charges the whole budget, or what it was told if that is more.
         self.charged(lease, held.budget.max(held.charged.saturating_add(held.late)));
         self.settled(self.before);
-        self.before = self.held.take();
+        self.before = self.held.take().map(|held| self.over(now, held));
         Some(held.by)
     }
 
     /// The engine has granted a lease, or extended it. Gives who gets it; `None`: it is to be returned unused.
-    pub(super) fn granted(&mut self, lease: LeaseId, budget: Duration) -> Option<ClientId> {
+    pub(super) fn granted(&mut self, now: Timestamp, lease: LeaseId, budget: Duration) -> Option<ClientId> {
         let next = match self.held {
             Some(held) => Some(held.by),
             None => self.waiting().min_by_key(|member| (member.served, member.waits)).map(|next| next.id),
@@ -256,11 +271,19 @@ impl Turns {
         {
             // In a new window the engine replaces a lease that is still held.
             self.settled(self.before);
-            self.before = Some(replaced);
+            self.before = Some(self.over(now, replaced));
         }
         let id = next?;
-        let (charged, late) = same.map_or((Duration::ZERO, Duration::ZERO), |held| (held.charged, held.late));
-        self.held = Some(Held { by: id, lease, budget, charged, late });
+        let new = Held {
+            by: id,
+            lease,
+            budget,
+            charged: Duration::ZERO,
+            late: Duration::ZERO,
+            since: now,
+            occupied: Duration::ZERO,
+        };
+        self.held = Some(Held { budget, ..same.unwrap_or(new) });
         let member = self.member(id)?;
         member.waits = None;
         let served = member.served;
@@ -317,7 +340,7 @@ mod tests {
     fn use_up(turns: &mut Turns, id: ClientId, lease: u64) {
         turns.charged(LeaseId(lease), TOKEN);
         assert!(turns.wants_again(at(lease), id, LeaseId(lease), true).0);
-        turns.returned(LeaseId(lease));
+        turns.returned(at(0), LeaseId(lease));
     }
 
     #[test]
@@ -325,13 +348,13 @@ mod tests {
         let mut turns = turns(&[A, B, C]);
         assert!(turns.ask(at(0), A));
         for lease in 0..1_000 {
-            assert_eq!(turns.granted(LeaseId(lease), TOKEN), Some(A), "nobody else waits");
+            assert_eq!(turns.granted(at(0), LeaseId(lease), TOKEN), Some(A), "nobody else waits");
             use_up(&mut turns, A, lease);
         }
         assert!(turns.ask(at(1_000), B), "nobody holds the lease");
         let mut got = Vec::new();
         for lease in 1_000..1_006 {
-            let next = turns.granted(LeaseId(lease), TOKEN).unwrap();
+            let next = turns.granted(at(0), LeaseId(lease), TOKEN).unwrap();
             use_up(&mut turns, next, lease);
             got.push(next);
         }
@@ -339,36 +362,55 @@ mod tests {
         assert_eq!((turns.of(A).0, turns.of(C).0), (TOKEN.saturating_mul(1_003), Duration::ZERO));
     }
 
+    /// A uses a tenth of each token of 10 ms, B all of it.
+    #[test]
+    fn a_member_that_pauses_gets_every_other_token_beside_a_busy_one() {
+        let mut turns = turns(&[A, B]);
+        turns.ask(at(0), A);
+        turns.ask(at(0), B);
+        let mut got = Vec::new();
+        for lease in 0..8 {
+            let next = turns.granted(at(10 * lease), LeaseId(lease), TOKEN).unwrap();
+            let now = at(10 * (lease + 1));
+            turns.charged(LeaseId(lease), if next == A { Duration::from_millis(1) } else { TOKEN });
+            turns.wants_again(now, next, LeaseId(lease), true);
+            turns.returned(now, LeaseId(lease));
+            got.push(next);
+        }
+        assert_eq!(got, [A, B, A, B, A, B, A, B]);
+        assert_eq!([A, B].map(|id| turns.of(id).0), [4, 40].map(Duration::from_millis), "charged by use");
+    }
+
     #[test]
     fn a_lease_is_not_extended_while_another_member_waits() {
         let mut turns = turns(&[A, B]);
         assert!(turns.ask(at(0), A));
-        assert_eq!(turns.granted(LeaseId(1), TOKEN), Some(A));
+        assert_eq!(turns.granted(at(0), LeaseId(1), TOKEN), Some(A));
         assert!(turns.ask(at(1), A), "an extension");
         assert!(!turns.ask(at(2), B), "the engine would extend A's lease");
-        assert_eq!(turns.granted(LeaseId(1), TOKEN.saturating_mul(2)), Some(A), "it was on its way");
+        assert_eq!(turns.granted(at(0), LeaseId(1), TOKEN.saturating_mul(2)), Some(A), "it was on its way");
         assert!(!turns.ask(at(3), A), "B is next");
         turns.charged(LeaseId(1), TOKEN);
         assert!(turns.wants_again(at(4), A, LeaseId(1), false).0, "B waits");
-        turns.returned(LeaseId(1));
-        assert_eq!(turns.granted(LeaseId(2), TOKEN), Some(B));
+        turns.returned(at(0), LeaseId(1));
+        assert_eq!(turns.granted(at(0), LeaseId(2), TOKEN), Some(B));
     }
 
     #[test]
     fn a_late_return_is_its_members_own_and_leaves_the_next_lease_alone() {
         let mut turns = turns(&[A, B]);
         turns.ask(at(0), A);
-        turns.granted(LeaseId(1), TOKEN);
+        turns.granted(at(0), LeaseId(1), TOKEN);
         turns.ask(at(1), B);
-        assert_eq!(turns.revoked(LeaseId(1)), Some(A));
+        assert_eq!(turns.revoked(at(0), LeaseId(1)), Some(A));
         assert_eq!(turns.of(A).0, TOKEN, "the whole budget");
         assert!(turns.must_ask(), "for B");
-        assert_eq!(turns.granted(LeaseId(2), TOKEN), Some(B));
+        assert_eq!(turns.granted(at(0), LeaseId(2), TOKEN), Some(B));
         assert_eq!(turns.owner(A, LeaseId(1)), Owner::Current);
         assert_eq!([turns.owner(B, LeaseId(1)), turns.owner(A, LeaseId(2))], [Owner::Other; 2]);
         assert!(!turns.wants_again(at(2), A, LeaseId(1), true).0, "B's lease would be extended");
         turns.charged(LeaseId(1), Duration::from_millis(30));
-        turns.returned(LeaseId(1));
+        turns.returned(at(0), LeaseId(1));
         assert!(turns.holds(B) && turns.owner(A, LeaseId(1)) == Owner::Late);
         assert_eq!((turns.of(A).0, turns.of(B).0), (Duration::from_millis(30), Duration::ZERO));
     }
@@ -378,16 +420,16 @@ mod tests {
     fn what_a_member_reports_late_is_charged_with_the_next_lease() {
         let mut turns = turns(&[A, B]);
         turns.ask(at(0), A);
-        turns.granted(LeaseId(1), TOKEN);
+        turns.granted(at(0), LeaseId(1), TOKEN);
         turns.charged(LeaseId(1), Duration::from_millis(1));
-        turns.returned(LeaseId(1));
+        turns.returned(at(0), LeaseId(1));
         let late = Duration::from_millis(399);
         assert!(turns.charge_late(A, LeaseId(1), Duration::from_millis(400)));
         assert!(!turns.charge_late(A, LeaseId(1), Duration::from_millis(400)), "once");
         assert!(!turns.charge_late(B, LeaseId(1), Duration::from_millis(500)), "its own leases only");
         assert_eq!((turns.late(), turns.of(A).0), (late, Duration::from_millis(400)));
         turns.ask(at(1), B);
-        assert_eq!(turns.granted(LeaseId(2), TOKEN), Some(B));
+        assert_eq!(turns.granted(at(0), LeaseId(2), TOKEN), Some(B));
         let used = Duration::from_millis(2);
         let told = turns.settles(LeaseId(2), used);
         assert_eq!((told, turns.late()), (late.saturating_add(used), Duration::ZERO));
@@ -401,14 +443,14 @@ mod tests {
     fn a_late_return_leaves_the_request_that_came_before_it() {
         let mut turns = turns(&[A]);
         turns.ask(at(0), A);
-        turns.granted(LeaseId(1), TOKEN);
-        turns.revoked(LeaseId(1));
+        turns.granted(at(0), LeaseId(1), TOKEN);
+        turns.revoked(at(0), LeaseId(1));
         assert!(turns.ask(at(1), A));
         let (wants, waited) = turns.wants_again(at(2), A, LeaseId(1), false);
         assert!(wants && waited == Some(at(1)));
-        turns.returned(LeaseId(1));
+        turns.returned(at(0), LeaseId(1));
         assert!(turns.must_ask());
-        assert_eq!(turns.granted(LeaseId(2), TOKEN), Some(A));
+        assert_eq!(turns.granted(at(0), LeaseId(2), TOKEN), Some(A));
     }
 
     #[test]
@@ -416,9 +458,9 @@ mod tests {
         let mut turns = turns(&[A, B]);
         turns.ask(at(0), A);
         assert_eq!(turns.leave(A), None);
-        assert_eq!(turns.granted(LeaseId(1), TOKEN), None);
+        assert_eq!(turns.granted(at(0), LeaseId(1), TOKEN), None);
         turns.ask(at(1), B);
-        assert_eq!(turns.granted(LeaseId(2), TOKEN), Some(B));
+        assert_eq!(turns.granted(at(0), LeaseId(2), TOKEN), Some(B));
         turns.charged(LeaseId(2), Duration::from_millis(3));
         assert_eq!(turns.leave(B), Some((LeaseId(2), Duration::from_millis(3))));
     }
