@@ -80,7 +80,7 @@ fn a_lease_is_returned_soon_after_the_last_launch() {
 #[test]
 fn a_turn_that_was_waited_for_outlasts_a_pause() {
     let mut bench = served();
-    let mut look = |bench: &mut Bench, after: u64, waiting| {
+    let look = |bench: &mut Bench, after: u64, waiting| {
         bench.now += after;
         bench.feed(MeterEvent::Looked {
             device: DEVICE,
