@@ -5,7 +5,7 @@
 mod support;
 
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
-use gshare_core::{Bytes, ConnId, Duration, Engine as _, Quota, RunId};
+use gshare_core::{Bytes, ConnId, Duration, Engine as _, Quota, ResourceSpec, RunId, SmShare};
 use gshare_sched::node::{
     ClientConfig, DeviceConfig, DeviceUuid, FactSource, MAX_WAIT, NodeConfig, NodeError, NodeEvent, Note,
     Peer, Refusal,
@@ -334,4 +334,46 @@ fn overuse_that_is_named_late_throttles_the_process_itself() {
     assert_eq!(bench.lease(client), Some(next), "some 2 s have to pass");
     bench.pass(ms(1_500));
     assert_ne!(bench.lease(client), Some(next));
+}
+
+/// A daemon that has just started does not know which processes the one before it served, and what they hold.
+#[test]
+fn a_process_that_comes_before_its_siblings_are_back_takes_nothing_of_their_memory() {
+    let mib = |mib: u64| Bytes(mib << 20);
+    let spec = ResourceSpec::new("0.5".parse().unwrap(), SmShare::WHOLE, Some(mib(256))).unwrap();
+    let attach = |allocated: Bytes, part: Option<Bytes>| {
+        let (ordinal, device, device_memory) = (0, DeviceUuid::gpu(DEVICE), Bytes::from_gib(16));
+        ToDaemon::Attach { ordinal, device, device_memory, allocated, part }
+    };
+    let answers = |bench: &Bench, of: ConnId| -> Vec<&str> {
+        let labels = bench.sent.iter().filter(|(to, _)| *to == of).map(|(_, frame)| frame.label());
+        labels.filter(|label| matches!(*label, "MemoryGrant" | "MemoryDeny")).collect()
+    };
+    // What its sibling holds, and what becomes of the question.
+    for (held, then) in [(0, "MemoryGrant"), (192, "MemoryGrant"), (240, "MemoryDeny")] {
+        let mut bench = Bench::new(NodeConfig::default());
+        let (new, client) = bench.start(0, "a", spec);
+        bench.say(new, ToDaemon::MemoryReserve { client, bytes: mib(64), wish: mib(64) });
+        bench.pass(ms(300));
+        if held > 0 {
+            let (conn, name, program) = (ConnId::new(1, 0), "a".to_owned(), "test".to_owned());
+            let (run, on_loss) = (RunId::new(1), OnDaemonLoss::Open);
+            bench.say(conn, ToDaemon::Hello { pid_start: 0, pid: 0, run, name, program, spec, on_loss });
+            bench.say(conn, attach(mib(held), Some(mib(256))));
+        }
+        bench.pass(ms(650));
+        assert_eq!(answers(&bench, new), [""; 0], "it waits");
+        bench.pass(ms(300));
+        assert_eq!(answers(&bench, new), [then], "{held} MiB held");
+    }
+    // The only process of a run says that all is its own, and waits for nobody; nor does one that comes later.
+    let mut bench = Bench::new(NodeConfig::default());
+    for (slot, part) in [(0, Some(Bytes::from_gib(16))), (1, None)] {
+        let conn = bench.hello(slot, &format!("n{slot}"), spec);
+        bench.say(conn, attach(Bytes::ZERO, part));
+        let client = bench.node.clients(bench.now).map(|view| view.client).last().unwrap();
+        bench.say(conn, ToDaemon::MemoryReserve { client, bytes: mib(64), wish: mib(64) });
+        assert_eq!(answers(&bench, conn).last(), Some(&"MemoryGrant"));
+        bench.pass(ms(1_000));
+    }
 }

@@ -46,8 +46,9 @@
 //!    more after a recall: of the instance's other processes if its limit is in the way, of all clients of the device if
 //!    that is full. A reservation, the view of an instance's memory and the operator's question wait for the answers of
 //!    others for a bounded time (`inquiry.rs`).
-//! 9. **After a restart** a process says which part of the memory limit it keeps to. Until its siblings may be expected
-//!    back ([`SETTLE`]), each process of its tenant is given no more than its part.
+//! 9. **After a restart** a process says which part of the memory limit it keeps to; one that no daemon has served has none,
+//!    unless it is the only process of its run. Until all siblings may be expected back ([`SETTLE`] after this node let its
+//!    first process in, or after the first of the tenant came back), each process of the tenant is given no more than its part.
 //! 10. **Vertical scaling** moves limits between those clients of a device that said their class (`co_scaling.rs`). A
 //!     request is kept.
 //! 11. **Refusals.** A process that is refused launches nothing, unless the configuration lets such processes run within
@@ -272,6 +273,8 @@ pub struct Node {
     /// Buffers, empty between events.
     resizes: Vec<Resize>,
     orders: Vec<TokenAction>,
+    /// When the first process was let in.
+    begun: Option<Timestamp>,
     now: Timestamp,
 }
 
@@ -311,6 +314,7 @@ impl Node {
             waiting: BTreeSet::new(),
             resizes: Vec::new(),
             orders: Vec::new(),
+            begun: None,
             now: Timestamp::ZERO,
             config,
         };

@@ -188,15 +188,16 @@ impl Node {
         client.used.map_or(held, |used| used.min(held))
     }
 
-    /// A process is back that was served before: its siblings may be under way, with what they hold.
-    pub(super) fn expect_siblings(&mut self, now: Timestamp, id: TenantId) {
+    /// Siblings of a tenant's members may be under way from the daemon that served them until `since`, with what they hold.
+    pub(super) fn expect_siblings(&mut self, now: Timestamp, id: TenantId, since: Timestamp) {
         let Some(limit) = self.memory_limit(id) else { return };
         let parts: Bytes = self.members(id).map(|client| client.memory_part).sum();
         if let Some(tenant) = self.tenant_mut(id) {
             // Nothing is left for any process that is not here.
             let complete = parts >= limit;
-            let settles = tenant.settles.unwrap_or(now.saturating_add(SETTLE));
-            tenant.settles = Some(settles).filter(|_| !complete);
+            let settles =
+                tenant.settles.filter(|settles| now < *settles).unwrap_or(since.saturating_add(SETTLE));
+            tenant.settles = Some(settles).filter(|settles| now < *settles && !complete);
         }
     }
 

@@ -53,7 +53,12 @@ fn frames(actions: Vec<NodeAction>) -> Vec<(ConnId, ToClient)> {
 impl Bench {
     fn new() -> Self {
         let (now, holders) = (Timestamp::from_millis(1_000), Vec::new());
-        Self { node: node(), now, holders, granted: 0, denied: 0, under_way: VecDeque::new() }
+        let mut bench =
+            Self { node: node(), now, holders, granted: 0, denied: 0, under_way: VecDeque::new() };
+        // Nobody is expected back from another daemon.
+        bench.hello(ConnId::new(1_000, 0), 1_000, "before");
+        bench.pass(SETTLE.as_nanos() / 1_000_000);
+        bench
     }
 
     fn sum(&self, of: impl Fn(&Holder) -> u64) -> u64 {
@@ -102,11 +107,10 @@ impl Bench {
         };
         let contended = self.holders.iter().enumerate().any(others_ask);
         let granted = self.granted;
-        let Some(holder) = &mut self.holders[index] else { return };
+        let Some(holder) = self.holders.get_mut(index).and_then(Option::as_mut) else { return };
         match message {
             ToClient::Attached { client, .. } => {
                 holder.client = Some(client);
-                holder.part = holder.part.or(Some(holder.held));
             }
             ToClient::MemoryPart { bytes, .. } => holder.part = Some(bytes.0),
             ToClient::MemoryGrant { bytes, .. } => {
@@ -161,6 +165,17 @@ impl Bench {
         }
     }
 
+    fn hello(&mut self, conn: ConnId, pid: u32, name: &str) {
+        let quota = "0.5".parse().unwrap();
+        let spec = ResourceSpec::new(quota, gshare_core::SmShare::WHOLE, Some(Bytes(LIMIT))).unwrap();
+        let (run, name, program) = (RunId::new(1), name.to_owned(), "test".to_owned());
+        let frame =
+            ToDaemon::Hello { pid_start: 0, pid, run, name, program, spec, on_loss: OnDaemonLoss::Open };
+        let (peer, mut out) = (Peer { pid: 7, uid: 0 }, Vec::new());
+        self.node.handle(self.now, NodeEvent::Received { conn, peer, frame }, &mut out).unwrap();
+        self.hear(out);
+    }
+
     fn start(&mut self) {
         let index = self.holders.len();
         let conn = ConnId::new(u32::try_from(index).unwrap(), 0);
@@ -183,20 +198,8 @@ impl Bench {
         let Some(holder) = &mut self.holders[index] else { return };
         holder.held = holder.used;
         let (allocated, part) = (Bytes(holder.used), holder.part.map(Bytes));
-        let quota = "0.5".parse().unwrap();
-        let spec = ResourceSpec::new(quota, gshare_core::SmShare::WHOLE, Some(Bytes(LIMIT))).unwrap();
-        self.say(
-            index,
-            ToDaemon::Hello {
-                pid_start: 0,
-                pid: u32::try_from(index).unwrap(),
-                run: RunId::new(1),
-                name: "instance".into(),
-                program: "test".into(),
-                spec,
-                on_loss: OnDaemonLoss::Open,
-            },
-        );
+        let conn = holder.conn;
+        self.hello(conn, u32::try_from(index).unwrap(), "instance");
         let (device, device_memory) = (DeviceUuid::gpu([1; 16]), Bytes::from_gib(16));
         self.say(index, ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part });
     }
