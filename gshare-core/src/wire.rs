@@ -442,7 +442,8 @@ messages! {
         device_memory: Bytes,
         /// Memory already allocated there: 0 at first, the account to be re-stated after a reconnect.
         allocated: Bytes,
-        /// The most that it may hold without a daemon, as the last daemon said; `None` where none did.
+        /// The most that it may hold without a daemon, as the last daemon said; `None` where none did, and it has siblings that
+        /// the daemon may not know. The only process of a run says the memory of the device: all of any limit is its own.
         part: Option<Bytes>,
     }
     /// The client wants to launch, or to go on launching.

@@ -8,7 +8,7 @@
 //! | `GSHARE_RUN` | number shared by all processes of one run, in hexadecimal: they share its name and its share | a random one of its own |
 //! | `GSHARE_QUOTA` | share of GPU time, `request:limit` or one share for both | no request, the whole GPU |
 //! | `GSHARE_SM` | SM partition in per cent | 100 |
-//! | `GSHARE_MEM` | GPU memory, such as `256MiB` | no limit |
+//! | `GSHARE_MEM` | GPU memory, such as `256MiB`; with `GSHARE_RUN` of all processes of the run together, so that none has any before a daemon has divided it | no limit |
 //! | `GSHARE_CLASS` | `slo-sensitive[:PERCENT]` or `best-effort`: how it is treated beside others | its share is fixed |
 //! | `GSHARE_TRACE`, `GSHARE_TRACE_RING` | what is written down for `gshare trace`: [`crate::trace`] | waits, denials and the link |
 //! | `GSHARE_ON_DAEMON_LOSS` | `open`: keep the share by the local clock; `closed`: launches fail | `open` |

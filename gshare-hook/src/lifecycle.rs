@@ -173,7 +173,12 @@ impl Runtime {
             return Some(device);
         }
         let (uuid, total) = identity(ordinal)?;
-        let device: &'static Device = Box::leak(Box::new(Device::new(ordinal, MemoryAccount::new(total))));
+        // Nobody else knows a number that the process gave itself.
+        let memory = match self.config.run {
+            Some(_) => MemoryAccount::of_member(total),
+            None => MemoryAccount::new(total),
+        };
+        let device: &'static Device = Box::leak(Box::new(Device::new(ordinal, memory)));
         // Until a daemon says otherwise, however long that takes.
         if let Some(limit) = self.config.spec.memory() {
             device.memory.limit_to(Some(limit));
@@ -295,7 +300,8 @@ impl Runtime {
         }
         let answer = Answer::default();
         self.ask(Request::View(device, answer.clone()));
-        answer.wait(VIEW_WAIT) != Some(false)
+        let at_most = if device.memory.awaits_part() { ANSWER_WAIT } else { VIEW_WAIT };
+        answer.wait(at_most) != Some(false)
     }
 
     /// Has the helper report what the process used, and waits for that.

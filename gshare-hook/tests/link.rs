@@ -338,6 +338,22 @@ fn a_process_waits_for_a_daemon_that_was_named() {
     assert!(told.used_ns() > 100_000_000, "{told:?}");
 }
 
+/// Others of its run may hold the limit. A process that nobody else can know has it for itself.
+#[test]
+fn memory_of_a_run_is_refused_in_words_when_no_daemon_has_come_for_five_seconds() {
+    let program = program("link", &[]);
+    let run = || Run::hooked(&program, &["holds", "32", "0", "0"]).env("GSHARE_MEM", "64MiB");
+    let began = Instant::now();
+    let done = run().env("GSHARE_RUN", "7").finish();
+    let waited = began.elapsed();
+    assert_eq!((done.code, done.stdout.ends_with("failed: 2\n")), (Some(1), true), "{}", done.stdout);
+    assert!(waited >= StdDuration::from_millis(4_500), "{waited:?}");
+    let told = "gshare: out of memory: the processes of this run share a limit of 64 MiB, and no daemon has said within 5 s";
+    assert!(done.stderr.starts_with(told) && done.stderr.lines().count() == 1, "{}", done.stderr);
+    let done = run().finish();
+    assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("free 64 of 64 MiB\n", ""));
+}
+
 #[test]
 fn files_of_a_program_that_closed_the_hooks_descriptors_are_its_own() {
     let program = program("link", &[]);

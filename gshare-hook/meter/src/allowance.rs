@@ -3,7 +3,8 @@
 //! # Algorithm
 //! Bytes are reserved before the driver is called. Small requests are served from what the daemon granted earlier; the daemon is
 //! asked for more when that runs out. Other processes of the instance draw on the same limit, so their use is asked for when the
-//! program looks; without a daemon the process keeps to its part of the limit, as the daemon stated it last.
+//! program looks; without a daemon the process keeps to its part of the limit, as the daemon stated it last. A process of a run
+//! that may have others has no part before a daemon has stated one; the only process of a run has all of the limit.
 //!
 //! # Invariants
 //! `used` plus what is free to reserve never exceeds what was granted.
@@ -35,18 +36,31 @@ pub struct MemoryAccount {
     limit: AtomicU64,
     /// The most that this process may hold without a daemon; `u64::MAX`: no daemon has said.
     part: AtomicU64,
+    /// The part while no daemon has said another one.
+    first_part: u64,
     /// The instance's other processes on this device, by their own numbers, and the bytes that they use.
     siblings: Mutex<Vec<(u32, u64)>>,
     total: u64,
 }
 
 impl MemoryAccount {
-    /// No limit yet, on a device with `total` bytes.
+    /// The account of the only process of a run, without a limit yet, on a device with `total` bytes.
     pub fn new(total: u64) -> Self {
+        Self::with_part(total, total)
+    }
+
+    /// The account of a process whose run may have others: under a limit it has nothing before a daemon has said which part is
+    /// its own.
+    pub fn of_member(total: u64) -> Self {
+        Self::with_part(total, u64::MAX)
+    }
+
+    fn with_part(total: u64, first_part: u64) -> Self {
         Self {
             gate: MemoryGate::new(Bytes(UNLIMITED)),
             limit: AtomicU64::new(u64::MAX),
-            part: AtomicU64::new(u64::MAX),
+            part: AtomicU64::new(first_part),
+            first_part,
             siblings: Mutex::new(Vec::new()),
             total,
         }
@@ -60,7 +74,7 @@ impl MemoryAccount {
             None => {
                 self.gate.grant(Bytes(UNLIMITED));
                 self.limit.store(u64::MAX, Ordering::Release);
-                self.part.store(u64::MAX, Ordering::Release);
+                self.part.store(self.first_part, Ordering::Release);
                 self.set_siblings(Vec::new());
             }
         }
@@ -77,16 +91,14 @@ impl MemoryAccount {
         self.part.store(part.0, Ordering::Release);
     }
 
-    /// Memory that the process may hold without a daemon, as far as a daemon has said.
+    /// The most that the process may hold without a daemon; `None`: a daemon has to say.
     pub fn part(&self) -> Option<Bytes> {
         Some(self.part.load(Ordering::Acquire)).filter(|&part| part != u64::MAX).map(Bytes)
     }
 
-    /// A daemon serves the process. Before it has said which part is the process's, that is what the process holds.
-    pub fn served(&self) {
-        if self.limit().is_some() && self.part().is_none() {
-            self.set_part(Bytes(self.used() + self.gate.free().0));
-        }
+    /// Whether there is a limit, and no daemon has said which part of it is the process's.
+    pub fn awaits_part(&self) -> bool {
+        self.limit().is_some() && self.part().is_none()
     }
 
     /// Memory that the instance's other processes use, each by its own number of itself.
@@ -154,11 +166,10 @@ impl MemoryAccount {
         self.limit().map_or(0, |limit| (limit / 16).min(64 << 20))
     }
 
-    /// Memory that may still be granted to this process without a daemon: the rest of its part, or of the limit where no
-    /// daemon has said which part that is.
+    /// Memory that may still be granted to this process without a daemon: the rest of its part.
     pub fn within_part(&self) -> u64 {
         let held = self.used().saturating_add(self.gate.free().0);
-        let part = self.part().map_or(u64::MAX, |part| part.0);
+        let part = self.part().map_or(0, |part| part.0);
         self.limit().map_or(UNLIMITED, |limit| limit.min(part).saturating_sub(held))
     }
 

@@ -8,6 +8,7 @@ use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, LeaseId, Quota, Resourc
 use crate::allowance::MemoryAccount;
 use crate::cost::CostTable;
 use crate::cycle::Cycles;
+use crate::link::Outage;
 use crate::memory::Questions;
 use crate::segment::{Segment, SegmentId};
 use crate::timeline::{Timeline, UNKNOWN};
@@ -40,7 +41,7 @@ const SHORTEST_LOOK: u64 = 50_000;
 const REPORT: u64 = 10_000_000;
 /// How long a run may stand still before its launches are presumed complete, in ns.
 const STALE: u64 = 3_000_000;
-/// How long launches wait without a daemon that serves them before they fail, in ns.
+/// How long launches, and allocations under a shared limit, wait without a daemon that serves them before they fail, in ns.
 pub(crate) const CLOSED_WAIT: u64 = 5_000_000_000;
 /// Window of the local clock before the daemon has named one.
 const LOCAL_WINDOW: Duration = Duration::from_millis(100);
@@ -250,7 +251,6 @@ impl<G: Ground> Device<G> {
         (self.asked, self.unserved) = (false, None);
         self.window = window;
         self.bound = if in_flight.is_zero() { IN_FLIGHT } else { in_flight };
-        self.ground.memory().served();
         // A lease of the local clock ends here.
         self.ledger.close(self.ground.gate());
         self.tenure = Tenure::Idle;
@@ -303,6 +303,22 @@ impl<G: Ground> Device<G> {
             self.end_lease();
             self.attachment = Attachment::Asking;
         }
+    }
+
+    /// The process runs unserved, within limits of its own: it shares them with nobody.
+    pub(crate) fn own_memory(&self, spec: ResourceSpec) {
+        if let Some(limit) = spec.memory() {
+            self.ground.memory().set_part(limit);
+        }
+    }
+
+    /// When questions are answered that wait for a daemon's word on the memory that the process may have; `None`: none wait.
+    pub(crate) fn memory_fails_at(&self, outage: Option<Outage>) -> Option<u64> {
+        let waits = !self.asked && !self.questions.deferred.is_empty() && self.ground.memory().awaits_part();
+        waits.then(|| match self.attachment {
+            Attachment::Refused { fails_at } => fails_at,
+            _ => outage.map_or(0, |outage| outage.since + CLOSED_WAIT),
+        })
     }
 
     fn end_lease(&mut self) {

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use gshare_core::Bytes;
 use gshare_core::wire::ToDaemon;
+use gshare_core::{Bytes, ResourceSpec};
 
 use crate::allowance::MemoryAccount;
 use crate::{Action, Actions, Ticket};
@@ -16,10 +16,11 @@ pub(crate) struct Shortage {
     pub(crate) ticket: Ticket,
 }
 
-/// What a thread asked between Attach and its answer.
+/// What a thread asked between Attach and its answer, or before a daemon has said which part of the limit is the process's.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Deferred {
     Reserve { bytes: u64, ticket: Ticket },
+    View { ticket: Ticket },
     Release { bytes: Bytes },
 }
 
@@ -61,13 +62,20 @@ impl Questions {
         }
     }
 
-    /// The connection is gone: shortages are decided within the process's part, and views are answered without the others'.
+    /// The connection is gone: shortages are decided within the process's part, and views are answered without the others'. A
+    /// process that has not been told its part waits for the next daemon.
     pub(crate) fn lost(&mut self, memory: &MemoryAccount, actions: &mut Actions) {
+        self.members.clear();
+        if memory.awaits_part() {
+            let shortages = self.shortages.drain(..);
+            self.deferred
+                .extend(shortages.map(|Shortage { bytes, ticket, .. }| Deferred::Reserve { bytes, ticket }));
+            self.deferred.extend(self.views.drain(..).map(|ticket| Deferred::View { ticket }));
+        }
         for Shortage { bytes, ticket, .. } in self.shortages.drain(..) {
             let granted = reserve_alone(memory, bytes);
             actions.push(Action::Answer { ticket, granted });
         }
-        self.members.clear();
         for ticket in self.views.drain(..) {
             actions.push(Action::Answer { ticket, granted: false });
         }
@@ -87,4 +95,13 @@ pub(crate) fn reserve_alone(memory: &MemoryAccount, bytes: u64) -> bool {
         memory.grant(Bytes(missing));
     }
     memory.reserve(bytes).is_ok()
+}
+
+/// The line about an allocation that failed since no daemon was there.
+pub(crate) fn no_part(spec: ResourceSpec) -> String {
+    let limit = spec.memory().unwrap_or(Bytes::ZERO);
+    format!(
+        "out of memory: the processes of this run share a limit of {limit}, and no daemon has said within 5 s what this one may \
+         have of it; its allocations fail until one does"
+    )
 }

@@ -47,8 +47,9 @@ pub struct Meter<G> {
     standing: Standing,
     /// Refusals in a row.
     refusals: u32,
-    /// A line about a refusal was printed.
+    /// A line about a refusal was printed, and one about memory that nobody grants.
     told: bool,
+    told_of_memory: bool,
     /// Since when somebody waits for the daemon, in ns.
     waits_since: Option<u64>,
     devices: Vec<Device<G>>,
@@ -94,6 +95,7 @@ impl<G: Ground> Meter<G> {
             standing: Standing::Served,
             refusals: 0,
             told: false,
+            told_of_memory: false,
             waits_since: None,
             devices: Vec::new(),
             syncing: Moving::default(),
@@ -153,8 +155,10 @@ impl<G: Ground> Meter<G> {
             _ => device.look_at,
         };
         let devices = self.devices.iter().map(of_device).min().unwrap_or(u64::MAX);
+        let outage = self.link.outage();
+        let memory = self.devices.iter().filter_map(|device| device.memory_fails_at(outage)).min();
         let leaving = self.leaving.map_or(u64::MAX, |leaving| leaving.by);
-        let next = link.min(devices).min(leaving);
+        let next = link.min(devices).min(leaving).min(memory.unwrap_or(u64::MAX));
         (next != u64::MAX).then(|| Timestamp::from_nanos(next))
     }
 
@@ -197,14 +201,7 @@ impl<G: Ground> Meter<G> {
             }
             MeterEvent::ViewAsked { device, ticket } => {
                 let index = self.index(device)?;
-                let device = &mut self.devices[index];
-                match device.client() {
-                    Some(client) if self.link.is_up() => {
-                        device.questions.views.push_back(ticket);
-                        actions.push(Action::Say(ToDaemon::MemoryQuery { client }));
-                    }
-                    _ => actions.push(Action::Answer { ticket, granted: false }),
-                }
+                self.view(index, ticket, actions);
             }
             MeterEvent::ThreadsSeen { launched, synced } => {
                 self.crowded = self.launching.look(now, &launched) > 1;
@@ -256,6 +253,7 @@ impl<G: Ground> Meter<G> {
             _ => {}
         }
         self.settle(now, actions);
+        self.fail_memory(now, actions);
         if let Some(leaving) = self.leaving {
             let settled = !self.link.is_up() || self.devices.iter().all(Device::is_settled);
             if settled || now >= leaving.by {
@@ -388,6 +386,9 @@ impl<G: Ground> Meter<G> {
     fn settle(&mut self, now: u64, actions: &mut Actions) {
         let since = if let Link::Down { outage, .. } = self.link { Some(outage.since) } else { None };
         for device in &mut self.devices {
+            if let Standing::Unserved(spec) = self.standing {
+                device.own_memory(spec);
+            }
             match device.attachment {
                 Attachment::Served(_) | Attachment::Local(_) => {}
                 Attachment::Refused { fails_at } => {
@@ -584,7 +585,10 @@ impl<G: Ground> Meter<G> {
             let unmanaged = (code == RefusalCode::UnknownDevice).then_some(self.settings.spec);
             let what = format!("device {}", device.ordinal.0);
             match runs.or(unmanaged) {
-                Some(spec) => device.go_local(spec, now, actions),
+                Some(spec) => {
+                    device.go_local(spec, now, actions);
+                    device.own_memory(spec);
+                }
                 None => device.refuse(fails_at, actions),
             }
             if is_final(code) || !core::mem::replace(&mut self.told, true) {
@@ -624,7 +628,47 @@ impl<G: Ground> Meter<G> {
     fn serve(&mut self, index: usize, later: Deferred, actions: &mut Actions) {
         match later {
             Deferred::Reserve { bytes, ticket } => self.reserve(index, bytes, ticket, actions),
+            Deferred::View { ticket } => self.view(index, ticket, actions),
             Deferred::Release { bytes } => self.release(index, bytes, actions),
+        }
+    }
+
+    /// Questions about memory that have waited long enough for a daemon are answered: nothing is there.
+    fn fail_memory(&mut self, now: u64, actions: &mut Actions) {
+        let outage = self.link.outage();
+        for device in &mut self.devices {
+            if device.memory_fails_at(outage).is_none_or(|fails_at| now < fails_at) {
+                continue;
+            }
+            let refused = matches!(device.attachment, Attachment::Refused { .. });
+            for later in core::mem::take(&mut device.questions.deferred) {
+                match later {
+                    Deferred::Reserve { ticket, .. } => {
+                        actions.push(Action::Answer { ticket, granted: false });
+                        // Why the daemon refuses has been told.
+                        if !refused && !core::mem::replace(&mut self.told_of_memory, true) {
+                            actions.push(Action::Tell(memory::no_part(device.spec)));
+                        }
+                    }
+                    Deferred::View { ticket } => actions.push(Action::Answer { ticket, granted: false }),
+                    Deferred::Release { .. } => {}
+                }
+            }
+        }
+    }
+
+    /// Asks the daemon what the instance's other processes use.
+    fn view(&mut self, index: usize, ticket: Ticket, actions: &mut Actions) {
+        let (up, device) = (self.link.is_up(), &mut self.devices[index]);
+        match device.client() {
+            Some(client) if up => {
+                device.questions.views.push_back(ticket);
+                actions.push(Action::Say(ToDaemon::MemoryQuery { client }));
+            }
+            _ if device.ground.memory().awaits_part() => {
+                device.questions.deferred.push(Deferred::View { ticket });
+            }
+            _ => actions.push(Action::Answer { ticket, granted: false }),
         }
     }
 
@@ -643,6 +687,7 @@ impl<G: Ground> Meter<G> {
                 actions.push(Action::Say(memory::reserve(client, memory, missing)));
                 device.questions.shortages.push_back(Shortage { bytes, missing, ticket });
             }
+            _ if memory.awaits_part() => device.questions.deferred.push(Deferred::Reserve { bytes, ticket }),
             _ => {
                 let granted = memory::reserve_alone(memory, bytes);
                 actions.push(Action::Answer { ticket, granted });

@@ -6,10 +6,11 @@ use common::{Behind, Bench, Kernel, MS, limited, with_memory};
 use gshare_core::trace::Why;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{Bytes, ResourceSpec};
-use gshare_meter::{MeterEvent, Ticket};
+use gshare_meter::MeterEvent;
 
 const KERNEL: Kernel = Kernel { function: 0x100, ns: MS };
 const SECOND: u64 = 1_000 * MS;
+const MIB: u64 = 1 << 20;
 
 fn busy(spec: ResourceSpec, on_loss: OnDaemonLoss) -> Bench {
     let mut bench = Bench::served_as(spec, on_loss);
@@ -225,8 +226,7 @@ fn without_a_daemon_memory_stays_within_the_part_of_the_process() {
     let mut bench = Bench::served(with_memory(limited(50), 256 * mib));
     bench.hear(ToClient::MemoryPart { client: common::CLIENT, bytes: Bytes(64 * mib) });
     let waits = bench.reserve(50 * mib);
-    let views = bench.number();
-    bench.feed(MeterEvent::ViewAsked { device: common::DEVICE, ticket: Ticket(views) });
+    let views = bench.view();
     assert_eq!((bench.answer(waits), bench.answer(views)), (None, None));
     bench.lose(Behind::Nobody);
     assert_eq!((bench.answer(waits), bench.answer(views)), (Some(true), Some(false)));
@@ -249,4 +249,88 @@ fn what_is_asked_between_attach_and_its_answer_is_decided_after_it() {
     assert!(matches!(bench.said[..], [(_, ToDaemon::MemoryReserve { .. })]), "{:?}", bench.said);
     bench.hear(ToClient::MemoryGrant { client: common::CLIENT, bytes: Bytes(8 * mib) });
     assert_eq!(bench.answer(asked), Some(true));
+}
+
+/// Its siblings may hold all of the limit.
+#[test]
+fn a_process_that_no_daemon_has_served_holds_nothing_of_a_limit_that_it_shares() {
+    for (on_loss, launched) in [(OnDaemonLoss::Open, 1_000), (OnDaemonLoss::Closed, 0)] {
+        let mut bench = Bench::new(with_memory(limited(50), 64 * MIB), on_loss, Behind::Nobody);
+        bench.learn(KERNEL.function, KERNEL.ns);
+        bench.launches(20_000, KERNEL);
+        let (asked, view) = (bench.reserve(1), bench.view());
+        bench.run(4_900 * MS);
+        assert_eq!((bench.answer(asked), bench.answer(view), bench.lines.len()), (None, None, 0));
+        bench.run(101 * MS);
+        assert_eq!((bench.answer(asked), bench.answer(view)), (Some(false), Some(false)));
+        assert_eq!(bench.ground.memory.free_alone(), 0);
+        let (again, seen) = (bench.reserve(1), bench.view());
+        assert_eq!((bench.answer(again), bench.answer(seen)), (Some(false), Some(false)), "at once");
+        let said = "out of memory: the processes of this run share a limit of 64 MiB, and no daemon has said within 5 s";
+        assert!(bench.lines.len() == 1 && bench.lines[0].starts_with(said), "{:?}", bench.lines);
+        assert!(bench.busy >= launched * MS, "launches are another matter");
+        // A daemon comes after all.
+        bench.behind = Behind::Daemon;
+        bench.run(SECOND);
+        bench.welcome(with_memory(limited(50), 64 * MIB));
+        let granted = bench.reserve(MIB);
+        bench.hear(ToClient::MemoryGrant { client: common::CLIENT, bytes: Bytes(MIB) });
+        assert_eq!((bench.answer(granted), bench.lines.len()), (Some(true), 1));
+    }
+}
+
+#[test]
+fn what_a_process_asks_before_a_daemon_has_said_what_is_its_own_waits_for_the_next_daemon() {
+    let spec = with_memory(limited(50), 64 * MIB);
+    let mut bench = Bench::new(spec, OnDaemonLoss::Open, Behind::Nobody);
+    let (asked, view) = (bench.reserve(MIB), bench.view());
+    bench.behind = Behind::Daemon;
+    bench.run(SECOND);
+    // One daemon after the other is gone: with the answer to Attach under way, and with the answer to the question.
+    bench.hear(ToClient::Welcome { epoch: 1 });
+    bench.lose(Behind::Daemon);
+    bench.run(SECOND);
+    bench.welcome(spec);
+    bench.lose(Behind::Daemon);
+    bench.run(SECOND);
+    assert_eq!((bench.answer(asked), bench.answer(view)), (None, None));
+    bench.said.clear();
+    bench.welcome(spec);
+    let said = |wanted: fn(&ToDaemon) -> bool| bench.said.iter().filter(|(_, frame)| wanted(frame)).count();
+    assert_eq!(said(|frame| matches!(frame, ToDaemon::Attach { part: None, .. })), 1);
+    assert_eq!(said(|frame| matches!(frame, ToDaemon::MemoryReserve { .. })), 1);
+    assert_eq!(said(|frame| matches!(frame, ToDaemon::MemoryQuery { .. })), 1);
+    bench.hear(ToClient::MemoryGrant { client: common::CLIENT, bytes: Bytes(MIB) });
+    bench.hear(ToClient::MemoryView { client: common::CLIENT });
+    assert_eq!((bench.answer(asked), bench.answer(view)), (Some(true), Some(true)));
+}
+
+#[test]
+fn a_refused_process_holds_nothing_of_a_limit_that_it_shares() {
+    let mut bench = Bench::new(with_memory(limited(50), 64 * MIB), OnDaemonLoss::Open, Behind::Daemon);
+    let asked = bench.reserve(1);
+    bench.hear(ToClient::Refused { code: RefusalCode::NotAllowed, text: "no".into() });
+    bench.run(MS);
+    let again = bench.reserve(1);
+    assert_eq!((bench.answer(asked), bench.answer(again)), (Some(false), Some(false)));
+    assert_eq!(bench.lines.len(), 1, "the daemon's reason: {:?}", bench.lines);
+}
+
+#[test]
+fn the_only_process_of_a_run_has_all_of_its_limit_without_a_daemon() {
+    let spec = with_memory(limited(50), 64 * MIB);
+    let mut bench = Bench::alone(spec, Behind::Nobody);
+    let view = bench.view();
+    assert_eq!((bench.answer(view), bench.ground.memory.free_alone()), (Some(false), 64 * MIB));
+    let (all, more) = (bench.reserve(64 * MIB), bench.reserve(1));
+    assert_eq!((bench.answer(all), bench.answer(more)), (Some(true), Some(false)));
+    bench.behind = Behind::Daemon;
+    bench.run(SECOND);
+    bench.welcome(spec);
+    let stated = bench.said.iter().find_map(|(_, frame)| match frame {
+        ToDaemon::Attach { allocated, part, .. } => Some((*allocated, *part)),
+        _ => None,
+    });
+    let all_of_it = Some(Bytes::from_gib(16));
+    assert_eq!(stated, Some((Bytes(64 * MIB), all_of_it)), "whatever the daemon's limit turns out to be");
 }

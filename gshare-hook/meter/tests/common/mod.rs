@@ -109,11 +109,19 @@ pub fn with_memory(spec: ResourceSpec, bytes: u64) -> ResourceSpec {
 }
 
 impl Bench {
-    /// A process that uses its first device at second one.
+    /// A process that uses its first device at second one, and whose run may have others.
     pub fn new(spec: ResourceSpec, on_loss: OnDaemonLoss, behind: Behind) -> Self {
+        Self::with_memory(spec, on_loss, behind, MemoryAccount::of_member(16 << 30))
+    }
+
+    /// The only process of its run.
+    pub fn alone(spec: ResourceSpec, behind: Behind) -> Self {
+        Self::with_memory(spec, OnDaemonLoss::Open, behind, MemoryAccount::new(16 << 30))
+    }
+
+    fn with_memory(spec: ResourceSpec, on_loss: OnDaemonLoss, behind: Behind, memory: MemoryAccount) -> Self {
         let (now, hello) = (1_000 * MS, ToDaemon::TokenRequest { client: CLIENT });
         let settings = Settings { hello, spec, on_loss, class: None, seed: 7 };
-        let memory = MemoryAccount::new(16 << 30);
         if spec.memory().is_some() {
             memory.limit_to(spec.memory());
         }
@@ -351,6 +359,13 @@ impl Bench {
         let answer = answers.next().map(|(_, granted)| *granted);
         assert!(answers.next().is_none(), "question {ticket} was answered twice: {:?}", self.answers);
         answer
+    }
+
+    /// Asks what the instance's other processes use; gives the number of the question.
+    pub fn view(&mut self) -> u64 {
+        let ticket = self.number();
+        self.feed(MeterEvent::ViewAsked { device: DEVICE, ticket: Ticket(ticket) });
+        ticket
     }
 
     /// Asks for memory; gives the number of the question.

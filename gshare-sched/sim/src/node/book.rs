@@ -339,12 +339,9 @@ impl Book {
         self.figures.allocations += 1;
         let (held, limit) = (instance.allocated, instance.spec.memory());
         if let Some(limit) = limit {
-            let alone = self.processes.iter().any(|entry| entry.instance == number && entry.alone);
-            if !alone {
-                let percent = held * 100 / limit.0.max(1);
-                self.figures.worst_memory_percent = self.figures.worst_memory_percent.max(percent);
-            }
-            if held > limit.0 && !alone {
+            let percent = held * 100 / limit.0.max(1);
+            self.figures.worst_memory_percent = self.figures.worst_memory_percent.max(percent);
+            if held > limit.0 {
                 let each: Vec<String> = (0..)
                     .zip(&self.processes)
                     .filter(|(_, entry)| entry.instance == number && entry.allocated > 0)

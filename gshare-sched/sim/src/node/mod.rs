@@ -34,8 +34,8 @@
 //!
 //! Three things are excepted, since nobody can keep them today:
 //! - A process that starts while no daemon is there knows of no siblings: until it is served, and its siblings are again, it may
-//!   have the whole share of its instance, and afterwards it is not known how much its siblings still hold. Such processes do
-//!   not allocate here, their GPU time is not counted, and the memory of their instances is not checked.
+//!   have the whole share of its instance. Its GPU time is not counted. Memory is not excepted: such a process has none of its
+//!   own.
 //! - Debts are kept in the daemon's memory: they end with it.
 //! - Processes that wait for each of their kernels are charged mostly as predicted: here the lengths of these do not vary.
 //!

@@ -192,7 +192,7 @@ impl Process {
         };
         let (spec, on_loss) = (who.spec, who.on_loss);
         let settings = Settings { hello, spec, on_loss, class: None, seed: rng.next_u64() };
-        let memory = MemoryAccount::new(who.memory.0);
+        let memory = MemoryAccount::of_member(who.memory.0);
         if spec.memory().is_some() {
             memory.limit_to(spec.memory());
         }
@@ -732,15 +732,12 @@ impl Process {
         outside.queue.schedule(now.saturating_add(pause), Event::Allocates { process: self.who.number });
     }
 
-    /// The allocating thread has a turn; `may`: and may allocate.
-    pub(super) fn allocates(&mut self, now: Timestamp, may: bool, outside: &mut Outside) {
+    /// The allocating thread has a turn.
+    pub(super) fn allocates(&mut self, now: Timestamp, outside: &mut Outside) {
         if self.life != Life::Runs || self.allocating {
             return;
         }
-        if !self.program.allocates {
-            return;
-        }
-        if !may || self.stopped || self.thread == Thread::Attaching || self.device_lost {
+        if self.stopped || self.thread == Thread::Attaching || self.device_lost {
             return self.next_allocation(now, outside);
         }
         let limit = self.who.spec.memory().unwrap_or(self.who.memory).0;

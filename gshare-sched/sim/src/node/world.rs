@@ -203,10 +203,8 @@ impl<'a> World<'a> {
                 }
             }
             Event::Allocates { process } => {
-                // A process that was never served knows of no siblings: see the module.
-                let knows = self.outside.book.ever_served(process);
                 if let Some(entry) = &mut self.processes[process] {
-                    entry.allocates(now, knows, &mut self.outside);
+                    entry.allocates(now, &mut self.outside);
                 }
             }
             Event::Continues { process } => {
@@ -248,11 +246,10 @@ impl<'a> World<'a> {
     // ---- processes ------------------------------------------------------------------------------------------------------
 
     fn starts(&mut self, now: Timestamp, process: usize) {
-        let Planned { instance, mut program } = self.planned[process];
+        let Planned { instance, program } = self.planned[process];
         let entry = &self.instances[instance];
         // One that starts without a daemon knows of no siblings: see the module.
         let alone = !self.daemon.lives();
-        program.allocates &= !alone;
         self.outside.book.starts(process, alone);
         let who = Identity {
             number: process,
@@ -458,9 +455,8 @@ impl<'a> World<'a> {
         let lasts = lasts.max(Duration::from_millis(1));
         self.daemon.die(now, &mut self.outside);
         let book = &mut self.outside.book;
-        for (number, entry) in self.processes.iter_mut().enumerate() {
-            if let Some(entry) = entry.as_mut().filter(|_| !book.ever_served(number)) {
-                entry.program.allocates = false;
+        for number in 0..self.processes.len() {
+            if self.processes[number].is_some() && !book.ever_served(number) {
                 book.starts(number, true);
             }
         }
