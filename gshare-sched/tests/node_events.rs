@@ -1,9 +1,6 @@
 //! Random events, valid and not, from random connections.
-#![allow(dead_code, unreachable_pub, reason = "a part of the support is used")]
 
-#[path = "support/node.rs"]
-mod support;
-
+use crate::support;
 use gshare_core::scale::ServiceClass;
 use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{

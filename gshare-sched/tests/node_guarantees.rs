@@ -1,16 +1,12 @@
 //! What a node promises to its clients, in virtual time.
-#![allow(dead_code, unreachable_pub, reason = "a part of the support is used")]
 
-#[path = "support/node.rs"]
-mod support;
-
+use crate::support::{Bench, DEVICE, attach_frame, spec};
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{Bytes, ConnId, Duration, Engine as _, Quota, ResourceSpec, RunId, SmShare};
 use gshare_sched::node::{
     ClientConfig, DeviceConfig, DeviceUuid, FactSource, MAX_WAIT, NodeConfig, NodeError, NodeEvent, Note,
     Peer, Refusal,
 };
-use support::{Bench, DEVICE, attach_frame, spec};
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)

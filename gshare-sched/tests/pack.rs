@@ -1,5 +1,8 @@
 //! The packers against a model that looks at everything.
 
+mod pack_dilu;
+mod pack_optimum;
+mod pack_slots;
 #[path = "support/pack.rs"]
 mod support;
 

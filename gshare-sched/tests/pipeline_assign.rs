@@ -1,8 +1,6 @@
 //! Slices for a pipeline: against all choices there are, and by example.
 
-#[path = "support/pipeline.rs"]
-mod support;
-
+use crate::support::*;
 use gshare_core::dag::{Component, ComponentSet, Dag};
 use gshare_core::mig::{GpuModel, SliceAt};
 use gshare_core::pipeline::{
@@ -11,7 +9,6 @@ use gshare_core::pipeline::{
 use gshare_core::{Bytes, Duration, GpuId};
 use gshare_sched::pipeline::{LeastFragmentation, PartitionConfig, Partitioner, plan};
 use proptest::prelude::*;
-use support::*;
 
 const SLICES: [&str; 3] = ["1g.10gb", "2g.20gb", "4g.40gb"];
 

@@ -1,15 +1,12 @@
 //! The joint partition and assignment against exhaustive search, and against the paper's rank.
 
-#[path = "support/pipeline.rs"]
-mod support;
-
+use crate::support::*;
 use gshare_core::dag::{Component, ComponentSet, Dag};
 use gshare_core::mig::GpuModel;
 use gshare_core::pipeline::{Goal, Mode, Node, PartitionError, PipelinePartitioner, RankMode};
 use gshare_core::{BasisPoints, Bytes, Duration};
 use gshare_sched::pipeline::{LeastFragmentation, NoPlan, PartitionConfig, Partitioner, Plan, plan};
 use proptest::prelude::*;
-use support::*;
 
 const SLICES: [&str; 3] = ["1g.10gb", "2g.20gb", "4g.40gb"];
 

@@ -1,14 +1,11 @@
 //! The lazy list by CV against lists made by brute force.
 
-#[path = "support/pipeline.rs"]
-mod support;
-
+use crate::support::*;
 use gshare_core::dag::{Component, ComponentSet, Dag};
 use gshare_core::pipeline::{Goal, HandOff, Mode, PartitionError};
 use gshare_core::{Bytes, Duration};
 use gshare_sched::pipeline::{PartitionConfig, Partitioner};
 use proptest::prelude::*;
-use support::*;
 
 const MODES: [Mode; 3] = [Mode::SeriesCut, Mode::IdealChain, Mode::AcyclicQuotient];
 

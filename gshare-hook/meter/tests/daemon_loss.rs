@@ -1,8 +1,6 @@
 //! Daemons that die, are stopped or refuse, in virtual time.
 
-mod common;
-
-use common::{Behind, Bench, Kernel, MS, limited, with_memory};
+use crate::common::{self, Behind, Bench, Kernel, MS, limited, with_memory};
 use gshare_core::trace::Why;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{Bytes, ResourceSpec};

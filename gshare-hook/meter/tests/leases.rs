@@ -1,8 +1,6 @@
 //! Leases of a daemon, in virtual time: asked for, used within their bounds, and returned with what they cost.
 
-mod common;
-
-use common::{BOUND, Bench, DEVICE, Kernel, MS, US, limited};
+use crate::common::{BOUND, Bench, DEVICE, Kernel, MS, US, limited};
 use gshare_core::trace::Why;
 use gshare_core::wire::ToDaemon;
 use gshare_meter::{Facts, MeterEvent, Ticket};

@@ -1,10 +1,8 @@
 //! Any order of events: what must hold whatever a daemon says and a program does.
 
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::{Behind, Bench, CLIENT, DEVICE, Kernel, MS, limited, with_memory};
+use crate::common::{Behind, Bench, CLIENT, DEVICE, Kernel, MS, limited, with_memory};
 use gshare_core::token::ThrottleReason;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient};
 use gshare_core::{Bytes, Duration, GpuId, LeaseId, ResourceSpec, Timestamp};

@@ -1,11 +1,7 @@
 //! `gshare build-dag`: a function runs once in `BUILD_DAG` mode, its components are measured on simulated slices, and what
 //! comes of it is cut into stages and runs.
 
-#[path = "../../daemon/tests/common/mod.rs"]
-mod common;
-#[path = "common/hooked.rs"]
-mod hooked;
-
+use crate::hooked;
 use gshare_core::Bytes;
 use gshare_core::dag::Dag;
 use gshare_runner::pipeline::{Assignment, FfsFunction, StageSpec};

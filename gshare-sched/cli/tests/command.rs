@@ -1,9 +1,6 @@
 //! The `gshare` command as a user or a script meets it.
 
-#[path = "../../daemon/tests/common/mod.rs"]
-mod common;
-
-use common::{Local, attached, spec};
+use crate::common::{self, Local, attached, spec};
 use gshare_core::wire::ToDaemon;
 use gshared::config::JournalConfig;
 use gshared::journal::TokenStep;

@@ -1,11 +1,7 @@
 //! Unmodified programs under the hook, the daemon and the simulated driver.
 
-#[path = "../../daemon/tests/common/mod.rs"]
-mod common;
-#[path = "common/hooked.rs"]
-mod hooked;
-
-use common::{Local, Process, within};
+use crate::common::{self, Local, Process, within};
+use crate::hooked;
 use gshare_core::{Bytes, TokenAction, TokenEvent};
 use gshared::journal::TokenStep;
 use std::path::Path;

@@ -1,11 +1,7 @@
 //! Memory of several processes of one run: one limit, and one view of it in each of them.
 
-#[path = "../../daemon/tests/common/mod.rs"]
-mod common;
-#[path = "common/hooked.rs"]
-mod hooked;
-
-use common::{Process, within};
+use crate::common::{Process, within};
+use crate::hooked;
 use gshare_core::Bytes;
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::path::{Path, PathBuf};

@@ -1,11 +1,7 @@
 //! The GPU manager with real processes, on the simulated driver, under the hook.
 
-#[path = "../../daemon/tests/common/mod.rs"]
-mod common;
-#[path = "common/hooked.rs"]
-mod hooked;
-
-use common::{Forked, Local, within};
+use crate::common::{self, Forked, Local, within};
+use crate::hooked;
 use gshare_core::request::{ModelProfile, RejectReason, RequestId, StateStore as _};
 use gshare_core::{Bytes, Duration, GpuId, ModelId};
 use gshare_runner::manager::{

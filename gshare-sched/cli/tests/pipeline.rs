@@ -1,10 +1,7 @@
 //! Functions as pipelines of real processes on the simulated driver, under `kill -9` of stages and of the host.
 
-#[path = "../../daemon/tests/common/mod.rs"]
-mod common;
-#[path = "common/hooked.rs"]
-mod hooked;
-
+use crate::common;
+use crate::hooked;
 use gshare_runner::pipeline::{Assignment, FfsError, FfsFunction, StageSpec};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;

@@ -1,11 +1,7 @@
 //! What the co-scaler makes of hooked programs, as `gshare top` and `gshare status --json` show it, on the simulated driver.
 
-#[path = "../../daemon/tests/common/mod.rs"]
-mod common;
-#[path = "common/hooked.rs"]
-mod hooked;
-
-use common::{Local, Process, attached, spec, within};
+use crate::common::{self, Local, Process, attached, spec, within};
+use crate::hooked;
 use gshare_core::scale::{ScaleState, ServiceClass};
 use gshare_core::wire::ToClient;
 use rustix::process::Signal;

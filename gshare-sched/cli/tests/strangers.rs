@@ -1,11 +1,7 @@
 //! Processes that the daemon does not serve: they launch nothing, unless the operator lets them run.
 
-#[path = "../../daemon/tests/common/mod.rs"]
-mod common;
-#[path = "common/hooked.rs"]
-mod hooked;
-
-use common::{Process, within};
+use crate::common::{Process, within};
+use crate::hooked;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 

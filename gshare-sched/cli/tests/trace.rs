@@ -1,11 +1,7 @@
 //! `gshare trace` on a process that is limited, and on what is no trace.
 
-#[path = "../../daemon/tests/common/mod.rs"]
-mod common;
-#[path = "common/hooked.rs"]
-mod hooked;
-
-use common::{Local, within};
+use crate::common::{Local, within};
+use crate::hooked;
 use gshare_core::trace::{MAGIC, WORDS};
 use std::process::{Command, Output};
 

@@ -1,11 +1,7 @@
 //! `gshare why` on the journals of a daemon with a clock of the test's own, and of real processes.
 
-#[path = "../../daemon/tests/common/mod.rs"]
-mod common;
-#[path = "common/hooked.rs"]
-mod hooked;
-
-use common::{Client, Process, spec, within};
+use crate::common::{self, Client, Process, spec, within};
+use crate::hooked;
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, Duration, Timestamp};
 use gshared::config::JournalConfig;

@@ -1,8 +1,6 @@
 //! Memory accounts, as clients see them.
 
-mod common;
-
-use common::{Client, Local, attached, spec, within};
+use crate::common::{Client, Local, attached, spec, within};
 use gshare_core::wire::{ToClient, ToDaemon};
 use gshare_core::{Bytes, DeviceUuid, ResourceSpec};
 

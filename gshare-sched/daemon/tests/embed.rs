@@ -1,8 +1,6 @@
 //! The daemon inside another program, with parts of its own.
 
-mod common;
-
-use common::{Client, attached, within};
+use crate::common::{self, Client, attached, within};
 use gshare_core::token::{ClientStatus, TokenError};
 use gshare_core::wire::{ToClient, ToDaemon};
 use gshare_core::{

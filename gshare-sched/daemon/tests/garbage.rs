@@ -1,8 +1,6 @@
 //! Peers that break the protocol: each loses its own connection, with a counted reason, and nothing else happens.
 
-mod common;
-
-use common::{Client, Forked, Local, Process, attached, spec, within};
+use crate::common::{Client, Forked, Local, Process, attached, spec, within};
 use gshare_core::wire::{HEADER, MAX_FRAME, RefusalCode, ToClient, ToDaemon, VERSION};
 use gshare_core::{Bytes, ClientId, ResourceSpec, RunId};
 

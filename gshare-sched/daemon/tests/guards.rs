@@ -1,8 +1,6 @@
 //! What silent, greedy and malicious peers cannot do.
 
-mod common;
-
-use common::{Client, Forked, Local, attached, spec, within};
+use crate::common::{self, Client, Forked, Local, attached, spec, within};
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{Bytes, DeviceUuid, ResourceSpec, RunId};
 use gshare_sched::node::FactSource;

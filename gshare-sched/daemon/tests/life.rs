@@ -1,8 +1,6 @@
 //! Death, restart and reload, with real processes.
 
-mod common;
-
-use common::{Client, Forked, PATIENCE, Process, attached, spec, within};
+use crate::common::{self, Client, Forked, PATIENCE, Process, attached, spec, within};
 use gshare_core::wire::{ToClient, ToDaemon};
 use gshare_core::{Bytes, Duration, ResourceSpec, TokenAction, TokenEvent};
 use gshare_sched::node::NodeEvent;

@@ -1,8 +1,6 @@
 //! Who is let in, under which name, with which share.
 
-mod common;
-
-use common::{Client, DEVICE, DEVICE_MEMORY, Forked, Local, attached, spec, within};
+use crate::common::{self, Client, DEVICE, DEVICE_MEMORY, Forked, Local, attached, spec, within};
 use gshare_core::token::RevokeReason;
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
 use gshare_core::{Bytes, DeviceUuid, Duration, ResourceSpec};

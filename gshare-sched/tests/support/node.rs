@@ -9,7 +9,7 @@ use gshare_sched::node::{Node, NodeAction, NodeConfig, NodeEvent, Note, Peer, ve
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
 
 /// A node with the multi-token scheduler.
-pub fn node(config: NodeConfig) -> Node {
+pub(crate) fn node(config: NodeConfig) -> Node {
     let mut tokens = MultiTokenConfig::default();
     (tokens.grace, tokens.max_clients) = (Duration::from_millis(50), config.max_clients);
     let scaler = vertical_scaler(config.max_clients).unwrap();
@@ -17,21 +17,21 @@ pub fn node(config: NodeConfig) -> Node {
 }
 
 /// `request:limit` and SM per cent.
-pub fn spec(quota: &str, sm: u16) -> ResourceSpec {
+pub(crate) fn spec(quota: &str, sm: u16) -> ResourceSpec {
     ResourceSpec::new(quota.parse().unwrap(), SmShare::from_percent(sm).unwrap(), None).unwrap()
 }
 
 /// The device that processes attach to.
-pub const DEVICE: [u8; 16] = [7; 16];
+pub(crate) const DEVICE: [u8; 16] = [7; 16];
 
 /// The first frame about [`DEVICE`].
-pub fn attach_frame() -> ToDaemon {
+pub(crate) fn attach_frame() -> ToDaemon {
     let (device_memory, allocated) = (Bytes::from_gib(16), Bytes::ZERO);
     ToDaemon::Attach { ordinal: 0, device: DeviceUuid::gpu(DEVICE), device_memory, allocated, part: None }
 }
 
 /// A node, its clock, and what was sent and noted.
-pub struct Bench {
+pub(crate) struct Bench {
     pub node: Node,
     pub now: Timestamp,
     pub sent: Vec<(ConnId, ToClient)>,
@@ -39,12 +39,12 @@ pub struct Bench {
 }
 
 impl Bench {
-    pub fn new(config: NodeConfig) -> Self {
+    pub(crate) fn new(config: NodeConfig) -> Self {
         Self { node: node(config), now: Timestamp::from_millis(1_000), sent: Vec::new(), notes: Vec::new() }
     }
 
     /// Has the node handle an event. Ends of connections are reported back at once.
-    pub fn tell(&mut self, event: NodeEvent) {
+    pub(crate) fn tell(&mut self, event: NodeEvent) {
         let mut actions = Vec::new();
         self.node.handle(self.now, event, &mut actions).unwrap();
         for action in actions {
@@ -59,12 +59,12 @@ impl Bench {
         }
     }
 
-    pub fn say(&mut self, conn: ConnId, frame: ToDaemon) {
+    pub(crate) fn say(&mut self, conn: ConnId, frame: ToDaemon) {
         let peer = Peer { pid: 100 + i32::try_from(conn.slot()).unwrap(), uid: 1000 };
         self.tell(NodeEvent::Received { conn, peer, frame });
     }
 
-    pub fn hello(&mut self, slot: u32, name: &str, spec: ResourceSpec) -> ConnId {
+    pub(crate) fn hello(&mut self, slot: u32, name: &str, spec: ResourceSpec) -> ConnId {
         let conn = ConnId::new(slot, 0);
         let (on_loss, program) = (OnDaemonLoss::Open, "test".to_owned());
         let (run, name) = (RunId::new(u128::from(slot) + 1), name.to_owned());
@@ -73,11 +73,15 @@ impl Bench {
     }
 
     /// Attaches, and gives the client and its share, or the text of the refusal.
-    pub fn attach(&mut self, conn: ConnId) -> Result<(ClientId, ResourceSpec), String> {
+    pub(crate) fn attach(&mut self, conn: ConnId) -> Result<(ClientId, ResourceSpec), String> {
         self.attach_to(conn, DEVICE)
     }
 
-    pub fn attach_to(&mut self, conn: ConnId, device: [u8; 16]) -> Result<(ClientId, ResourceSpec), String> {
+    pub(crate) fn attach_to(
+        &mut self,
+        conn: ConnId,
+        device: [u8; 16],
+    ) -> Result<(ClientId, ResourceSpec), String> {
         let from = self.sent.len();
         let (device_memory, allocated) = (Bytes::from_gib(16), Bytes::ZERO);
         let device = DeviceUuid::gpu(device);
@@ -91,20 +95,20 @@ impl Bench {
     }
 
     /// A process that is let in and attached.
-    pub fn start(&mut self, slot: u32, name: &str, spec: ResourceSpec) -> (ConnId, ClientId) {
+    pub(crate) fn start(&mut self, slot: u32, name: &str, spec: ResourceSpec) -> (ConnId, ClientId) {
         let conn = self.hello(slot, name, spec);
         (conn, self.attach(conn).unwrap().0)
     }
 
     /// The last lease granted to a client.
-    pub fn lease(&self, client: ClientId) -> Option<LeaseId> {
+    pub(crate) fn lease(&self, client: ClientId) -> Option<LeaseId> {
         self.sent.iter().rev().find_map(|(_, frame)| match frame {
             ToClient::Grant { client: to, lease, .. } if *to == client => Some(*lease),
             _ => None,
         })
     }
 
-    pub fn pass(&mut self, time: Duration) {
+    pub(crate) fn pass(&mut self, time: Duration) {
         let end = self.now.saturating_add(time);
         while let Some(due) = self.node.next_deadline().filter(|due| *due <= end) {
             self.now = self.now.max(due);

@@ -1,0 +1,8 @@
+//! All tests of the meter as one program: what they use is linked once.
+
+mod common;
+
+mod daemon_loss;
+mod leases;
+mod parts;
+mod property;

@@ -1,0 +1,21 @@
+//! All tests of the command as one program: what they use is linked once, and those that wait do so side by side.
+
+#[path = "../../daemon/tests/common/mod.rs"]
+mod common;
+#[path = "common/hooked.rs"]
+mod hooked;
+
+mod build_dag;
+mod command;
+mod end_to_end;
+mod family;
+mod manager;
+mod partition;
+mod pipeline;
+mod profile;
+mod scaling;
+mod simulated;
+mod store_command;
+mod strangers;
+mod trace;
+mod why;

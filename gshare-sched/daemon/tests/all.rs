@@ -1,0 +1,10 @@
+//! All tests of the daemon as one program: what they use is linked once, and those that wait do so side by side.
+
+mod common;
+
+mod accounts;
+mod embed;
+mod garbage;
+mod guards;
+mod life;
+mod registry;

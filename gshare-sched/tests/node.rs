@@ -1,0 +1,14 @@
+//! What a node decides: who may launch when, and the node as a whole.
+
+#[path = "support/node.rs"]
+mod support;
+
+mod node_events;
+mod node_guarantees;
+mod node_history;
+mod node_paces;
+mod token_conformance;
+mod token_histories;
+mod token_node;
+mod token_paced;
+mod token_slots;

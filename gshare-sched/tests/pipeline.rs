@@ -1,0 +1,11 @@
+//! Pipelines: how they are cut, which slices they get, and where requests go.
+
+#[path = "support/pipeline.rs"]
+mod support;
+
+mod pipeline_assign;
+mod pipeline_bottleneck;
+mod pipeline_input;
+mod pipeline_instances;
+mod pipeline_order;
+mod pipeline_routing;

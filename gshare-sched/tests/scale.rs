@@ -1,0 +1,5 @@
+//! Horizontal and vertical scaling.
+
+mod scale_horizontal;
+mod scale_learn;
+mod scale_vertical;
