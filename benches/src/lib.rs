@@ -4,3 +4,4 @@ pub mod churn;
 pub mod mixes;
 pub mod peers;
 pub mod replay;
+pub mod seeds;

@@ -1,12 +1,15 @@
-//! `node-sim`: whole nodes in virtual time, each from one seed: the daemon's engine, a meter in every process, and devices. Stops
-//! at the first seed that shows something wrong and prints it with its story; `--first SEED --seeds 1` runs that one again.
+//! `node-sim`: whole nodes in virtual time, each from one seed: the daemon's engine, a meter in every process, and devices. Runs on
+//! all CPUs, stops at the first seed that shows something wrong and prints it with its story; `--first SEED --seeds 1` runs that
+//! one again.
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
+use gshare_bench::seeds::in_order;
 use gshare_core::{Duration, TokenScheduler};
 use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
 use gshare_sim::node::{self, Figures, NodeReport, Setup, ShareReport};
 use gshare_sim::token::Terms;
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 /// Runs whole-node simulations.
@@ -72,8 +75,9 @@ fn main() -> Result<()> {
     let started = Instant::now();
     let mut total = Total::default();
     let last = options.first.checked_add(options.seeds).context("--first and --seeds are too large")?;
-    for seed in options.first..last {
-        match run(seed, &setup, &options) {
+    let take = |seed, (lines, result): (Vec<String>, Result<NodeReport, String>)| {
+        lines.iter().for_each(|line| println!("{line}"));
+        match result {
             Ok(report) => {
                 if options.verbose {
                     let worst = report.shares.all().worst;
@@ -91,37 +95,38 @@ fn main() -> Result<()> {
                 total.failed += 1;
                 println!("{}", error.lines().next().unwrap_or_default());
             }
-            Err(error) => {
-                eprintln!("{error}");
-                eprintln!("again: node-sim --first {seed} --seeds 1 --error-max {}", options.error_max);
-                std::process::exit(1);
-            }
+            Err(error) => return ControlFlow::Break((seed, error)),
         }
+        ControlFlow::Continue(())
+    };
+    let stopped = in_order(options.first..last, |seed| run(seed, &setup, &options), take);
+    if let ControlFlow::Break((seed, error)) = stopped {
+        eprintln!("{error}");
+        eprintln!("again: node-sim --first {seed} --seeds 1 --error-max {}", options.error_max);
+        std::process::exit(1);
     }
     total.print(&options, started.elapsed().as_secs_f64());
     anyhow::ensure!(total.failed == 0, "{} of {} seeds show something wrong", total.failed, options.seeds);
     Ok(())
 }
 
-fn run(seed: u64, setup: &Setup, options: &Options) -> Result<NodeReport, String> {
-    let report = if options.log {
-        let (report, lines) = node::story(seed, setup);
-        lines.iter().for_each(|line| println!("{line}"));
-        report
-    } else {
-        node::run(seed, setup)
-    };
-    let report = report.map_err(|failure| failure.to_string())?;
-    if options.replay {
-        let again = node::run(seed, setup).map_err(|failure| failure.to_string())?;
-        if again != report {
-            return Err(format!(
-                "seed {seed} does not replay: {:016x}, then {:016x}",
-                report.log_hash, again.log_hash
-            ));
+/// Lines of the seed's log, if these are wanted, and its report.
+fn run(seed: u64, setup: &Setup, options: &Options) -> (Vec<String>, Result<NodeReport, String>) {
+    let (report, lines) =
+        if options.log { node::story(seed, setup) } else { (node::run(seed, setup), Vec::new()) };
+    let replayed = |report: NodeReport| {
+        if options.replay {
+            let again = node::run(seed, setup).map_err(|failure| failure.to_string())?;
+            if again != report {
+                return Err(format!(
+                    "seed {seed} does not replay: {:016x}, then {:016x}",
+                    report.log_hash, again.log_hash
+                ));
+            }
         }
-    }
-    Ok(report)
+        Ok(report)
+    };
+    (lines, report.map_err(|failure| failure.to_string()).and_then(replayed))
 }
 
 #[derive(Debug)]

@@ -1,12 +1,14 @@
-//! `world`: runs a scenario of the platform in virtual time, seed by seed, and prints what became of its functions. Stops at the
-//! first seed that breaks a promise and prints its story, with the command that runs it again.
+//! `world`: runs a scenario of the platform in virtual time, its seeds on all CPUs, and prints what became of its functions. Stops
+//! at the first seed that breaks a promise and prints its story, with the command that runs it again.
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use gshare_bench::seeds::in_order;
 use gshare_sim::scenario::{Scenario, Span};
 use gshare_sim::world::{self, FunctionOutcome, Outcome};
 use serde_json::{Map, Value, json};
 use std::io::Write as _;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -72,16 +74,20 @@ fn main() -> Result<()> {
     let end = first.checked_add(options.seeds).context("--from and --seeds are too large")?;
     let started = Instant::now();
     let mut total = Outcome::default();
-    for seed in first..end {
-        eprint!("\r{} of {} seeds done ", seed - first, options.seeds);
-        std::io::stderr().flush()?;
-        match world::run(&plan, seed, || scenario.platform()) {
-            Ok(outcome) => total.add(&outcome),
-            Err(failure) => {
-                eprintln!("\n{failure}\nagain: {}", options.again(seed));
-                std::process::exit(1);
-            }
+    let take = |seed: u64, result: Result<Outcome, _>| match result {
+        Ok(outcome) => {
+            total.add(&outcome);
+            eprint!("\r{} of {} seeds done ", seed + 1 - first, options.seeds);
+            // Nothing is lost with it.
+            let _ = std::io::stderr().flush();
+            ControlFlow::Continue(())
         }
+        Err(failure) => ControlFlow::Break((seed, failure)),
+    };
+    let stopped = in_order(first..end, |seed| world::run(&plan, seed, || scenario.platform()), take);
+    if let ControlFlow::Break((seed, failure)) = stopped {
+        eprintln!("\n{failure}\nagain: {}", options.again(seed));
+        std::process::exit(1);
     }
     let seconds = started.elapsed().as_secs_f64();
     eprintln!("\r{} seeds in {seconds:.1} s              ", options.seeds);

@@ -71,7 +71,7 @@ use gshare_sched::node::Node;
 /// What nodes are made of that is not drawn from the seed.
 pub struct Setup {
     /// Makes the token scheduler of a daemon: one that has no clients yet, with 1,024 slots.
-    pub tokens: Box<dyn Fn() -> Box<dyn TokenScheduler>>,
+    pub tokens: Box<dyn Fn() -> Box<dyn TokenScheduler> + Send + Sync>,
     /// What that says of itself.
     pub terms: Terms,
     /// The largest error of a share, in basis points.
