@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use gshare_bench::seeds::in_order;
 use gshare_sim::scenario::{Scenario, Span};
-use gshare_sim::world::{self, FunctionOutcome, Outcome};
+use gshare_sim::world::{self, Depth, FunctionOutcome, Outcome};
 use serde_json::{Map, Value, json};
 use std::io::Write as _;
 use std::ops::ControlFlow;
@@ -27,11 +27,15 @@ struct Options {
     /// How long load and faults come, instead of the scenario's length: `90s`, `10m`.
     #[arg(long)]
     time: Option<Span>,
+    /// How closely devices are simulated, instead of the scenario's depth: `requests`, or `kernels` (the daemon's node and the hook's
+    /// meter decide about each kernel on fractional devices).
+    #[arg(long)]
+    depth: Option<Depth>,
     /// Another value for a key of the scenario: `policies.scaler=lazy`, `function.0.slo=20ms`. May be given several times.
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     set: Vec<(String, String)>,
     /// Print one JSON object: {"scenario", "seeds", "from", "events", "speed", "functions": [...], "actions": {...},
-    /// "faults": {...}}.
+    /// "faults": {...}, "kernels"}.
     #[arg(long)]
     json: bool,
     /// How many of its last events and orders a failing seed prints.
@@ -54,6 +58,9 @@ impl Options {
         if let Some(time) = &self.time {
             command.push_str(&format!(" --time {}", time.0));
         }
+        if let Some(depth) = self.depth {
+            command.push_str(&format!(" --depth {}", format!("{depth:?}").to_lowercase()));
+        }
         for (key, value) in &self.set {
             command.push_str(&format!(" --set '{key}={value}'"));
         }
@@ -69,7 +76,11 @@ fn main() -> Result<()> {
     if let Some(time) = &options.time {
         plan.length = time.positive("--time")?;
     }
+    plan.depth = options.depth.unwrap_or(plan.depth);
     plan.story = options.story;
+    if plan.depth == Depth::Kernels {
+        eprintln!("driven on fractional devices: {}", gshare_sim::node::driven().join(", "));
+    }
     let first = options.from.unwrap_or(scenario.seed);
     let end = first.checked_add(options.seeds).context("--from and --seeds are too large")?;
     let started = Instant::now();
@@ -107,6 +118,7 @@ fn print(options: &Options, first: u64, total: &Outcome, seconds: f64) {
         let report = json!({
             "scenario": options.scenario, "seeds": options.seeds, "from": first, "events": total.events,
             "speed": rate, "functions": functions, "actions": total.actions, "faults": faults,
+            "kernels": total.kernels,
         });
         println!("{report}");
         return;
@@ -119,6 +131,9 @@ fn print(options: &Options, first: u64, total: &Outcome, seconds: f64) {
     list("orders", &mut total.actions.iter().map(|(name, count)| ((*name).to_owned(), count.to_string())));
     list("faults", &mut faults.iter().map(|(name, count)| (name.clone(), count.to_string())));
     list("deaths", &mut total.deaths.iter().map(|(life, count)| (life.to_string(), count.to_string())));
+    if total.kernels > 0 {
+        println!("{} kernels ran on fractional devices", total.kernels);
+    }
     println!(
         "{} events of {} simulated in {seconds:.1} s: {rate:.0} events/s; log {:016x}",
         total.events, total.time, total.hash

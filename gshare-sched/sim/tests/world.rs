@@ -1,7 +1,8 @@
 //! The platform that ships, in the world of `benches/scenarios/platform/all.toml`.
 
+use gshare_core::Duration;
 use gshare_sim::scenario::{Scenario, WorkText};
-use gshare_sim::world::{self, Fault, Outcome, Plan};
+use gshare_sim::world::{self, Depth, Fault, Faults, Outcome, Plan};
 use std::path::Path;
 
 /// The scenario of everything, for so long; with `shares`, what of it runs on fractional devices.
@@ -15,6 +16,16 @@ fn all(length: &str, shares: bool) -> (Scenario, Plan) {
         scenario.function.retain(|one| one.work != WorkText::Pipeline && one.regime.is_none());
     }
     let plan = scenario.plan().unwrap();
+    (scenario, plan)
+}
+
+/// The same with every kernel on fractional devices, and a short training.
+fn kernels(length: &str, shares: bool) -> (Scenario, Plan) {
+    let (scenario, mut plan) = all(length, shares);
+    plan.depth = Depth::Kernels;
+    for function in &mut plan.functions {
+        function.train = Duration::from_secs(10);
+    }
     (scenario, plan)
 }
 
@@ -48,4 +59,46 @@ fn a_seed_replays_exactly() {
     let run = |seed| world::run(&plan, seed, || scenario.platform()).unwrap();
     assert_eq!(run(7), run(7));
     assert_ne!(run(7).hash, run(8).hash);
+}
+
+/// The daemon's engine and the hook's decide about every kernel, with faults of platform, processes, daemons and frames.
+#[test]
+fn kernels_keep_every_promise_of_the_platform_and_replay_exactly() {
+    let (scenario, plan) = kernels("15s", false);
+    let run = |seed| world::run(&plan, seed, || scenario.platform()).unwrap();
+    let total = [0, 1, 2, 3].map(run);
+    assert!(total.iter().all(|outcome| outcome.kernels > 1_000));
+    assert_eq!(run(1), total[1]);
+    assert_ne!(total[0].hash, total[1].hash);
+}
+
+/// Without faults, and where a function is called often enough to compare.
+#[test]
+fn kernels_and_profiles_serve_the_same_scenario_alike() {
+    let (scenario, mut plan) = kernels("60s", true);
+    plan.faults = Faults::default();
+    let by_kernels = world::run(&plan, 5, || scenario.platform()).unwrap();
+    plan.depth = Depth::Requests;
+    let by_profile = world::run(&plan, 5, || scenario.platform()).unwrap();
+    let mut compared = 0;
+    for (one, other) in by_kernels.functions.iter().zip(&by_profile.functions) {
+        if one.answered < 200 {
+            continue;
+        }
+        compared += 1;
+        assert_eq!(one.requests, other.requests, "{}", one.name);
+        let (attained, other_attained) = (one.attainment().unwrap(), other.attainment().unwrap());
+        assert!((attained - other_attained).abs() < 0.05, "{}: {attained} and {other_attained}", one.name);
+        let ratio = |one: Duration, other: Duration| one.as_secs_f64() / other.as_secs_f64();
+        let mean = ratio(one.mean(), other.mean());
+        assert!((0.85..1.15).contains(&mean), "{}: mean latency {mean} of the other", one.name);
+        let used = ratio(one.used, other.used);
+        // A batch is its mean size in one and what it reaches in the other.
+        assert!((0.85..1.15).contains(&used), "{}: GPU time {used} of the other", one.name);
+        println!(
+            "{}: attained {attained:.3} and {other_attained:.3}, mean {mean:.3}, GPU time {used:.3}",
+            one.name
+        );
+    }
+    assert!(compared >= 3, "{compared} functions are called often enough");
 }

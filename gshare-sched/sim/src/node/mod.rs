@@ -54,12 +54,14 @@ mod plan;
 mod process;
 mod shares;
 mod stream;
+mod worker;
 mod world;
 
 pub use book::Figures;
 pub use faults::{Fault, Kinds};
 pub use plan::{Delays, GPUS, GpuPlan, INSTANCES, InstancePlan, NodePlan, Program, Shape};
 pub use shares::{DELIVERED_PERCENT, ERROR_MAX, Errors, SPAN, ShareReport, divide};
+pub use worker::Done;
 pub use world::{Got, World};
 
 use crate::token::Terms;

@@ -2,6 +2,7 @@
 
 use super::book::Book;
 use super::plan::Delays;
+use super::worker::Done;
 use crate::event_queue::EventQueue;
 use crate::rng::Rng;
 use core::fmt::Write as _;
@@ -117,6 +118,8 @@ pub(super) struct Outside {
     /// Whether a daemon accepts connections; a stopped one does.
     pub(super) listening: bool,
     pub(super) conns: Vec<Connection>,
+    /// Tasks of workers that were completed.
+    pub(super) done: Vec<Done>,
     rng: Rng,
 }
 
@@ -130,6 +133,7 @@ impl Outside {
             late_until: Timestamp::ZERO,
             listening: true,
             conns: Vec::new(),
+            done: Vec::new(),
             rng,
         }
     }

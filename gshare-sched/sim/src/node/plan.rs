@@ -108,6 +108,26 @@ pub const INSTANCES: u64 = 64;
 const MIB: u64 = 1 << 20;
 
 impl NodePlan {
+    /// A node without devices, for workers that come and go. With `faults` the processes of its programs are stopped now and
+    /// then, its daemon is killed and stopped, frames come late and clocks are set back.
+    pub fn host(seed: u64, length: Duration, faults: bool) -> Self {
+        let micros = Duration::from_micros;
+        let mut kinds = Kinds::default();
+        if faults {
+            (kinds.stops, kinds.daemon_kills, kinds.daemon_stops) = (true, true, true);
+            (kinds.late_frames, kinds.clock) = (true, true);
+        }
+        Self {
+            seed,
+            kinds,
+            gpus: Vec::new(),
+            delays: Delays { frame: (micros(5), micros(30)), wake: (micros(2), micros(50)) },
+            in_flight: Duration::from_millis(4),
+            windows: 0,
+            faults: faults::draw(kinds, length, &mut Rng::new(seed)),
+        }
+    }
+
     /// The plan of a seed, with windows of this length.
     pub fn draw(seed: u64, window: Duration) -> Self {
         let rng = &mut Rng::new(seed);

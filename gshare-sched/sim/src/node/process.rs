@@ -7,6 +7,7 @@
 use super::outside::{Event, Outside};
 use super::plan::Program;
 use super::stream::{Ending, Stream};
+use super::worker::{Done, Tasks};
 use crate::gpu::{Kernel, VirtualGpu};
 use crate::rng::Rng;
 use gshare_core::gate::LaunchGate;
@@ -97,6 +98,8 @@ enum Thread {
     },
     /// Waits for room in the driver's queue.
     Full,
+    /// A worker that has no task.
+    Unemployed,
     Over,
 }
 
@@ -144,6 +147,8 @@ pub(super) struct Process {
     pub(super) life: Life,
     pub(super) stopped: bool,
     pub(super) stream: Stream,
+    /// A worker's; other programs go on for ever.
+    pub(super) tasks: Option<Tasks>,
     meter: Metered,
     ground: Arc<Shared>,
     rng: Rng,
@@ -205,6 +210,7 @@ impl Process {
             life: Life::Runs,
             stopped: false,
             stream: Stream::new(),
+            tasks: None,
             meter: Meter::new(now, settings),
             ground: Arc::new(ground),
             rng,
@@ -273,10 +279,14 @@ impl Process {
                     self.thread = Thread::Ready;
                 }
                 Thread::Full if self.in_flight() >= QUEUE => return,
-                Thread::Full | Thread::Resting => self.thread = Thread::Ready,
+                Thread::Full | Thread::Resting | Thread::Unemployed => self.thread = Thread::Ready,
                 Thread::Ready | Thread::Credit { .. } | Thread::Measurement { .. } => {}
             }
             if self.thread == Thread::Ready {
+                if self.tasks.as_ref().is_some_and(Tasks::is_empty) {
+                    self.thread = Thread::Unemployed;
+                    return;
+                }
                 if self.program.silences && now >= self.silent_at {
                     let (shortest, longest) = (Duration::from_millis(1), Duration::from_millis(300));
                     let until = now.saturating_add(self.rng.duration(shortest, longest));
@@ -310,6 +320,13 @@ impl Process {
         }
     }
 
+    /// A task has come.
+    pub(super) fn has_work(&mut self, now: Timestamp, outside: &mut Outside) {
+        if self.thread == Thread::Unemployed {
+            self.call_thread(now, outside);
+        }
+    }
+
     fn in_flight(&self) -> u64 {
         self.stream.launched - self.stream.completed
     }
@@ -317,6 +334,9 @@ impl Process {
     /// The next kernel of the program: drawn once, whether or not it is let in.
     fn next_kernel(&mut self) -> (u64, Duration) {
         let (program, rng, launches) = (&self.program, &mut self.rng, self.launches);
+        if let Some(tasks) = &self.tasks {
+            return (0, tasks.next_kernel());
+        }
         let stretched = &mut self.stretched;
         *self.next.get_or_insert_with(|| {
             let function = rng.below(program.functions.max(1));
@@ -432,7 +452,8 @@ impl Process {
         outside.book.launched(now, self.who.number, duration, function >= NEW_FUNCTION);
         outside.log.mix(&[now.as_nanos(), self.who.number as u64, duration.as_nanos()]);
         gpu.launch(now, Kernel { client: self.queue(), tag: number, duration, sm });
-        if self.program.synchronises {
+        let waits = self.tasks.as_mut().map_or(self.program.synchronises, Tasks::launched);
+        if waits {
             self.syncs += 1;
             self.stream.end(now, Ending::Synchronising, self.measures_all);
             self.thread = Thread::Kernel { number, began: now };
@@ -442,6 +463,9 @@ impl Process {
     /// A kernel of this process has ended.
     pub(super) fn completed(&mut self, now: Timestamp, outside: &mut Outside) {
         self.stream.complete(now);
+        if let Some(task) = self.tasks.as_mut().and_then(Tasks::ended) {
+            outside.done.push(Done { worker: self.who.number, task, at: now });
+        }
         if self.stopped || self.life != Life::Runs {
             return;
         }

@@ -26,19 +26,19 @@ pub struct Got {
 
 /// An instance, and what its processes are like.
 #[derive(Debug)]
-struct Instance {
-    gpu: usize,
-    shape: Shape,
-    name: String,
-    spec: ResourceSpec,
-    on_loss: OnDaemonLoss,
+pub(super) struct Instance {
+    pub(super) gpu: usize,
+    pub(super) shape: Shape,
+    pub(super) name: String,
+    pub(super) spec: ResourceSpec,
+    pub(super) on_loss: OnDaemonLoss,
 }
 
 /// A process that is to start.
 #[derive(Debug, Clone, Copy)]
-struct Planned {
-    instance: usize,
-    program: Program,
+pub(super) struct Planned {
+    pub(super) instance: usize,
+    pub(super) program: Program,
 }
 
 #[derive(Debug)]
@@ -54,14 +54,14 @@ pub struct World<'a> {
     plan: &'a NodePlan,
     setup: &'a Setup,
     rng: Rng,
-    outside: Outside,
-    daemon: Daemon,
-    instances: Vec<Instance>,
+    pub(super) outside: Outside,
+    pub(super) daemon: Daemon,
+    pub(super) instances: Vec<Instance>,
     /// Every process that was ever planned has a place here; those that have not started are empty.
-    processes: Vec<Option<Process>>,
-    planned: Vec<Planned>,
+    pub(super) processes: Vec<Option<Process>>,
+    pub(super) planned: Vec<Planned>,
     devices: Vec<Device>,
-    got: Vec<Got>,
+    pub(super) got: Vec<Got>,
     started: u64,
     completed: Vec<Completion>,
 }
@@ -245,7 +245,7 @@ impl<'a> World<'a> {
 
     // ---- processes ------------------------------------------------------------------------------------------------------
 
-    fn starts(&mut self, now: Timestamp, process: usize) {
+    pub(super) fn starts(&mut self, now: Timestamp, process: usize) {
         let Planned { instance, program } = self.planned[process];
         let entry = &self.instances[instance];
         // One that starts without a daemon knows of no siblings: see the module.
@@ -416,7 +416,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn kill(&mut self, now: Timestamp, process: usize) {
+    pub(super) fn kill(&mut self, now: Timestamp, process: usize) {
         let Some(entry) = &mut self.processes[process] else { return };
         let (gpu, instance) = (entry.who.gpu, self.planned[process].instance);
         entry.end(now, &mut self.outside);

@@ -55,7 +55,7 @@ pub use function::{DagText, FunctionText, PointText, ShareText, WorkText};
 pub use load::LoadText;
 pub use units::{Span, Text};
 
-use crate::world::{Fault, Faults, Plan};
+use crate::world::{Depth, Fault, Faults, Plan};
 use gshare_core::platform::{DeviceSpec, MigLayout, Regime};
 use gshare_core::request::{GpuKind, NodeId, TenantId, TenantLimits};
 use gshare_core::{BasisPoints, Bytes, Duration};
@@ -76,6 +76,9 @@ pub struct Scenario {
     /// Times of starts and requests are off by up to this much; at most 99.
     #[serde(default = "ten")]
     pub jitter_percent: u64,
+    /// How closely devices are simulated. Default `requests`.
+    #[serde(default)]
+    pub depth: Depth,
     /// The longest time until everything is quiet after the load has ended. Default 10 minutes.
     #[serde(default)]
     pub settle: Option<Span>,
@@ -321,7 +324,7 @@ impl Scenario {
             let value = self.jitter_percent.to_string();
             return Err(ScenarioError::field("jitter_percent", &value, "at most 99"));
         }
-        plan.jitter = self.jitter_percent;
+        (plan.jitter, plan.depth) = (self.jitter_percent, self.depth);
         if let Some(settle) = &self.settle {
             plan.settle = settle.positive("settle")?;
         }

@@ -3,8 +3,9 @@
 use super::book::Book;
 use super::device::Proportional;
 use super::faults::Fault;
+use super::kernels::Nodes;
 use super::outcome::{Area, Outcome, device_time, name_of};
-use super::plan::{Load, Plan};
+use super::plan::{Depth, Load, Plan};
 use super::simulated::{Body, Floor, Phase};
 use crate::arrivals::Arrivals;
 use crate::event_queue::EventQueue;
@@ -61,10 +62,9 @@ pub fn run<E>(plan: &Plan, seed: u64, make: impl Fn() -> Result<E, String>) -> R
 where
     E: Engine<Event = PlatformEvent, Action = PlatformAction>,
 {
-    let once = |tells: bool| {
-        let made = make().map_err(|claim| Failure { seed, at: Timestamp::ZERO, claim, story: Vec::new() });
-        World::new(plan, seed, made?, tells).run()
-    };
+    let refused = |claim| Failure { seed, at: Timestamp::ZERO, claim, story: Vec::new() };
+    let nodes = nodes(plan, seed).map_err(refused)?;
+    let once = |tells: bool| World::new(plan, nodes.as_ref(), seed, make().map_err(refused)?, tells).run();
     once(false).map_err(|failure| once(true).err().unwrap_or(failure))
 }
 
@@ -73,9 +73,20 @@ pub fn story<E>(plan: &Plan, seed: u64, engine: E) -> (Result<Outcome, Failure>,
 where
     E: Engine<Event = PlatformEvent, Action = PlatformAction>,
 {
-    let mut world = World::new(plan, seed, engine, true);
+    let nodes = match nodes(plan, seed) {
+        Ok(nodes) => nodes,
+        Err(claim) => {
+            let failure = Failure { seed, at: Timestamp::ZERO, claim, story: Vec::new() };
+            return (Err(failure), Vec::new());
+        }
+    };
+    let mut world = World::new(plan, nodes.as_ref(), seed, engine, true);
     let result = world.run();
     (result, world.story.unwrap_or_default().into())
+}
+
+fn nodes(plan: &Plan, seed: u64) -> Result<Option<Nodes>, String> {
+    (plan.depth == Depth::Kernels).then(|| Nodes::new(plan, seed)).transpose()
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -99,7 +110,7 @@ struct World<'a, E> {
     book: Book,
     now: Timestamp,
     queue: EventQueue<Happening>,
-    floor: Floor,
+    floor: Floor<'a>,
     bodies: BTreeMap<InstanceId, Body>,
     /// Arrivals of each function, and what they are drawn from.
     arrivals: Vec<Option<(Arrivals, Rng)>>,
@@ -121,7 +132,7 @@ impl<'a, E> World<'a, E>
 where
     E: Engine<Event = PlatformEvent, Action = PlatformAction>,
 {
-    fn new(plan: &'a Plan, seed: u64, engine: E, tells: bool) -> Self {
+    fn new(plan: &'a Plan, nodes: Option<&'a Nodes>, seed: u64, engine: E, tells: bool) -> Self {
         let mut rng = Rng::new(seed);
         let mut arrivals = Vec::new();
         for function in &plan.functions {
@@ -139,7 +150,7 @@ where
             book: Book::new(),
             now: Timestamp::ZERO,
             queue: EventQueue::new(),
-            floor: Floor::new(&plan.devices, Box::new(Proportional)),
+            floor: Floor::new(&plan.devices, Box::new(Proportional), nodes),
             bodies: BTreeMap::new(),
             closed: arrivals.iter().flatten().any(|(process, _)| process.is_closed_loop()),
             arrivals,
@@ -207,7 +218,9 @@ where
         loop {
             let happens = self.queue.next_at();
             let deadline = self.engine.next_deadline().map(|at| at.max(self.now));
-            let Some(next) = happens.into_iter().chain(deadline).min().filter(|next| *next <= end) else {
+            let kernels = self.floor.next_at().map(|at| at.max(self.now));
+            let next = happens.into_iter().chain(deadline).chain(kernels).min();
+            let Some(next) = next.filter(|next| *next <= end) else {
                 if !done(self) {
                     self.now = end;
                 }
@@ -219,7 +232,10 @@ where
                 }
                 (self.now, stalled) = (next, 0);
             }
-            if happens == Some(next) {
+            if kernels == Some(next) {
+                self.floor.advance(next)?;
+                self.schedule_ends();
+            } else if happens == Some(next) {
                 let Some((_, happening)) = self.queue.pop() else { continue };
                 self.happens(happening)?;
             } else {
@@ -306,6 +322,7 @@ where
         let report = match body.phase {
             Phase::Loading => {
                 body.phase = Phase::Up;
+                self.floor.up(self.now, body);
                 if matches!(self.plan.functions[body.function].spec.work, Work::Training { .. }) {
                     let left = self.training[body.function];
                     self.floor.begin(self.now, id, body, None, left);
@@ -323,6 +340,7 @@ where
             }
             Phase::Returning => {
                 body.phase = Phase::Up;
+                self.floor.up(self.now, body);
                 InstanceReport::Unparked
             }
             Phase::Up | Phase::Away => return Ok(()),
@@ -347,6 +365,7 @@ where
         }
         body.phase = Phase::Ended;
         body.epoch += 1;
+        self.used[function] += self.floor.down(self.now, body, false);
         self.count_training(function, id, Duration::ZERO);
         self.training[function] = self.plan.functions[function].train;
         self.schedule_ends();
@@ -356,7 +375,9 @@ where
     /// Counts training that was done until `left` of it is left.
     fn count_training(&mut self, function: usize, id: InstanceId, left: Duration) {
         let done = self.training[function].saturating_sub(left);
-        let area = self.bodies.get(&id).map_or(0, Body::area);
+        // Kernels count what they take.
+        let by_kernels = self.plan.depth == Depth::Kernels;
+        let area = self.bodies.get(&id).filter(|_| !by_kernels).map_or(0, Body::area);
         self.used[function] += u128::from(done.as_nanos()) * u128::from(area);
         self.training[function] = left;
     }
@@ -402,6 +423,7 @@ where
         while let Some(&job) = body.jobs.last() {
             left = Some(self.floor.end(self.now, job, body));
         }
+        self.used[function] += self.floor.down(self.now, body, true);
         let trains = matches!(self.plan.functions[function].spec.work, Work::Training { .. });
         if let Some(left) = left.filter(|_| trains) {
             self.count_training(function, id, left);
@@ -664,8 +686,9 @@ where
     fn moves(&mut self, id: InstanceId, from: Phase, to: Phase, takes: Duration, parts: Option<&[Part]>) {
         let takes = self.vary(takes);
         let Some(body) = self.bodies.get_mut(&id).filter(|body| body.phase == from) else { return };
-        if let Some(parts) = parts {
-            self.floor.lay(self.now, body, &self.plan.functions[body.function], parts);
+        match parts {
+            Some(parts) => self.floor.lay(self.now, body, &self.plan.functions[body.function], parts),
+            None => self.used[body.function] += self.floor.down(self.now, body, false),
         }
         body.phase = to;
         body.epoch += 1;
@@ -688,6 +711,7 @@ where
             of.name.clone_from(&function.name);
             of.used = device_time(*used);
         }
+        outcome.kernels = self.floor.kernels();
         outcome.time = self.now.saturating_since(Timestamp::ZERO);
         outcome
     }

@@ -6,8 +6,8 @@
 //! [`PlatformEvent`] and [`PlatformAction`] through all of it, and a [`Book`] that knows nothing of engine and simulation
 //! checks each event and order. The same run answers what a policy is worth: SLO attainment, latencies, cold starts, GPU time.
 //!
-//! # Model (depth: requests)
-//! Devices serve by the profile; there are no kernels.
+//! # Model
+//! At [`Depth::Requests`] devices serve by the profile; there are no kernels.
 //! - a `Start` and an `Unpark` take what the order says, a `Park` the time of the memory over a link of 12 GB/s, the end of a
 //!   stopped instance 5 ms to 50 ms, a profile 5 s to 20 s; all with jitter;
 //! - an **inference** request takes the median of the nearest measured point of the profile, at the batch size that it makes
@@ -19,8 +19,15 @@
 //! - a **training** job does its work at the pace of its slowest worker. What is done is kept when it dies (a checkpoint), and
 //!   a job that has completed begins anew when it is started again.
 //!
+//! At [`Depth::Kernels`] fractional devices belong to nodes as [`node`](crate::node) simulates them: the daemon's engine, the
+//! hook's engine in a process of each part, and kernels of 1 ms. A request is the GPU time that its profile has at the whole
+//! quota, divided by its batch; how long that takes is decided by tokens. Training does all of its work on each of its parts,
+//! and ends with the last of them. Slices and whole devices are nobody's but their holder's: they serve by the profile here too.
+//! GPU time that was used is what kernels took.
+//!
 //! # Faults
-//! See [`Fault`]. A platform is told late, and then believes what is no longer so: the book goes by what it was told, the
+//! See [`Fault`]. At the depth of kernels daemons are killed and stopped besides, processes are stopped, frames come late and clocks
+//! are set back. A platform is told late, and then believes what is no longer so: the book goes by what it was told, the
 //! devices by what is there.
 //!
 //! # The end
@@ -70,6 +77,7 @@ mod book;
 mod device;
 mod drive;
 mod faults;
+mod kernels;
 mod outcome;
 mod plan;
 mod simulated;
@@ -82,7 +90,7 @@ pub use device::{DeviceModel, FULL, InUse, Proportional};
 pub use drive::{Failure, run, story};
 pub use faults::{Fault, Faults};
 pub use outcome::{ACTIONS, FunctionOutcome, Outcome, name_of};
-pub use plan::{Function, Load, Plan};
+pub use plan::{Depth, Function, Load, Plan};
 
 #[cfg(doc)]
 use gshare_core::platform::{PlatformAction, PlatformEvent};

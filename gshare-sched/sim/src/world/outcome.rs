@@ -101,6 +101,8 @@ pub struct Outcome {
     pub deaths: BTreeMap<Life, u64>,
     /// Events that the engine was told.
     pub events: u64,
+    /// Kernels that ran, where these are simulated.
+    pub kernels: u64,
     /// Simulated time.
     pub time: Duration,
     /// The same for two runs that were the same.
@@ -127,6 +129,7 @@ impl Outcome {
             *self.deaths.entry(life).or_insert(0) += count;
         }
         self.events += other.events;
+        self.kernels += other.kernels;
         self.time = self.time.saturating_add(other.time);
         self.hash = self.hash.rotate_left(5) ^ other.hash;
     }

@@ -7,6 +7,29 @@ use gshare_core::platform::{DeviceSpec, FunctionSpec};
 use gshare_core::profile::ProfileTable;
 use gshare_core::request::{TenantId, TenantLimits};
 
+/// How closely devices are simulated, `requests` or `kernels` as text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Depth {
+    /// Devices serve by the profile. The default: for questions of a cluster, and long times.
+    #[default]
+    Requests,
+    /// On fractional devices a daemon's node and a meter in each process decide about each kernel.
+    Kernels,
+}
+
+impl core::str::FromStr for Depth {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "requests" => Ok(Self::Requests),
+            "kernels" => Ok(Self::Kernels),
+            _ => Err(format!("`{text}` is no depth: need `requests` or `kernels`")),
+        }
+    }
+}
+
 /// When a function is called.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -77,6 +100,8 @@ pub struct Plan {
     pub settle: Duration,
     /// The most lines of a story. 60 by default.
     pub story: usize,
+    /// How closely devices are simulated.
+    pub depth: Depth,
 }
 
 impl Plan {
@@ -91,6 +116,7 @@ impl Plan {
             jitter: 10,
             settle: Duration::from_secs(600),
             story: 60,
+            depth: Depth::default(),
         }
     }
 }

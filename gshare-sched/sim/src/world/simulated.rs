@@ -1,6 +1,7 @@
 //! What is simulated: devices with the programs that run on them, and the bodies of instances.
 
 use super::device::{DeviceModel, FULL, InUse};
+use super::kernels::{Nodes, Running, Worker};
 use super::plan::Function;
 use super::stages::Staged;
 use crate::rng::Rng;
@@ -53,12 +54,16 @@ pub(super) struct Body {
     pub(super) jobs: Vec<usize>,
     /// Batch sizes that were measured with its share, and the time of each.
     times: Vec<(u32, Duration)>,
+    /// The same in GPU time, where kernels are simulated.
+    gpu_times: Vec<(u32, Duration)>,
     /// Part of a device that a request takes, of 10^8.
     area: u64,
     /// What it takes of devices whose programs slow each other down.
     uses: Vec<(usize, QuotaRange)>,
     /// When each part of a pipeline is free.
     free: Vec<Timestamp>,
+    /// Its processes, where kernels are simulated.
+    workers: Vec<Worker>,
 }
 
 impl Body {
@@ -73,9 +78,11 @@ impl Body {
             told: Timestamp::ZERO,
             jobs: Vec::new(),
             times: Vec::new(),
+            gpu_times: Vec::new(),
             area: 0,
             uses: Vec::new(),
             free: Vec::new(),
+            workers: Vec::new(),
         }
     }
 
@@ -100,6 +107,8 @@ pub(super) struct Job {
     live: bool,
     /// The [`Body::uses`] of its instance.
     uses: Vec<(usize, QuotaRange)>,
+    /// Workers that have not done their part of it; 0 where kernels are not simulated.
+    parts: usize,
 }
 
 impl Job {
@@ -120,17 +129,19 @@ pub(super) struct End {
 
 /// All devices and what runs on them.
 #[derive(Debug)]
-pub(super) struct Floor {
+pub(super) struct Floor<'a> {
     pub(super) devices: Vec<Device>,
     jobs: Vec<Job>,
     spare: Vec<usize>,
     model: Box<dyn DeviceModel>,
     /// Ends of jobs that began or whose pace changed, for the caller to take out and schedule.
     pub(super) ends: Vec<End>,
+    /// The nodes, where kernels are simulated.
+    nodes: Option<Running<'a>>,
 }
 
-impl Floor {
-    pub(super) fn new(devices: &[DeviceSpec], model: Box<dyn DeviceModel>) -> Self {
+impl<'a> Floor<'a> {
+    pub(super) fn new(devices: &[DeviceSpec], model: Box<dyn DeviceModel>, nodes: Option<&'a Nodes>) -> Self {
         let device = |spec: &DeviceSpec| Device {
             spec: spec.clone(),
             there: false,
@@ -138,7 +149,51 @@ impl Floor {
             jobs: Vec::new(),
         };
         let devices = devices.iter().map(device).collect();
-        Self { devices, jobs: Vec::new(), spare: Vec::new(), model, ends: Vec::new() }
+        let nodes = nodes.map(Running::new);
+        Self { devices, jobs: Vec::new(), spare: Vec::new(), model, ends: Vec::new(), nodes }
+    }
+
+    /// When something happens next on a node whose kernels are simulated.
+    pub(super) fn next_at(&self) -> Option<Timestamp> {
+        self.nodes.as_ref().and_then(Running::next_at)
+    }
+
+    /// Lets time pass on the nodes: jobs that end now are among the ends.
+    ///
+    /// # Errors
+    /// What a node did wrong.
+    pub(super) fn advance(&mut self, now: Timestamp) -> Result<(), String> {
+        let Some(nodes) = &mut self.nodes else { return Ok(()) };
+        for task in nodes.advance(now)? {
+            let (job, epoch) = job_of(task);
+            let Some(found) = self.jobs.get_mut(job).filter(|found| found.live && found.epoch == epoch)
+            else {
+                continue;
+            };
+            found.parts = found.parts.saturating_sub(1);
+            if found.parts == 0 {
+                self.ends.push(End { job, epoch, at: now });
+            }
+        }
+        Ok(())
+    }
+
+    /// Kernels that have run.
+    pub(super) fn kernels(&self) -> u64 {
+        self.nodes.as_ref().map_or(0, Running::kernels)
+    }
+
+    /// The processes of an instance are on their devices.
+    pub(super) fn up(&mut self, now: Timestamp, body: &mut Body) {
+        let Some(nodes) = &mut self.nodes else { return };
+        let start = |part: &Part| nodes.start(now, part.gpu.index(), &part.share);
+        body.workers = body.parts.iter().filter_map(start).collect();
+    }
+
+    /// The processes of an instance leave their devices. Gives the part of a device that they have used there, of 10^8 ns.
+    pub(super) fn down(&mut self, now: Timestamp, body: &mut Body, killed: bool) -> u128 {
+        let Some(nodes) = &mut self.nodes else { return 0 };
+        body.workers.drain(..).map(|worker| nodes.end(now, worker, killed)).sum()
     }
 
     /// The job, if it is still that of the epoch.
@@ -175,9 +230,11 @@ impl Floor {
             _ => None,
         };
         let device = self.devices.get(part.gpu.index());
-        body.times = match (profile, device) {
-            (Some(profile), Some(device)) => times(profile, &device.spec, part),
-            _ => Vec::new(),
+        (body.times, body.gpu_times) = match (profile, device) {
+            (Some(profile), Some(device)) => {
+                (times(profile, &device.spec, part), gpu_times(profile, part.share.sm().get()))
+            }
+            _ => (Vec::new(), Vec::new()),
         };
     }
 
@@ -196,6 +253,17 @@ impl Floor {
         let percent = noise.between(100 - jitter, 100 + jitter);
         let vary = |time: Duration| Duration::from_nanos((time.as_nanos() * percent / 100).max(1));
         let Work::Pipeline { dag, goal } = &function.spec.work else {
+            if !body.workers.is_empty() {
+                let count = u64::try_from(body.jobs.len() + 1).unwrap_or(u64::MAX);
+                let batch = body.gpu_times.iter().find(|(batch, _)| u64::from(*batch) >= count);
+                let batch = batch.or(body.gpu_times.last()).copied();
+                let work = batch.map_or(Duration::ZERO, |(batch, time)| {
+                    Duration::from_nanos(time.as_nanos() / u64::from(batch.max(1)).min(count))
+                });
+                self.begin(now, id, body, Some(request), vary(work));
+                // Kernels count what they take.
+                return 0;
+            }
             // With those that it has already it is a batch of so many.
             let count = body.jobs.len() + 1;
             let batch =
@@ -246,12 +314,22 @@ impl Floor {
                 epoch: 0,
                 live: true,
                 uses: Vec::new(),
+                parts: 0,
             });
         }
         let new = &mut self.jobs[job];
         (new.instance, new.request, new.began, new.since, new.live) = (instance, request, now, now, true);
         // A pace that it cannot have, so that its end is scheduled.
         (new.left, new.pace) = (work.as_nanos(), 0);
+        new.parts = body.workers.len();
+        if let Some(nodes) = self.nodes.as_mut().filter(|_| new.parts > 0) {
+            // Pace and end are the node's business.
+            new.uses.clear();
+            for &worker in &body.workers {
+                nodes.give(now, worker, task_of(job, new.epoch), work);
+            }
+            return body.jobs.push(job);
+        }
         new.uses.clone_from(&body.uses);
         for (device, share) in &body.uses {
             let device = &mut self.devices[*device];
@@ -270,11 +348,18 @@ impl Floor {
     /// Ends a job, and answers the work that is left of it in ns.
     pub(super) fn end(&mut self, now: Timestamp, job: usize, body: &mut Body) -> Duration {
         let ended = &mut self.jobs[job];
-        let left = ended.left_at(now);
+        let mut left = ended.left_at(now);
+        if let Some(nodes) = self.nodes.as_ref().filter(|_| !body.workers.is_empty()) {
+            let task = task_of(job, ended.epoch);
+            left = body.workers.iter().map(|worker| nodes.left(*worker, task).as_nanos()).max().unwrap_or(0);
+        }
         ended.live = false;
         ended.epoch = ended.epoch.wrapping_add(1);
         self.spare.push(job);
         body.jobs.retain(|one| *one != job);
+        if !body.workers.is_empty() {
+            return Duration::from_nanos(left);
+        }
         for (device, share) in &body.uses {
             let device = &mut self.devices[*device];
             device.jobs.retain(|one| *one != job);
@@ -312,6 +397,29 @@ impl Floor {
         let takes = Duration::from_nanos(u64::try_from(takes).unwrap_or(u64::MAX));
         self.ends.push(End { job, epoch: paced.epoch, at: now.saturating_add(takes) });
     }
+}
+
+/// The number of a job's tasks on nodes.
+fn task_of(job: usize, epoch: u32) -> u64 {
+    (u64::try_from(job).unwrap_or(u64::MAX) << 32) | u64::from(epoch)
+}
+
+fn job_of(task: u64) -> (usize, u32) {
+    let epoch = u32::try_from(task & u64::from(u32::MAX)).unwrap_or(u32::MAX);
+    (usize::try_from(task >> 32).unwrap_or(usize::MAX), epoch)
+}
+
+/// GPU times by batch size at the measured SM share that is nearest, at the largest quota that was measured with it: a lower one
+/// makes a request wait, and the device does the same work.
+fn gpu_times(profile: &ProfileTable, sm: u16) -> Vec<(u32, Duration)> {
+    let off = |point: &&ProfilePoint| (point.sm.get().abs_diff(sm), core::cmp::Reverse(point.quota));
+    let Some(nearest) = profile.points().iter().min_by_key(off) else { return Vec::new() };
+    let there =
+        profile.points().iter().filter(|point| (point.sm, point.quota) == (nearest.sm, nearest.quota));
+    let work = |point: &ProfilePoint| {
+        Duration::from_nanos(point.p50.as_nanos() / 10_000 * u64::from(point.quota.get()))
+    };
+    there.map(|point| (point.batch, work(point))).collect()
 }
 
 /// Name of the part's slice, its compute slices, and those of the GPU.

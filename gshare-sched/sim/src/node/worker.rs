@@ -1,0 +1,153 @@
+//! Processes that work on what they are given, for a simulation around the node that decides what that is.
+//!
+//! A worker launches the kernels of a task one behind the other, waits for the last of them, and takes the next task. Workers
+//! are metered as every process here: what a task takes depends on who else is on the device, and on the daemon's word.
+
+use super::plan::{Program, Shape};
+use super::world::{Instance, Planned, World};
+use super::{Got, daemon::name_of};
+use gshare_core::wire::OnDaemonLoss;
+use gshare_core::{Duration, ResourceSpec, Timestamp};
+use std::collections::VecDeque;
+
+/// The length of a kernel of a task; a shorter task is one kernel.
+const KERNEL: Duration = Duration::from_millis(1);
+
+/// A task that a worker has completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Done {
+    /// The worker, as [`World::start_worker`] numbered it.
+    pub worker: usize,
+    /// The number that was given with the task.
+    pub task: u64,
+    /// When its last kernel ended.
+    pub at: Timestamp,
+}
+
+/// GPU time that is to be done.
+#[derive(Debug, Clone, Copy)]
+struct Task {
+    number: u64,
+    /// Length of each of its kernels.
+    kernel: Duration,
+    /// Kernels that are not launched, and those that have not ended.
+    to_launch: u64,
+    to_end: u64,
+}
+
+/// Tasks of a worker, in the order in which they came.
+#[derive(Debug, Default)]
+pub(super) struct Tasks {
+    queue: VecDeque<Task>,
+}
+
+impl Tasks {
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Length of the next kernel.
+    pub(super) fn next_kernel(&self) -> Duration {
+        self.queue.front().map_or(KERNEL, |task| task.kernel)
+    }
+
+    /// A kernel of the first task is launched. Gives whether that was its last one.
+    pub(super) fn launched(&mut self) -> bool {
+        let Some(task) = self.queue.front_mut() else { return true };
+        task.to_launch = task.to_launch.saturating_sub(1);
+        task.to_launch == 0
+    }
+
+    /// A kernel of the first task has ended. Gives the task's number if that was its last one.
+    pub(super) fn ended(&mut self) -> Option<u64> {
+        let task = self.queue.front_mut()?;
+        task.to_end = task.to_end.saturating_sub(1);
+        if task.to_end > 0 {
+            return None;
+        }
+        self.queue.pop_front().map(|task| task.number)
+    }
+
+    fn give(&mut self, number: u64, work: Duration) {
+        let kernels = (work.as_nanos() / KERNEL.as_nanos()).max(1);
+        let kernel = Duration::from_nanos((work.as_nanos() / kernels).max(1_000));
+        self.queue.push_back(Task { number, kernel, to_launch: kernels, to_end: kernels });
+    }
+
+    fn left(&self, number: u64) -> Duration {
+        let task = self.queue.iter().find(|task| task.number == number);
+        task.map_or(Duration::ZERO, |task| task.kernel.saturating_mul(task.to_end))
+    }
+}
+
+/// What the process of a worker is like beside its tasks.
+const PROGRAM: Program = Program {
+    kernel: (KERNEL, KERNEL),
+    functions: 1,
+    spread_percent: 0,
+    synchronises: false,
+    pause: (Duration::ZERO, Duration::ZERO),
+    silences: false,
+    allocates: false,
+};
+
+impl World<'_> {
+    /// When something happens next.
+    pub fn next_at(&self) -> Option<Timestamp> {
+        self.outside.queue.next_at().into_iter().chain(self.daemon.next_deadline()).min()
+    }
+
+    /// An instance of its own with one worker starts on a device, now. Gives the worker's number.
+    pub fn start_worker(&mut self, now: Timestamp, gpu: usize, spec: ResourceSpec) -> usize {
+        let (instance, shape) = (self.instances.len(), Shape::Any);
+        self.outside.book.add_instance(gpu, shape, spec);
+        let (name, on_loss) = (name_of(gpu, instance), OnDaemonLoss::Open);
+        self.instances.push(Instance { gpu, shape, name, spec, on_loss });
+        let worker = self.processes.len();
+        self.planned.push(Planned { instance, program: PROGRAM });
+        self.processes.push(None);
+        self.got.push(Got::default());
+        self.outside.book.add_process(instance, &PROGRAM);
+        self.starts(now, worker);
+        if let Some(process) = &mut self.processes[worker] {
+            process.tasks = Some(Tasks::default());
+        }
+        worker
+    }
+
+    /// Gives a worker that much GPU time to do, under a number that is unlike those of its other tasks.
+    pub fn give(&mut self, now: Timestamp, worker: usize, task: u64, work: Duration) {
+        let Some(process) = self.processes.get_mut(worker).and_then(Option::as_mut) else { return };
+        let Some(tasks) = &mut process.tasks else { return };
+        tasks.give(task, work);
+        process.has_work(now, &mut self.outside);
+    }
+
+    /// GPU time of a task that has not been done.
+    pub fn left(&self, worker: usize, task: u64) -> Duration {
+        let process = self.processes.get(worker).and_then(Option::as_ref);
+        process.and_then(|process| process.tasks.as_ref()).map_or(Duration::ZERO, |tasks| tasks.left(task))
+    }
+
+    /// A worker ends: in good order, with nothing of its tasks done any more, or killed.
+    pub fn end_worker(&mut self, now: Timestamp, worker: usize, killed: bool) {
+        match self.processes.get_mut(worker) {
+            Some(Some(process)) if !killed && process.tasks.as_ref().is_none_or(Tasks::is_empty) => {
+                process.leave(now, &mut self.outside);
+            }
+            Some(Some(_)) => self.kill(now, worker),
+            _ => {}
+        }
+    }
+
+    /// Tasks that were completed since this was last asked, in the order of their ends.
+    pub fn take_done(&mut self, done: &mut Vec<Done>) {
+        done.append(&mut self.outside.done);
+    }
+
+    /// Kernels that have run.
+    pub fn kernels(&self) -> u64 {
+        self.outside.book.figures.kernels
+    }
+}

@@ -1,0 +1,134 @@
+//! Depth: kernels. On fractional devices the daemon's [`Node`](gshare_sched::node::Node) of each node and a
+//! [`Meter`](gshare_meter::Meter) in each process decide, kernel by kernel, how long work takes.
+
+use super::plan::Plan;
+use crate::node::{self, Done, GpuPlan, NodePlan, Setup, Shape};
+use crate::rng::Rng;
+use crate::token::Terms;
+use gshare_core::platform::Regime;
+use gshare_core::share::GpuShare;
+use gshare_core::{Duration, Timestamp, TokenScheduler};
+use gshare_sched::token::{MultiToken, MultiTokenConfig};
+
+/// What the nodes of a plan are made of.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    plans: Vec<NodePlan>,
+    /// Of each device of the plan: its node's place, and its place there; none if it is not fractional.
+    places: Vec<Option<(usize, usize)>>,
+    setup: Setup,
+}
+
+impl Nodes {
+    /// Nodes as a daemon sets them up unless it is told otherwise, with faults of their own if the plan has any.
+    pub(super) fn new(plan: &Plan, seed: u64) -> Result<Self, String> {
+        let mut rng = Rng::new(seed ^ 0x006b_6572_6e65_6c73);
+        let (length, faulty) = (plan.length, !plan.faults.every.is_empty());
+        let (mut ids, mut plans, mut places) = (Vec::new(), Vec::<NodePlan>::new(), Vec::new());
+        for device in &plan.devices {
+            if device.effective_regime() != Regime::Fractional {
+                places.push(None);
+                continue;
+            }
+            let node = ids.iter().position(|id| *id == device.node).unwrap_or_else(|| {
+                ids.push(device.node);
+                plans.push(NodePlan::host(rng.next_u64(), length, faulty));
+                ids.len() - 1
+            });
+            places.push(Some((node, plans[node].gpus.len())));
+            plans[node].gpus.push(GpuPlan {
+                shape: Shape::Any,
+                memory: device.memory,
+                instances: Vec::new(),
+            });
+        }
+        Ok(Self { plans, places, setup: setup()? })
+    }
+}
+
+fn setup() -> Result<Setup, String> {
+    let mut config = MultiTokenConfig::default();
+    config.grace = Duration::from_millis(50);
+    config.max_gpus = 1_024;
+    let overtime = config.slack.saturating_add(config.grace);
+    let terms = Terms::multi_token(config.window, config.max_token, overtime, config.max_debt);
+    MultiToken::new(config.clone()).map_err(|error| error.to_string())?;
+    let tokens = move || -> Box<dyn TokenScheduler> {
+        Box::new(MultiToken::new(config.clone()).expect("was made before"))
+    };
+    Ok(Setup { tokens: Box::new(tokens), terms, error_max: node::ERROR_MAX })
+}
+
+/// A process of an instance on a fractional device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Worker {
+    node: usize,
+    number: usize,
+    /// SMs that its kernels take, in basis points.
+    sm: u64,
+}
+
+/// The nodes while they run.
+#[derive(Debug)]
+pub(super) struct Running<'a> {
+    nodes: Vec<node::World<'a>>,
+    places: &'a [Option<(usize, usize)>],
+    done: Vec<Done>,
+}
+
+impl<'a> Running<'a> {
+    pub(super) fn new(nodes: &'a Nodes) -> Self {
+        let worlds = nodes.plans.iter().map(|plan| node::World::new(plan, &nodes.setup, false)).collect();
+        Self { nodes: worlds, places: &nodes.places, done: Vec::new() }
+    }
+
+    /// When something happens next on any node.
+    pub(super) fn next_at(&self) -> Option<Timestamp> {
+        self.nodes.iter().filter_map(node::World::next_at).min()
+    }
+
+    /// Lets time pass on all nodes. Gives the tasks that were completed.
+    ///
+    /// # Errors
+    /// What a node's book or token scheduler found wrong.
+    pub(super) fn advance(&mut self, now: Timestamp) -> Result<Vec<u64>, String> {
+        for (number, node) in self.nodes.iter_mut().enumerate() {
+            node.advance(now).map_err(|what| format!("node {number}: {what}"))?;
+            node.take_done(&mut self.done);
+        }
+        Ok(self.done.drain(..).map(|done| done.task).collect())
+    }
+
+    /// A process starts with a share of a device; none where kernels are not simulated.
+    pub(super) fn start(&mut self, now: Timestamp, device: usize, share: &GpuShare) -> Option<Worker> {
+        let (node, gpu) = self.places.get(device).copied().flatten()?;
+        let spec = share.spec().ok()?;
+        let number = self.nodes[node].start_worker(now, gpu, spec);
+        Some(Worker { node, number, sm: share.sm().get().into() })
+    }
+
+    pub(super) fn give(&mut self, now: Timestamp, worker: Worker, task: u64, work: Duration) {
+        self.nodes[worker.node].give(now, worker.number, task, work);
+    }
+
+    pub(super) fn left(&self, worker: Worker, task: u64) -> Duration {
+        self.nodes[worker.node].left(worker.number, task)
+    }
+
+    /// A process ends. Gives the part of a device that it has used: time in ns x SMs, of 10^8.
+    pub(super) fn end(&mut self, now: Timestamp, worker: Worker, killed: bool) -> u128 {
+        let node = &mut self.nodes[worker.node];
+        node.end_worker(now, worker.number, killed);
+        self.used(worker)
+    }
+
+    pub(super) fn used(&self, worker: Worker) -> u128 {
+        let busy = self.nodes[worker.node].got(worker.number).busy;
+        u128::from(busy.as_nanos()) * u128::from(10_000 * worker.sm)
+    }
+
+    /// Kernels that have run.
+    pub(super) fn kernels(&self) -> u64 {
+        self.nodes.iter().map(node::World::kernels).sum()
+    }
+}
