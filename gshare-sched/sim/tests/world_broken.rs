@@ -1,0 +1,150 @@
+//! The checks of the world over platforms that are broken on purpose: each fails, and tells its story.
+
+use gshare_core::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement};
+use gshare_core::platform::{Part, PlatformAction, PlatformEvent};
+use gshare_core::{Bytes, Duration, Engine, GpuId, PlacementId, Timestamp};
+use gshare_sched::pack::{MaxRects, MaxRectsConfig};
+use gshare_sched::platform::{
+    FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig,
+};
+use gshare_sim::scenario::{Scenario, WorkText};
+use gshare_sim::world::{self, Failure, Plan};
+use std::path::Path;
+
+/// What of the scenario of everything runs on fractional devices, for so long.
+fn shared(length: &str) -> (Scenario, Plan) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/scenarios/platform/all.toml");
+    let mut scenario = Scenario::read(&path, &[("length".to_owned(), length.to_owned())]).unwrap();
+    for node in &mut scenario.node {
+        node.device.retain(|device| device.mig.is_none() && device.regime.is_none());
+    }
+    scenario.function.retain(|one| one.work != WorkText::Pipeline && one.regime.is_none());
+    let plan = scenario.plan().unwrap();
+    (scenario, plan)
+}
+
+/// The platform that ships, whose orders are changed on the way.
+struct Changed<F>(Platform, F);
+
+impl<F: FnMut(&mut Vec<PlatformAction>)> Engine for Changed<F> {
+    type Event = PlatformEvent;
+    type Action = PlatformAction;
+    type Error = <Platform as Engine>::Error;
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: PlatformEvent,
+        actions: &mut Vec<PlatformAction>,
+    ) -> Result<(), Self::Error> {
+        let before = actions.len();
+        self.0.handle(now, event, actions)?;
+        let mut orders = actions.split_off(before);
+        (self.1)(&mut orders);
+        actions.append(&mut orders);
+        Ok(())
+    }
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.0.next_deadline()
+    }
+}
+
+fn fails<F: FnMut(&mut Vec<PlatformAction>)>(change: impl Fn() -> F) -> Failure {
+    let (scenario, plan) = shared("30s");
+    let broken = || scenario.platform().map(|platform| Changed(platform, change()));
+    (0..20)
+        .find_map(|seed| world::run(&plan, seed, broken).err())
+        .expect("a platform that is broken breaks a promise in one of twenty seeds")
+}
+
+fn tells(failure: &Failure, what: &str) {
+    assert!(failure.claim.contains(what), "{failure}");
+    assert!(failure.story.len() > 10, "the story is told");
+}
+
+#[test]
+fn a_rejection_that_is_lost_leaves_a_request_without_an_answer() {
+    let lost = || {
+        |orders: &mut Vec<PlatformAction>| {
+            orders.retain(|order| !matches!(order, PlatformAction::Reject { .. }))
+        }
+    };
+    tells(&fails(lost), "request");
+}
+
+#[test]
+fn a_stop_that_is_lost_leaves_an_instance_behind() {
+    let lost = || {
+        |orders: &mut Vec<PlatformAction>| {
+            orders.retain(|order| !matches!(order, PlatformAction::Stop { .. }))
+        }
+    };
+    tells(&fails(lost), "instance");
+}
+
+#[test]
+fn a_request_that_is_dispatched_twice_is_seen() {
+    let twice = || {
+        |orders: &mut Vec<PlatformAction>| {
+            let again = orders.iter().find(|order| matches!(order, PlatformAction::Dispatch { .. })).cloned();
+            orders.extend(again);
+        }
+    };
+    tells(&fails(twice), "request");
+}
+
+#[test]
+fn instances_that_all_start_on_one_device_oversell_it() {
+    let one_device = || {
+        |orders: &mut Vec<PlatformAction>| {
+            for order in orders {
+                if let PlatformAction::Start { parts, .. } = order {
+                    parts.iter_mut().for_each(|part: &mut Part| part.gpu = GpuId(0));
+                }
+            }
+        }
+    };
+    tells(&fails(one_device), "the instances on gpu0 have");
+}
+
+/// Takes devices for twice as large as they are.
+struct Oversells(MaxRects);
+
+impl Packer for Oversells {
+    fn add_gpu(&mut self, gpu: GpuId, mut spec: GpuSpec) -> Result<(), PackError> {
+        spec.memory = Bytes(2 * spec.memory.0);
+        self.0.add_gpu(gpu, spec)
+    }
+    fn remove_gpu(&mut self, gpu: GpuId) -> Result<(), PackError> {
+        self.0.remove_gpu(gpu)
+    }
+    fn place_where(&mut self, demand: &Demand, allowed: &dyn Fn(GpuId) -> bool) -> Result<Placed, PackError> {
+        self.0.place_where(demand, allowed)
+    }
+    fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {
+        self.0.release(id)
+    }
+    fn placements(&self, visit: &mut dyn FnMut(&Placement)) {
+        self.0.placements(visit);
+    }
+    fn gpus(&self, visit: &mut dyn FnMut(&GpuStatus)) {
+        self.0.gpus(visit);
+    }
+}
+
+/// The platform is right, and one of its policies is not.
+#[test]
+fn a_packer_that_oversells_memory_is_found() {
+    let (_, plan) = shared("60s");
+    let broken = || {
+        let policies = FractionalPolicies::fast().map_err(|error| error.to_string())?;
+        let packer = Box::new(Oversells(MaxRects::new(MaxRectsConfig::default())));
+        let pool = FractionalPool::new(
+            FractionalConfig::default().with_max_wait(Duration::from_secs(30)),
+            FractionalPolicies { packer, ..policies },
+        );
+        let pool = pool.map_err(|error| error.to_string())?;
+        Platform::new(PlatformConfig::default(), vec![Box::new(pool)]).map_err(|error| error.to_string())
+    };
+    let failure = (0..20).find_map(|seed| world::run(&plan, seed, broken).err()).expect("it oversells");
+    tells(&failure, "the instances on gpu");
+}
