@@ -65,7 +65,7 @@ fn tells(failure: &Failure, what: &str) {
 fn a_rejection_that_is_lost_leaves_a_request_without_an_answer() {
     let lost = || {
         |orders: &mut Vec<PlatformAction>| {
-            orders.retain(|order| !matches!(order, PlatformAction::Reject { .. }))
+            orders.retain(|order| !matches!(order, PlatformAction::Reject { .. }));
         }
     };
     tells(&fails(lost), "request");
@@ -75,7 +75,7 @@ fn a_rejection_that_is_lost_leaves_a_request_without_an_answer() {
 fn a_stop_that_is_lost_leaves_an_instance_behind() {
     let lost = || {
         |orders: &mut Vec<PlatformAction>| {
-            orders.retain(|order| !matches!(order, PlatformAction::Stop { .. }))
+            orders.retain(|order| !matches!(order, PlatformAction::Stop { .. }));
         }
     };
     tells(&fails(lost), "instance");
