@@ -40,11 +40,21 @@ struct Seen {
 
 impl Member {
     fn start(spinners: &hooked::Spinners, program: &Path) -> Self {
+        let mut member = Self::begin(spinners, program);
+        member.is_ready();
+        member
+    }
+
+    /// One that has yet to look at its memory.
+    fn begin(spinners: &hooked::Spinners, program: &Path) -> Self {
         let environment = [("GSHARE_MEM", "256MiB"), ("GSHARE_QUOTA", "0.5")];
         let mut process = spinners.program(program, "family", 7, &environment);
-        let mut answers = BufReader::new(process.0.stdout.take().unwrap()).lines();
-        assert_eq!(answers.next().unwrap().unwrap(), "ready");
+        let answers = BufReader::new(process.0.stdout.take().unwrap()).lines();
         Self { process, answers }
+    }
+
+    fn is_ready(&mut self) {
+        assert_eq!(self.answers.next().unwrap().unwrap(), "ready");
     }
 
     fn tell(&mut self, order: &str) -> String {
@@ -156,5 +166,15 @@ fn a_run_has_no_more_than_its_limit_whether_the_daemon_is_there_or_not() {
         drop(daemon);
         assert_eq!(family.iter_mut().map(Member::fill).sum::<u64>(), 0);
     }
+    // One that comes meanwhile waits for the daemon's word, and then has what its siblings left.
+    assert_eq!(family[0].tell("free"), "ok");
+    let mut late = Member::begin(&spinners, &program);
+    within(|| spinners.truth().try_gpu_time(&late.process));
+    daemon = Process::start(dir.path(), "");
+    late.is_ready();
+    within(|| (status(&daemon).len() == 5).then_some(()));
+    let (left, filled) = (late.view().free, late.fill());
+    assert!(filled >= 8 * MIB && (left - filled) < MIB, "{filled} of {left}");
+    assert_eq!(status(&daemon).iter().map(|(_, bytes)| bytes).sum::<u64>(), LIMIT - left + filled);
     assert_eq!(spinners.said(), "");
 }

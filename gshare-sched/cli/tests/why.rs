@@ -83,7 +83,15 @@ fn of_rule<'a>(findings: &'a [Value], rule: &str) -> (u64, Option<u64>, &'a Valu
 fn each_wait_denial_and_refusal_has_its_rule_its_figures_and_its_end() {
     let daemon = Virtual::start();
     let share = spec("0.2", 100, Some(64));
-    let (mut alice, id) = common::attached(&daemon.socket, 1, "alice", share);
+    let mut alice = Client::connect(&daemon.socket);
+    alice.enter(1, "alice", share);
+    // The only process of a run waits for nobody's memory, though the daemon has just begun and its clock stands.
+    let (device, device_memory, part) = (common::DEVICE, common::DEVICE_MEMORY, Some(common::DEVICE_MEMORY));
+    alice.send(&ToDaemon::Attach { ordinal: 0, device, device_memory, allocated: Bytes::ZERO, part });
+    let id = alice.until(|message| match message {
+        ToClient::Attached { client, .. } => Some(*client),
+        _ => None,
+    });
     // The limit of this window is used up at 10 ms, by a kernel that ran over: 30 ms of 20.
     alice.send(&ToDaemon::TokenRequest { client: id });
     let (lease, _) = alice.granted();
@@ -182,6 +190,21 @@ fn a_journal_of_real_processes_says_what_held_them_up() {
     let dir = tempfile::tempdir().unwrap();
     let journal = dir.path().join("journal");
     let mut daemon = Process::start(dir.path(), &format!("[journal]\ndir = '{}'\n", journal.display()));
+    // Kernels of 30 ms, and 20 ms of a window may be used: the rest is carried into the next one, and paid back in a part of it.
+    let mut paced = program(dir.path(), &daemon.socket(), &["--name", "carol", "--quota", "0.2"], "30");
+    paced.stdin.as_mut().unwrap().write_all(&[b'\n'; 100]).unwrap();
+    let is_over = |finding: &Value| finding["rule"] == "paced_wait" && !finding["until_ns"].is_null();
+    let pause = within(|| findings(&journal, "carol").into_iter().find(is_over));
+    paced.kill().unwrap();
+    paced.wait().unwrap();
+    let ns = |key: &str| pause[key].as_u64().unwrap();
+    assert!((1..=100 * MS).contains(&ns("used_ns")) && pause["limit"] == "20%", "{pause}");
+    let lasts = ns("until_ns") - ns("from_ns");
+    assert!(
+        lasts < ns("window_ns") && pause["until"].as_str().unwrap().contains(" (granted, after "),
+        "{pause}"
+    );
+    within(|| daemon.snapshot().clients.is_empty().then_some(()));
     let options = ["--name", "alice", "--quota", "0.2", "--mem", "64MiB"];
     // A kernel of 400 ms at a limit of 20 %: the next one waits, and so does the next process of the name.
     let mut first = program(dir.path(), &daemon.socket(), &options, "400");
@@ -201,6 +224,7 @@ fn a_journal_of_real_processes_says_what_held_them_up() {
     assert_eq!((&refusal["rule"], &refusal["code"]), (&json!("refusal"), &json!("BadSpec")));
     let text = refusal["text"].as_str().unwrap();
     assert!(text.starts_with("request 90% does not fit: 20% taken, 0% reserved"), "{text}");
+    assert!(refusal["until"].as_str().unwrap().starts_with("until requests of others leave"), "{refusal}");
     first.kill().unwrap();
     first.wait().unwrap();
     within(|| client().is_none().then_some(()));
@@ -222,11 +246,13 @@ fn a_journal_of_real_processes_says_what_held_them_up() {
     };
     let throttle = find("throttle");
     assert!(throttle["used_ns"].as_u64().unwrap() >= 20 * MS && throttle["limit"] == "20%", "{throttle}");
+    assert!(throttle["until"].as_str().unwrap().contains("not before +"), "{throttle}");
     let debt = find("debt_wait");
     assert!(debt["owed_ns"].as_u64().unwrap() > 0 && debt["limit"] == "20%", "{debt}");
     assert!(debt["until"].as_str().unwrap().contains("not before +"), "{debt}");
     let denial = find("memory_denial");
     assert_eq!((&denial["of"], &denial["limit_bytes"]), (&json!("instance"), &json!(64 << 20)));
+    assert_eq!(denial["until"], "for good: the instance has no more than 64 MiB");
     let text = why(&journal, &["--client", "alice"]);
     assert_eq!(text.lines().count(), all.len(), "{text}");
 }
