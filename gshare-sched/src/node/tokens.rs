@@ -240,7 +240,7 @@ impl Node {
             match *order {
                 TokenAction::Grant { client: tenant, lease, budget, expires } => {
                     let turns = self.tenant_mut(TenantId(tenant)).map(|tenant| &mut tenant.turns);
-                    match turns.and_then(|turns| turns.granted(now, lease, budget)) {
+                    match turns.and_then(|turns| turns.granted(now, lease, (budget, expires))) {
                         Some(client) => {
                             self.send(client, ToClient::Grant { client, lease, budget, expires }, out);
                         }

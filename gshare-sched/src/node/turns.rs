@@ -16,8 +16,8 @@
 //!    charge so far is the member's own at once, and the engine's with the next settlement of a lease of the tenant
 //!    ([`Turns::settles`]). Example: a lease of 10 ms is revoked and replaced, and the kernel that ran under it turns out
 //!    to have taken 400 ms: 390 ms are late. If no lease follows, they are the tenant's overuse when it leaves.
-//! 4. `served` grows by what a member **occupies**: what it is charged for a lease, or the time that it held that by the clock, if
-//!    that is more once the lease is over. So a member that pauses between its kernels does not come first again and again. A member
+//! 4. `served` grows by what a member **occupies**: what it is charged for a lease, or the time by the clock that it
+//!    held that while another member waited, if that is more once the lease is over. So a member that pauses between its kernels does not come first again and again. A member
 //!    that was idle starts at the `served` of the last grant (start-time fair queueing): idle time is not saved up. Example: A
 //!    alone uses 10 s, then B starts; B is put at 10 s, and from there on both get every other token.
 //!
@@ -54,9 +54,10 @@ struct Held {
     charged: Duration,
     /// Late charges of earlier leases that the engine is told as part of this one.
     late: Duration,
-    /// When the member was given it.
+    /// When the member was given it, and when it ends however late that is seen.
     since: Timestamp,
-    /// How long the member held it; 0 until it is over.
+    expires: Timestamp,
+    /// How long the member held it while another one waited; 0 until it is over.
     occupied: Duration,
 }
 
@@ -230,9 +231,12 @@ impl Turns {
         }
     }
 
-    /// A lease is over that was held until now: the member is served for the time that it had the device.
+    /// A lease is over that was held until now: the member is served for the time that another one waited for it.
     fn over(&mut self, now: Timestamp, mut held: Held) -> Held {
-        held.occupied = now.saturating_since(held.since);
+        let others = self.members.iter().filter(|member| member.id != held.by);
+        if let Some(wanted) = others.filter_map(|member| member.waits).min() {
+            held.occupied = now.min(held.expires).saturating_since(wanted.max(held.since));
+        }
         if let Some(member) = self.member(held.by) {
             member.served = member.served.saturating_add(held.occupied.saturating_sub(held.charged));
         }
@@ -260,7 +264,12 @@ impl Turns {
     }
 
     /// The engine has granted a lease, or extended it. Gives who gets it; `None`: it is to be returned unused.
-    pub(super) fn granted(&mut self, now: Timestamp, lease: LeaseId, budget: Duration) -> Option<ClientId> {
+    pub(super) fn granted(
+        &mut self,
+        now: Timestamp,
+        lease: LeaseId,
+        (budget, expires): (Duration, Timestamp),
+    ) -> Option<ClientId> {
         let next = match self.held {
             Some(held) => Some(held.by),
             None => self.waiting().min_by_key(|member| (member.served, member.waits)).map(|next| next.id),
@@ -281,9 +290,10 @@ impl Turns {
             charged: Duration::ZERO,
             late: Duration::ZERO,
             since: now,
+            expires,
             occupied: Duration::ZERO,
         };
-        self.held = Some(Held { budget, ..same.unwrap_or(new) });
+        self.held = Some(Held { budget, expires, ..same.unwrap_or(new) });
         let member = self.member(id)?;
         member.waits = None;
         let served = member.served;
@@ -325,6 +335,7 @@ mod tests {
     const B: ClientId = ClientId::new(1, 0);
     const C: ClientId = ClientId::new(2, 0);
     const TOKEN: Duration = Duration::from_millis(10);
+    const LATER: Timestamp = Timestamp::from_millis(1_000_000);
 
     fn at(ms: u64) -> Timestamp {
         Timestamp::from_millis(ms)
@@ -348,13 +359,13 @@ mod tests {
         let mut turns = turns(&[A, B, C]);
         assert!(turns.ask(at(0), A));
         for lease in 0..1_000 {
-            assert_eq!(turns.granted(at(0), LeaseId(lease), TOKEN), Some(A), "nobody else waits");
+            assert_eq!(turns.granted(at(0), LeaseId(lease), (TOKEN, LATER)), Some(A), "nobody else waits");
             use_up(&mut turns, A, lease);
         }
         assert!(turns.ask(at(1_000), B), "nobody holds the lease");
         let mut got = Vec::new();
         for lease in 1_000..1_006 {
-            let next = turns.granted(at(0), LeaseId(lease), TOKEN).unwrap();
+            let next = turns.granted(at(0), LeaseId(lease), (TOKEN, LATER)).unwrap();
             use_up(&mut turns, next, lease);
             got.push(next);
         }
@@ -370,7 +381,7 @@ mod tests {
         turns.ask(at(0), B);
         let mut got = Vec::new();
         for lease in 0..8 {
-            let next = turns.granted(at(10 * lease), LeaseId(lease), TOKEN).unwrap();
+            let next = turns.granted(at(10 * lease), LeaseId(lease), (TOKEN, LATER)).unwrap();
             let now = at(10 * (lease + 1));
             turns.charged(LeaseId(lease), if next == A { Duration::from_millis(1) } else { TOKEN });
             turns.wants_again(now, next, LeaseId(lease), true);
@@ -385,27 +396,31 @@ mod tests {
     fn a_lease_is_not_extended_while_another_member_waits() {
         let mut turns = turns(&[A, B]);
         assert!(turns.ask(at(0), A));
-        assert_eq!(turns.granted(at(0), LeaseId(1), TOKEN), Some(A));
+        assert_eq!(turns.granted(at(0), LeaseId(1), (TOKEN, LATER)), Some(A));
         assert!(turns.ask(at(1), A), "an extension");
         assert!(!turns.ask(at(2), B), "the engine would extend A's lease");
-        assert_eq!(turns.granted(at(0), LeaseId(1), TOKEN.saturating_mul(2)), Some(A), "it was on its way");
+        assert_eq!(
+            turns.granted(at(0), LeaseId(1), (TOKEN.saturating_mul(2), LATER)),
+            Some(A),
+            "it was on its way"
+        );
         assert!(!turns.ask(at(3), A), "B is next");
         turns.charged(LeaseId(1), TOKEN);
         assert!(turns.wants_again(at(4), A, LeaseId(1), false).0, "B waits");
         turns.returned(at(0), LeaseId(1));
-        assert_eq!(turns.granted(at(0), LeaseId(2), TOKEN), Some(B));
+        assert_eq!(turns.granted(at(0), LeaseId(2), (TOKEN, LATER)), Some(B));
     }
 
     #[test]
     fn a_late_return_is_its_members_own_and_leaves_the_next_lease_alone() {
         let mut turns = turns(&[A, B]);
         turns.ask(at(0), A);
-        turns.granted(at(0), LeaseId(1), TOKEN);
+        turns.granted(at(0), LeaseId(1), (TOKEN, LATER));
         turns.ask(at(1), B);
         assert_eq!(turns.revoked(at(0), LeaseId(1)), Some(A));
         assert_eq!(turns.of(A).0, TOKEN, "the whole budget");
         assert!(turns.must_ask(), "for B");
-        assert_eq!(turns.granted(at(0), LeaseId(2), TOKEN), Some(B));
+        assert_eq!(turns.granted(at(0), LeaseId(2), (TOKEN, LATER)), Some(B));
         assert_eq!(turns.owner(A, LeaseId(1)), Owner::Current);
         assert_eq!([turns.owner(B, LeaseId(1)), turns.owner(A, LeaseId(2))], [Owner::Other; 2]);
         assert!(!turns.wants_again(at(2), A, LeaseId(1), true).0, "B's lease would be extended");
@@ -420,7 +435,7 @@ mod tests {
     fn what_a_member_reports_late_is_charged_with_the_next_lease() {
         let mut turns = turns(&[A, B]);
         turns.ask(at(0), A);
-        turns.granted(at(0), LeaseId(1), TOKEN);
+        turns.granted(at(0), LeaseId(1), (TOKEN, LATER));
         turns.charged(LeaseId(1), Duration::from_millis(1));
         turns.returned(at(0), LeaseId(1));
         let late = Duration::from_millis(399);
@@ -429,7 +444,7 @@ mod tests {
         assert!(!turns.charge_late(B, LeaseId(1), Duration::from_millis(500)), "its own leases only");
         assert_eq!((turns.late(), turns.of(A).0), (late, Duration::from_millis(400)));
         turns.ask(at(1), B);
-        assert_eq!(turns.granted(at(0), LeaseId(2), TOKEN), Some(B));
+        assert_eq!(turns.granted(at(0), LeaseId(2), (TOKEN, LATER)), Some(B));
         let used = Duration::from_millis(2);
         let told = turns.settles(LeaseId(2), used);
         assert_eq!((told, turns.late()), (late.saturating_add(used), Duration::ZERO));
@@ -443,14 +458,14 @@ mod tests {
     fn a_late_return_leaves_the_request_that_came_before_it() {
         let mut turns = turns(&[A]);
         turns.ask(at(0), A);
-        turns.granted(at(0), LeaseId(1), TOKEN);
+        turns.granted(at(0), LeaseId(1), (TOKEN, LATER));
         turns.revoked(at(0), LeaseId(1));
         assert!(turns.ask(at(1), A));
         let (wants, waited) = turns.wants_again(at(2), A, LeaseId(1), false);
         assert!(wants && waited == Some(at(1)));
         turns.returned(at(0), LeaseId(1));
         assert!(turns.must_ask());
-        assert_eq!(turns.granted(at(0), LeaseId(2), TOKEN), Some(A));
+        assert_eq!(turns.granted(at(0), LeaseId(2), (TOKEN, LATER)), Some(A));
     }
 
     #[test]
@@ -458,9 +473,9 @@ mod tests {
         let mut turns = turns(&[A, B]);
         turns.ask(at(0), A);
         assert_eq!(turns.leave(A), None);
-        assert_eq!(turns.granted(at(0), LeaseId(1), TOKEN), None);
+        assert_eq!(turns.granted(at(0), LeaseId(1), (TOKEN, LATER)), None);
         turns.ask(at(1), B);
-        assert_eq!(turns.granted(at(0), LeaseId(2), TOKEN), Some(B));
+        assert_eq!(turns.granted(at(0), LeaseId(2), (TOKEN, LATER)), Some(B));
         turns.charged(LeaseId(2), Duration::from_millis(3));
         assert_eq!(turns.leave(B), Some((LeaseId(2), Duration::from_millis(3))));
     }
