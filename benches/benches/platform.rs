@@ -16,6 +16,7 @@ use gshare_sched::platform::Platform;
 use gshare_sched::scale::{HeuristicHorizontal, HeuristicHorizontalConfig};
 use std::collections::VecDeque;
 use std::hint::black_box;
+use std::time::Instant;
 
 const GPUS_PER_NODE: u32 = 8;
 
@@ -96,32 +97,46 @@ fn events(c: &mut Criterion) {
             black_box(orders.len())
         });
     });
-    // An instance dies; with the next report of its function's load another is started in its place, and becomes ready.
+    // An instance dies; with the next look at its function's load another is started in its place, and becomes ready. That look is at
+    // all functions at once, and is a bench of its own.
     let mut alive: VecDeque<InstanceId> = (0..u64::from(sizes.instances)).map(InstanceId).collect();
-    group.throughput(Throughput::Elements(3));
-    group.bench_function("instance_dies_and_is_replaced", |b| {
-        b.iter(|| {
-            orders.clear();
+    let mut turn = |alone: bool| {
+        let (mut reports, mut look) = (std::time::Duration::ZERO, std::time::Duration::ZERO);
+        orders.clear();
+        let begun = Instant::now();
+        if !alone {
             let instance = alive.pop_front().expect("instances");
             let gone = PlatformEvent::Instance { instance, report: InstanceReport::Gone };
             platform.handle(now, gone, &mut orders).expect("known");
-            if let Some(due) = platform.next_deadline() {
-                now = now.max(due);
-                platform.handle(now, PlatformEvent::DeadlineReached, &mut orders).expect("in time");
-            }
-            let starts: Vec<InstanceId> = orders
-                .drain(..)
-                .filter_map(|order| match order {
-                    PlatformAction::Start { instance, .. } => Some(instance),
-                    _ => None,
-                })
-                .collect();
-            for instance in starts {
-                let ready = PlatformEvent::Instance { instance, report: InstanceReport::Ready };
-                platform.handle(now, ready, &mut orders).expect("known");
-                alive.push_back(instance);
-            }
+            reports += begun.elapsed();
+        }
+        let begun = Instant::now();
+        if let Some(due) = platform.next_deadline() {
+            now = now.max(due);
+            platform.handle(now, PlatformEvent::DeadlineReached, &mut orders).expect("in time");
+        }
+        look += begun.elapsed();
+        let starts = orders.drain(..).filter_map(|order| match order {
+            PlatformAction::Start { instance, .. } => Some(instance),
+            _ => None,
         });
+        let starts: Vec<InstanceId> = starts.collect();
+        for instance in starts {
+            let begun = Instant::now();
+            let ready = PlatformEvent::Instance { instance, report: InstanceReport::Ready };
+            platform.handle(now, ready, &mut orders).expect("known");
+            reports += begun.elapsed();
+            alive.push_back(instance);
+        }
+        (reports, look)
+    };
+    group.throughput(Throughput::Elements(2));
+    group.bench_function("instance_dies_and_another_is_ready", |b| {
+        b.iter_custom(|count| (0..count).map(|_| turn(false).0).sum());
+    });
+    group.throughput(Throughput::Elements(sizes.functions.into()));
+    group.bench_function("look_at_the_load_of_all_functions", |b| {
+        b.iter_custom(|count| (0..count).map(|_| turn(true).1).sum());
     });
     group.finish();
     engines(c, &sizes);
