@@ -24,7 +24,7 @@ pub fn in_order<T: Send, B>(
             scope.spawn(move || {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    // Nobody receives any more once `take` has stopped.
+                    // The receiver is gone once `take` has stopped.
                     if seed >= end || sender.send((seed, run(seed))).is_err() {
                         break;
                     }

@@ -173,7 +173,7 @@ impl Runtime {
             return Some(device);
         }
         let (uuid, total) = identity(ordinal)?;
-        // Nobody else knows a number that the process gave itself.
+        // A process without a number of a run has no siblings.
         let memory = match self.config.run {
             Some(_) => MemoryAccount::of_member(total),
             None => MemoryAccount::new(total),

@@ -338,7 +338,7 @@ fn a_process_waits_for_a_daemon_that_was_named() {
     assert!(told.used_ns() > 100_000_000, "{told:?}");
 }
 
-/// Others of its run may hold the limit. A process that nobody else can know has it for itself.
+/// Other processes of the run may hold the limit. A process without a run has the limit for itself.
 #[test]
 fn memory_of_a_run_is_refused_in_words_when_no_daemon_has_come_for_five_seconds() {
     let program = program("link", &[]);

@@ -2,32 +2,14 @@
 //! take time. A host that pauses between its kernels keeps its token meanwhile, and takes nothing of a busy program's request.
 
 use gshare_core::wire::OnDaemonLoss;
-use gshare_core::{Bytes, Duration, Quota, QuotaRange, ResourceSpec, SmShare, Timestamp, TokenScheduler};
-use gshare_sched::token::{MultiToken, MultiTokenConfig};
+use gshare_core::{Bytes, Duration, Quota, QuotaRange, ResourceSpec, SmShare, Timestamp};
 use gshare_sim::Rng;
-use gshare_sim::node::{self, Delays, GpuPlan, InstancePlan, Kinds, NodePlan, Program, Setup, Shape, World};
-use gshare_sim::token::Terms;
+use gshare_sim::node::{Delays, GpuPlan, InstancePlan, Kinds, NodePlan, Program, Setup, Shape, World};
 use std::collections::BTreeMap;
 
 /// Windows before anything is compared, and windows that are.
 const SETTLE: u64 = 10;
 const WINDOWS: u64 = 50;
-
-fn config() -> MultiTokenConfig {
-    let mut config = MultiTokenConfig::default();
-    config.grace = Duration::from_millis(50);
-    config
-}
-
-fn setup() -> Setup {
-    let config = config();
-    let overtime = config.slack.saturating_add(config.grace);
-    let terms = Terms::multi_token(config.window, config.max_token, overtime, config.max_debt);
-    let tokens = move || -> Box<dyn TokenScheduler> {
-        Box::new(MultiToken::new(config.clone()).expect("the default is sound"))
-    };
-    Setup { tokens: Box::new(tokens), terms, error_max: node::ERROR_MAX }
-}
 
 fn quota(request: u64, limit: u64) -> QuotaRange {
     let quota = |percent: u64| Quota::new(u16::try_from(percent * 100).unwrap()).unwrap();
@@ -81,8 +63,8 @@ fn run(seed: u64, programs: &[(QuotaRange, Program)]) -> Vec<(f64, Duration)> {
 /// GPU time of each process in the windows that are compared, as a part of their length, and its longest time without any.
 fn run_instances(seed: u64, instances: Vec<InstancePlan>) -> Vec<(f64, Duration)> {
     let processes = instances.iter().map(|instance| instance.processes.len()).sum();
-    let (plan, setup) = (plan(seed, instances), setup());
-    let window = config().window;
+    let (plan, setup) = (plan(seed, instances), Setup::daemon());
+    let window = Setup::daemon().terms.window;
     let mut world = World::new(&plan, &setup, false);
     world.advance(Timestamp::ZERO.saturating_add(window.saturating_mul(SETTLE))).unwrap();
     let before: Vec<Duration> = (0..processes).map(|process| world.got(process).busy).collect();
@@ -128,8 +110,8 @@ fn a_pausing_program_takes_nothing_of_a_busy_ones_request() {
             // A window and the longest kernel, and for each other program a token with its slack; or what the cap makes unavoidable.
             let others = Duration::from_millis(13).saturating_mul(shares.len() as u64 - 1);
             let pause = program.kernel.1.as_secs_f64() * (100.0 / share as f64 - 1.0);
-            let bound =
-                config().window.as_secs_f64().max(pause) + kernel.saturating_add(others).as_secs_f64();
+            let bound = Setup::daemon().terms.window.as_secs_f64().max(pause)
+                + kernel.saturating_add(others).as_secs_f64();
             longest = longest.max(gap.as_secs_f64() / bound);
             assert!(gap.as_secs_f64() <= bound, "case {case}, {programs:?}: {gap} without the device");
         }

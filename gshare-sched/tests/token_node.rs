@@ -1,22 +1,7 @@
 //! Whole nodes, each from one seed: the daemon's engine, a meter in each process, devices, and everything that goes wrong.
 //! `cargo run --release -p gshare-bench --bin node-sim` runs a thousand of them.
 
-use gshare_core::{Duration, TokenScheduler};
-use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use gshare_sim::node::{self, Setup};
-use gshare_sim::token::Terms;
-
-/// The engines as the daemon sets them up.
-fn setup() -> Setup {
-    let mut config = MultiTokenConfig::default();
-    config.grace = Duration::from_millis(50);
-    let overtime = config.slack.saturating_add(config.grace);
-    let terms = Terms::multi_token(config.window, config.max_token, overtime, config.max_debt);
-    let tokens = move || -> Box<dyn TokenScheduler> {
-        Box::new(MultiToken::new(config.clone()).expect("the default is sound"))
-    };
-    Setup { tokens: Box::new(tokens), terms, error_max: node::ERROR_MAX }
-}
 
 #[test]
 fn what_is_driven_is_what_ships() {
@@ -27,7 +12,7 @@ fn what_is_driven_is_what_ships() {
 
 #[test]
 fn the_device_sees_the_shares_that_were_promised_to_one_point_over_ten_windows() {
-    let (mut shares, setup) = (node::ShareReport::EMPTY, setup());
+    let (mut shares, setup) = (node::ShareReport::EMPTY, Setup::daemon());
     let mut figures = node::Figures::default();
     for seed in 0..40 {
         let report = node::run(seed, &setup).unwrap();
@@ -43,7 +28,7 @@ fn the_device_sees_the_shares_that_were_promised_to_one_point_over_ten_windows()
 
 #[test]
 fn a_seed_replays_exactly() {
-    let setup = setup();
+    let setup = Setup::daemon();
     for seed in [3, 1_000_003] {
         let (first, second) = (node::run(seed, &setup).unwrap(), node::run(seed, &setup).unwrap());
         assert_eq!(first, second);

@@ -305,7 +305,7 @@ impl<G: Ground> Device<G> {
         }
     }
 
-    /// The process runs unserved, within limits of its own: it shares them with nobody.
+    /// The process runs unserved, within limits that no other process shares: all of the memory limit is its part.
     pub(crate) fn own_memory(&self, spec: ResourceSpec) {
         if let Some(limit) = spec.memory() {
             self.ground.memory().set_part(limit);

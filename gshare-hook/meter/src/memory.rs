@@ -16,7 +16,7 @@ pub(crate) struct Shortage {
     pub(crate) ticket: Ticket,
 }
 
-/// What a thread asked between Attach and its answer, or before a daemon has said which part of the limit is the process's.
+/// A question of a thread between Attach and its answer, or before a daemon has said which part of the limit is the process's.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Deferred {
     Reserve { bytes: u64, ticket: Ticket },

@@ -47,7 +47,7 @@ pub struct Meter<G> {
     standing: Standing,
     /// Refusals in a row.
     refusals: u32,
-    /// A line about a refusal was printed, and one about memory that nobody grants.
+    /// A line about a refusal was printed, and one about memory that no daemon grants.
     told: bool,
     told_of_memory: bool,
     /// Since when somebody waits for the daemon, in ns.

@@ -249,7 +249,7 @@ fn what_is_asked_between_attach_and_its_answer_is_decided_after_it() {
     assert_eq!(bench.answer(asked), Some(true));
 }
 
-/// Its siblings may hold all of the limit.
+/// The siblings of the process may hold all of the limit.
 #[test]
 fn a_process_that_no_daemon_has_served_holds_nothing_of_a_limit_that_it_shares() {
     for (on_loss, launched) in [(OnDaemonLoss::Open, 1_000), (OnDaemonLoss::Closed, 0)] {

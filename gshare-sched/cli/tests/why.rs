@@ -85,7 +85,7 @@ fn each_wait_denial_and_refusal_has_its_rule_its_figures_and_its_end() {
     let share = spec("0.2", 100, Some(64));
     let mut alice = Client::connect(&daemon.socket);
     alice.enter(1, "alice", share);
-    // The only process of a run waits for nobody's memory, though the daemon has just begun and its clock stands.
+    // The only process of a run does not wait for siblings, though the daemon has just begun and its clock stands.
     let (device, device_memory, part) = (common::DEVICE, common::DEVICE_MEMORY, Some(common::DEVICE_MEMORY));
     alice.send(&ToDaemon::Attach { ordinal: 0, device, device_memory, allocated: Bytes::ZERO, part });
     let id = alice.until(|message| match message {

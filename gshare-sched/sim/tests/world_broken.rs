@@ -61,24 +61,19 @@ fn tells(failure: &Failure, what: &str) {
     assert!(failure.story.len() > 10, "the story is told");
 }
 
+/// Orders of a kind are lost on their way.
+fn without(lost: fn(&PlatformAction) -> bool) -> Failure {
+    fails(|| move |orders: &mut Vec<PlatformAction>| orders.retain(|order| !lost(order)))
+}
+
 #[test]
 fn a_rejection_that_is_lost_leaves_a_request_without_an_answer() {
-    let lost = || {
-        |orders: &mut Vec<PlatformAction>| {
-            orders.retain(|order| !matches!(order, PlatformAction::Reject { .. }));
-        }
-    };
-    tells(&fails(lost), "request");
+    tells(&without(|order| matches!(order, PlatformAction::Reject { .. })), "request");
 }
 
 #[test]
 fn a_stop_that_is_lost_leaves_an_instance_behind() {
-    let lost = || {
-        |orders: &mut Vec<PlatformAction>| {
-            orders.retain(|order| !matches!(order, PlatformAction::Stop { .. }));
-        }
-    };
-    tells(&fails(lost), "instance");
+    tells(&without(|order| matches!(order, PlatformAction::Stop { .. })), "instance");
 }
 
 #[test]

@@ -16,10 +16,11 @@
 //!    charge so far is the member's own at once, and the engine's with the next settlement of a lease of the tenant
 //!    ([`Turns::settles`]). Example: a lease of 10 ms is revoked and replaced, and the kernel that ran under it turns out
 //!    to have taken 400 ms: 390 ms are late. If no lease follows, they are the tenant's overuse when it leaves.
-//! 4. `served` grows by what a member **occupies**: what it is charged for a lease, or the time by the clock that it
-//!    held that while another member waited, if that is more once the lease is over. So a member that pauses between its kernels does not come first again and again. A member
-//!    that was idle starts at the `served` of the last grant (start-time fair queueing): idle time is not saved up. Example: A
-//!    alone uses 10 s, then B starts; B is put at 10 s, and from there on both get every other token.
+//! 4. `served` grows by what a member **occupies**: what it is charged for a lease, or the time by the clock that it held that
+//!    while another member waited, if that is more once the lease is over. So a member that pauses between its kernels does not
+//!    come first again and again. A member that was idle starts at the `served` of the last grant (start-time fair queueing): idle
+//!    time is not saved up. Example: A alone uses 10 s, then B starts; B is put at 10 s, and from there on both get every
+//!    other token.
 //!
 //! # Invariants
 //! At most one member holds a lease. What members were charged adds up to what the engine charged the tenant and what is
@@ -54,8 +55,9 @@ struct Held {
     charged: Duration,
     /// Late charges of earlier leases that the engine is told as part of this one.
     late: Duration,
-    /// When the member was given it, and when it ends however late that is seen.
+    /// When the member was given it.
     since: Timestamp,
+    /// When it is over, however late that is seen.
     expires: Timestamp,
     /// How long the member held it while another one waited; 0 until it is over.
     occupied: Duration,

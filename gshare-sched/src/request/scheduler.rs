@@ -85,7 +85,7 @@ use super::SchedulerConfig;
 use super::cache::{CopyState, ModelCopy};
 use super::estimate::{Estimate, Recent};
 use super::placement::PlacementRule;
-use super::queue::{Place, Queue, Request};
+use super::queue::{Queue, Request};
 use super::tenants::Tenants;
 use crate::token::ConfigError;
 use gshare_core::request::{
@@ -442,6 +442,7 @@ impl LocalityScheduler {
             for &slot in gpu.running.iter().chain(&gpu.local) {
                 let request = self.queue.get(slot);
                 assert_eq!(request.gpu, index);
+                use super::queue::Place;
                 assert!(matches!(request.place, Place::Placed | Place::Local));
                 assert!(gpu.cached(request.model).is_some(), "the model is there or on its way");
                 placed += 1;

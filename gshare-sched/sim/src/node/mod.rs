@@ -66,9 +66,10 @@ pub use world::{Got, World};
 
 use crate::token::Terms;
 use core::fmt;
-use gshare_core::TokenScheduler;
+use gshare_core::{Duration, TokenScheduler};
 use gshare_meter::Meter;
 use gshare_sched::node::Node;
+use gshare_sched::token::{MultiToken, MultiTokenConfig};
 
 /// What nodes are made of that is not drawn from the seed.
 pub struct Setup {
@@ -78,6 +79,20 @@ pub struct Setup {
     pub terms: Terms,
     /// The largest error of a share, in basis points.
     pub error_max: u64,
+}
+
+impl Setup {
+    /// The multi-token scheduler as the daemon sets it up unless it is told otherwise.
+    pub fn daemon() -> Self {
+        let mut config = MultiTokenConfig::default();
+        config.grace = Duration::from_millis(50);
+        let overtime = config.slack.saturating_add(config.grace);
+        let terms = Terms::multi_token(config.window, config.max_token, overtime, config.max_debt);
+        let tokens = move || -> Box<dyn TokenScheduler> {
+            Box::new(MultiToken::new(config.clone()).expect("the settings are within their bounds"))
+        };
+        Self { tokens: Box::new(tokens), terms, error_max: ERROR_MAX }
+    }
 }
 
 impl fmt::Debug for Setup {

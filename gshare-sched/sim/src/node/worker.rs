@@ -3,9 +3,10 @@
 //! A worker launches the kernels of a task one behind the other, waits for the last of them, and takes the next task. Workers
 //! are metered as every process here: what a task takes depends on who else is on the device, and on the daemon's word.
 
+use super::Got;
+use super::daemon::name_of;
 use super::plan::{Program, Shape};
 use super::world::{Instance, Planned, World};
-use super::{Got, daemon::name_of};
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Duration, ResourceSpec, Timestamp};
 use std::collections::VecDeque;
@@ -81,7 +82,7 @@ impl Tasks {
     }
 }
 
-/// What the process of a worker is like beside its tasks.
+/// The program of each worker; its tasks decide about its kernels.
 const PROGRAM: Program = Program {
     kernel: (KERNEL, KERNEL),
     functions: 1,

@@ -4,13 +4,14 @@
 use super::plan::Plan;
 use crate::node::{self, Done, GpuPlan, NodePlan, Setup, Shape};
 use crate::rng::Rng;
-use crate::token::Terms;
 use gshare_core::platform::Regime;
 use gshare_core::share::GpuShare;
-use gshare_core::{Duration, Timestamp, TokenScheduler};
-use gshare_sched::token::{MultiToken, MultiTokenConfig};
+use gshare_core::{Duration, Timestamp};
 
-/// What the nodes of a plan are made of.
+/// The most devices that a daemon's token scheduler takes by default.
+const MOST_DEVICES: usize = 64;
+
+/// The nodes of a plan, before they run.
 #[derive(Debug)]
 pub(super) struct Nodes {
     plans: Vec<NodePlan>,
@@ -21,6 +22,9 @@ pub(super) struct Nodes {
 
 impl Nodes {
     /// Nodes as a daemon sets them up unless it is told otherwise, with faults of their own if the plan has any.
+    ///
+    /// # Errors
+    /// A node has more than [`MOST_DEVICES`] fractional devices.
     pub(super) fn new(plan: &Plan, seed: u64) -> Result<Self, String> {
         let mut rng = Rng::new(seed ^ 0x006b_6572_6e65_6c73);
         let (length, faulty) = (plan.length, !plan.faults.every.is_empty());
@@ -35,28 +39,22 @@ impl Nodes {
                 plans.push(NodePlan::host(rng.next_u64(), length, faulty));
                 ids.len() - 1
             });
-            places.push(Some((node, plans[node].gpus.len())));
+            let place = plans[node].gpus.len();
+            if place == MOST_DEVICES {
+                return Err(format!(
+                    "{}: more than {MOST_DEVICES} fractional devices, at the depth of kernels",
+                    device.node
+                ));
+            }
+            places.push(Some((node, place)));
             plans[node].gpus.push(GpuPlan {
                 shape: Shape::Any,
                 memory: device.memory,
                 instances: Vec::new(),
             });
         }
-        Ok(Self { plans, places, setup: setup()? })
+        Ok(Self { plans, places, setup: Setup::daemon() })
     }
-}
-
-fn setup() -> Result<Setup, String> {
-    let mut config = MultiTokenConfig::default();
-    config.grace = Duration::from_millis(50);
-    config.max_gpus = 1_024;
-    let overtime = config.slack.saturating_add(config.grace);
-    let terms = Terms::multi_token(config.window, config.max_token, overtime, config.max_debt);
-    MultiToken::new(config.clone()).map_err(|error| error.to_string())?;
-    let tokens = move || -> Box<dyn TokenScheduler> {
-        Box::new(MultiToken::new(config.clone()).expect("was made before"))
-    };
-    Ok(Setup { tokens: Box::new(tokens), terms, error_max: node::ERROR_MAX })
 }
 
 /// A process of an instance on a fractional device.
