@@ -102,3 +102,13 @@ fn kernels_and_profiles_serve_the_same_scenario_alike() {
     }
     assert!(compared >= 3, "{compared} functions are called often enough");
 }
+
+#[test]
+fn a_node_with_too_many_fractional_devices_is_refused_by_name() {
+    let (mut scenario, _) = kernels("1s", true);
+    scenario.node[0].device[0].count = 65;
+    let mut plan = scenario.plan().unwrap();
+    plan.depth = Depth::Kernels;
+    let refused = world::run(&plan, 0, || scenario.platform()).unwrap_err();
+    assert!(refused.claim.contains("more than 64 fractional devices"), "{refused}");
+}
