@@ -1,8 +1,9 @@
 //! `replay SCENARIO`: runs a figure of a paper again. `replay --help` lists them.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use gshare_bench::replay;
+use std::path::PathBuf;
 
 #[derive(Debug, Parser)]
 #[command(about = "Runs a figure of a paper again and prints it beside the paper's numbers", version)]
@@ -10,6 +11,16 @@ struct Cli {
     /// Print one JSON object: {"scenario", "seeds", "rows": [{"policy", ...}], "paper": [...]}
     #[arg(long, global = true)]
     json: bool,
+    /// Print the rows as comma-separated values, the columns' names first
+    #[arg(long, global = true, conflicts_with = "json")]
+    csv: bool,
+    /// Draw one column of the rows into this SVG file: a group of bars per input, a bar per policy (fast-fig12: load and pods
+    /// over time)
+    #[arg(long, global = true, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// The column that --plot draws [default: the first one that is neither policy nor input]
+    #[arg(long, global = true, requires = "plot", value_name = "COLUMN")]
+    figure: Option<String>,
     #[command(subcommand)]
     scenario: Scenario,
 }
@@ -43,11 +54,11 @@ enum Scenario {
     /// A seed draws the bursts, the arrivals and the branches of a run, the same for every policy. The first table is of all
     /// seeds together: counts and times are added up, times of requests (P95, P99, longest, mean) averaged. The second has
     /// ours minus paper mode seed by seed, in percent of paper mode: mean ± its standard error (the mean of ever more seeds
-    /// would be within about two of them 19 times in 20), and "ahead", "behind", or "level" where it is within two standard
+    /// would be within about two of them 19 times in 20), and "better", "worse", or "level" where it is within two standard
     /// errors of 0. Below it is in how many cells ours is not worse by the first table, without tolerance.
     /// The runs are spread over the CPUs; what is printed does not depend on their number. With `--json` the second table is
-    /// `compared`: {`with`, `cells`: [{`workload`, ..., `p95_ms`: {`mean_percent`, `standard_error_percent`, `verdict`}}],
-    /// `not_worse`: {`p95_ms`: ...}, `verdicts`: {`ahead`: ...}}.
+    /// `compared`: [{`with`, `cells`: [{`workload`, ..., `p95_ms`: {`mean_percent`, `standard_error_percent`, `verdict`}}],
+    /// `not_worse`: {`p95_ms`: ...}, `verdicts`: {`better`: ...}}].
     Fluidfaas(replay::fluidfaas::Args),
     /// FluidFaaS, section 5.3: who is evicted from shared slices, and how long functions stay warm
     FluidfaasEvict(replay::fluidfaas_evict::Args),
@@ -70,7 +81,13 @@ fn main() -> Result<()> {
         Scenario::Fluidfaas(args) => replay::fluidfaas::run(args)?,
         Scenario::FluidfaasEvict(args) => replay::fluidfaas_evict::run(args)?,
     };
-    if cli.json {
+    if let Some(path) = &cli.plot {
+        let svg = replay::plot::svg(&report, cli.figure.as_deref())?;
+        std::fs::write(path, svg).with_context(|| format!("--plot: cannot write {}", path.display()))?;
+    }
+    if cli.csv {
+        print!("{}", report.csv());
+    } else if cli.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
         print!("{}", report.table());

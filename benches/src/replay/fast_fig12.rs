@@ -31,9 +31,6 @@ pub struct Args {
     /// Capacity beyond the predicted load to try, in per cent
     #[arg(long, value_delimiter = ',', default_value = "10,40")]
     headrooms: Vec<u16>,
-    /// Draw load and pods over time, of even arrivals and ours, into this SVG file
-    #[arg(long, value_name = "FILE")]
-    plot: Option<std::path::PathBuf>,
     /// Also print the load and the pods of every second, of the first run of each policy
     #[arg(long)]
     series: bool,
@@ -265,9 +262,9 @@ pub fn run(args: &Args) -> Result<Report> {
         let poisson = args.seeds.iter().map(|&seed| ("poisson", Some(seed)));
         for (arrivals, seed) in [("even", None)].into_iter().chain(poisson) {
             let run = simulate(config.clone(), max_p95, args.cold_start, seed)?;
-            if let Some(path) = args.plot.as_ref().filter(|_| number == 0 && seed.is_none()) {
+            if number == 0 && seed.is_none() {
                 let svg = plot(&run.series).map_err(|error| anyhow::anyhow!("cannot draw: {error}"))?;
-                std::fs::write(path, svg).with_context(|| path.display().to_string())?;
+                report.drawing = Some(svg);
             }
             let percent = run.violations as f64 / run.requests as f64 * 100.0;
             let mut line = row(&[

@@ -458,7 +458,7 @@ fn run_on(threads: usize, args: &Args) -> Result<Report> {
             report.rows.push(row);
         }
     }
-    report.compared = Some(compared).filter(|one| !one.cells.is_empty());
+    report.compared.extend(Some(compared).filter(|one| !one.cells.is_empty()));
     for (workload, throughput, hit) in
         [("light", "+0 %", "alike"), ("medium", "+25 %", "+90 %"), ("heavy", "+75 %", "+61 %")]
     {
@@ -596,7 +596,7 @@ mod tests {
         assert_eq!(alone, printed(3));
         let report: Value = serde_json::from_str(&alone).unwrap();
         assert_eq!(report["rows"].as_array().unwrap().len(), 8);
-        assert_eq!(report["compared"]["cells"][3]["load"], 1.0);
-        assert_eq!(report["compared"]["cells"][3]["workload"], "medium");
+        assert_eq!(report["compared"][0]["cells"][3]["load"], 1.0);
+        assert_eq!(report["compared"][0]["cells"][3]["workload"], "medium");
     }
 }

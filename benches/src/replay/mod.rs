@@ -3,7 +3,7 @@
 //! One module per figure, with `Args` (its flags) and `run` (which answers with a [`Report`]). The binary `replay`
 //! turns a report into a table, or with `--json` into one JSON object:
 //! `{"scenario", "seeds", "rows": [{"policy", ...}], "paper": [{...}]}`, and where seeds decide much `compared`, which says
-//! how sure they are, see [`paired`].
+//! how sure they are, see [`paired`]. `--csv` prints the rows alone, `--plot` draws one column of them, see [`plot`].
 
 pub mod dilu_cv;
 pub mod dilu_fig20;
@@ -18,6 +18,8 @@ pub mod lalb;
 pub mod lalb_real;
 pub mod packing;
 pub mod paired;
+pub mod plot;
+pub mod progress;
 pub mod store_memory;
 
 use anyhow::Result;
@@ -35,24 +37,27 @@ pub struct Report {
     pub seeds: Vec<u64>,
     /// One object per policy (and input).
     pub rows: Vec<Map<String, Value>>,
-    /// Ours beside another policy, seed by seed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub compared: Option<paired::Compared>,
+    /// Ours beside other policies, seed by seed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub compared: Vec<paired::Compared>,
     /// The paper's figures for the same rows.
     pub paper: Vec<Map<String, Value>>,
+    /// A drawing of the figure's own, as SVG; without one `--plot` draws bars.
+    #[serde(skip)]
+    pub drawing: Option<String>,
 }
 
 impl Report {
     /// A report without rows.
     pub const fn new(scenario: &'static str, seeds: Vec<u64>) -> Self {
-        Self { scenario, seeds, rows: Vec::new(), compared: None, paper: Vec::new() }
+        Self { scenario, seeds, rows: Vec::new(), compared: Vec::new(), paper: Vec::new(), drawing: None }
     }
 
     /// The report as text: a table of the rows, what they come to beside each other, then one of the paper's.
     pub fn table(&self) -> String {
         let mut text = format!("{} (seeds {:?})\n", self.scenario, self.seeds);
         text.push_str(&columns(&self.rows));
-        if let Some(compared) = &self.compared {
+        for compared in &self.compared {
             text.push('\n');
             text.push_str(&compared.table());
         }
@@ -62,9 +67,15 @@ impl Report {
         }
         text
     }
+
+    /// The rows as comma-separated values, the columns' names first.
+    pub fn csv(&self) -> String {
+        csv(&self.rows)
+    }
 }
 
-/// What `job` answers for each number below `jobs`, in their order, with the work divided among `threads`.
+/// What `job` answers for each number below `jobs`, in their order, with the work divided among `threads`. How far the work is
+/// goes to stderr, see [`progress`].
 ///
 /// # Errors
 /// That of the first job that failed.
@@ -73,7 +84,7 @@ pub fn in_parallel<T: Send>(
     jobs: usize,
     job: impl Fn(usize) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
-    let next = AtomicUsize::new(0);
+    let (next, progress) = (AtomicUsize::new(0), progress::Progress::new(jobs));
     let work = || {
         let mut done = Vec::new();
         loop {
@@ -82,6 +93,7 @@ pub fn in_parallel<T: Send>(
                 return done;
             }
             let answer = job(number);
+            progress.done();
             if answer.is_err() {
                 // Those before it are done or under way, so it is known which failed first.
                 next.store(jobs, Ordering::Relaxed);
@@ -103,17 +115,45 @@ pub fn row(pairs: &[(&str, Value)]) -> Map<String, Value> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
 }
 
-fn columns(rows: &[Map<String, Value>]) -> String {
+/// Columns that say what a row is about. All others are figures.
+const ABOUT: [&str; 20] = [
+    "policy",
+    "against",
+    "workload",
+    "partition",
+    "load",
+    "trace",
+    "model",
+    "input",
+    "cv",
+    "ws",
+    "arrivals",
+    "headroom_percent",
+    "max_exec_ms",
+    "instances",
+    "orders",
+    "memory_mib",
+    "max_per_min",
+    "seed",
+    "second",
+    "traces",
+];
+
+/// The columns of rows: what they are about first, figures in the order of the alphabet.
+fn keys(rows: &[Map<String, Value>]) -> Vec<&String> {
     let mut keys: Vec<&String> = Vec::new();
     for key in rows.iter().flat_map(|row| row.keys()) {
         if !keys.contains(&key) {
             keys.push(key);
         }
     }
-    // What a row is about first, whatever the alphabet says.
-    let about = ["policy", "workload", "partition", "load"];
-    keys.sort_by_key(|key| about.iter().position(|one| one == key).unwrap_or(about.len()));
-    let cell = |row: &Map<String, Value>, key: &String| match row.get(key) {
+    keys.sort_by_key(|key| ABOUT.iter().position(|one| one == key).unwrap_or(ABOUT.len()));
+    keys
+}
+
+/// A value as a cell of a table.
+fn cell(row: &Map<String, Value>, key: &str) -> String {
+    match row.get(key) {
         None => String::new(),
         Some(Value::String(text)) => text.clone(),
         Some(Value::Number(number)) => match number.as_f64() {
@@ -121,7 +161,32 @@ fn columns(rows: &[Map<String, Value>]) -> String {
             _ => number.to_string(),
         },
         Some(other) => other.to_string(),
+    }
+}
+
+/// Rows as comma-separated values, the columns' names first. A cell with a comma, a quote or a line's end is quoted.
+fn csv(rows: &[Map<String, Value>]) -> String {
+    let quoted = |text: String| match text.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text,
     };
+    let keys = keys(rows);
+    let line =
+        |cells: &mut dyn Iterator<Item = String>| cells.map(quoted).collect::<Vec<_>>().join(",") + "\n";
+    let mut text = line(&mut keys.iter().map(|key| (*key).clone()));
+    for row in rows {
+        // All digits of a number, unlike in the table.
+        text += &line(&mut keys.iter().map(|key| match row.get(*key) {
+            Some(Value::String(text)) => text.clone(),
+            Some(value) => value.to_string(),
+            None => String::new(),
+        }));
+    }
+    text
+}
+
+fn columns(rows: &[Map<String, Value>]) -> String {
+    let keys = keys(rows);
     let mut text = String::new();
     let widths: Vec<usize> = keys
         .iter()
@@ -143,6 +208,15 @@ fn columns(rows: &[Map<String, Value>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn csv_has_a_header_and_quotes_where_it_must() {
+        let rows = [
+            row(&[("policy", "ours, late last".into()), ("p95_ms", 1.23456.into())]),
+            row(&[("policy", "the \"best\"".into()), ("load", 1.into())]),
+        ];
+        assert_eq!(csv(&rows), "policy,load,p95_ms\n\"ours, late last\",,1.23456\n\"the \"\"best\"\"\",1,\n");
+    }
 
     #[test]
     fn answers_come_in_order_whatever_the_threads() {

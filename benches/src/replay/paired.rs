@@ -14,11 +14,11 @@ use std::collections::BTreeMap;
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// Better, by more than two standard errors.
-    Ahead,
+    Better,
     /// Within two standard errors of the other.
     Level,
     /// Worse, by more than two standard errors.
-    Behind,
+    Worse,
     /// One seed has no standard error.
     OneSeed,
 }
@@ -26,9 +26,9 @@ pub enum Verdict {
 impl Verdict {
     const fn words(self) -> &'static str {
         match self {
-            Self::Ahead => "ahead",
+            Self::Better => "better",
             Self::Level => "level",
-            Self::Behind => "behind",
+            Self::Worse => "worse",
             Self::OneSeed => "one seed, so no standard error,",
         }
     }
@@ -60,8 +60,8 @@ impl Paired {
         let better = if less_is_better { -mean } else { mean };
         let verdict = match error {
             None => Verdict::OneSeed,
-            Some(error) if better > 2.0 * error => Verdict::Ahead,
-            Some(error) if better < -2.0 * error => Verdict::Behind,
+            Some(error) if better > 2.0 * error => Verdict::Better,
+            Some(error) if better < -2.0 * error => Verdict::Worse,
             Some(_) => Verdict::Level,
         };
         Some(Self { mean_percent: mean, standard_error_percent: error, verdict })
@@ -81,7 +81,7 @@ impl Paired {
 #[derive(Debug, Serialize)]
 pub struct Compared {
     /// Name of the other policy.
-    pub with: &'static str,
+    pub with: String,
     /// The figures that are compared, and whether less is better.
     #[serde(skip)]
     pub figures: &'static [(&'static str, bool)],
@@ -116,9 +116,9 @@ pub struct Run {
 
 impl Compared {
     /// Nothing compared yet.
-    pub fn new(with: &'static str, figures: &'static [(&'static str, bool)]) -> Self {
-        let verdicts = [Verdict::Ahead, Verdict::Level, Verdict::Behind].map(|verdict| (verdict, 0)).into();
-        Self { with, figures, cells: Vec::new(), not_worse: BTreeMap::new(), verdicts }
+    pub fn new(with: impl Into<String>, figures: &'static [(&'static str, bool)]) -> Self {
+        let verdicts = [Verdict::Better, Verdict::Level, Verdict::Worse].map(|verdict| (verdict, 0)).into();
+        Self { with: with.into(), figures, cells: Vec::new(), not_worse: BTreeMap::new(), verdicts }
     }
 
     /// One more input.
@@ -171,8 +171,8 @@ mod tests {
         let more = Paired::new(&pairs, false).unwrap();
         assert!((more.mean_percent - 10.0).abs() < 1e-9);
         assert!((more.standard_error_percent.unwrap() - 5.0 / 3.0_f64.sqrt()).abs() < 1e-9);
-        assert_eq!(more.text(), "+10.0 ± 2.9 % ahead");
-        assert_eq!(Paired::new(&pairs, true).unwrap().verdict, Verdict::Behind);
+        assert_eq!(more.text(), "+10.0 ± 2.9 % better");
+        assert_eq!(Paired::new(&pairs, true).unwrap().verdict, Verdict::Worse);
         let level = Paired::new(&[(10.0, 11.0), (20.0, 19.5), (30.0, 30.2)], false).unwrap();
         assert_eq!(level.verdict, Verdict::Level);
         assert_eq!(Paired::new(&[(10.0, 10.0); 2], false).unwrap().text(), "+0.000 ± 0.000 % level");
@@ -197,7 +197,7 @@ mod tests {
         compared.push(row(&[("load", 1.0.into())]), &run(10.0, [9.0, 11.0]), &run(10.0001, [11.0, 9.0002]));
         compared.push(row(&[("load", 2.0.into())]), &run(10.0, [9.0, 11.0]), &run(10.0, [9.0, 11.0]));
         assert_eq!(compared.not_worse["p95_ms"], 1);
-        assert!(compared.table().contains("of 2 comparisons: ahead in 0, level in 2, behind in 0"));
+        assert!(compared.table().contains("of 2 comparisons: better in 0, level in 2, worse in 0"));
         let json = serde_json::to_value(&compared).unwrap();
         assert_eq!(json["cells"][0]["p95_ms"]["verdict"], "level");
         assert_eq!(json["verdicts"]["level"], 2);
