@@ -11,7 +11,7 @@
 //! |---|---|---|
 //! | [`planner::Grid`] | a whole [`ProfileTable`](gshare_core::profile::ProfileTable) | FaST-GShare, section 3.2 |
 //! | [`planner::TrainingSearch`] | request and limit of a training function | Dilu, section 3.2 |
-//! | [`planner::HybridGrowth`] | SM share and batch size of an inference function | Dilu, section 3.2 |
+//! | [`planner::EfficacySearch`] | SM share and batch size of an inference function | Dilu, section 3.2, by a search of our own |
 //! | [`planner::BatchLine`] | time to load, and time to infer by batch size | GPU-enabled FaaS (LALB), section 4 |
 //!
 //! | module | |
@@ -31,7 +31,7 @@
 //! ```
 //! use gshare_core::profile::ProfilePoint;
 //! use gshare_core::{Duration, Quota, SmShare};
-//! use gshare_profile::planner::{HybridGrowth, Journal, Measurement, Planner, Step, Trial};
+//! use gshare_profile::planner::{EfficacySearch, Journal, Measurement, Planner, Step, Trial};
 //!
 //! // Stands for a run on a GPU: up to 50 % of the SMs twice as many are twice as fast.
 //! let measure = |setting: gshare_core::profile::Setting| {
@@ -40,7 +40,7 @@
 //!     let exec = Duration::from_nanos((seconds * 1e9) as u64);
 //!     ProfilePoint::measured(setting.sm, setting.quota, setting.batch, f64::from(setting.batch) / seconds, exec, exec)
 //! };
-//! let planner = HybridGrowth::new(Duration::from_millis(50))?;
+//! let planner = EfficacySearch::new(Duration::from_millis(50))?;
 //! let mut journal = Journal::default();
 //! let choice = loop {
 //!     match planner.next(&journal)? {

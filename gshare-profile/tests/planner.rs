@@ -5,10 +5,11 @@
 use gshare_core::profile::{ProfileError, ProfilePoint, RequestRate, Setting};
 use gshare_core::{Duration, Quota, SmShare};
 use gshare_profile::planner::{
-    BatchLine, Grid, HybridGrowth, InferenceChoice, Journal, JournalError, Measurement, Outcome, PlanError,
+    BatchLine, EfficacySearch, Grid, InferenceChoice, Journal, JournalError, Measurement, Outcome, PlanError,
     Planner, Step, TrainingSearch, Trial,
 };
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
 use std::collections::BTreeMap;
 
 /// A function: time of a batch in seconds, or why it cannot run.
@@ -61,68 +62,59 @@ fn tabled(rows: &[(u32, &[(u16, f64)])]) -> impl Fn(Setting) -> Result<f64, Stri
     }
 }
 
-/// The example of the essay; the times are those published with Dilu for `ResNet152` on an A100, where they matter.
+/// Dilu's published times in ms of `ResNet152` on an A100: batches of 1 to 32, shares of 10 to 100 %.
+const RESNET152: [(u32, [f64; 10]); 6] = [
+    (1, [28.1, 21.2, 19.9, 19.4, 20.0, 20.6, 19.6, 19.4, 19.8, 19.6]),
+    (2, [36.9, 22.2, 21.4, 20.3, 20.9, 21.2, 20.5, 20.1, 21.0, 20.4]),
+    (4, [50.7, 28.4, 25.2, 24.2, 23.8, 24.9, 24.0, 24.5, 23.5, 23.4]),
+    (8, [70.2, 38.1, 28.7, 26.0, 25.7, 26.3, 24.8, 25.0, 25.2, 25.9]),
+    (16, [104.2, 55.5, 40.0, 32.3, 27.1, 28.4, 26.3, 26.1, 25.9, 25.8]),
+    (32, [177.9, 94.2, 67.3, 54.9, 44.8, 42.1, 40.2, 38.9, 37.9, 32.2]),
+];
+
+/// The example of the essay.
 #[test]
-fn hybrid_growth_the_example_of_the_essay() {
-    let function = tabled(&[
-        (1, &[(10, 28.1)]),
-        (2, &[(10, 36.9)]),
-        (4, &[(20, 28.4)]),
-        (8, &[(20, 38.1)]),
-        (16, &[(30, 39.97), (40, 33.8)]),
-        (32, &[(40, 54.9)]),
-    ]);
-    let planner = HybridGrowth::new(Duration::from_millis(40)).unwrap();
-    let (choice, journal) = drive(&planner, &function, Journal::default());
+fn efficacy_search_the_example_of_the_essay() {
+    let rows: Vec<_> = RESNET152
+        .iter()
+        .map(|(batch, row)| (*batch, (1..=10u16).map(|step| step * 10).zip(*row).collect::<Vec<_>>()))
+        .collect();
+    let rows: Vec<_> = rows.iter().map(|(batch, row)| (*batch, row.as_slice())).collect();
+    let planner = EfficacySearch::new(Duration::from_millis(40)).unwrap();
+    let (choice, journal) = drive(&planner, &tabled(&rows), Journal::default());
     let choice = choice.unwrap();
-    assert_eq!(settings(&journal), [(1, 10), (2, 10), (4, 20), (8, 20), (16, 30), (32, 40), (16, 40)]);
-    assert_eq!((choice.point.batch, choice.point.sm.get(), choice.trials), (16, 3_000, 7));
+    assert_eq!((choice.point.batch, choice.point.sm.get()), (16, 3_000));
     assert_eq!(choice.limit.get(), 6_000, "twice the request");
+    assert_eq!(choice.trials, journal.trials().len());
+    assert!(choice.trials <= 10, "{:?}", settings(&journal));
 }
 
-/// Dilu's search as published answers (4, 20 %) for such a function; (4, 30 %) is 12 % more effective.
+/// A time that hardly depends on the batch, as that of small vision models: the largest batch on the smallest share is best,
+/// and far from where doubling from batch 1 stops.
 #[test]
-fn hybrid_growth_probes_beside_the_point_where_it_stops() {
-    let function = tabled(&[
-        (1, &[(10, 31.1)]),
-        (2, &[(10, 57.2)]),
-        (4, &[(20, 57.7), (30, 34.2), (40, 29.0)]),
-        (8, &[(30, 64.8), (40, 56.4)]),
-    ]);
-    let planner = HybridGrowth::new(Duration::from_millis(60)).unwrap();
+fn efficacy_search_jumps_where_the_batch_is_free() {
+    let function = |setting: Setting| {
+        let wobble = 0.001 * f64::from(setting.batch.trailing_zeros() * 7 % 5) / 4.0;
+        Ok(0.014 + wobble + 0.000_001 * f64::from(setting.batch) / setting.sm.as_fraction())
+    };
+    let planner = EfficacySearch::new(Duration::from_millis(20)).unwrap();
     let (choice, journal) = drive(&planner, &function, Journal::default());
     let choice = choice.unwrap();
-    assert_eq!((choice.point.batch, choice.point.sm.get()), (4, 3_000));
-    assert_eq!(settings(&journal), [(1, 10), (2, 10), (4, 20), (8, 30), (4, 30), (4, 40), (8, 40)]);
-}
-
-/// GPT2's published times: from (1, 10 %) to (2, 20 %) the efficacy falls by 6 %, and beyond lies the best.
-#[test]
-fn hybrid_growth_goes_through_a_small_dip() {
-    let function = tabled(&[
-        (1, &[(10, 38.2)]),
-        (2, &[(10, 64.6), (20, 40.7)]),
-        (4, &[(30, 49.7), (40, 42.6)]),
-        (8, &[(40, 73.9)]),
-    ]);
-    let planner = HybridGrowth::new(Duration::from_millis(60)).unwrap();
-    let (choice, journal) = drive(&planner, &function, Journal::default());
-    let choice = choice.unwrap();
-    assert_eq!((choice.point.batch, choice.point.sm.get()), (4, 3_000));
-    assert_eq!(settings(&journal), [(1, 10), (2, 10), (2, 20), (4, 30), (8, 40), (4, 40)]);
+    assert_eq!((choice.point.batch, choice.point.sm.get()), (32, 1_000));
+    assert!(journal.trials().len() <= 5, "{:?}", settings(&journal));
 }
 
 #[test]
-fn hybrid_growth_says_which_slo_no_point_meets() {
+fn efficacy_search_says_which_slo_no_point_meets() {
     let function = |setting: Setting| Ok(0.020 * f64::from(setting.batch) / setting.sm.as_fraction());
-    let planner = HybridGrowth::new(Duration::from_millis(19)).unwrap();
+    let planner = EfficacySearch::new(Duration::from_millis(19)).unwrap();
     let (found, journal) = drive(&planner, &function, Journal::default());
     assert_eq!(
         found.unwrap_err().to_string(),
         "no setting has a p95 of at most 19ms; the shortest is 20ms, at (batch 1, 100% of the SMs, 100% of the time)"
     );
     assert!(settings(&journal).contains(&(1, 100)), "all SMs were tried before it was said");
-    let planner = HybridGrowth::new(Duration::from_millis(20)).unwrap();
+    let planner = EfficacySearch::new(Duration::from_millis(20)).unwrap();
     let choice = drive(&planner, &function, Journal::default()).0.unwrap();
     assert_eq!(
         (choice.point.sm, choice.limit),
@@ -133,7 +125,7 @@ fn hybrid_growth_says_which_slo_no_point_meets() {
 
 #[test]
 fn a_trial_that_fails_is_never_chosen_and_never_waited_for() {
-    let planner = HybridGrowth::new(Duration::from_millis(100)).unwrap();
+    let planner = EfficacySearch::new(Duration::from_millis(100)).unwrap();
     let (found, _) = drive(&planner, &|_| Err("out of memory".to_owned()), Journal::default());
     assert_eq!(
         found.unwrap_err().to_string(),
@@ -210,11 +202,15 @@ fn a_strategy_that_cannot_be_is_refused_by_field() {
         other => panic!("{other}"),
     };
     let sm = |percent| SmShare::from_percent(percent).unwrap();
-    assert_eq!(field(HybridGrowth::new(Duration::ZERO).unwrap_err()), "max_exec");
-    let hybrid = || HybridGrowth::new(Duration::from_millis(1)).unwrap();
-    assert_eq!(field(hybrid().with_max_batch(3).unwrap_err()), "max_batch");
-    assert_eq!(field(hybrid().with_step(sm(0)).unwrap_err()), "step");
-    assert_eq!(field(hybrid().with_step(sm(7)).unwrap_err()), "step");
+    assert_eq!(field(EfficacySearch::new(Duration::ZERO).unwrap_err()), "max_exec");
+    let search = || EfficacySearch::new(Duration::from_millis(1)).unwrap();
+    assert_eq!(field(search().with_batches(vec![]).unwrap_err()), "batches");
+    assert_eq!(field(search().with_batches(vec![0, 1]).unwrap_err()), "batches");
+    assert_eq!(field(search().with_batches(vec![2, 2]).unwrap_err()), "batches");
+    assert_eq!(field(search().with_shares(vec![]).unwrap_err()), "shares");
+    assert_eq!(field(search().with_shares(vec![sm(0), sm(7)]).unwrap_err()), "shares");
+    assert_eq!(field(search().with_shares(vec![sm(9), sm(7)]).unwrap_err()), "shares");
+    assert_eq!(field(search().with_max_trials(1).unwrap_err()), "max_trials");
     assert_eq!(field(TrainingSearch::new(0).unwrap_err()), "batch");
     assert_eq!(field(TrainingSearch::new(1).unwrap().with_step(sm(30)).unwrap_err()), "step");
     assert_eq!(field(Grid::new(vec![], vec![Quota::WHOLE], vec![1]).unwrap_err()), "sms");
@@ -306,15 +302,42 @@ fn resumes<P: Planner<Answer: std::fmt::Debug>>(
     Ok(())
 }
 
+/// Over 400 functions of a fixed cost and a cost per request that SMs divide, drawn with one seed: it finds an answer wherever there
+/// is one, and loses little on average.
+#[test]
+fn efficacy_search_comes_near_the_optimum() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let (mut lost, mut found_best, mut with_answer) = (0.0, 0, 0);
+    for _ in 0..400 {
+        let inputs = (made(0.0, false), 5u64..200).new_tree(&mut runner).unwrap();
+        let (made, millis) = inputs.current();
+        let bound = Duration::from_millis(millis);
+        let planner = EfficacySearch::new(bound).unwrap();
+        let (found, _) = drive(&planner, &|setting| made.run(setting), Journal::default());
+        let optimum = exhaustive(&made, bound);
+        assert_eq!(found.is_ok(), optimum.is_some(), "{made:?} within {bound}");
+        if let (Ok(choice), Some(optimum)) = (found, optimum) {
+            let efficacy = |point: &ProfilePoint| point.throughput.as_f64() / point.sm.as_fraction();
+            let part = efficacy(&choice.point) / efficacy(&optimum);
+            lost += 1.0 - part;
+            found_best += usize::from(part > 1.0 - 1e-9);
+            with_answer += 1;
+        }
+    }
+    let mean = lost / f64::from(with_answer);
+    assert!(mean < 0.015, "{mean:.4} lost on average");
+    assert!(found_best * 10 >= with_answer as usize * 9, "the optimum in {found_best} of {with_answer}");
+}
+
 proptest! {
     /// Whatever the function: an answer is a measured point within the bound, the best of those measured, and at
     /// most the whole grid was tried; an error is that even all SMs are too slow, or fail.
     #[test]
-    fn hybrid_growth_never_answers_with_a_point_that_is_too_slow(made in made(0.3, true), millis in 5u64..200) {
+    fn efficacy_search_never_answers_with_a_point_that_is_too_slow(made in made(0.3, true), millis in 5u64..200) {
         let bound = Duration::from_millis(millis);
-        let planner = HybridGrowth::new(bound).unwrap();
+        let planner = EfficacySearch::new(bound).unwrap();
         let (found, journal) = drive(&planner, &|setting| made.run(setting), Journal::default());
-        prop_assert!(journal.trials().len() <= 60);
+        prop_assert!(journal.trials().len() <= 10);
         let measured = journal.trials().iter().filter_map(|trial| match &trial.outcome {
             Outcome::Measured(measurement) => Some(measurement.point),
             _ => None,
@@ -327,26 +350,6 @@ proptest! {
                 prop_assert_eq!(trials, journal.trials().len());
             }
             Err(_) => prop_assert!(best.is_none()),
-        }
-    }
-
-    /// For functions of a fixed cost and a cost per request that SMs divide, the answer is at least three quarters as
-    /// effective as the optimum of the grid, in a quarter of its trials.
-    #[test]
-    fn hybrid_growth_comes_near_the_optimum(made in made(0.0, false), millis in 5u64..200) {
-        let bound = Duration::from_millis(millis);
-        let planner = HybridGrowth::new(bound).unwrap();
-        let (found, journal) = drive(&planner, &|setting| made.run(setting), Journal::default());
-        let optimum = exhaustive(&made, bound);
-        prop_assert_eq!(found.is_ok(), optimum.is_some());
-        if let (Ok(choice), Some(optimum)) = (found, optimum) {
-            let efficacy = |point: &ProfilePoint| point.throughput.as_f64() / point.sm.as_fraction();
-            prop_assert!(
-                efficacy(&choice.point) >= 0.75 * efficacy(&optimum),
-                "{} at {} for {} at {}",
-                choice.point.throughput, choice.point.setting(), optimum.throughput, optimum.setting()
-            );
-            prop_assert!(journal.trials().len() <= 15, "{}", journal.trials().len());
         }
     }
 
@@ -372,7 +375,7 @@ proptest! {
     #[test]
     fn a_killed_run_goes_on_where_it_was(made in made(0.3, true), millis in 5u64..200) {
         let function = |setting: Setting| made.run(setting);
-        resumes(&HybridGrowth::new(Duration::from_millis(millis)).unwrap(), &function)?;
+        resumes(&EfficacySearch::new(Duration::from_millis(millis)).unwrap(), &function)?;
         resumes(&TrainingSearch::new(8).unwrap(), &function)?;
         resumes(&Grid::fast_gshare(2).unwrap(), &function)?;
         resumes(&BatchLine::new(SmShare::WHOLE, Quota::WHOLE, vec![1, 2, 4, 8, 16]).unwrap(), &function)?;
@@ -387,7 +390,7 @@ fn a_journal_is_read_back_as_it_was_written() {
         16 => Err("out of memory".to_owned()),
         batch => Ok(0.002 * f64::from(batch) / setting.sm.as_fraction()),
     };
-    let planner = HybridGrowth::new(Duration::from_millis(200)).unwrap();
+    let planner = EfficacySearch::new(Duration::from_millis(200)).unwrap();
     let (_, journal) = drive(&planner, &function, Journal::default());
     let text = serde_json::to_string(&journal).unwrap();
     assert_eq!(serde_json::from_str::<Journal>(&text).unwrap(), journal);

@@ -5,7 +5,7 @@ use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
 use gshare_core::{BasisPoints, Duration, Quota, SmShare};
 use gshare_profile::executor::{Begin, ExecError, Reply, Virtual, simulated_gpu};
 use gshare_profile::load::Load;
-use gshare_profile::planner::{Grid, HybridGrowth, Journal, Outcome, PlanError, Trial};
+use gshare_profile::planner::{EfficacySearch, Grid, Journal, Outcome, PlanError, Trial};
 use gshare_profile::run::{Record, RunError, Sink, run};
 use gshare_profile::trial::{Measured, TrialConfig, TrialError, measure};
 
@@ -151,7 +151,7 @@ fn a_setting_that_fails_is_kept_as_failed_and_the_run_goes_on() {
     let reply = |setting: Setting, _| {
         Reply::After(MS(u64::from(10 + setting.batch) * 100 / u64::from(setting.sm.get() / 100)))
     };
-    let planner = HybridGrowth::new(MS(60)).unwrap();
+    let planner = EfficacySearch::new(MS(60)).unwrap();
     let mut journal = Journal::default();
     let config = TrialConfig::default();
     let choice = run(&planner, &mut Virtual::new(begin, reply), &config, &mut journal, &mut ()).unwrap();
@@ -160,7 +160,7 @@ fn a_setting_that_fails_is_kept_as_failed_and_the_run_goes_on() {
     assert!(journal.trials().iter().any(failed), "{journal:?}");
 
     // Nothing meets the SLO: said so, with the best there is.
-    let planner = HybridGrowth::new(MS(9)).unwrap();
+    let planner = EfficacySearch::new(MS(9)).unwrap();
     let error = run(&planner, &mut Virtual::new(begin, reply), &config, &mut Journal::default(), &mut ());
     assert!(matches!(error, Err(RunError::Plan(PlanError::SloUnreachable { .. }))));
 }
@@ -184,7 +184,7 @@ fn what_fails_everywhere_ends_the_run_and_keeps_nothing() {
         fn stop(&mut self) {}
     }
     let mut journal = Journal::default();
-    let planner = HybridGrowth::new(MS(60)).unwrap();
+    let planner = EfficacySearch::new(MS(60)).unwrap();
     let error = run(&planner, &mut Missing, &TrialConfig::default(), &mut journal, &mut ());
     assert!(matches!(error, Err(RunError::Trial(TrialError::Exec(ExecError::Unavailable(_))))));
     assert!(journal.trials().is_empty());

@@ -1,10 +1,15 @@
 //! Dilu, table 2: how many trials it takes to find the best SM share and batch size of an inference function.
 //!
 //! Each file of a folder is one model's profile: lines of `batch,SM %,execution seconds,requests per second`, for every
-//! batch size and share of a grid. The searches may look at one line per trial; what they choose is compared with the best of
-//! all lines that keep to the bound.
+//! batch size and share of a grid; or a file has many models' and begins with the header
+//! `model,batch,sm_pct,quota_pct,latency_ms`, of which the lines with all of the time count. The searches may look at one line per
+//! trial; what they choose is compared with the best of all lines that keep to the bound.
 //!
 //! A model of the table without a file in the folder has a row that says so.
+//!
+//! With `--sweep N` every model is searched under N bounds, evenly by factor from 1.1 times the time of one request on the whole GPU
+//! to the longest time of its profile, at least twice the first. A row is all of that for a file: in how many searches
+//! the optimum was found, how much of its efficacy was lost on average and at worst (100 where nothing was found), and trials.
 //!
 //! Policies: `traversal` (all lines), `published` (Hybrid Growth Search as the authors' scripts run it), `ours`.
 
@@ -12,7 +17,8 @@ use super::{Report, row};
 use anyhow::{Context, Result, bail};
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
 use gshare_core::{Duration, Quota, SmShare};
-use gshare_profile::planner::{HybridGrowth, Journal, Measurement, Planner, Step, Trial};
+use gshare_profile::planner::{EfficacySearch, Journal, Measurement, PlanError, Planner, Step, Trial};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Flags.
@@ -24,6 +30,9 @@ pub struct Args {
     /// Longest execution time of one batch, for models that table 2 does not bound
     #[arg(long, default_value = "50ms")]
     max_exec: Duration,
+    /// Search every model under so many bounds, and print what that comes to by file
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1_000))]
+    sweep: Option<u32>,
 }
 
 /// Bounds with which the published profiles give table 2's counts, and its row for Dilu.
@@ -48,19 +57,18 @@ pub fn run(args: &Args) -> Result<Report> {
     for path in paths {
         let text =
             std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let table = parse(&text).with_context(|| path.display().to_string())?;
-        let model = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-        let known = MODELS.iter().find(|(name, ..)| model.contains(name));
-        found.extend(known.map(|(name, ..)| *name));
-        let bounds = match known {
-            // The published search misses the optimum at 60 ms, the bound of the authors' simulation.
-            Some(("roberta", ..)) => vec![Duration::from_millis(50), Duration::from_millis(60)],
-            Some((_, millis, _)) => vec![Duration::from_millis(*millis)],
-            None => vec![args.max_exec],
-        };
-        for max_exec in bounds {
-            compare(&mut report, &model, &table, max_exec)?;
+        let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        let tables = parse_file(&stem, &text).with_context(|| path.display().to_string())?;
+        if let Some(bounds) = args.sweep {
+            sweep(&mut report, &stem, &tables, bounds)?;
+            continue;
         }
+        for (model, table) in tables {
+            one_model(&mut report, args, &mut found, &model, &table)?;
+        }
+    }
+    if args.sweep.is_some() {
+        return Ok(report);
     }
     for (model, millis, _) in MODELS.iter().filter(|(model, ..)| !found.contains(model)) {
         report.rows.push(row(&[
@@ -78,6 +86,123 @@ pub fn run(args: &Args) -> Result<Report> {
         ]));
     }
     Ok(report)
+}
+
+/// The searches on one model, under the bounds of table 2 where it is one of its models.
+fn one_model(
+    report: &mut Report,
+    args: &Args,
+    found: &mut Vec<&'static str>,
+    model: &str,
+    table: &ProfileTable,
+) -> Result<()> {
+    let known = MODELS.iter().find(|(name, ..)| model.contains(name));
+    found.extend(known.map(|(name, ..)| *name));
+    let bounds = match known {
+        // The published search misses the optimum at 60 ms, the bound of the authors' simulation.
+        Some(("roberta", ..)) => vec![Duration::from_millis(50), Duration::from_millis(60)],
+        Some((_, millis, _)) => vec![Duration::from_millis(*millis)],
+        None => vec![args.max_exec],
+    };
+    for max_exec in bounds {
+        compare(report, model, table, max_exec)?;
+    }
+    Ok(())
+}
+
+/// What searches of all models of a file under many bounds come to.
+#[derive(Debug, Default)]
+struct Sweep {
+    searches: u32,
+    optimum: u32,
+    lost_percent: f64,
+    worst_percent: f64,
+    trials: usize,
+    most_trials: usize,
+}
+
+impl Sweep {
+    fn add(&mut self, found: Option<&ProfilePoint>, best: &ProfilePoint, trials: usize) {
+        let lost = found.map_or(100.0, |found| (1.0 - efficacy(found) / efficacy(best)) * 100.0);
+        self.searches += 1;
+        self.optimum += u32::from(lost < 1e-6);
+        self.lost_percent += lost;
+        self.worst_percent = self.worst_percent.max(lost);
+        self.trials += trials;
+        self.most_trials = self.most_trials.max(trials);
+    }
+}
+
+fn sweep(report: &mut Report, file: &str, tables: &[(String, ProfileTable)], bounds: u32) -> Result<()> {
+    let (mut theirs, mut mine) = (Sweep::default(), Sweep::default());
+    for (_, table) in tables {
+        let times = || table.points().iter().map(|point| point.p95.as_secs_f64());
+        let alone = table.points().iter().filter(|point| point.batch == 1).max_by_key(|point| point.sm);
+        let first = alone.map_or(0.0, |point| point.p95.as_secs_f64()) * 1.1;
+        let last = times().fold(first * 2.0, f64::max);
+        for number in 0..bounds {
+            let part = f64::from(number) / f64::from(bounds - 1);
+            let bound = first * (last / first).powf(part);
+            let max_exec = std::time::Duration::try_from_secs_f64(bound).context("a bound")?.into();
+            let Some(&best) = table.most_effective(|point| point.p95 <= max_exec) else { continue };
+            let (found, trials) = published(table, max_exec);
+            theirs.add(found.filter(|point| point.p95 <= max_exec).as_ref(), &best, trials);
+            let (found, trials) = ours(table, max_exec)?;
+            mine.add(found.as_ref(), &best, trials);
+        }
+    }
+    for (policy, all) in [("published", theirs), ("ours", mine)] {
+        let searches = f64::from(all.searches.max(1));
+        report.rows.push(row(&[
+            ("policy", policy.into()),
+            ("input", file.into()),
+            ("models", tables.len().into()),
+            ("searches", all.searches.into()),
+            ("optimum_percent", (f64::from(all.optimum) / searches * 100.0).into()),
+            ("lost_percent", (all.lost_percent / searches).into()),
+            ("lost_percent_worst", all.worst_percent.into()),
+            ("trials", (all.trials as f64 / searches).into()),
+            ("trials_most", all.most_trials.into()),
+        ]));
+    }
+    Ok(())
+}
+
+/// Requests per second per per cent of the SMs.
+fn efficacy(point: &ProfilePoint) -> f64 {
+    point.throughput.as_f64() / f64::from(point.sm.get()) * 100.0
+}
+
+const HEADER: &str = "model,batch,sm_pct,quota_pct,latency_ms";
+
+/// The models of a file; one without a header has one, of the file's name.
+fn parse_file(stem: &str, text: &str) -> Result<Vec<(String, ProfileTable)>> {
+    let Some(lines) = text.strip_prefix(HEADER) else {
+        return Ok(vec![(stem.to_owned(), parse(text)?)]);
+    };
+    let mut models: BTreeMap<&str, Vec<ProfilePoint>> = BTreeMap::new();
+    for (number, line) in lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let at = || format!("line {}: `{line}`", number + 1);
+        let fields: Vec<_> = line.split(',').map(str::trim).collect();
+        let [model, batch, sm, quota, millis] = fields[..] else {
+            bail!("{}: {} fields, need 5: {HEADER}", at(), fields.len());
+        };
+        if quota.parse::<u16>().with_context(at)? != 100 {
+            continue;
+        }
+        let millis: f64 = millis.parse().with_context(at)?;
+        let per_second = batch.parse::<f64>().with_context(at)? / millis * 1e3;
+        let point = parse_line(&format!("{batch},{sm},{},{per_second}", millis / 1e3)).with_context(at)?;
+        models.entry(model).or_default().push(point);
+    }
+    if models.is_empty() {
+        bail!("no line has a quota_pct of 100");
+    }
+    let tables = models.into_iter().map(|(model, points)| {
+        let table = ProfileTable::grid(points).with_context(|| format!("model {model}"))?;
+        Ok((model.to_owned(), table))
+    });
+    tables.collect()
 }
 
 fn parse(text: &str) -> Result<ProfileTable> {
@@ -112,9 +237,8 @@ fn compare(report: &mut Report, model: &str, table: &ProfileTable, max_exec: Dur
     let published = published(table, max_exec);
     let traversal = (Some(best), table.points().len());
     for (policy, (found, trials)) in
-        [("traversal", traversal), ("published", published), ("ours", (Some(found), trials))]
+        [("traversal", traversal), ("published", published), ("ours", (found, trials))]
     {
-        let efficacy = |point: &ProfilePoint| point.throughput.as_f64() / f64::from(point.sm.get()) * 100.0;
         let mut line = row(&[
             ("policy", policy.into()),
             ("model", model.into()),
@@ -135,17 +259,23 @@ fn compare(report: &mut Report, model: &str, table: &ProfileTable, max_exec: Dur
     Ok(())
 }
 
-/// Our planner, with the table as its GPU.
-fn ours(table: &ProfileTable, max_exec: Duration) -> Result<(ProfilePoint, usize)> {
-    let planner = HybridGrowth::new(max_exec)?;
+/// Our planner, with the table as its GPU: what it chose, and trials.
+fn ours(table: &ProfileTable, max_exec: Duration) -> Result<(Option<ProfilePoint>, usize)> {
+    let batches: BTreeSet<_> = table.points().iter().map(|point| point.batch).collect();
+    let shares: BTreeSet<_> = table.points().iter().map(|point| point.sm).collect();
+    let planner = EfficacySearch::new(max_exec)?
+        .with_batches(batches.into_iter().collect())?
+        .with_shares(shares.into_iter().collect())?;
     let mut journal = Journal::default();
     loop {
-        match planner.next(&journal)? {
-            Step::Measure(setting) => journal.add(match table.at(setting) {
+        match planner.next(&journal) {
+            Ok(Step::Measure(setting)) => journal.add(match table.at(setting) {
                 Some(&point) => Trial::done(Measurement { point, load: None }),
                 None => Trial::failed(setting, "not in the profile".to_owned()),
             })?,
-            Step::Done(choice) => return Ok((choice.point, journal.trials().len())),
+            Ok(Step::Done(choice)) => return Ok((Some(choice.point), journal.trials().len())),
+            Err(PlanError::SloUnreachable { .. }) => return Ok((None, journal.trials().len())),
+            Err(error) => return Err(error.into()),
         }
     }
 }
@@ -159,7 +289,6 @@ fn published(table: &ProfileTable, max_exec: Duration) -> (Option<ProfilePoint>,
         trials += usize::from(found.is_some());
         found.filter(|point| point.p95 <= max_exec)
     };
-    let efficacy = |point: &ProfilePoint| point.throughput.as_f64() / f64::from(point.sm.get()) * 100.0;
     let mut good = (1..=10).find_map(|step| try_out(1, step * 10));
     while let Some(last) = good {
         let (batch, sm) = (last.batch * 2, last.sm.get() / 100);
@@ -175,6 +304,42 @@ fn published(table: &ProfileTable, max_exec: Duration) -> (Option<ProfilePoint>,
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_with_a_header_has_many_models() {
+        let text = format!("{HEADER}\nb,1,50,100,20\nb,1,100,100,10\nb,1,50,40,90\na,2,100,100,8\n");
+        let models = parse_file("many", &text).unwrap();
+        assert_eq!(models.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        let point = models[1].1.points()[1];
+        assert_eq!((point.sm, point.p95), (SmShare::WHOLE, Duration::from_millis(10)));
+        assert!((point.throughput.as_f64() - 100.0).abs() < 1e-9);
+        let error = |text: &str| format!("{:#}", parse_file("many", text).unwrap_err());
+        assert!(
+            error(&text.replace("a,2,100,100,8", "a,2,100,100")).contains("line 5: `a,2,100,100`: 4 fields")
+        );
+        assert!(error(&text.replace("a,2,100", "a,2,101")).contains("SM % is 101"));
+        assert!(error(&text.replace("b,1,100,100,10", "b,2,100,100,10")).contains("model b: "));
+        assert!(error(HEADER).contains("no line"));
+        assert_eq!(parse_file("one", "1,10,0.02,50\n").unwrap()[0].0, "one");
+    }
+
+    /// On a profile whose best is beside the path of the published search, ours finds more optima.
+    #[test]
+    fn a_sweep_counts_what_each_search_found() {
+        let times =
+            (1..=10).flat_map(|step| [1, 2, 4, 8, 16, 32].map(|batch| (batch, f64::from(step) / 10.0)));
+        let lines = times.map(|(batch, share): (u32, f64)| {
+            let seconds = 0.012 + 0.000_2 * f64::from(batch) / share;
+            format!("{batch},{},{seconds},{}\n", (share * 100.0).round(), f64::from(batch) / seconds)
+        });
+        let tables = parse_file("made", &lines.collect::<String>()).unwrap();
+        let mut report = Report::new("dilu-table2", Vec::new());
+        sweep(&mut report, "made", &tables, 12).unwrap();
+        let of = |policy: usize, key: &str| report.rows[policy][key].as_f64().unwrap();
+        assert_eq!((of(0, "searches"), of(1, "searches")), (12.0, 12.0));
+        assert!(of(1, "optimum_percent") > of(0, "optimum_percent"), "{:?}", report.rows);
+        assert!(of(1, "lost_percent") < 2.0 && of(1, "trials_most") <= 10.0, "{:?}", report.rows);
+    }
 
     #[test]
     fn a_profile_that_is_none_is_refused_by_line() {

@@ -51,7 +51,7 @@ fn a_grid_is_measured_once_and_found_again() {
 fn an_slo_that_no_point_meets_and_a_table_that_is_none_are_said_by_name() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("table.json"), TABLE).unwrap();
-    let search = ["--table", "table.json", "--strategy", "hybrid", "--max-exec", "12ms"];
+    let search = ["--table", "table.json", "--strategy", "inference", "--max-exec", "12ms"];
     let output = gshare(folder.path(), &search);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && error.contains("no setting has a p95 of at most 12ms"), "{error}");

@@ -12,7 +12,7 @@ use gshare_profile::executor::{Executor, simulated_gpu};
 use gshare_profile::load::Load;
 use gshare_profile::meter::{NvmlMeter, Utilisation};
 use gshare_profile::planner::{
-    BatchLine, Grid, HybridGrowth, Journal, Outcome, Planner, Step, TrainingSearch,
+    BatchLine, EfficacySearch, Grid, Journal, Outcome, Planner, Step, TrainingSearch,
 };
 use gshare_profile::process::{Process, Protocol};
 use gshare_profile::report::{self, Head};
@@ -33,9 +33,9 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// What to find out.
-    #[arg(long, value_enum, default_value_t = Strategy::Hybrid)]
+    #[arg(long, value_enum, default_value_t = Strategy::Inference)]
     strategy: Strategy,
-    /// hybrid: the longest p95 that a batch may take.
+    /// inference: the longest p95 that a batch may take.
     #[arg(long, value_name = "TIME", default_value = "50ms")]
     max_exec: Duration,
     /// grid, training: the batch size. line: several.
@@ -103,7 +103,8 @@ enum Strategy {
     /// Every SM share x quota (FaST-GShare).
     Grid,
     /// SM share and batch size of an inference function (Dilu).
-    Hybrid,
+    #[value(alias = "hybrid")]
+    Inference,
     /// Request and limit of a training function (Dilu).
     Training,
     /// Time to load, and to infer by batch size (LALB).
@@ -157,9 +158,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
                 best.map_or_else(Vec::new, |best| vec![format!("Most effective: {}", shown(&best))])
             })
         }
-        Strategy::Hybrid => {
-            let hybrid = HybridGrowth::new(options.max_exec)?;
-            drive(options, &hybrid, None, |choice| {
+        Strategy::Inference => {
+            let search = EfficacySearch::new(options.max_exec)?;
+            drive(options, &search, None, |choice| {
                 let limit = choice.limit;
                 vec![format!("Chosen: {}; at most {limit} of the SMs", shown(&choice.point))]
             })
