@@ -67,6 +67,8 @@ pub enum End {
         arrived: Timestamp,
         /// When it was answered.
         at: Timestamp,
+        /// What that time went into.
+        spent: Spent,
     },
     /// The router refused it.
     Rejected {
@@ -75,6 +77,21 @@ pub enum End {
         /// When it came.
         arrived: Timestamp,
     },
+}
+
+/// What the time of a request went into; the four add up to it (FluidFaaS, Figure 14).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Spent {
+    /// Waiting for an instance, or within a pipeline for a slice.
+    pub queue: Duration,
+    /// Waiting for the weights of a shared instance.
+    pub load: Duration,
+    /// Work on slices, along the longest way through the parts.
+    pub execution: Duration,
+    /// Hand-offs between slices, along the same way.
+    pub transfer: Duration,
+    /// Slices it ran on: several in a pipeline.
+    pub slices: usize,
 }
 
 /// What came out of a run.
@@ -157,6 +174,9 @@ struct Request {
     arrived: Timestamp,
     number: u64,
     on: Option<InstanceId>,
+    /// When it was dispatched, and what it has spent since.
+    dispatched: Timestamp,
+    spent: Spent,
 }
 
 struct Host<'a, R, K> {
@@ -282,8 +302,15 @@ where
                 let id = FunctionId(u32::try_from(function).unwrap_or(u32::MAX));
                 let request = RequestId(self.arrived);
                 self.arrived += 1;
-                self.requests
-                    .insert(request, Request { function: id, arrived: now, number: request.0, on: None });
+                let new = Request {
+                    function: id,
+                    arrived: now,
+                    number: request.0,
+                    on: None,
+                    dispatched: now,
+                    spent: Spent::default(),
+                };
+                self.requests.insert(request, new);
                 let node = self.node_for(id);
                 self.keep(node, InstanceEvent::Requested { function: id });
                 let deadline = load.goal.slo.map(|slo| now + slo);
@@ -454,7 +481,7 @@ where
         if !instance.up || instance.draining || instance.function != found.function {
             return Err("it is not up, drains, or is of another function".to_owned());
         }
-        found.on = Some(id);
+        (found.on, found.dispatched) = (Some(id), self.queue.now());
         instance.has.insert(request);
         let (shares, ready) = (instance.shares, instance.resident);
         if shares {
@@ -487,42 +514,43 @@ where
 
     fn execute(&mut self, request: RequestId, id: InstanceId) -> Result<(), Fault> {
         let now = self.queue.now();
-        let number = self.requests.get(&request).ok_or("no such request")?.number;
-        let instance = &self.instances[&id];
-        let load = &self.scenario.loads[instance.function.index()];
+        let (scenario, owner) = (self.scenario, &self.instances[&id]);
+        let load = &scenario.loads[owner.function.index()];
+        let home = owner.home.clone();
+        let found = self.requests.get_mut(&request).ok_or("no such request")?;
+        let instance = self.instances.get_mut(&id).ok_or("no such instance")?;
+        let staged = Staged { dag: &load.dag, goal: &load.goal, seed: scenario.seed, number: found.number };
         let whole = [(0, load.dag.all())];
-        let parts: Vec<(u32, ComponentSet)> = match &instance.home {
+        let parts: Vec<(u32, ComponentSet)> = match &home {
             Home::Exclusive { parts, .. } => parts.iter().map(|part| (part.stage, part.components)).collect(),
             _ => whole.to_vec(),
         };
-        let slices: Vec<AssignedSlice> = instance.home.slices().collect();
-        let (mut at, mut busiest, mut epoch) = (now, 0, 0);
-        let mut stage_end = now;
-        let mut stage = 0;
-        let mut worked = Vec::with_capacity(parts.len());
-        for (place, &(part_stage, components)) in parts.iter().enumerate() {
-            if part_stage != stage {
-                (stage, at) = (part_stage, stage_end);
-            }
-            let time = self.time(number, load, components, slices[place]);
-            let begin = at.max(instance.free[place]);
-            let end = begin + Duration::from_nanos(time);
-            worked.push((place, begin, end));
-            stage_end = stage_end.max(end);
-            busiest = busiest.max(time);
-            epoch = instance.epoch;
-        }
-        if let Some(instance) = self.instances.get_mut(&id) {
-            for &(place, begin, end) in &worked {
+        let mut spent =
+            Spent { load: now.saturating_since(found.dispatched), slices: parts.len(), ..Spent::default() };
+        let mut at = now;
+        let mut slices = home.slices().enumerate();
+        for stage in parts.chunk_by(|one, next| one.0 == next.0) {
+            let (mut last, mut longest) = (at, (Duration::ZERO, Duration::ZERO));
+            for (&(_, components), (place, slice)) in stage.iter().zip(slices.by_ref()) {
+                let profile = scenario.model.get(slice.slice.profile).ok_or("no such profile")?;
+                let work = staged.work(components, Some(&profile.name));
+                let hand_offs = staged.hand_offs(components);
+                let begin = at.max(instance.free[place]);
+                let end = begin + work + hand_offs;
                 instance.free[place] = end;
-                let key = (node_of(id), slices[place].gpu);
-                let spent = end.saturating_since(begin);
-                self.outcome.slice_time = self.outcome.slice_time.saturating_add(spent);
-                self.active.entry(key).or_default().push((begin.as_nanos(), end.as_nanos()));
+                self.outcome.slice_time = self.outcome.slice_time.saturating_add(work + hand_offs);
+                let active = self.active.entry((node_of(id), slice.gpu)).or_default();
+                active.push((begin.as_nanos(), end.as_nanos()));
+                if end >= last {
+                    (last, longest) = (end, (work, hand_offs));
+                }
             }
+            spent.execution += longest.0;
+            spent.transfer += longest.1;
+            at = last;
         }
-        self.queue.schedule(stage_end, Happening::Finished(request, id, epoch));
-        let _ = busiest;
+        found.spent = spent;
+        self.queue.schedule(at, Happening::Finished(request, id, instance.epoch));
         Ok(())
     }
 
@@ -541,7 +569,9 @@ where
                 .unwrap_or(0),
             _ => home.slices().next().map_or(0, |slice| self.time(number, load, load.dag.all(), slice)),
         };
-        self.end(End::Served { function: found.function, arrived: found.arrived, at: now });
+        let Request { function, arrived, mut spent, .. } = found;
+        spent.queue = now.saturating_since(arrived + spent.load + spent.execution + spent.transfer);
+        self.end(End::Served { function, arrived, at: now, spent });
         let busy = Duration::from_nanos(busy);
         self.keep(node_of(id), InstanceEvent::Served { instance: local(id), busy });
         self.route(RouteEvent::Completed { request, instance: id });

@@ -25,6 +25,11 @@ impl Staged<'_> {
     /// Time that these components take on a slice of this profile (`None`: on the slice that each is fastest on), with the
     /// hand-offs to and from other components.
     pub(crate) fn time(&self, components: ComponentSet, slice: Option<&str>) -> Duration {
+        self.work(components, slice) + self.hand_offs(components)
+    }
+
+    /// The same without the hand-offs.
+    pub(crate) fn work(&self, components: ComponentSet, slice: Option<&str>) -> Duration {
         let run = |one: usize| {
             let component = &self.dag.components()[one];
             let batch = self.goal.batch;
@@ -34,12 +39,16 @@ impl Staged<'_> {
             };
             time.filter(|_| self.takes(one)).unwrap_or(Duration::ZERO)
         };
-        let work: Duration = components.iter().map(run).sum();
+        components.iter().map(run).sum()
+    }
+
+    /// Their hand-offs to and from other components.
+    pub(crate) fn hand_offs(&self, components: ComponentSet) -> Duration {
         let cut = self.dag.edges().iter().filter(|edge| {
             components.contains(edge.from) != components.contains(edge.to)
                 && self.takes(edge.from)
                 && self.takes(edge.to)
         });
-        work + cut.map(|edge| self.goal.hand_off.time(edge.bytes)).sum()
+        cut.map(|edge| self.goal.hand_off.time(edge.bytes)).sum()
     }
 }
