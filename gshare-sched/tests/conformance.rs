@@ -316,8 +316,7 @@ fn router(config: RouterConfig) -> SlackRouter {
 }
 
 fn keeper(config: KeeperConfig, node: &Node) -> Keeper {
-    let ours = config.choice == Choice::PerSlice;
-    let rank = if ours { RankMode::Bottleneck } else { RankMode::PaperCv };
+    let rank = if config.reclaim { RankMode::Bottleneck } else { RankMode::PaperCv };
     Keeper::new(config, node, Box::new(partitioner(rank)), Box::new(LeastFragmentation))
         .expect("the settings are valid")
 }
@@ -326,6 +325,12 @@ fn keeper(config: KeeperConfig, node: &Node) -> Keeper {
 fn routers_and_keepers_conform() {
     let ours = |node: &Node| keeper(KeeperConfig::default(), node);
     router_and_keeper(|| router(RouterConfig::default()), ours, 0..10).unwrap();
+    let all = |node: &Node| {
+        let mut config = KeeperConfig::default();
+        (config.choice, config.even_out) = (Choice::PerSlice, true);
+        keeper(config, node)
+    };
+    router_and_keeper(|| router(RouterConfig::default()), all, 0..10).unwrap();
     let paper = |node: &Node| keeper(KeeperConfig::paper(), node);
     router_and_keeper(|| router(RouterConfig::paper()), paper, 0..10).unwrap();
 }

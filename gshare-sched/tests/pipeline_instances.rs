@@ -45,8 +45,7 @@ fn goal(slo_ms: u64) -> Goal {
 }
 
 fn keeper(config: KeeperConfig, node: &Node) -> Keeper {
-    let ours = config.choice == Choice::PerSlice;
-    let rank = if ours { RankMode::Bottleneck } else { RankMode::PaperCv };
+    let rank = if config.reclaim { RankMode::Bottleneck } else { RankMode::PaperCv };
     let partitioner = Partitioner::new(PartitionConfig::default().with_rank(rank)).unwrap();
     Keeper::new(config, node, Box::new(partitioner), Box::new(LeastFragmentation)).unwrap()
 }
@@ -168,7 +167,7 @@ fn short(function: u32, behind: u64) -> InstanceEvent {
 fn of_plans_that_are_alike_the_fastest_is_taken_while_nobody_lacks_slices() {
     let slices = |alike: u32, lacking: bool| {
         let mut config = KeeperConfig::default();
-        config.alike_percent = alike;
+        (config.choice, config.alike_percent) = (Choice::PerSlice, alike);
         let mut keeper = keeper(config, &node(&["4g.40gb", "2g.20gb", "1g.10gb", "4g.40gb"]));
         add(&mut keeper, 0, chain(&[500, 50, 50], 8), goal(500));
         add(&mut keeper, 1, chain(&[20], 30), goal(500));
@@ -205,8 +204,10 @@ fn drained(actions: &[InstanceAction]) -> Vec<(InstanceId, InstanceReason)> {
 }
 
 /// Function 0 has a shared instance and two exclusive ones, each used for 30 % of the last windows; function 1 shares.
-fn one_that_has_and_one_that_wants() -> Keeper {
-    let mut keeper = keeper(KeeperConfig::default(), &node(&["2g.20gb"; 3]));
+fn one_that_has_and_one_that_wants(even_out: bool) -> Keeper {
+    let mut config = KeeperConfig::default();
+    config.even_out = even_out;
+    let mut keeper = keeper(config, &node(&["2g.20gb"; 3]));
     for function in 0..2 {
         add(&mut keeper, function, chain(&[20, 20], 7), goal(500));
     }
@@ -230,7 +231,7 @@ fn one_that_has_and_one_that_wants() -> Keeper {
 
 #[test]
 fn a_function_far_behind_gets_an_instance_of_one_that_can_spare_it() {
-    let mut keeper = one_that_has_and_one_that_wants();
+    let mut keeper = one_that_has_and_one_that_wants(true);
     assert_eq!(drained(&tell(&mut keeper, 21_000, short(1, 2))), [], "over before a new instance is up");
     let taken = drained(&tell(&mut keeper, 21_100, short(1, 60)));
     let [(instance, reason)] = taken[..] else { panic!("{taken:?}") };
@@ -240,15 +241,29 @@ fn a_function_far_behind_gets_an_instance_of_one_that_can_spare_it() {
     let free = tell(&mut keeper, 22_100, InstanceEvent::Gone { instance });
     assert_eq!(started(&free), [(InstanceId(4), false, 1)], "for whom it was taken");
     // A function that is about as far behind keeps what it has.
-    let mut keeper = one_that_has_and_one_that_wants();
+    let mut keeper = one_that_has_and_one_that_wants(true);
     tell(&mut keeper, 21_000, short(0, 40));
     assert_eq!(drained(&tell(&mut keeper, 21_100, short(1, 60))), []);
     assert_eq!(drained(&tell(&mut keeper, 21_200, short(1, 900))).len(), 1);
 }
 
+/// Who waits there is late already; whoever gave an instance, or waits for one that starts, would be late for it.
+#[test]
+fn slices_at_work_stay_where_they_are_unless_waits_are_to_be_even() {
+    let mut keeper = one_that_has_and_one_that_wants(false);
+    assert_eq!(drained(&tell(&mut keeper, 21_100, short(1, 900))), []);
+    // Idle ones are still taken.
+    for millis in [29_000, 39_000] {
+        let (instance, busy) = (InstanceId(1), Duration::from_secs(3));
+        tell(&mut keeper, millis, InstanceEvent::Served { instance, busy });
+    }
+    let taken = drained(&tell(&mut keeper, 41_000, short(1, 60)));
+    assert_eq!(taken, [(InstanceId(2), InstanceReason::Reclaimed { function: FunctionId(1) })]);
+}
+
 #[test]
 fn what_a_burst_needed_is_free_for_others_soon_after_it() {
-    let mut keeper = one_that_has_and_one_that_wants();
+    let mut keeper = one_that_has_and_one_that_wants(true);
     for instance in [1, 2] {
         let (instance, busy) = (InstanceId(instance), Duration::from_secs(9));
         tell(&mut keeper, 29_800, InstanceEvent::Served { instance, busy });
@@ -261,7 +276,7 @@ fn what_a_burst_needed_is_free_for_others_soon_after_it() {
         "{taken:?}: unused for three seconds, and four behind is most of a start"
     );
     // While the burst lasts they are needed.
-    let mut keeper = one_that_has_and_one_that_wants();
+    let mut keeper = one_that_has_and_one_that_wants(true);
     for (millis, busy) in [(29_800, 9), (32_800, 2)] {
         for instance in [1, 2] {
             let (instance, busy) = (InstanceId(instance), Duration::from_secs(busy));
@@ -274,7 +289,7 @@ fn what_a_burst_needed_is_free_for_others_soon_after_it() {
 #[test]
 fn who_is_not_short_gives_to_one_far_behind_if_the_others_can_do_its_work() {
     for (busy, given) in [(7, 1), (10, 0)] {
-        let mut keeper = one_that_has_and_one_that_wants();
+        let mut keeper = one_that_has_and_one_that_wants(true);
         for instance in [1, 2] {
             let (instance, busy) = (InstanceId(instance), Duration::from_secs(busy));
             tell(&mut keeper, 29_800, InstanceEvent::Served { instance, busy });

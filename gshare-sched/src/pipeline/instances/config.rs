@@ -12,10 +12,12 @@ use gshare_core::{BasisPoints, Bytes, Duration};
 #[non_exhaustive]
 pub enum Choice {
     /// The whole on the smallest free slice that will do, else the first of the ranked pipelines that fits (the paper).
+    /// The default: a pipeline works on slices that hold the whole of nobody, or are the last ones.
+    #[default]
     Ranked,
     /// Most requests per second for each compute slice that is held: least `bottleneck * compute slices`; of those that
-    /// are alike in that ([`KeeperConfig::alike_percent`]) the fastest. The default.
-    #[default]
+    /// are alike in that ([`KeeperConfig::alike_percent`]) the fastest. Where slices are cut beforehand this joins slices
+    /// that would have done more apart.
     PerSlice,
 }
 
@@ -79,6 +81,10 @@ pub struct KeeperConfig {
     pub demote_pipelines: bool,
     /// Whether slices of others that are not busy may be taken when none is free.
     pub reclaim: bool,
+    /// With `reclaim`: whether a function that is behind is given an instance of one that is clearly less behind, or can
+    /// spare it. Waits become even and the longest shorter, and fewer requests are in time: what is behind is late
+    /// already, and slices that serve it, or start for it, are missed by those that could have been in time. So it is off.
+    pub even_out: bool,
     /// Whether a shared instance that cannot serve in time gets company at once, before it is busy by `hot_above`.
     pub hot_on_shortage: bool,
     /// Which plan is taken.
@@ -118,8 +124,9 @@ impl Default for KeeperConfig {
             migration: true,
             demote_pipelines: true,
             reclaim: true,
+            even_out: false,
             hot_on_shortage: true,
-            choice: Choice::PerSlice,
+            choice: Choice::Ranked,
             alike_percent: 10,
             eviction: EvictionPolicy::default(),
             keep_alive: KeepAlive::default(),

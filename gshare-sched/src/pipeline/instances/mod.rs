@@ -7,9 +7,10 @@
 //! 1. **First request** of a function: a shared instance on a slice that is shared already and not full of work, else on
 //!    the smallest free slice that will do. A function that fits no slice as a whole gets an exclusive pipeline.
 //! 2. **Busy** (30 % of a window, section 5.3), or **short** (its requests cannot be served in time): an exclusive
-//!    instance. A busy one that is alone on its slice just keeps it; else free slices are found by the partitioner and the
-//!    assigner; of the plans the one with the least `bottleneck * compute slices` is taken ([`Choice`]), and as long as
-//!    nobody lacks slices the fastest of those that need a tenth more at most.
+//!    instance. A busy one that is alone on its slice just keeps it; else it is the whole on the smallest free slice that
+//!    will do, and without one the first pipeline of the partitioner's list for which the assigner finds slices. With
+//!    [`Choice::PerSlice`] it is the plan with the least `bottleneck * compute slices`, and as long as nobody lacks slices
+//!    the fastest of those that need a tenth more at most.
 //! 3. **Not busy** for some windows in a row, below a second, lower threshold: of several exclusive instances the
 //!    slowest is drained if the others can do its work; the last one shares its slice from now on, or, a pipeline, makes
 //!    place for a shared instance, or is given up when it is not used at all.
@@ -18,13 +19,14 @@
 //!    ([`KeepAlive`]).
 //! 5. **Migration**: at the end of a window in which nobody lacked slices, a pipeline moves to one slice that suits the
 //!    whole. The new instance is started first; when it is up the old one drains.
-//! 6. **Reclaim**: a function that finds no slices takes those of an instance that was idle for a window, of the least
-//!    used of several shared slices, or of a function that needs them clearly less: one that is not short now and can spare
-//!    an instance, or would still be less than a third as far behind without it ([`InstanceEvent::Short`] says how far
-//!    a function is behind; one that is not short is not behind as long as its others can do its work). The gap has to
-//!    exceed the time of a start, or half of it for what can be spared, and an instance stays for a window at least. What
-//!    becomes free that way goes to whom it was taken for. Neighbours of a busy instance on a shared slice leave it when
-//!    they are served elsewhere too.
+//! 6. **Reclaim**: a function that finds no slices takes those of an instance that was idle for a window, or of the least
+//!    used of several shared slices. Neighbours of a busy instance on a shared slice leave it when they are served
+//!    elsewhere too. What becomes free that way goes to whom it was taken for.
+//! 7. **Evening out** ([`KeeperConfig::even_out`], off): it also takes them of a function that needs them clearly less: one
+//!    that is not short now and can spare an instance, or would still be less than a third as far behind without it
+//!    ([`InstanceEvent::Short`] says how far a function is behind; one that is not short is not behind as long as its others
+//!    can do its work). The gap has to exceed the time of a start, or half of it for what can be spared, and an instance
+//!    stays for a window at least.
 //!
 //! ## Example
 //! On slices of 1g, 2g and 4g a function that needs 2g as a whole is called for the first time: it shares the 2g. At 35 %

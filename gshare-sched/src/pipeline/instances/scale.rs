@@ -377,7 +377,9 @@ impl Keeper {
             for instance in self.slices.all[place].instances.clone() {
                 self.drain(instance, reason, actions);
             }
-        } else if let Some(instance) = self.less_needed(id) {
+        } else if self.config.even_out
+            && let Some(instance) = self.less_needed(id)
+        {
             self.take(instance, id, actions);
         }
     }
