@@ -77,9 +77,11 @@ impl Paired {
     }
 }
 
-/// Ours beside another policy, input by input.
+/// A policy of ours beside another one, input by input.
 #[derive(Debug, Serialize)]
 pub struct Compared {
+    /// Name of the policy; "ours" unless said otherwise.
+    pub policy: &'static str,
     /// Name of the other policy.
     pub with: String,
     /// The figures that are compared, and whether less is better.
@@ -118,7 +120,20 @@ impl Compared {
     /// Nothing compared yet.
     pub fn new(with: impl Into<String>, figures: &'static [(&'static str, bool)]) -> Self {
         let verdicts = [Verdict::Better, Verdict::Level, Verdict::Worse].map(|verdict| (verdict, 0)).into();
-        Self { with: with.into(), figures, cells: Vec::new(), not_worse: BTreeMap::new(), verdicts }
+        Self {
+            policy: "ours",
+            with: with.into(),
+            figures,
+            cells: Vec::new(),
+            not_worse: BTreeMap::new(),
+            verdicts,
+        }
+    }
+
+    /// The same of a policy of another name.
+    #[must_use]
+    pub fn of(self, policy: &'static str) -> Self {
+        Self { policy, ..self }
     }
 
     /// One more input.
@@ -145,7 +160,7 @@ impl Compared {
                 cell.figures.iter().map(|(name, paired)| ((*name).to_owned(), paired.text().into()));
             cell.input.clone().into_iter().chain(figures).collect()
         };
-        let mut text = format!("ours minus {}, seed by seed: mean ± standard error\n", self.with);
+        let mut text = format!("{} minus {}, seed by seed: mean ± standard error\n", self.policy, self.with);
         text.push_str(&columns(&self.cells.iter().map(line).collect::<Vec<_>>()));
         let all = self.verdicts.values().sum::<usize>();
         let verdicts: Vec<_> =
