@@ -167,9 +167,14 @@ impl DaemonBuilder {
         };
         raise_descriptor_limit();
         let lock = claim(&config.socket)?;
+        // A daemon that was killed leaves its socket, and one that ended while processes were connected this file.
+        let left = beside(&config.socket, ".left");
+        let predecessor = config.socket.exists() || left.exists();
+        let _ = std::fs::remove_file(left);
         let listener = bind_frames(&config.socket)?;
         let admin = bind_admin(&config.admin_socket).map_err(setup(&config.admin_socket))?;
-        let node_config = config.node();
+        let mut node_config = config.node();
+        node_config.predecessor = predecessor;
         let journal = match &config.journal {
             None => Journal::off(),
             // Without a journal the node is still served: a full disk must not take the GPUs away.
@@ -197,7 +202,7 @@ impl DaemonBuilder {
         // On its edge: it is set anew each time and never read.
         epoll::add(&epoll, &timer, data(TIMER), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
         Ok(Daemon {
-            files: vec![config.socket.clone(), config.admin_socket.clone(), lock_beside(&config.socket)],
+            files: vec![config.socket.clone(), config.admin_socket.clone(), beside(&config.socket, ".lock")],
             lock: Some(lock),
             access: Arc::new(Access::of(&config)),
             node: Observed::new(node, journal, Arc::clone(&metrics)),
@@ -321,6 +326,14 @@ impl Daemon {
         drop(front);
         self.node.finish();
         let (files, lock) = (std::mem::take(&mut self.files), self.lock.take());
+        if !self.conns.is_empty() {
+            // The next daemon expects those back that are connected now. Without the file it does not wait for them.
+            let left = beside(&self.config.socket, ".left");
+            let made = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&left);
+            if let Err(error) = made {
+                tracing::warn!(%error, path = %left.display(), "the next daemon is not told of the processes here");
+            }
+        }
         drop(self);
         for file in files {
             let _ = std::fs::remove_file(file);
@@ -761,17 +774,17 @@ fn raise_descriptor_limit() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-/// The lock of a socket.
-fn lock_beside(socket: &Path) -> PathBuf {
+/// A file beside a socket, with the socket's name and this ending.
+fn beside(socket: &Path, ending: &str) -> PathBuf {
     let mut path = socket.as_os_str().to_owned();
-    path.push(".lock");
+    path.push(ending);
     path.into()
 }
 
 /// Makes the directory of a socket, and takes a lock beside it that its daemon holds as long as it lives: of two that start
 /// at once, one could otherwise take away the socket at which the other is about to listen.
 fn claim(socket: &Path) -> Result<File, DaemonError> {
-    let path = lock_beside(socket);
+    let path = beside(socket, ".lock");
     let setup = |source| DaemonError::Setup { what: path.display().to_string(), source };
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         std::fs::create_dir_all(dir).map_err(setup)?;

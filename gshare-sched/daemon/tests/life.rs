@@ -119,6 +119,10 @@ fn a_killed_daemon_leaves_its_journal_and_the_next_one_takes_its_clients() {
     assert!(epochs.windows(2).all(|pair| pair[0] < pair[1]), "{epochs:?}");
     let files = journal::segments(&dir.path().join("journal")).unwrap();
     assert_eq!(files.len(), 6);
+    let expects =
+        |file| journal::read(file).unwrap().next().unwrap().unwrap().node.unwrap()["predecessor"].clone();
+    let expects: Vec<_> = files.iter().map(|file| expects(file)).collect();
+    assert_eq!(expects, [false, true, true, true, true, true], "a killed daemon is known to its successor");
     for file in &files[..5] {
         let lines: Vec<_> = journal::read(file).unwrap().map(Result::unwrap).collect();
         replays_to_the_same_actions(&lines);
@@ -185,6 +189,12 @@ fn a_terminated_daemon_leaves_nothing_but_its_journal() {
     daemon.signal(Signal::TERM);
     assert!(daemon.child.wait().unwrap().success());
     assert!(!daemon.socket().exists() && !dir.path().join("gshare-admin.sock").exists());
+    // A process was connected, and may come to the next daemon; that one has none, and leaves no trace.
+    let left = dir.path().join("gshare.sock.left");
+    assert!(left.exists());
+    let mut next = Process::start(dir.path(), "");
+    next.signal(Signal::TERM);
+    assert!(next.child.wait().unwrap().success() && !left.exists());
     let file = &journal::segments(&dir.path().join("journal")).unwrap()[0];
     assert_eq!(std::fs::read(file).unwrap().last(), Some(&b'\n'), "cut to its length");
     replays_to_the_same_actions(&common::journal_lines(dir.path()));

@@ -47,6 +47,10 @@ pub struct NodeConfig {
     /// Most overuse that is kept of an instance that left; that of the token scheduler. 10 s.
     #[cfg_attr(feature = "serde", serde(rename = "max_debt_ns"))]
     pub max_debt: Duration,
+    /// Whether processes may still be there that another daemon served before: what they hold is kept for them until they
+    /// had the time to come back ([`SETTLE`](super::SETTLE)). True. A daemon that knows of no predecessor says false, and the first
+    /// allocation under it does not wait. A reload leaves it as it is.
+    pub predecessor: bool,
     /// The devices of the node. Empty: each device that a client attaches to is learned.
     pub devices: Vec<DeviceConfig>,
     /// Listed names, and what is promised to each.
@@ -62,6 +66,7 @@ impl Default for NodeConfig {
             in_flight: Duration::from_millis(5),
             memory_headroom: Bytes::ZERO,
             max_debt: Duration::from_secs(10),
+            predecessor: true,
             devices: Vec::new(),
             clients: BTreeMap::new(),
         }

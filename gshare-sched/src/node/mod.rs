@@ -47,7 +47,7 @@
 //!    that is full. A reservation, the view of an instance's memory and the operator's question wait for the answers of
 //!    others for a bounded time (`inquiry.rs`).
 //! 9. **After a restart** a process says which part of the memory limit it keeps to; one that no daemon has served has none,
-//!    unless it is the only process of its run. Until all siblings may be expected back ([`SETTLE`] after this node let its
+//!    unless it is the only process of its run. Where a daemon was before ([`NodeConfig::predecessor`]), and until all siblings may be expected back ([`SETTLE`] after this node let its
 //!    first process in, or after the first of the tenant came back), each process of the tenant is given no more than its part.
 //! 10. **Vertical scaling** moves limits between those clients of a device that said their class (`co_scaling.rs`). A
 //!     request is kept.
@@ -273,7 +273,7 @@ pub struct Node {
     /// Buffers, empty between events.
     resizes: Vec<Resize>,
     orders: Vec<TokenAction>,
-    /// When the first process was let in.
+    /// When the first process was let in that may have siblings from another daemon.
     begun: Option<Timestamp>,
     now: Timestamp,
 }

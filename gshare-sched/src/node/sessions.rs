@@ -53,7 +53,9 @@ impl Node {
         let (class, clients) = (None, Vec::new());
         let session = Session { peer, instance, program, own_pid: pid, on_loss, class, clients };
         self.sessions.insert(conn, session);
-        self.begun.get_or_insert(self.now);
+        if self.config.predecessor {
+            self.begun.get_or_insert(self.now);
+        }
         out.push(NodeAction::Send { conn, frame: ToClient::Welcome { epoch: self.epoch } });
         if let Some(class) = self.listed_class(instance) {
             out.push(NodeAction::Send { conn, frame: ToClient::Class { class } });
@@ -296,6 +298,10 @@ impl Node {
         let frame = ToClient::Attached { ordinal, client, gpu, spec: stated, window, in_flight };
         out.push(NodeAction::Send { conn, frame });
         // What is back was served by a daemon before, and so may be what is not: the siblings of a new process too.
+        if kept.is_some() {
+            // There was a daemon before, whatever the configuration says.
+            self.begun.get_or_insert(now);
+        }
         let before = if kept.is_some() { Some(now) } else { self.begun };
         if let Some(since) = before {
             self.expect_siblings(now, tenant, since);

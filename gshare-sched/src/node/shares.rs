@@ -192,6 +192,7 @@ impl Node {
         let specs: Vec<(u32, ResourceSpec)> =
             self.instances.iter().map(|(id, instance)| (*id, Self::spec_under(&new, instance))).collect();
         let old = core::mem::replace(&mut self.config, new);
+        self.config.predecessor = old.predecessor;
         for gpu in 0..self.devices.len() {
             self.limit_device(gpu);
         }

@@ -79,7 +79,9 @@ impl Daemon {
         let tokens = Audited::new((setup.tokens)(), setup.terms);
         let scaler = vertical_scaler(self.config.max_clients);
         let node = scaler.ok().and_then(|scaler| {
-            Node::new(self.config.clone(), self.epoch, Box::new(tokens.clone()), scaler).ok()
+            let mut config = self.config.clone();
+            config.predecessor = self.epoch > 1;
+            Node::new(config, self.epoch, Box::new(tokens.clone()), scaler).ok()
         });
         self.node = node.map(|node| (node, tokens));
     }

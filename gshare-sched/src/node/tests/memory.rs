@@ -53,12 +53,9 @@ fn frames(actions: Vec<NodeAction>) -> Vec<(ConnId, ToClient)> {
 impl Bench {
     fn new() -> Self {
         let (now, holders) = (Timestamp::from_millis(1_000), Vec::new());
-        let mut bench =
-            Self { node: node(), now, holders, granted: 0, denied: 0, under_way: VecDeque::new() };
-        // Nobody is expected back from another daemon.
-        bench.hello(ConnId::new(1_000, 0), 1_000, "before");
-        bench.pass(SETTLE.as_nanos() / 1_000_000);
-        bench
+        let config = NodeConfig { predecessor: false, ..NodeConfig::default() };
+        let node = node_of(config, Policy::MultiToken);
+        Self { node, now, holders, granted: 0, denied: 0, under_way: VecDeque::new() }
     }
 
     fn sum(&self, of: impl Fn(&Holder) -> u64) -> u64 {
