@@ -64,7 +64,7 @@ fn half(mut lane: impl Lane) -> f64 {
 enum Back {
     /// Half of a round trip of that lane of those that take turns.
     HalfOf(usize),
-    /// Seconds.
+    /// A time in seconds.
     Seconds(f64),
 }
 

@@ -23,7 +23,7 @@ use gshare_core::{Bytes, GpuId, Quota, SmShare};
 use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 
-/// Ours.
+/// Our rules of placement.
 const RULES: [&str; 3] = ["area", "default", "contact"];
 
 const MIXES: [Mix; 6] =

@@ -269,7 +269,7 @@ pub enum DagError {
     /// More profiles than one component can have.
     #[error("component `{component}` has {count} profiles: at most {limit}")]
     TooManyProfiles {
-        /// Whose.
+        /// Name of the component that has too many.
         component: String,
         /// How many were given.
         count: usize,
@@ -315,13 +315,13 @@ pub enum DagError {
     /// A component that was never profiled.
     #[error("component `{component}` has no profile")]
     NoProfiles {
-        /// Whose.
+        /// Name of the component that has none.
         component: String,
     },
     /// Two profiles for one slice and batch size.
     #[error("component `{component}` has two profiles for {slice}, batch {batch}")]
     DuplicateProfile {
-        /// Whose.
+        /// Name of the component that has two.
         component: String,
         /// The slice profile.
         slice: String,
@@ -331,7 +331,7 @@ pub enum DagError {
     /// A batch of nothing.
     #[error("component `{component}` on {slice}: batch is 0, need at least 1")]
     ZeroBatch {
-        /// Whose.
+        /// Name of the component whose batch is 0.
         component: String,
         /// The slice profile.
         slice: String,
@@ -339,7 +339,7 @@ pub enum DagError {
     /// A component that takes no time: it was not measured.
     #[error("component `{component}` on {slice}, batch {batch}: time_ns is 0, need more")]
     ZeroTime {
-        /// Whose.
+        /// Name of the component that takes no time.
         component: String,
         /// The slice profile.
         slice: String,
@@ -349,7 +349,7 @@ pub enum DagError {
     /// A time past what the arithmetic holds.
     #[error("component `{component}` on {slice}, batch {batch}: time_ns is {time}, at most {MAX_TIME}")]
     TimeTooLong {
-        /// Whose.
+        /// Name of the component that takes too long.
         component: String,
         /// The slice profile.
         slice: String,
@@ -363,7 +363,7 @@ pub enum DagError {
         "component `{component}` on {slice}, batch {batch}: memory_bytes is {memory}, at most {MAX_BYTES}"
     )]
     MemoryTooLarge {
-        /// Whose.
+        /// Name of the component that needs too much.
         component: String,
         /// The slice profile.
         slice: String,
@@ -375,7 +375,7 @@ pub enum DagError {
     /// A component that no request runs.
     #[error("component `{component}`: runs_bp is 0, need 1 to 10000")]
     NeverRuns {
-        /// Which.
+        /// Name of the component that never runs.
         component: String,
     },
     /// More bytes over an edge than the arithmetic holds.

@@ -319,7 +319,7 @@ pub enum NodeError {
     /// The same GPU twice.
     #[error("{gpu} is given twice")]
     DuplicateGpu {
-        /// Which.
+        /// The GPU that is named twice.
         gpu: GpuId,
     },
     /// A name that is no profile of the model.
@@ -599,7 +599,7 @@ pub enum PartitionError {
     /// A component without the profile that was asked for.
     #[error("component `{component}` has no profile for {slice}, batch {batch}")]
     MissingProfile {
-        /// Whose.
+        /// Name of the component that lacks it.
         component: String,
         /// The slice profile.
         slice: String,
@@ -617,7 +617,7 @@ pub enum PartitionError {
     /// A setting that cannot be.
     #[error("{field} is {value}: {bound}")]
     BadConfig {
-        /// Which.
+        /// Name of the setting.
         field: &'static str,
         /// Its value.
         value: u64,

@@ -150,7 +150,7 @@ pub enum RequestEvent {
     },
     /// The GPU or its manager is gone, with its models.
     GpuLost {
-        /// Which.
+        /// The GPU that is gone.
         gpu: GpuId,
     },
     /// A model that may be asked for, or its new size if it was never loaded.
@@ -181,7 +181,7 @@ pub enum RequestEvent {
     },
     /// What a tenant may take from now on. One that was never named has no limit.
     TenantLimited {
-        /// Who.
+        /// The tenant that is limited.
         tenant: TenantId,
         /// What it may take.
         limits: TenantLimits,
@@ -200,21 +200,21 @@ pub enum RequestEvent {
     },
     /// The client of a request that was not dispatched gave up.
     Cancelled {
-        /// Which.
+        /// The request whose client gave up.
         request: RequestId,
     },
     /// An `Evict` was carried out.
     Evicted {
-        /// Where.
+        /// The GPU from which it was evicted.
         gpu: GpuId,
-        /// What.
+        /// The model that was evicted.
         model: ModelId,
     },
     /// A `Load` was carried out.
     Loaded {
-        /// Where.
+        /// The GPU that has it.
         gpu: GpuId,
-        /// What.
+        /// The model that was loaded.
         model: ModelId,
         /// How long it took.
         #[cfg_attr(feature = "serde", serde(rename = "took_ns"))]
@@ -222,14 +222,14 @@ pub enum RequestEvent {
     },
     /// A `Load` failed; the model is not on the GPU.
     LoadFailed {
-        /// Where.
+        /// The GPU that was to have it.
         gpu: GpuId,
-        /// What.
+        /// The model that could not be loaded.
         model: ModelId,
     },
     /// A dispatched request found that its model is not on the GPU.
     NotResident {
-        /// Where.
+        /// The GPU that lacks the model.
         gpu: GpuId,
         /// Which request.
         request: RequestId,
@@ -237,16 +237,16 @@ pub enum RequestEvent {
     /// The node reports that it does not have a model that was thought to be there. Unless it is in use (then its next
     /// dispatch finds out), it is answered by an `Evict`: the report may be older than a load.
     Dropped {
-        /// Where.
+        /// The GPU that has it no longer.
         gpu: GpuId,
-        /// What.
+        /// The model that was dropped.
         model: ModelId,
     },
     /// A dispatched request is done.
     Completed {
-        /// Where.
+        /// The GPU that ran it.
         gpu: GpuId,
-        /// Which.
+        /// The request that was answered.
         request: RequestId,
         /// How long the GPU ran it (the whole batch, for each of a batch).
         #[cfg_attr(feature = "serde", serde(rename = "took_ns"))]
@@ -265,16 +265,16 @@ pub enum RequestEvent {
 pub enum RequestAction {
     /// End the model's process on the GPU; answer with `Evicted`.
     Evict {
-        /// Where.
+        /// The GPU from which to evict it.
         gpu: GpuId,
-        /// What.
+        /// The model to evict.
         model: ModelId,
     },
     /// Start a process for the model and load it; answer with `Loaded` or `LoadFailed`.
     Load {
-        /// Where.
+        /// The GPU to load it on.
         gpu: GpuId,
-        /// What.
+        /// The model to load.
         model: ModelId,
         /// From where.
         from: Tier,
@@ -283,16 +283,16 @@ pub enum RequestAction {
     },
     /// Free the copy in the node's pinned memory. Needs no answer.
     DropHost {
-        /// Where.
+        /// The node whose pinned memory holds it.
         node: NodeId,
-        /// What.
+        /// The model whose copy to free.
         model: ModelId,
     },
     /// Run the request; answer with `Completed` or `NotResident`.
     Dispatch {
-        /// Where.
+        /// The GPU that runs it.
         gpu: GpuId,
-        /// Which.
+        /// The request to run.
         request: RequestId,
         /// The model it needs, which is there.
         model: ModelId,
@@ -301,9 +301,9 @@ pub enum RequestAction {
     },
     /// The request will not be served.
     Reject {
-        /// Which.
+        /// The request that is rejected.
         request: RequestId,
-        /// Why.
+        /// Why it is rejected.
         reason: RejectReason,
     },
 }
@@ -362,7 +362,7 @@ pub enum RequestError {
     /// The request is not one that this GPU was told to run.
     #[error("{request} does not run on {gpu}")]
     NotRunning {
-        /// Which.
+        /// The request that it does not run.
         request: RequestId,
         /// The GPU named.
         gpu: GpuId,
@@ -370,7 +370,7 @@ pub enum RequestError {
     /// The request has been given to a GPU, or is waiting for its model there.
     #[error("{request} has a GPU already")]
     AlreadyPlaced {
-        /// Which.
+        /// The request that has a place.
         request: RequestId,
     },
     /// The model was never added, so its size is unknown.
@@ -382,7 +382,7 @@ pub enum RequestError {
     /// The model needs no memory, or was loaded with another size.
     #[error("memory of {model} is {memory}: need more than 0, and the same as before once it was asked for")]
     BadModelMemory {
-        /// Which.
+        /// The model whose memory is out of bounds.
         model: ModelId,
         /// What was given.
         memory: Bytes,
@@ -442,7 +442,7 @@ pub enum RequestError {
     /// A limit that stops the tenant for good.
     #[error("{field} of {tenant} is 0: need more than 0")]
     BadLimits {
-        /// Whose.
+        /// The tenant whose limit is out of bounds.
         tenant: TenantId,
         /// Which limit.
         field: &'static str,
@@ -510,7 +510,7 @@ pub trait RequestScheduler:
     /// Number of requests that wait for a GPU to be chosen.
     fn waiting(&self) -> usize;
 
-    /// Counters.
+    /// Counters since the beginning.
     fn stats(&self) -> RequestStats;
 
     /// The GPU as this scheduler sees it; `None` when it is not here.
@@ -556,7 +556,7 @@ pub enum StateError {
     /// The store cannot be reached. What it holds is not known: a reader takes it as a miss.
     #[error("the store cannot be reached: {reason}")]
     Unavailable {
-        /// Why.
+        /// What went wrong, for people.
         reason: String,
     },
 }

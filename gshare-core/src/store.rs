@@ -128,7 +128,7 @@ pub enum Access {
     Private,
     /// Its owner, and the clients of the group it was stored for.
     Group,
-    /// Everybody.
+    /// Every client may read it.
     Public,
 }
 
@@ -198,14 +198,14 @@ pub enum StoreEvent {
     },
     /// A client is gone, with its references, its requests and what it was writing.
     ClientLeft {
-        /// Which.
+        /// The client that left.
         client: ClientId,
     },
     /// What a tenant may take from now on; nothing is taken away for it.
     TenantLimited {
-        /// Who.
+        /// The tenant that is limited.
         tenant: TenantId,
-        /// What.
+        /// What the tenant may take.
         limits: StoreLimits,
     },
     /// A model with a source on disk.
@@ -226,13 +226,13 @@ pub enum StoreEvent {
     },
     /// A client wants a reference to a model in a tier.
     Asked {
-        /// Who.
+        /// The client that wants it.
         client: ClientId,
         /// The request.
         ticket: TicketId,
         /// Which model.
         model: ModelId,
-        /// Where.
+        /// The tier of memory it should be in.
         tier: MemoryTier,
         /// Until when it waits for a load.
         #[cfg_attr(feature = "serde", serde(rename = "deadline_ns"))]
@@ -246,7 +246,7 @@ pub enum StoreEvent {
         ticket: TicketId,
         /// Its name, new to the store.
         model: ModelId,
-        /// Where.
+        /// The tier of memory to write to.
         tier: MemoryTier,
         /// Memory it needs; more than 0.
         bytes: Bytes,
@@ -271,19 +271,19 @@ pub enum StoreEvent {
     },
     /// A `Load` or a `Seal` was carried out, and this is what the arena holds.
     Loaded {
-        /// Which.
+        /// The arena that was loaded.
         arena: ArenaId,
         /// What it holds.
         content: ContentHash,
     },
     /// A `Load` or a `Seal` failed.
     LoadFailed {
-        /// Which.
+        /// The arena that could not be loaded.
         arena: ArenaId,
     },
     /// A client gives back one reference.
     Released {
-        /// Who.
+        /// The client that gives it back.
         client: ClientId,
         /// Of what.
         arena: ArenaId,
@@ -294,7 +294,7 @@ pub enum StoreEvent {
         client: ClientId,
         /// The request; answered by `Done` or `Refuse`.
         ticket: TicketId,
-        /// Which.
+        /// The model to pin, or to unpin.
         model: ModelId,
         /// Whether to keep it.
         pinned: bool,
@@ -305,14 +305,14 @@ pub enum StoreEvent {
         client: ClientId,
         /// The request; answered by `Done` or `Refuse`.
         ticket: TicketId,
-        /// Which.
+        /// The model to evict.
         model: ModelId,
         /// Forget its source, too, so that its name is free.
         forget: bool,
     },
     /// An `Evict` was carried out: the memory is free.
     Evicted {
-        /// Which.
+        /// The arena that was evicted.
         arena: ArenaId,
     },
     /// [`Engine::next_deadline`] has come.
@@ -347,21 +347,21 @@ pub enum StoreAction {
         arena: ArenaId,
         /// Its model.
         model: ModelId,
-        /// Where.
+        /// The tier of memory to write to.
         tier: MemoryTier,
     },
     /// End all writing, check what was written; answer with `Loaded` or `LoadFailed`.
     Seal {
-        /// Which.
+        /// The arena to seal.
         arena: ArenaId,
     },
     /// Let the client map the arena: it has one reference more.
     Serve {
         /// The request that this answers.
         ticket: TicketId,
-        /// Who.
+        /// The client that may map it.
         client: ClientId,
-        /// What.
+        /// The arena to map.
         arena: ArenaId,
         /// The model it asked for.
         model: ModelId,
@@ -381,26 +381,26 @@ pub enum StoreAction {
     Done {
         /// The request that this answers.
         ticket: TicketId,
-        /// Whose.
+        /// The client that asked.
         client: ClientId,
     },
     /// Free the memory; answer with `Evicted`.
     Evict {
-        /// Which.
+        /// The arena to evict.
         arena: ArenaId,
     },
     /// The name is free again.
     Forgotten {
-        /// Which.
+        /// The model whose name is free.
         model: ModelId,
     },
     /// The request is not granted.
     Refuse {
         /// The request that this answers.
         ticket: TicketId,
-        /// Whose.
+        /// The client that is refused.
         client: ClientId,
-        /// Why.
+        /// Why it is refused.
         reason: RefuseReason,
     },
 }
@@ -512,7 +512,7 @@ pub enum StoreError {
     /// A limit that cannot be.
     #[error("load_burst of {tenant} is 0: need at least 1")]
     BadLimits {
-        /// Whose.
+        /// The tenant whose limit is out of bounds.
         tenant: TenantId,
     },
     /// No such arena (any more), or not in the state that the event is about.
@@ -526,9 +526,9 @@ pub enum StoreError {
     /// The client has no reference to the arena, or does not write it.
     #[error("{client} does not hold {arena}")]
     NotHeld {
-        /// Who.
+        /// The client that does not hold it.
         client: ClientId,
-        /// What.
+        /// The arena that is not held.
         arena: ArenaId,
     },
 }

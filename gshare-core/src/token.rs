@@ -76,7 +76,7 @@ pub enum TokenEvent {
     },
     /// Another share from now on. A token that is held keeps its SMs until it is returned.
     ShareChanged {
-        /// Whose.
+        /// The client whose share changes.
         client: ClientId,
         /// The new share.
         share: Share,
@@ -84,7 +84,7 @@ pub enum TokenEvent {
     /// Where the client's guaranteed time lies in every window from the next one on, as a packer placed it. For policies
     /// that keep a packing as a schedule; others pass it over.
     SlotAssigned {
-        /// Whose.
+        /// The client that has the slot.
         client: ClientId,
         /// Where it begins in the window. It is as long as the client's request, and may wrap round the window's end.
         #[cfg_attr(feature = "serde", serde(rename = "offset_bp"))]
@@ -92,17 +92,17 @@ pub enum TokenEvent {
     },
     /// The client is gone, with whatever it held.
     ClientLeft {
-        /// Who.
+        /// The client that left.
         client: ClientId,
     },
     /// The client wants to launch: its first token, or more time ahead of the end of the one it holds.
     TokenRequested {
-        /// Who.
+        /// The client that wants to launch.
         client: ClientId,
     },
     /// The client launches no more under this lease.
     TokenReturned {
-        /// Who.
+        /// The client that held it.
         client: ClientId,
         /// Which lease.
         lease: LeaseId,
@@ -116,7 +116,7 @@ pub enum TokenEvent {
     },
     /// How much of the lease has been used so far.
     UsageReported {
-        /// Who.
+        /// The client that used it.
         client: ClientId,
         /// Which lease.
         lease: LeaseId,
@@ -137,7 +137,7 @@ pub enum TokenEvent {
 pub enum TokenAction {
     /// Let the client launch.
     Grant {
-        /// Whom.
+        /// The client that may launch.
         client: ClientId,
         /// Under which lease: a new one, which replaces any earlier one, or the one it holds, extended.
         lease: LeaseId,
@@ -150,21 +150,21 @@ pub enum TokenAction {
     },
     /// Stop the client: its lease is void.
     Revoke {
-        /// Whom.
+        /// The client that is stopped.
         client: ClientId,
         /// Which lease.
         lease: LeaseId,
-        /// Why.
+        /// Why it is stopped.
         reason: RevokeReason,
     },
     /// Tell the client that it will not get a token before `until`.
     Throttle {
-        /// Whom.
+        /// The client that has to wait.
         client: ClientId,
         /// The earliest time of the next grant.
         #[cfg_attr(feature = "serde", serde(rename = "until_ns"))]
         until: Timestamp,
-        /// Why.
+        /// Why it has to wait.
         reason: ThrottleReason,
     },
 }
@@ -236,7 +236,7 @@ pub enum TokenError {
     /// A share that cannot be.
     #[error("share of {client}: {source}")]
     BadShare {
-        /// Whose.
+        /// The client whose share is out of bounds.
         client: ClientId,
         /// What is wrong.
         source: SpecError,
@@ -244,7 +244,7 @@ pub enum TokenError {
     /// The client does not hold that lease, and it is not the last one it held.
     #[error("{client} does not hold {lease}")]
     StaleLease {
-        /// Who.
+        /// The client that does not hold it.
         client: ClientId,
         /// The lease named.
         lease: LeaseId,
@@ -252,7 +252,7 @@ pub enum TokenError {
     /// The client reported less usage than before.
     #[error("{client} reported {used} used, after {reported}: usage never shrinks")]
     UsageShrank {
-        /// Who.
+        /// The client that reported it.
         client: ClientId,
         /// The usage now.
         used: Duration,
@@ -267,9 +267,9 @@ pub enum TokenError {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct ClientStatus {
-    /// Who.
+    /// The client itself.
     pub client: ClientId,
-    /// Where.
+    /// The GPU it runs on.
     pub gpu: GpuId,
     /// What it may take.
     pub share: Share,

@@ -86,7 +86,7 @@ fn parse_decimal(text: &str, units: u64) -> Option<u64> {
 pub struct BasisPoints(u16);
 
 impl BasisPoints {
-    /// Nothing.
+    /// No part at all.
     pub const ZERO: Self = Self(0);
     /// The whole: 10 000 basis points.
     pub const WHOLE: Self = Self(10_000);
@@ -178,7 +178,7 @@ macro_rules! share {
         pub struct $name(BasisPoints);
 
         impl $name {
-            /// Nothing.
+            /// No part at all.
             pub const ZERO: Self = Self(BasisPoints::ZERO);
             /// All of it.
             pub const WHOLE: Self = Self(BasisPoints::WHOLE);
@@ -503,7 +503,7 @@ impl Duration {
         Self(secs.saturating_mul(1_000_000_000))
     }
 
-    /// Nanoseconds.
+    /// The time in nanoseconds.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }

@@ -448,12 +448,12 @@ messages! {
     }
     /// The client wants to launch, or to go on launching.
     3 TokenRequest {
-        /// Who.
+        /// The client that wants to launch.
         client: ClientId,
     }
     /// The client launches no more under this lease.
     4 TokenReturn {
-        /// Who.
+        /// The client that held it.
         client: ClientId,
         /// Which lease.
         lease: LeaseId,
@@ -464,7 +464,7 @@ messages! {
     }
     /// How far the lease has been used, and counters since the client attached.
     5 Usage {
-        /// Who.
+        /// The client that used it.
         client: ClientId,
         /// Which lease.
         lease: LeaseId,
@@ -477,7 +477,7 @@ messages! {
     }
     /// Asks for memory before it is allocated.
     6 MemoryReserve {
-        /// Who.
+        /// The client that wants it.
         client: ClientId,
         /// How much is needed.
         bytes: Bytes,
@@ -486,14 +486,14 @@ messages! {
     }
     /// Gives memory back.
     7 MemoryRelease {
-        /// Who.
+        /// The client that held it.
         client: ClientId,
         /// How much.
         bytes: Bytes,
     }
     /// The process is done with this GPU.
     8 Detach {
-        /// Who.
+        /// The client that leaves.
         client: ClientId,
     }
     /// How the process wants to be treated beside others; after Hello, before the first Attach. A process that says
@@ -505,7 +505,7 @@ messages! {
     }
     /// An iteration of an SLO-sensitive client ended.
     10 Iteration {
-        /// Who.
+        /// The client that finished one.
         client: ClientId,
         /// When its first kernel was launched.
         first_launch: Timestamp,
@@ -516,7 +516,7 @@ messages! {
     }
     /// Answers `MemoryAsk`. Slack that was called back has been released before.
     11 MemoryUsed {
-        /// Who.
+        /// The client that uses it.
         client: ClientId,
         /// The number of the question.
         round: u32,
@@ -525,7 +525,7 @@ messages! {
     }
     /// Asks what the other processes of the instance use on this GPU.
     12 MemoryQuery {
-        /// Who.
+        /// The client that asks.
         client: ClientId,
     }
 }
@@ -563,7 +563,7 @@ messages! {
     }
     /// Launch. Of the lease that is held: an extension. Of one that was closed meanwhile: nothing, the two have crossed.
     4 Grant {
-        /// Who.
+        /// The client that may launch.
         client: ClientId,
         /// Under which lease.
         lease: LeaseId,
@@ -574,7 +574,7 @@ messages! {
     }
     /// Stop: the lease is void.
     5 Revoke {
-        /// Who.
+        /// The client that is stopped.
         client: ClientId,
         /// Which lease.
         lease: LeaseId,
@@ -583,7 +583,7 @@ messages! {
     }
     /// Wait: there will be no token before `until`.
     6 Throttle {
-        /// Who.
+        /// The client that has to wait.
         client: ClientId,
         /// The earliest time of the next grant.
         until: Timestamp,
@@ -592,21 +592,21 @@ messages! {
     }
     /// Another share from now on.
     7 ShareChanged {
-        /// Who.
+        /// The client whose share changes.
         client: ClientId,
         /// The new spec.
         spec: ResourceSpec,
     }
     /// The memory is reserved: at least what was needed, at most what was wished.
     8 MemoryGrant {
-        /// Who.
+        /// The client that wanted it.
         client: ClientId,
         /// How much was added to its account.
         bytes: Bytes,
     }
     /// The memory is not there.
     9 MemoryDeny {
-        /// Who.
+        /// The client that wanted it.
         client: ClientId,
         /// How much is still free within its limit.
         free: Bytes,
@@ -620,14 +620,14 @@ messages! {
     /// The most that the process may hold while no daemon is there. Parts of an instance's processes add up to its limit
     /// at most; a part that shrinks is sent before another process is given the difference.
     11 MemoryPart {
-        /// Who.
+        /// The client whose part it is.
         client: ClientId,
         /// What it holds included, used or not.
         bytes: Bytes,
     }
     /// Asks how much memory the program uses, to be answered by `MemoryUsed`.
     12 MemoryAsk {
-        /// Who.
+        /// The client that is asked.
         client: ClientId,
         /// Number of the question, to be echoed.
         round: u32,

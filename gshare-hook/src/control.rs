@@ -23,7 +23,7 @@ use crate::tls;
 pub(crate) enum State {
     /// Nothing was decided yet in this process.
     Armed = 0,
-    /// Metering.
+    /// Launches are metered.
     Active = 1,
     /// Every call goes straight to the driver.
     Off = 2,

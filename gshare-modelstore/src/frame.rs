@@ -64,7 +64,7 @@ pub enum FrameError {
     /// Another version.
     #[error("version {version}: this side speaks {VERSION}")]
     Version {
-        /// Theirs.
+        /// The other side's version.
         version: u8,
     },
     /// No such kind.
@@ -76,7 +76,7 @@ pub enum FrameError {
     /// A field that cannot be.
     #[error("field `{field}` cannot be what it is")]
     Field {
-        /// Which.
+        /// Name of the field.
         field: &'static str,
     },
 }
@@ -96,11 +96,11 @@ pub enum Wanted {
 pub enum Request {
     /// A reference to a model.
     Get {
-        /// Where.
+        /// The tier of memory it should be in.
         tier: MemoryTier,
         /// How long to wait for a load.
         timeout_ms: u32,
-        /// Which.
+        /// The name or hash of the model.
         wanted: Wanted,
     },
     /// Gives a reference back; not answered.
@@ -130,31 +130,31 @@ pub enum Request {
     },
     /// What was begun is written.
     Commit {
-        /// Where.
+        /// The arena that was written.
         arena: u64,
     },
     /// What was begun is given up.
     Abort {
-        /// Where.
+        /// The arena that is given up.
         arena: u64,
     },
     /// Keeps a model in memory, or no longer.
     Pin {
-        /// Whether.
+        /// Whether it is kept.
         pinned: bool,
-        /// Which.
+        /// Name of the model to pin, or to unpin.
         name: String,
     },
     /// Takes a model out of memory.
     Evict {
         /// Forget its source as well.
         forget: bool,
-        /// Which.
+        /// Name of the model to evict.
         name: String,
     },
     /// Hashes a model again.
     Verify {
-        /// Which.
+        /// Name of the model to hash.
         name: String,
     },
     /// All models that the client may read.
@@ -197,7 +197,7 @@ pub enum Answer {
     },
     /// The arena may be written.
     Writable {
-        /// Which.
+        /// The arena to write to.
         arena: u64,
         /// Bytes of the arena.
         bytes: u64,
@@ -225,7 +225,7 @@ pub enum Answer {
         /// How long.
         bytes: u64,
     },
-    /// No.
+    /// No, from the store.
     Refused {
         /// Why, for programs.
         code: Code,

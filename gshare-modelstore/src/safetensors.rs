@@ -154,7 +154,7 @@ pub enum HeaderError {
     /// A type that is not known.
     #[error("tensor `{tensor}`: dtype `{dtype}` is not known")]
     UnknownDtype {
-        /// Which.
+        /// Name of the tensor that has it.
         tensor: String,
         /// What was given.
         dtype: String,
@@ -162,13 +162,13 @@ pub enum HeaderError {
     /// Too many dimensions, or more elements than a file can have.
     #[error("tensor `{tensor}`: shape is too large: at most {MAX_RANK} dimensions, and a product that fits")]
     BadShape {
-        /// Which.
+        /// Name of the tensor that has it.
         tensor: String,
     },
     /// Offsets that end before they begin, or do not hold what the shape says.
     #[error("tensor `{tensor}`: data_offsets [{begin}, {end}] do not hold the {need} bytes of its shape")]
     BadOffsets {
-        /// Which.
+        /// Name of the tensor that has them.
         tensor: String,
         /// First byte.
         begin: u64,
@@ -180,7 +180,7 @@ pub enum HeaderError {
     /// Two tensors overlap, or there is a hole.
     #[error("tensor `{tensor}`: data begins at {begin}, but the data before it ends at {expected}")]
     HoleOrOverlap {
-        /// Which.
+        /// Name of the tensor before which it lies.
         tensor: String,
         /// Where it begins.
         begin: u64,

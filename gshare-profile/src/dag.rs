@@ -125,9 +125,9 @@ pub trait Weighs: Executor {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Hole {
-    /// Which.
+    /// The point that is missing.
     pub point: Point,
-    /// Why.
+    /// Why it could not be measured.
     pub reason: String,
 }
 
@@ -156,7 +156,7 @@ pub enum DagRunError {
     /// A component that ran on no slice.
     #[error("component `{component}` runs on none of the slices; on {slice}: {reason}")]
     RunsNowhere {
-        /// Which.
+        /// Name of the component that ran nowhere.
         component: String,
         /// The last slice that was tried.
         slice: String,

@@ -80,7 +80,7 @@ pub enum Reply {
     After(Duration),
     /// Never answers.
     Hangs,
-    /// Ends.
+    /// The function ends, for this reason.
     Ends(String),
 }
 

@@ -21,7 +21,7 @@ use gshare_profile::planner::{EfficacySearch, Journal, Measurement, PlanError, P
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// Flags.
+/// Flags of the scenario.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with one CSV file per model: batch, SM %, execution seconds, requests per second; no header

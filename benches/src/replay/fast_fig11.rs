@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::{Report, row};
 
-/// Flags.
+/// Flags of the scenario.
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 

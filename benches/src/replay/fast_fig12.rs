@@ -19,7 +19,7 @@ use gshare_sched::scale::{HeuristicHorizontal, HeuristicHorizontalConfig};
 use gshare_sim::{EventQueue, Rng};
 use std::collections::BTreeMap;
 
-/// Flags.
+/// Flags of the scenario.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Seeds of the Poisson arrivals

@@ -22,7 +22,7 @@ use super::{Report, row};
 use crate::mixes::{Mix, SplitMix64};
 use crate::peers::{Ours, demand};
 
-/// Flags.
+/// Flags of the scenario.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// First seed

@@ -23,7 +23,7 @@ use gshare_sim::trace::read_azure_counts;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Flags.
+/// Flags of the scenario.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Seeds of sizes, of the times within a minute, and of generated calls

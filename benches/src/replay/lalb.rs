@@ -26,7 +26,7 @@ use std::path::PathBuf;
 
 use super::{Report, row};
 
-/// Flags.
+/// Flags of the scenario.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Working set: number of functions; 15, 25 and 35 if not given

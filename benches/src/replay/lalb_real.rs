@@ -35,7 +35,7 @@ use std::sync::mpsc::channel;
 use super::lalb::{Scenario, arrivals, mean, round, zipf};
 use super::{Report, row};
 
-/// Flags.
+/// Flags of the scenario.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Number of GPUs

@@ -17,7 +17,7 @@ use crate::churn::{Churn, Nothing};
 use crate::mixes::Mix;
 use crate::peers::{self, Guillotiere, Ours, Pool, Scan};
 
-/// Flags.
+/// Flags of the scenario.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder of the .2bp files

@@ -19,7 +19,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use super::{Report, row};
 
-/// Flags.
+/// Flags of the scenario.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Do not build the simulated driver first: it is beside this program

@@ -94,7 +94,7 @@ pub struct Settings {
 /// An annotation, or another field, that says nothing sensible.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invalid {
-    /// Which.
+    /// Name of the annotation or field.
     pub field: String,
     /// What it says.
     pub value: String,

@@ -286,7 +286,7 @@ pub struct Secret {
     pub name: String,
     /// [`NAMESPACE`], or none.
     pub namespace: Option<String>,
-    /// Text.
+    /// The text of the secret.
     pub value: Option<String>,
     /// Anything, as base64. Goes before the text.
     pub raw_value: Option<String>,

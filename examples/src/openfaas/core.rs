@@ -49,7 +49,7 @@ pub struct Launch {
 pub enum Turn {
     /// A replica is free for it.
     Go {
-        /// Which.
+        /// The instance that is free.
         instance: InstanceId,
         /// Where it listens.
         port: u16,

@@ -53,7 +53,7 @@ pub struct App {
     pub node: Arc<Node>,
     /// Who may use `/system`; anybody if none.
     pub credentials: Option<Credentials>,
-    /// Counters.
+    /// Counters and gauges.
     pub metrics: Arc<Metrics>,
     /// Calls that are kept for later.
     pub later: later::Queue,

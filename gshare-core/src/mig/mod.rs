@@ -273,7 +273,7 @@ pub struct ReportedProfile {
     /// Usable memory.
     #[cfg_attr(feature = "serde", serde(rename = "memory_bytes"))]
     pub memory: Bytes,
-    /// SMs.
+    /// Number of SMs.
     pub sms: u16,
 }
 

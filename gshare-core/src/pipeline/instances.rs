@@ -79,12 +79,12 @@ pub enum InstanceEvent {
     },
     /// A shared instance that is not resident is to serve a request. Its slice is idle until that is answered.
     Needed {
-        /// Which.
+        /// The instance that is to become resident.
         instance: InstanceId,
     },
     /// An instance served a request.
     Served {
-        /// Which.
+        /// The instance that served it.
         instance: InstanceId,
         /// How long its busiest slice worked for it.
         #[cfg_attr(feature = "serde", serde(rename = "busy_ns"))]
@@ -92,22 +92,22 @@ pub enum InstanceEvent {
     },
     /// [`InstanceAction::Start`] was carried out. A shared instance is not resident yet.
     Started {
-        /// Which.
+        /// The instance that was started.
         instance: InstanceId,
     },
     /// [`InstanceAction::Load`] was carried out.
     Loaded {
-        /// Which.
+        /// The instance that was loaded.
         instance: InstanceId,
     },
     /// [`InstanceAction::Stop`] was carried out, or the instance died by itself: its slices are free.
     Gone {
-        /// Which.
+        /// The instance that is gone.
         instance: InstanceId,
     },
     /// [`InstanceAction::Drain`]: it has no request left.
     Drained {
-        /// Which.
+        /// The instance that has none left.
         instance: InstanceId,
     },
     /// [`Engine::next_deadline`](crate::Engine::next_deadline) has come.
@@ -123,7 +123,7 @@ pub struct PlacedPart {
     pub stage: u32,
     /// Its components, by index in the DAG.
     pub components: ComponentSet,
-    /// Where.
+    /// The slice on which the part runs.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub slice: AssignedSlice,
 }
@@ -200,7 +200,7 @@ pub enum InstanceReason {
     KeepAlive,
     /// Another instance needs the memory.
     RoomFor {
-        /// Which.
+        /// The instance that needs it.
         instance: InstanceId,
     },
     /// A request for it is to be served.
@@ -212,7 +212,7 @@ pub enum InstanceReason {
     },
     /// The instance that takes its place is up.
     Replaced {
-        /// Which.
+        /// The instance that takes its place.
         by: InstanceId,
     },
     /// Its slices are wanted for another function, which needs them more.
@@ -237,19 +237,19 @@ pub enum InstanceAction {
         instance: InstanceId,
         /// Of which function.
         function: FunctionId,
-        /// Where.
+        /// Where the instance runs.
         home: Home,
         /// Where the weights are.
         from: Tier,
         /// How long that should take, as configured.
         #[cfg_attr(feature = "serde", serde(rename = "takes_ns"))]
         takes: Duration,
-        /// Why.
+        /// Why it is started.
         reason: InstanceReason,
     },
     /// Move a shared instance's weights from host memory to its slice; answer with `Loaded`.
     Load {
-        /// Which.
+        /// The instance to load.
         instance: InstanceId,
         /// How long that should take.
         #[cfg_attr(feature = "serde", serde(rename = "takes_ns"))]
@@ -257,47 +257,47 @@ pub enum InstanceAction {
     },
     /// Drop a shared instance's weights from its slice, before what follows. Needs no answer.
     Evict {
-        /// Which.
+        /// The instance to evict.
         instance: InstanceId,
-        /// Why.
+        /// Why it is evicted.
         reason: InstanceReason,
     },
     /// The instance stays where it is and changes its state.
     Moved {
-        /// Which.
+        /// The instance whose state changes.
         instance: InstanceId,
         /// Its home from now on.
         home: Home,
-        /// Why.
+        /// Why it changes.
         reason: InstanceReason,
     },
     /// Give the instance no more requests; answer with `Drained`.
     Drain {
-        /// Which.
+        /// The instance to drain.
         instance: InstanceId,
-        /// Why.
+        /// Why it is drained.
         reason: InstanceReason,
     },
     /// End the instance's processes; answer with `Gone`.
     Stop {
-        /// Which.
+        /// The instance to stop.
         instance: InstanceId,
-        /// Why.
+        /// Why it is stopped.
         reason: InstanceReason,
     },
     /// Bring a function's weights to host memory: a request is expected. Needs no answer.
     Prewarm {
-        /// Which.
+        /// The function whose weights to bring.
         function: FunctionId,
     },
     /// Drop a function's weights from host memory: it is cold.
     Forget {
-        /// Which.
+        /// The function whose weights to drop.
         function: FunctionId,
     },
     /// No slices suit the function now. Told again only after something changed.
     Unmet {
-        /// Which.
+        /// The function that has none.
         function: FunctionId,
     },
 }
@@ -317,19 +317,19 @@ pub enum InstanceError {
     /// The function is here already.
     #[error("{function} is already here")]
     DuplicateFunction {
-        /// Which.
+        /// The function that was added twice.
         function: FunctionId,
     },
     /// No such function.
     #[error("unknown {function}")]
     UnknownFunction {
-        /// Which.
+        /// The function that is not known.
         function: FunctionId,
     },
     /// No pipeline of the function fits the node even when all of it is free.
     #[error("{function} does not fit this node: {why}")]
     NeverFits {
-        /// Which.
+        /// The function that fits nowhere.
         function: FunctionId,
         /// The best-ranked pipeline's reason.
         why: String,
@@ -349,13 +349,13 @@ pub enum InstanceError {
     /// No such instance (any more).
     #[error("unknown {instance}")]
     UnknownInstance {
-        /// Which.
+        /// The instance that is not known.
         instance: InstanceId,
     },
     /// The instance is not in a state in which this can happen.
     #[error("{instance} is {state}: {event} does not apply")]
     WrongState {
-        /// Which.
+        /// The instance that is in another state.
         instance: InstanceId,
         /// Its state.
         state: &'static str,
@@ -365,7 +365,7 @@ pub enum InstanceError {
     /// A setting that cannot be.
     #[error("{field} is {value}: {bound}")]
     BadConfig {
-        /// Which.
+        /// Name of the setting.
         field: &'static str,
         /// Its value.
         value: u64,

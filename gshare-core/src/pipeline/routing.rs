@@ -51,7 +51,7 @@ pub enum Service {
     },
     /// On a slice that it shares.
     Shared {
-        /// Which.
+        /// The slice that it shares.
         slice: SharedSlice,
         /// Time of one request; more than 0.
         #[cfg_attr(feature = "serde", serde(rename = "latency_ns"))]
@@ -80,7 +80,7 @@ pub enum RouteEvent {
     },
     /// A shared instance was loaded or evicted: slacks on it change.
     LoadChanged {
-        /// Which.
+        /// The instance whose load changed.
         instance: InstanceId,
         /// Time until it could begin.
         #[cfg_attr(feature = "serde", serde(rename = "load_ns"))]
@@ -95,12 +95,12 @@ pub enum RouteEvent {
     },
     /// The instance gets no more requests; [`RouteAction::Drained`] follows when it has none left.
     InstanceDraining {
-        /// Which.
+        /// The instance that drains.
         instance: InstanceId,
     },
     /// The instance is gone. Requests it had are routed again.
     InstanceDown {
-        /// Which.
+        /// The instance that is gone.
         instance: InstanceId,
     },
     /// A new request.
@@ -121,14 +121,14 @@ pub enum RouteEvent {
     },
     /// A dispatched request was answered.
     Completed {
-        /// Which.
+        /// The request that was answered.
         request: RequestId,
         /// By whom.
         instance: InstanceId,
     },
     /// The client of a request that was not dispatched gave up. It is forgotten without an answer.
     Cancelled {
-        /// Which.
+        /// The request whose client gave up.
         request: RequestId,
     },
     /// [`Engine::next_deadline`](crate::Engine::next_deadline) has come.
@@ -144,16 +144,16 @@ pub enum RouteEvent {
 pub enum RouteAction {
     /// Run the request there (a shared instance that is not resident is loaded first); answer with `Completed`.
     Dispatch {
-        /// Which.
+        /// The request to run.
         request: RequestId,
-        /// Where.
+        /// The instance that runs it.
         instance: InstanceId,
     },
     /// The request will not be served.
     Reject {
-        /// Which.
+        /// The request that is rejected.
         request: RequestId,
-        /// Why.
+        /// Why it is rejected.
         reason: RouteReject,
     },
     /// The function's instances cannot serve what waits in time. Told at most once in
@@ -169,7 +169,7 @@ pub enum RouteAction {
     },
     /// A draining instance has no request left.
     Drained {
-        /// Which.
+        /// The instance that has none left.
         instance: InstanceId,
     },
 }
@@ -220,7 +220,7 @@ pub enum RouteError {
     /// The request was not dispatched there, or (on `Cancelled`) has been dispatched.
     #[error("{request} does not {}", instance.map_or_else(|| "wait any more".to_owned(), |one| format!("run on {one}")))]
     NotThere {
-        /// Which.
+        /// The request that is not there.
         request: RequestId,
         /// The instance named.
         instance: Option<InstanceId>,
@@ -240,19 +240,19 @@ pub enum RouteError {
     /// It gets no more requests.
     #[error("{instance} is draining")]
     Draining {
-        /// Which.
+        /// The instance that drains.
         instance: InstanceId,
     },
     /// An exclusive instance has no load that could change.
     #[error("{instance} is exclusive and has no load")]
     NotShared {
-        /// Which.
+        /// The instance that is exclusive.
         instance: InstanceId,
     },
     /// A number that cannot be.
     #[error("{field} of {instance} is {value}: {bound}")]
     BadInstance {
-        /// Which.
+        /// The instance whose number is out of bounds.
         instance: InstanceId,
         /// The field.
         field: &'static str,
@@ -264,7 +264,7 @@ pub enum RouteError {
     /// A setting that cannot be.
     #[error("{field} is {value}: {bound}")]
     BadConfig {
-        /// Which.
+        /// Name of the setting.
         field: &'static str,
         /// Its value.
         value: u64,

@@ -304,7 +304,7 @@ events! {
         used: u64,
         /// The limit, which processes of one run share; `u64::MAX` for none.
         limit: u64,
-        /// Why.
+        /// Why it was refused.
         denial: Denial,
     }
     /// The first use of a device has waited for the daemon's word.
@@ -337,7 +337,7 @@ events! {
     }
     /// The daemon has refused the process, or one device of it.
     11 Seldom Link Refused {
-        /// Why.
+        /// Why it was refused.
         code: RefusalCode,
     }
     /// The daemon shares a device out to this process.

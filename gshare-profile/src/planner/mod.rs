@@ -72,9 +72,9 @@ pub enum Outcome {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct Trial {
-    /// Where.
+    /// The setting that was tried.
     pub setting: Setting,
-    /// What.
+    /// What came of the trial.
     pub outcome: Outcome,
 }
 
@@ -201,13 +201,13 @@ pub enum PlanError {
         max_exec: Duration,
         /// The shortest that was measured.
         best: Duration,
-        /// Where.
+        /// The setting of the shortest.
         setting: Setting,
     },
     /// A trial failed without which there is no answer.
     #[error("({setting}) failed, and without it there is no answer: {reason}")]
     TrialFailed {
-        /// Where.
+        /// The setting that failed.
         setting: Setting,
         /// Why, as the trial said.
         reason: String,

@@ -57,9 +57,9 @@ pub enum DaemonError {
     /// A path, socket or address cannot be used.
     #[error("{what}: {source}")]
     Setup {
-        /// Which.
+        /// The path, socket or address.
         what: String,
-        /// Why.
+        /// What the system said.
         source: io::Error,
     },
     /// The daemon has stopped.

@@ -42,11 +42,11 @@ pub struct ModelSpec {
 /// One request to come; its number in the list is its name.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival {
-    /// When.
+    /// When it arrives.
     pub at: Timestamp,
     /// For which model: its number in the list of models.
     pub model: u32,
-    /// Whose.
+    /// The tenant that pays for it.
     pub tenant: TenantId,
     /// When it must be complete.
     pub deadline: Option<Timestamp>,
@@ -96,7 +96,7 @@ pub enum Fate {
     },
     /// It was not.
     Rejected {
-        /// Why.
+        /// Why it was rejected.
         reason: RejectReason,
         /// How long after its arrival.
         after: Duration,

@@ -61,7 +61,7 @@ pub struct StoreWorld {
     pub clients: u8,
     /// Names of models.
     pub models: u8,
-    /// Tenants.
+    /// Number of tenants.
     pub tenants: u8,
     /// Bytes of one unit of size.
     pub unit: Bytes,

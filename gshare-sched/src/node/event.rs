@@ -35,7 +35,7 @@ pub enum NodeEvent {
     },
     /// A connection is gone, or its process is, or the host has carried out a [`NodeAction::Drop`].
     Closed {
-        /// Which.
+        /// The connection that is gone.
         conn: ConnId,
     },
     /// Another configuration from now on.
@@ -75,9 +75,9 @@ pub enum NodeAction {
     },
     /// Close the connection after what was sent before, and report that as [`NodeEvent::Closed`].
     Drop {
-        /// Which.
+        /// The connection to close.
         conn: ConnId,
-        /// Why.
+        /// Why it is closed.
         reason: RefusalCode,
     },
     /// What clients use is known as well as it will be: the question can be answered from
@@ -110,7 +110,7 @@ pub enum Note {
     TokenRefused {
         /// The event.
         token: TokenEvent,
-        /// Why.
+        /// Why it was refused.
         fault: TokenFault,
     },
     /// A report or a return of a lease that its client cannot settle. The token scheduler was not asked.
@@ -137,7 +137,7 @@ pub enum Note {
     },
     /// A client has left a device.
     Left {
-        /// Which.
+        /// The client that left.
         client: ClientId,
         /// Its tenant.
         tenant: ClientId,
@@ -148,19 +148,19 @@ pub enum Note {
         conn: ConnId,
         /// Name of its instance.
         name: String,
-        /// Why.
+        /// Why it was refused.
         refusal: Refusal,
     },
     /// The connection broke the protocol and is dropped.
     Violation {
         /// Its connection.
         conn: ConnId,
-        /// How.
+        /// Which rule was broken, for people.
         what: &'static str,
     },
     /// A client asked for a token and waits until the debt of its name is paid back.
     DebtWait {
-        /// Who.
+        /// The client that waits.
         client: ClientId,
         /// Until when.
         #[cfg_attr(feature = "serde", serde(rename = "until_ns"))]
@@ -189,7 +189,7 @@ pub enum Note {
     },
     /// A reservation of memory was denied.
     MemoryDenied {
-        /// Whose.
+        /// The client that wanted it.
         client: ClientId,
         /// What it needs.
         #[cfg_attr(feature = "serde", serde(rename = "asked_bytes"))]
@@ -220,7 +220,7 @@ pub enum Note {
     },
     /// A client named more of a lease that was settled: the next lease of its tenant is charged for it.
     LateCharge {
-        /// Who.
+        /// The client that named it.
         client: ClientId,
         /// What is charged, with earlier late charges that are open.
         #[cfg_attr(feature = "serde", serde(rename = "late_ns"))]
@@ -228,13 +228,13 @@ pub enum Note {
     },
     /// A tenant takes no part in vertical scaling: its share is fixed.
     NotScaled {
-        /// Which.
+        /// The tenant that is not scaled.
         tenant: ClientId,
         /// Name of its instance.
         name: String,
         /// Its share.
         quota: QuotaRange,
-        /// Why.
+        /// Why it is not scaled.
         why: String,
     },
 }

@@ -41,7 +41,7 @@ impl Ids {
         }
     }
 
-    /// Ascending.
+    /// The ids, ascending.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         core::iter::successors(self.from(0), |id| self.from(*id as usize + 1))
     }

@@ -8,7 +8,7 @@ use core::ops::Deref;
 
 use super::geometry::Rect;
 
-/// Rectangles.
+/// A list of rectangles.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct List {
     /// The list, then at least one that is not in it.

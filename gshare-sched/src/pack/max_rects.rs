@@ -84,7 +84,7 @@ impl MaxRectsConfig {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// Configuration.
+    /// Its configuration.
     pub config: MaxRectsConfig,
     /// Version at the time.
     pub version: u64,

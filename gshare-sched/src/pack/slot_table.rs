@@ -37,7 +37,7 @@ use super::rearrange::Arranger;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Slot<K = PlacementId> {
-    /// Whose.
+    /// Whose slot it is.
     pub owner: K,
     /// Where it begins, in the window.
     #[cfg_attr(feature = "serde", serde(rename = "offset_bp"))]
@@ -65,7 +65,7 @@ const MOST_ARRANGED: usize = 64;
 /// An owner that wants to run, as [`SlotTable::dispatch`] sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waiting<K = PlacementId> {
-    /// Who.
+    /// The owner that wants to run.
     pub owner: K,
     /// What it takes while it runs.
     pub sm: SmShare,

@@ -33,9 +33,9 @@ pub struct Plan {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PassedOver {
-    /// Which.
+    /// The pipeline that was passed over.
     pub pipeline: Pipeline,
-    /// Why.
+    /// Why it could not run.
     pub why: Unfit,
 }
 

@@ -40,7 +40,7 @@ pub(super) struct Free {
     pub(super) request: u32,
     /// Basis points of the largest GPU.
     pub(super) limit: u32,
-    /// Bytes.
+    /// Free memory, in bytes.
     pub(super) memory: u64,
     /// SMs of this GPU, in basis points of the largest.
     pub(super) sm: u32,

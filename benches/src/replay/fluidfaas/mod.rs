@@ -62,7 +62,7 @@ use serde_json::{Map, Value};
 use static_split::StaticSplit;
 use std::path::{Path, PathBuf};
 
-/// Flags.
+/// Flags of the scenario.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Seeds of bursts, arrivals and branches [default: 1 to 20; with a trace 1]

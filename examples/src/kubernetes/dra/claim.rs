@@ -88,7 +88,7 @@ pub enum ClaimError {
     /// An option of the claim or its class.
     #[error("status.allocation.devices.config[{index}].opaque.parameters: {reason}")]
     Option {
-        /// Which.
+        /// Number of the option, from 0.
         index: usize,
         /// What is wrong.
         reason: String,

@@ -37,7 +37,7 @@ pub enum PrepareError {
     File {
         /// Which file.
         path: PathBuf,
-        /// Why.
+        /// What the system said.
         source: io::Error,
     },
 }
@@ -167,9 +167,9 @@ pub enum ServeError {
     /// A socket.
     #[error("{path}: {source}")]
     Socket {
-        /// Which.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why.
+        /// What the system said.
         source: io::Error,
     },
     /// While it served.

@@ -37,7 +37,7 @@ pub struct RegistrationStatus {
     pub error: String,
 }
 
-/// Nothing.
+/// An answer without a field.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RegistrationStatusResponse {}
 

@@ -1,4 +1,4 @@
-//! Devices.
+//! Calls of the driver about devices.
 
 use std::ffi::CStr;
 

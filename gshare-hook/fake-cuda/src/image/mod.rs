@@ -82,7 +82,7 @@ pub(crate) enum ImageError {
 /// Names in one cubin or PTX text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Names {
-    /// Kernels.
+    /// Names of the kernels.
     pub(crate) kernels: BTreeSet<String>,
     /// Global and constant variables with their sizes in bytes.
     pub(crate) globals: BTreeMap<String, u64>,

@@ -27,7 +27,7 @@ pub struct Truth {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct GpuTruth {
-    /// SMs.
+    /// Number of SMs.
     pub sms: u32,
     /// SMs that are occupied now.
     pub sms_busy: u32,

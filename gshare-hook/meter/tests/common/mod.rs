@@ -46,7 +46,7 @@ impl Ground for Shared {
 /// What stands behind the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behind {
-    /// Nothing.
+    /// No daemon is there.
     Nobody,
     /// A process that accepts connections.
     Daemon,

@@ -110,11 +110,11 @@ impl From<Tier> for MemoryTier {
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Who {
-    /// You.
+    /// You alone
     Private,
     /// You and your group.
     Group,
-    /// Everybody.
+    /// Every user
     Public,
 }
 

@@ -80,7 +80,7 @@ pub enum ChannelError {
     /// A size that cannot be.
     #[error("{field} is {value}: {bound}")]
     BadSize {
-        /// Which.
+        /// Name of the size.
         field: &'static str,
         /// Its value.
         value: u64,
@@ -90,9 +90,9 @@ pub enum ChannelError {
     /// A call to the system failed.
     #[error("{call}: {reason}")]
     Os {
-        /// Which.
+        /// Name of the call.
         call: &'static str,
-        /// Why.
+        /// What the system said.
         reason: String,
     },
     /// The file is no channel.
@@ -104,7 +104,7 @@ pub enum ChannelError {
     /// The other side wrote what cannot be. Nothing was read by it.
     #[error("corrupt channel: {field} is {value}, the limit is {limit}")]
     Corrupt {
-        /// What.
+        /// Name of the field.
         field: &'static str,
         /// Its value.
         value: u64,

@@ -35,7 +35,7 @@ const VERSION: u8 = 1;
 pub enum ToModel {
     /// Run a request.
     Run {
-        /// Which.
+        /// The request to run.
         request: RequestId,
         /// How many of the next ones run together with it.
         more: u16,
@@ -55,12 +55,12 @@ pub enum FromModel {
     },
     /// The model cannot be loaded; the process ends.
     Failed {
-        /// Why.
+        /// Why it failed.
         reason: String,
     },
     /// A request is done.
     Done {
-        /// Which.
+        /// The request that asked.
         request: RequestId,
         /// How long it ran; the whole batch, for each of a batch.
         took: Duration,

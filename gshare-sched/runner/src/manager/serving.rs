@@ -97,7 +97,7 @@ impl Ticket {
 pub struct ServingSnapshot {
     /// Requests that no GPU was chosen for.
     pub waiting: usize,
-    /// Counters.
+    /// Counters of the scheduler.
     pub stats: RequestStats,
     /// GPUs as their manager sees them.
     pub gpus: Vec<(GpuId, GpuRecord)>,

@@ -201,7 +201,7 @@ pub enum FfsError {
     /// A component could not be loaded, or failed while it was measured.
     #[error("component `{component}`: {reason}")]
     Component {
-        /// Which.
+        /// Name of the component that failed.
         component: String,
         /// What it said.
         reason: String,

@@ -13,7 +13,7 @@ pub enum ScenarioError {
     /// A file that could not be read.
     #[error("{}: {source}", path.display())]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
         /// What went wrong.
         source: std::io::Error,
@@ -42,7 +42,7 @@ pub enum ScenarioError {
     /// A profile that cannot be.
     #[error("function `{function}`: {source}")]
     Profile {
-        /// Whose.
+        /// Name of the function.
         function: String,
         /// What is wrong with it.
         source: ProfileError,
@@ -50,7 +50,7 @@ pub enum ScenarioError {
     /// A DAG that cannot be.
     #[error("function `{function}`: {source}")]
     Dag {
-        /// Whose.
+        /// Name of the function.
         function: String,
         /// What is wrong with it.
         source: DagError,
@@ -58,7 +58,7 @@ pub enum ScenarioError {
     /// A load that cannot be.
     #[error("function `{function}`, load: {source}")]
     Load {
-        /// Whose.
+        /// Name of the function.
         function: String,
         /// What is wrong with it.
         source: ArrivalError,
@@ -66,7 +66,7 @@ pub enum ScenarioError {
     /// A file of a function that is not of its form.
     #[error("function `{function}`, {}: {why}", path.display())]
     Malformed {
-        /// Whose.
+        /// Name of the function.
         function: String,
         /// The file.
         path: PathBuf,
@@ -76,7 +76,7 @@ pub enum ScenarioError {
     /// A trace that cannot be read.
     #[error("function `{function}`, {}: {source}", path.display())]
     Trace {
-        /// Whose.
+        /// Name of the function.
         function: String,
         /// The file.
         path: PathBuf,

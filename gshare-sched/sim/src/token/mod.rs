@@ -419,7 +419,7 @@ pub struct Violation {
     pub checker: &'static str,
     /// Number of the call, from 0.
     pub call: u64,
-    /// When.
+    /// When it was found.
     pub now: Timestamp,
     /// What, naming clients and figures.
     pub message: String,

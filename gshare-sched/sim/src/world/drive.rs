@@ -27,7 +27,7 @@ const STALLED: u32 = 1_000;
 pub struct Failure {
     /// The seed.
     pub seed: u64,
-    /// When.
+    /// When it showed.
     pub at: Timestamp,
     /// The promise that was broken, and how.
     pub claim: String,

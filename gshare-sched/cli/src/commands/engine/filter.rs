@@ -56,7 +56,7 @@ pub(super) enum Output<Answer> {
     Handled(Answer),
     /// It was refused; nothing changed.
     Refused {
-        /// Why.
+        /// Why it was refused.
         error: String,
         /// Number of the line in, from 1.
         line: u64,
