@@ -66,8 +66,7 @@ pub enum ServiceClass {
 }
 
 impl ServiceClass {
-    /// SLO-sensitive, with a tolerance of 30 %, the lower one of those published: in bursts (gaps with a coefficient of variation
-    /// of 6) 60 % let latencies grow by 16 %, 30 % by 13 %, for a tenth of the neighbour's throughput.
+    /// SLO-sensitive, with a tolerance of 30 %, the lower one of those published.
     pub const SLO_SENSITIVE: Self = match BasisPoints::from_percent(30) {
         Some(tolerance) => Self::SloSensitive { tolerance },
         None => Self::BestEffort,

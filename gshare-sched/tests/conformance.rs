@@ -179,9 +179,16 @@ fn dilu_vertical() -> Box<dyn VerticalScaler> {
     Box::new(DiluVertical::new(DiluVerticalConfig::default()).expect("the defaults are valid"))
 }
 
+fn learning_vertical() -> Box<dyn VerticalScaler> {
+    let mut config = DiluVerticalConfig::default();
+    config.learn = true;
+    Box::new(DiluVertical::new(config).expect("the defaults are valid"))
+}
+
 #[test]
 fn the_scaler_of_tokens_conforms() {
     vertical_scaler(&dilu_vertical, 0..30).unwrap();
+    vertical_scaler(&learning_vertical, 0..30).unwrap();
 }
 
 impl<F: FnMut(&mut Vec<VerticalAction>) + Send> VerticalScaler for Tampered<dyn VerticalScaler, F>

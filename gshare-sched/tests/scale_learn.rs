@@ -139,7 +139,11 @@ fn learning_ends_and_is_not_begun_again_at_once() {
     assert!((90..=110).contains(&quiet), "one window of 100 periods, with no cycle that ends: {quiet}");
     bench.cycle(50);
     bench.period();
-    assert_eq!(bench.tokens().1, 10, "after five windows it may be tried again");
+    assert_eq!(bench.tokens().1, 1_000, "not before half a minute is over");
+    bench.rest(6_000);
+    bench.cycle(50);
+    bench.period();
+    assert_eq!(bench.tokens().1, 10, "then it is tried again");
 }
 
 #[test]
@@ -175,9 +179,39 @@ fn a_queue_puts_up_with_less_of_a_longer_cycle_than_an_owner_that_is_seldom_aske
 }
 
 #[test]
-fn while_the_owner_rests_others_are_lent_what_is_not_guaranteed() {
+fn what_others_have_beside_an_owner_follows_how_much_longer_its_cycles_are() {
+    let mut bench = Bench::learned();
+    let mut after = |millis| {
+        bench.cycle(millis);
+        bench.period();
+        bench.tokens().1
+    };
+    assert_eq!(after(40), 250, "a quarter of 1000: far more than half of 5 %");
+    assert_eq!(after(40), 63);
+    assert_eq!(after(20), 252, "four times as much: not longer at all");
+    assert_eq!((after(20), after(20)), (1_008, 3_500), "and on, up to what is not guaranteed");
+}
+
+#[test]
+fn an_owner_that_runs_out_has_its_limit_before_others_have_more() {
     let mut bench = Bench::learned();
     bench.cycle(20);
+    bench.period();
+    assert_eq!(bench.tokens().1, 3_500);
+    bench.tell(VerticalEvent::UsageReported { client: OWNER, tokens: 1_500, largest_kernel: 1 });
+    bench.period();
+    assert_eq!(bench.tokens(), (3_000, 2_000));
+    bench.cycle(20);
+    bench.period();
+    assert_eq!(bench.tokens(), (1_500, 3_500), "it uses less again, and its cycle is not longer");
+}
+
+#[test]
+fn while_the_owner_rests_others_are_lent_what_is_not_guaranteed() {
+    let mut bench = Bench::learned();
+    bench.rest(80);
+    // Half longer, of 54 % that are put up with: the trainer keeps what it has.
+    bench.cycle(30);
     bench.rest(1);
     assert_eq!(bench.tokens().1, 1_000);
     bench.rest(1);
@@ -202,12 +236,11 @@ fn while_the_owner_rests_others_are_lent_what_is_not_guaranteed() {
 fn what_an_emergency_took_is_lent_back_between_the_batches_and_taken_again_with_the_next() {
     let mut bench = Bench::learned();
     bench.cycle(40);
-    bench.period();
+    bench.rest(1);
     assert_eq!(bench.state().to_string(), "emergency x2.00");
     let squeezed = bench.tokens().1;
     assert!(squeezed <= 500, "{squeezed}");
-    bench.cycle(20);
-    bench.rest(2);
+    bench.rest(1);
     assert_eq!(bench.tokens(), (1_500, 3_500));
     bench.period();
     assert_eq!(bench.tokens().1, squeezed);

@@ -311,7 +311,8 @@ mod tests {
         bench.cycle(44);
         bench.periods(1, &both);
         assert_eq!(bench.scaling.client(OWNER).unwrap().state.to_string(), "emergency x2.20");
-        assert!(bench.shares[&TRAINER].limit() < Quota::from_percent(10).unwrap());
+        let rest = Quota::from_percent(10).unwrap();
+        assert_eq!(bench.shares[&TRAINER].limit(), rest, "what the owner's limit leaves");
     }
 
     #[test]

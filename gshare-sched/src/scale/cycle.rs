@@ -24,6 +24,21 @@ struct Kind {
     /// A ring: when each cycle ended, and its length in microseconds.
     cycles: Vec<(Timestamp, u64)>,
     next: usize,
+    /// A cycle with nobody in the way is known.
+    sure: bool,
+    /// When the others were last asked to step back for one.
+    asked: Option<Timestamp>,
+}
+
+/// What a cycle says beside neighbours.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Judged {
+    /// `T_current / T_min` in basis points; none for the first of its kind.
+    pub(super) ratio: Option<u64>,
+    /// Whether `T_min` is that of a cycle with nobody in the way.
+    pub(super) sure: bool,
+    /// Whether the others should step back for such a cycle: at first, and every [`MAX_AGE`] until there was one.
+    pub(super) asks: bool,
 }
 
 /// The cycles of one client.
@@ -40,18 +55,39 @@ impl Cycles {
 
     /// Takes a cycle of `micros` (more than 0) in and answers `T_current / T_min` in basis points: at least 10 000.
     pub(super) fn ratio(&mut self, now: Timestamp, model: ModelId, batch: u32, micros: u64) -> u64 {
-        self.judge(now, model, batch, micros, true).unwrap_or(10_000)
+        let kind = self.kind(now, model, batch);
+        kind.keep(now, micros);
+        let recent = kind.cycles.iter().filter(|(at, _)| now.saturating_since(*at) <= MAX_AGE);
+        over(micros, recent.map(|(_, micros)| *micros).min().unwrap_or(micros))
     }
 
-    /// The same, but only a cycle that `counts` may become a minimum. `None`: there is nothing to compare it with.
+    /// The same where neighbours lengthen cycles: only one that is `clean`, or shorter than all before, becomes a minimum, and
+    /// minima do not age. `may_ask`: the others can be asked to step back now.
     pub(super) fn judge(
         &mut self,
         now: Timestamp,
         model: ModelId,
         batch: u32,
         micros: u64,
-        counts: bool,
-    ) -> Option<u64> {
+        clean: bool,
+        may_ask: bool,
+    ) -> Judged {
+        let kind = self.kind(now, model, batch);
+        let known = kind.cycles.iter().map(|(_, micros)| *micros).min();
+        if clean || known.is_none_or(|known| micros < known) {
+            kind.keep(now, micros);
+        }
+        kind.sure |= clean;
+        let asks =
+            may_ask && !kind.sure && kind.asked.is_none_or(|asked| now.saturating_since(asked) >= MAX_AGE);
+        if asks {
+            kind.asked = Some(now);
+        }
+        Judged { ratio: known.map(|known| over(micros, known)), sure: kind.sure, asks }
+    }
+
+    /// What is known of a model at a batch size.
+    fn kind(&mut self, now: Timestamp, model: ModelId, batch: u32) -> &mut Kind {
         let bucket = batch.checked_next_power_of_two().map_or(32, u32::trailing_zeros);
         let found = self.kinds.iter().position(|kind| kind.model == model && kind.bucket == bucket);
         let index = found.unwrap_or_else(|| {
@@ -60,24 +96,31 @@ impl Cycles {
                 let oldest = oldest.map_or(0, |(index, _)| index);
                 self.kinds.remove(oldest);
             }
-            self.kinds.push(Kind { model, bucket, used: now, cycles: Vec::new(), next: 0 });
+            let (cycles, next) = (Vec::new(), 0);
+            self.kinds.push(Kind { model, bucket, used: now, cycles, next, sure: false, asked: None });
             self.kinds.len() - 1
         });
         let kind = &mut self.kinds[index];
         kind.used = now;
-        if counts {
-            if kind.cycles.len() < KEPT {
-                kind.cycles.push((now, micros));
-            } else {
-                kind.cycles[kind.next] = (now, micros);
-                kind.next = (kind.next + 1) % KEPT;
-            }
-        }
-        let recent = kind.cycles.iter().filter(|(at, _)| now.saturating_since(*at) <= MAX_AGE);
-        let shortest = recent.map(|(_, micros)| *micros).min()?.min(micros);
-        let ratio = u128::from(micros) * 10_000 / u128::from(shortest.max(1));
-        Some(u64::try_from(ratio).unwrap_or(u64::MAX))
+        kind
     }
+}
+
+impl Kind {
+    fn keep(&mut self, now: Timestamp, micros: u64) {
+        if self.cycles.len() < KEPT {
+            self.cycles.push((now, micros));
+        } else {
+            self.cycles[self.next] = (now, micros);
+            self.next = (self.next + 1) % KEPT;
+        }
+    }
+}
+
+/// `micros / shortest` in basis points, at least 10 000.
+fn over(micros: u64, shortest: u64) -> u64 {
+    let ratio = u128::from(micros) * 10_000 / u128::from(shortest.clamp(1, micros.max(1)));
+    u64::try_from(ratio).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -116,6 +159,21 @@ mod tests {
         assert_eq!(cycles.ratio(at(0), MODEL, 9, 1_000), 10_000);
         assert_eq!(cycles.ratio(at(0), ModelId(1), 1, 900), 10_000);
         assert_eq!(cycles.ratio(at(0), MODEL, u32::MAX, 7), 10_000);
+    }
+
+    #[test]
+    fn beside_neighbours_a_shorter_cycle_or_a_clean_one_becomes_the_minimum() {
+        let mut cycles = Cycles::default();
+        let mut judge = |secs, micros, clean| cycles.judge(at(secs), MODEL, 1, micros, clean, true);
+        let first = judge(0, 200, false);
+        assert_eq!((first.ratio, first.sure, first.asks), (None, false, true));
+        assert_eq!(judge(1, 100, false).ratio, Some(10_000), "nobody makes a cycle shorter");
+        let later = judge(29, 150, false);
+        assert_eq!((later.ratio, later.asks), (Some(15_000), false), "asked once in 30 s");
+        assert!(judge(30, 150, false).asks);
+        let clean = judge(90, 110, true);
+        assert_eq!((clean.ratio, clean.sure, clean.asks), (Some(11_000), true, false));
+        assert_eq!(judge(10_000, 150, false).ratio, Some(15_000), "it does not age");
     }
 
     #[test]

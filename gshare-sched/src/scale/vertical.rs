@@ -12,7 +12,8 @@
 //!   `min_share` (or 0, as best effort) counts with that, so that it is never without;
 //! - `last`: what the client was issued in the period before;
 //! - `floor`: an owner's is its request; anybody else's is the largest kernel it launched of late, within 1 % of its
-//!   request and all of it. Floors are never more than requests, so they can always be kept;
+//!   request and all of it (with [`learn`](DiluVerticalConfig::learn) that 1 %). Floors are never more than requests, so they
+//!   can always be kept;
 //! - **idle**: launched nothing for one **window** (100 periods: the printed `sum(RW) == 0`);
 //! - `ratio = T_current / T_min`, the paper's `1 + dT`: the last KLC against the shortest of the last 20 within 30 s of the
 //!   same model and bucket of batch sizes.
@@ -85,14 +86,21 @@
 //!
 //! # Beyond the paper
 //! With [`learn`](DiluVerticalConfig::learn):
-//! - A minimum is worth something only if nobody was in the way. Beside a neighbour that never rests, the shortest KLC of late
-//!   is a contended one, ratios are 1, and the neighbour grows step by step without ever being noticed. So only **clean** KLCs
-//!   become minima: those during which everybody else who is not an owner was idle or at its floor. An owner whose KLC
-//!   ends with no minimum to compare it with has the others step down to their floors, and itself raised to its limit, until
-//!   a clean KLC ends or a window is over; then they go on where they were. Not more often than every five windows.
-//! - What is left of `M` after step 4 goes to the owners that are busy, up to their limits: in CONTENTION they otherwise wait
-//!   at their requests for tokens that nobody has.
-//! - A KLC is well only within half of its owner's tolerance, so that others do not grow until it is beyond.
+//! - **Minima.** A minimum is worth something only if nobody was in the way. Beside a neighbour that never rests, the shortest KLC
+//!   of late is a contended one, ratios are 1, and the neighbour grows step by step without ever being noticed. So only **clean**
+//!   KLCs become minima: those during which everybody else who is not an owner was idle or at its floor; and any that is
+//!   shorter than all before, for neighbours never make one shorter. Minima do not age: a model that gets slower has its
+//!   neighbours at their floors, and its KLCs are clean then. At the first KLC of a model and bucket, and every 30 s until a clean
+//!   one is known, the others step down to their floors, and the owner is raised to its limit, until a clean KLC ends or a window
+//!   is over. Not more often than every five windows.
+//! - **What others have beside a busy owner** is set by its KLCs, not by steps. What a neighbour adds to a KLC is about
+//!   proportional to what it launches. So after a KLC that is longer than is put up with, or by less than half of that, the others
+//!   get `half of what is put up with / what it is longer by` times what they have: at least a quarter, at most four times;
+//!   not more than they have as long as the minimum is not a clean one. Their floor is 1 % of their request, as in the
+//!   authors' published implementation.
+//! - **An owner gets what it can use**, within its limit and before others do: the most tokens it launched in a period of late
+//!   (a quarter less with each period) and `growth` more; all of its limit once it ran out. What is left of `M` after step 4 goes to
+//!   busy owners too.
 //! - **What is put up with is a longer latency, not a longer KLC.** A queue multiplies what slows its server down: at an
 //!   occupancy of `rho` requests spend `T / (1 - rho)`, and KLCs `s` times as long make that `s (1 - rho) / (1 - s rho)` times as
 //!   much. For that to stay within `1 + tolerance`, `s` may be `(1 + tolerance) / (1 + tolerance x rho)`: all of the tolerance
@@ -289,6 +297,9 @@ struct Client {
     issued: bool,
     /// The last period in which it launched something.
     active: Option<u64>,
+    /// Tokens that it launched in the period that is open, and what it can use in one, by what it used of late.
+    used: u64,
+    demand: u64,
     /// The window (by number) of the largest kernel, that kernel, and the largest of the window before.
     largest: (u64, u64, u64),
     cycles: Cycles,
@@ -338,12 +349,13 @@ impl Client {
         };
     }
 
-    fn floor(&self, block: u64) -> u64 {
+    /// With `small` it is 1 % of the request whatever was launched.
+    fn floor(&self, block: u64, small: bool) -> u64 {
         if self.class.is_slo_sensitive() {
             return self.request;
         }
         let least = (self.request / 100).max(1);
-        self.largest_kernel(block).clamp(least, self.request)
+        if small { least } else { self.largest_kernel(block).clamp(least, self.request) }
     }
 }
 
@@ -363,6 +375,8 @@ struct Gpu {
     /// Until when the others step back so that an owner learns, and when that may begin again.
     learns_until: Timestamp,
     learns_again: Timestamp,
+    /// What the others are to have of what they have, after the KLCs that ended in this period.
+    step: Option<u64>,
 }
 
 /// What a client is to have in the next period.
@@ -542,6 +556,9 @@ impl DiluVertical {
         }
         let mut gpu = gpu;
         self.note_loud(&mut gpu, ended);
+        if self.config.learn {
+            self.note_demand(&gpu);
+        }
         let mut plans = core::mem::take(&mut self.plans);
         plans.clear();
         let state = self.plan_owners(&gpu, ended, &mut plans);
@@ -566,10 +583,22 @@ impl DiluVertical {
         let loud = |client: &Client| {
             !client.class.is_slo_sensitive()
                 && client.active == Some(self.period)
-                && client.last > client.floor(block)
+                && client.last > client.floor(block, self.config.learn)
         };
         if clients.filter(|client| loud(client)).count() > 0 {
             gpu.loud_until = self.now.saturating_add(self.config.period);
+        }
+    }
+
+    /// What each client can use in a period: all that it may have if it ran out of tokens, else the most that it used of late.
+    fn note_demand(&mut self, gpu: &Gpu) {
+        for &slot in &gpu.clients {
+            let Some(client) = self.slots[slot as usize].0.as_mut() else { continue };
+            let used = core::mem::take(&mut client.used);
+            client.demand = match used >= client.last {
+                true => client.limit,
+                false => used.max(client.demand - client.demand / 4),
+            };
         }
     }
 
@@ -606,7 +635,8 @@ impl DiluVertical {
                 let idle = !busy(client);
                 if self.config.learn && !idle {
                     plan.cap = limit;
-                    plan.wants = if self.now < gpu.learns_until { limit } else { plan.wants };
+                    let needs = self.grown(client.demand).clamp(request, limit);
+                    plan.wants = if self.now < gpu.learns_until { limit } else { plan.wants.max(needs) };
                     if client.rests(ended, u64::from(self.config.rest_periods)) {
                         plan.wants = request;
                     }
@@ -627,6 +657,7 @@ impl DiluVertical {
     /// Step 3: what those want who are not owners.
     fn plan_others(&mut self, gpu: &mut Gpu, state: ScaleState, ended: u64, plans: &mut [Plan]) {
         let step = self.emergency_step(gpu);
+        let beside = gpu.step.take().unwrap_or(WHOLE);
         let calm = state == ScaleState::Contention && gpu.calm >= self.config.calm_cycles;
         if calm {
             gpu.calm = 0;
@@ -638,7 +669,7 @@ impl DiluVertical {
         for plan in plans.iter_mut().filter(|plan| plan.severity == 0) {
             let Some(client) = self.slots[plan.slot as usize].0.as_mut() else { continue };
             if state != ScaleState::None {
-                plan.base = client.floor(block);
+                plan.base = client.floor(block, self.config.learn);
             }
             if learns {
                 client.resumes.get_or_insert(client.last);
@@ -659,6 +690,9 @@ impl DiluVertical {
             let last = resumes.unwrap_or(client.last);
             plan.wants = match state {
                 ScaleState::None => client.limit,
+                ScaleState::Contention | ScaleState::Emergency { .. } if self.config.learn => {
+                    (last * beside).div_ceil(WHOLE).min(client.limit)
+                }
                 ScaleState::Emergency { severity_basis_points } if step => {
                     client.request.min(last) * WHOLE / u64::from(severity_basis_points)
                 }
@@ -761,6 +795,8 @@ impl DiluVertical {
             last: if class.is_slo_sensitive() { request } else { request.min(free) },
             issued: false,
             active: None,
+            used: 0,
+            demand: 0,
             largest: (self.block(self.period), 0, 0),
             cycles: Cycles::default(),
             resumes: None,
@@ -785,6 +821,7 @@ impl DiluVertical {
             loud_until: Timestamp::ZERO,
             learns_until: Timestamp::ZERO,
             learns_again: Timestamp::ZERO,
+            step: None,
         })
     }
 
@@ -842,7 +879,7 @@ impl DiluVertical {
         let (now, min_cycle, learn) = (self.now, self.config.min_cycle, self.config.learn);
         let (period, least) = (self.period, u64::from(self.config.min_tolerance.get()));
         let window = self.config.period.saturating_mul(u64::from(self.config.window_periods));
-        let mut well = u64::from(self.config.calm_growth.get());
+        let well = u64::from(self.config.calm_growth.get());
         let Some((client, gpu)) = self.pair(id.slot()) else { return };
         let ServiceClass::SloSensitive { tolerance } = client.class else { return };
         let before = client.finished.replace((first_launch.saturating_add(cycle), period));
@@ -853,22 +890,30 @@ impl DiluVertical {
         if learn {
             let pause = before.map_or(Duration::MAX, |(before, _)| first_launch.saturating_since(before));
             tolerance = within_a_queue(tolerance, cycle, pause).max(least.min(tolerance));
-            well = well.min(tolerance / 2);
         }
         let micros = cycle.as_nanos() / 1_000;
         let ratio = if learn {
             // Both are over once a clean cycle has ended.
             let clean = first_launch >= gpu.loud_until;
+            let learns = now < gpu.learns_until;
             if clean {
                 gpu.learns_until = now;
             }
-            client.cycles.judge(now, model, batch, micros, clean).unwrap_or_else(|| {
-                if now >= gpu.learns_again {
-                    gpu.learns_until = now.saturating_add(window);
-                    gpu.learns_again = now.saturating_add(window.saturating_mul(5));
+            let judged = client.cycles.judge(now, model, batch, micros, clean, now >= gpu.learns_again);
+            if judged.asks {
+                gpu.learns_until = now.saturating_add(window);
+                gpu.learns_again = now.saturating_add(window.saturating_mul(5));
+            }
+            // While the others step back it says nothing of what they are to have afterwards.
+            if let Some(ratio) = judged.ratio.filter(|_| !learns) {
+                let (aim, longer) = (tolerance / 2, (ratio - WHOLE).max(1));
+                if longer > tolerance || longer <= aim {
+                    let most = if judged.sure { MAX_SEVERITY } else { WHOLE };
+                    let step = (aim * WHOLE / longer).clamp(WHOLE * WHOLE / MAX_SEVERITY, most);
+                    gpu.step = Some(gpu.step.map_or(step, |other| other.min(step)));
                 }
-                WHOLE
-            })
+            }
+            judged.ratio.unwrap_or(WHOLE)
         } else {
             client.cycles.ratio(now, model, batch, micros)
         };
@@ -885,7 +930,7 @@ impl DiluVertical {
         let clients = gpu.clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
         let (mut issued, mut guaranteed) = (0, 0);
         for client in clients {
-            let floor = client.floor(self.block(ended));
+            let floor = client.floor(self.block(ended), self.config.learn);
             assert!(floor >= 1 && floor <= client.request, "a floor is never more than what is guaranteed");
             assert!(client.last >= floor, "{} has {} tokens, floor {floor}", client.id, client.last);
             assert!(client.last <= client.limit, "{} is above its limit", client.id);
@@ -924,6 +969,7 @@ impl Engine for DiluVertical {
                     && tokens > 0
                 {
                     client.active = Some(period);
+                    client.used = client.used.saturating_add(tokens);
                     client.note_kernel(block, largest_kernel);
                 }
             }
@@ -956,7 +1002,7 @@ impl VerticalScaler for DiluVertical {
         scale.state = client.state;
         scale.issued_tokens = if client.issued { client.last } else { 0 };
         (scale.guaranteed_tokens, scale.limit_tokens) = (client.request, client.limit);
-        scale.floor_tokens = client.floor(self.block(self.period));
+        scale.floor_tokens = client.floor(self.block(self.period), self.config.learn);
         Some(scale)
     }
 
