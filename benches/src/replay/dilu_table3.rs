@@ -16,9 +16,17 @@
 //! | `eager` | as many as the last second's load needs | as soon as they are not needed | its request |
 //! | `keep_alive` | the same | once not needed for 60 s | its request |
 //! | `paper` | by the lazy scaler | by the lazy scaler | its limit while requests queue |
-//! | `lazy_at_limit` | by the lazy scaler, taking an instance for what the threshold is at its limit: 62 requests/s | by the lazy scaler | its limit while requests queue |
-//! | `ours_in_order` | by the peak scaler: as `paper` does, but only what peaks need when all run at their limits (151 requests/s) | as `paper` | its limit while requests queue |
-//! | `ours` | the same | the same | the same |
+//! | `ours` | by the peak scaler: as `paper` does, but only what peaks need when all run at their limits (151 requests/s) | as `paper` | its limit while requests queue |
+//!
+//! On equal terms: each of them with the queue order of `ours`, and each with its rating too:
+//!
+//! | suffix | means |
+//! |---|---|
+//! | `_in_order` (of `ours`) | the published order, that of arrival |
+//! | `_late` | the order of `ours` |
+//! | `_late_rated` | that, and an instance is taken for what `ours` takes it for at a peak: 93 % of what it does as it runs, so 109 requests/s at its request and 140 at its limit, and not for the published 48 |
+//!
+//! `ours` with the published rating too is `paper_late`: it starts what the lazy scaler starts, unless an instance can do more.
 //!
 //! The limit is there when requests queue because the co-scaler takes it from best-effort neighbours; the first batch of a
 //! burst still runs at the request.
@@ -31,16 +39,11 @@
 //! what would be late if requests were a fluid, served by the same ready instances, all of them at their limits (where the policy
 //! has limits) at all times. No order of serving has less.
 //!
-//! `--late-last` lets all of them serve so. `keep_alive` then has fewer late requests than `ours` (on seeds 501 to 540 of bursty traces
-//! 0.19 % against 0.34 %) on 1.8 times the GPU time.
-//!
-//! Below the runs stands how `ours` compares. For each kind of trace and each of the others: the difference of the means over
-//! the seeds, and `not_worse` if none of the three is above 0; then on how many single traces it was worse in each. Of `paper` that
-//! should be next to none: never more instances, never more starts. Beside the others no setting was found with which it is none
-//! on every trace: `eager` takes away with the second, and pays in starts and in late requests; `keep_alive` has room for bursts
-//! that nobody saw before, and pays more than half as much again in GPU time.
+//! Below the runs stands how `ours` compares with each of the others, trace by trace and seed by seed: difference, standard error and
+//! verdict for starts, late requests and GPU time.
 
-use super::{Report, row};
+use super::paired::{Compared, Run};
+use super::{Report, in_parallel, row};
 use anyhow::{Context, Result, ensure};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler, InstanceId};
@@ -51,6 +54,7 @@ use gshare_sim::trace::read_rates;
 use gshare_sim::{EventQueue, Rng};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZero;
 use std::path::PathBuf;
 
 /// Flags.
@@ -69,11 +73,8 @@ pub struct Args {
     #[arg(long, default_value = "100ms")]
     slo: Duration,
     /// Seeds of the generated traces
-    #[arg(long, value_delimiter = ',', default_value = "1,2,3")]
+    #[arg(long, value_delimiter = ',', default_value = "1,2,3,4,5,6,7,8,9,10")]
     seeds: Vec<u64>,
-    /// Serve late requests last under every policy, not only under ours
-    #[arg(long)]
-    late_last: bool,
     /// Also print load and instances of every second
     #[arg(long)]
     series: bool,
@@ -84,18 +85,46 @@ const TIMES: [(usize, u64, u64); 3] = [(1, 20_700, 20_600), (2, 22_500, 21_300),
 const REQUEST: f64 = 0.3;
 const LIMIT: f64 = 0.6;
 const THRESHOLD: f64 = 48.0;
+
+/// Who starts instances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Starts {
+    Eager,
+    KeepAlive,
+    Lazily,
+    ForPeaks,
+}
+
+/// A row: its name, who starts instances, the order of serving, and whether an instance is taken for what ours is at a peak.
+type Policy = (&'static str, Starts, Late, bool);
+
 /// `ours` is the last.
-const POLICIES: [&str; 6] = ["eager", "keep_alive", "paper", "lazy_at_limit", "ours_in_order", "ours"];
-/// What is compared.
-const FIGURES: [&str; 3] = ["cold_starts", "violations_percent", "gpu_seconds"];
+const POLICIES: [Policy; 11] = [
+    ("eager", Starts::Eager, Late::InOrder, false),
+    ("eager_late", Starts::Eager, Late::Last, false),
+    ("eager_late_rated", Starts::Eager, Late::Last, true),
+    ("keep_alive", Starts::KeepAlive, Late::InOrder, false),
+    ("keep_alive_late", Starts::KeepAlive, Late::Last, false),
+    ("keep_alive_late_rated", Starts::KeepAlive, Late::Last, true),
+    ("paper", Starts::Lazily, Late::InOrder, false),
+    ("paper_late", Starts::Lazily, Late::Last, false),
+    ("paper_late_rated", Starts::Lazily, Late::Last, true),
+    ("ours_in_order", Starts::ForPeaks, Late::InOrder, false),
+    ("ours", Starts::ForPeaks, Late::Last, false),
+];
+/// What is compared; less is better.
+const FIGURES: [(&str, bool); 3] =
+    [("cold_starts", true), ("violations_percent", true), ("gpu_seconds", true)];
 const FUNCTION: FunctionId = FunctionId(0);
 /// How long `keep_alive` keeps what is not needed.
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
 
-/// Requests per second that the scalers take an instance for.
-fn throughput(at_limit: bool) -> f64 {
-    let (_, request, limit) = TIMES[TIMES.len() - 1];
-    if at_limit { THRESHOLD * request as f64 / limit as f64 } else { THRESHOLD }
+/// Requests per second that a scaler takes an instance for: the published threshold, or what the peak scaler counts on of an
+/// instance that runs at its request, or at its limit.
+fn throughput(rated: bool, at_limit: bool) -> f64 {
+    let (batch, request, limit) = TIMES[TIMES.len() - 1];
+    let does = batch as f64 * 1e6 / if at_limit { limit } else { request } as f64;
+    if rated { PeakHorizontalConfig::default().peak_share.as_fraction() * does } else { THRESHOLD }
 }
 
 /// Rounded down, at least 0.
@@ -106,6 +135,8 @@ const fn whole(number: f64) -> u64 {
 
 enum Scaler {
     Eager {
+        /// Requests per second that an instance is taken for.
+        each: f64,
         /// 0: takes away at once.
         keep_alive: Duration,
         /// When so many instances were last needed, by their number from 1.
@@ -142,14 +173,6 @@ struct Outcome {
     /// Of a fluid.
     late: f64,
     series: Vec<(u64, usize)>,
-}
-
-impl Outcome {
-    /// [`FIGURES`].
-    fn figures(&self) -> [f64; FIGURES.len()] {
-        let violations = self.violations as f64 / self.requests.max(1) as f64 * 100.0;
-        [self.cold_starts as f64, violations, self.gpu_seconds]
-    }
 }
 
 struct World<'a> {
@@ -207,19 +230,20 @@ fn engine(
     Ok(Scaler::Engine(Box::new(scaler)))
 }
 
-fn scaler(policy: &str, slo: Duration) -> Result<Scaler> {
+fn scaler(starts: Starts, rated: bool, slo: Duration) -> Result<Scaler> {
     let (batch, request, limit) = TIMES[TIMES.len() - 1];
-    let eager = |keep_alive| Ok(Scaler::Eager { keep_alive, needed: Vec::new(), next: 1 });
-    let lazy = |at_limit| {
-        let scaler = LazyHorizontal::new(LazyHorizontalConfig::default())?;
-        engine(scaler, vec![point(30, throughput(at_limit), request)?], slo)
+    let eager = |keep_alive| {
+        let each = throughput(rated, false);
+        Ok(Scaler::Eager { each, keep_alive, needed: Vec::new(), next: 1 })
     };
-    match policy {
-        "eager" => eager(Duration::ZERO),
-        "keep_alive" => eager(KEEP_ALIVE),
-        "paper" => lazy(false),
-        "lazy_at_limit" => lazy(true),
-        _ => {
+    match starts {
+        Starts::Eager => eager(Duration::ZERO),
+        Starts::KeepAlive => eager(KEEP_ALIVE),
+        Starts::Lazily => {
+            let scaler = LazyHorizontal::new(LazyHorizontalConfig::default())?;
+            engine(scaler, vec![point(30, throughput(rated, true), request)?], slo)
+        }
+        Starts::ForPeaks => {
             // Rated as the others are: 117.1 requests/s, where the execution time says 117.0.
             let config = PeakHorizontalConfig::default();
             let at_request = THRESHOLD / config.rated_share.as_fraction();
@@ -231,14 +255,14 @@ fn scaler(policy: &str, slo: Duration) -> Result<Scaler> {
 }
 
 impl<'a> World<'a> {
-    fn new(policy: &str, args: &'a Args) -> Result<Self> {
-        let scaler = scaler(policy, args.slo)?;
+    fn new((_, starts, late, rated): Policy, args: &'a Args) -> Result<Self> {
+        let scaler = scaler(starts, rated, args.slo)?;
         let mut world = Self {
             args,
             queue: EventQueue::new(),
             vertical: matches!(scaler, Scaler::Engine(_)),
             scaler,
-            late: if args.late_last || policy == "ours" { Late::Last } else { Late::InOrder },
+            late,
             instances: BTreeMap::new(),
             waiting: VecDeque::new(),
             outcome: Outcome::default(),
@@ -383,8 +407,8 @@ impl<'a> World<'a> {
         let here = self.instances.values().filter(|one| !one.draining).count();
         let (mut start, mut drain) = (Vec::new(), Vec::new());
         match &mut self.scaler {
-            Scaler::Eager { keep_alive, needed, next } => {
-                let need = whole((came as f64 / THRESHOLD).ceil()).max(1);
+            Scaler::Eager { each, keep_alive, needed, next } => {
+                let need = whole((came as f64 / *each).ceil()).max(1);
                 let need = usize::try_from(need).unwrap_or(usize::MAX);
                 needed.resize(needed.len().max(need), now);
                 needed[..need].fill(now);
@@ -453,79 +477,27 @@ fn generated(shape: &str, seed: u64) -> Vec<f64> {
     (0..600).map(at).collect()
 }
 
-/// What is said of one run.
-fn lines(
-    policy: &str,
-    trace: &str,
-    seed: Option<u64>,
-    outcome: &Outcome,
-    series: bool,
-) -> Vec<Map<String, Value>> {
-    let [_, violations, gpu_seconds] = outcome.figures();
-    let mut line = row(&[
-        ("policy", policy.into()),
-        ("trace", trace.into()),
-        ("cold_starts", outcome.cold_starts.into()),
-        ("requests", outcome.requests.into()),
-        ("violations_percent", violations.into()),
-        ("fluid_percent", (outcome.late / outcome.requests.max(1) as f64 * 100.0).into()),
-        ("gpu_seconds", gpu_seconds.into()),
-    ]);
-    line.extend(seed.map(|seed| ("seed".to_owned(), seed.into())));
-    let seconds = outcome.series.iter().enumerate().filter(|_| series).map(|(second, (load, instances))| {
-        row(&[
-            ("policy", policy.into()),
-            ("trace", trace.into()),
-            ("second", second.into()),
-            ("load", (*load).into()),
-            ("instances", (*instances).into()),
-        ])
-    });
-    [line].into_iter().chain(seconds).collect()
+/// What is said of runs: of one, or the means of several.
+fn figures(outcomes: &[Outcome]) -> Map<String, Value> {
+    let mean = |of: &dyn Fn(&Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / outcomes.len() as f64;
+    let percent = |part: f64, one: &Outcome| part / one.requests.max(1) as f64 * 100.0;
+    row(&[
+        ("cold_starts", mean(&|one| one.cold_starts as f64).into()),
+        ("requests", mean(&|one| one.requests as f64).into()),
+        ("violations_percent", mean(&|one| percent(one.violations as f64, one)).into()),
+        ("fluid_percent", mean(&|one| percent(one.late, one)).into()),
+        ("gpu_seconds", mean(&|one| one.gpu_seconds).into()),
+    ])
 }
 
-/// Figures of every policy on one trace.
-type Figures = [[f64; FIGURES.len()]; POLICIES.len()];
-
-/// Of a sum in another order, a millionth says nothing.
-fn is_worse(by: f64) -> bool {
-    by > 1e-6
-}
-
-/// `ours` beside one of the others, on traces of one kind: the differences of the means.
-fn verdict(kind: &str, other: usize, traces: &[&Figures]) -> Map<String, Value> {
-    let mean = |policy: usize, figure: usize| {
-        traces.iter().map(|trace| trace[policy][figure]).sum::<f64>() / traces.len() as f64
+/// Load and instances of every second.
+fn series(about: &Map<String, Value>, outcome: &Outcome) -> Vec<Map<String, Value>> {
+    let line = |(second, (load, instances)): (usize, &(u64, usize))| {
+        let seconds =
+            [("second", second.into()), ("load", (*load).into()), ("instances", (*instances).into())];
+        about.clone().into_iter().chain(row(&seconds)).collect()
     };
-    let by = |figure| mean(POLICIES.len() - 1, figure) - mean(other, figure);
-    let differences = FIGURES.iter().enumerate().map(|(figure, name)| (*name, by(figure)));
-    let mut line = row(&[
-        ("policy", "ours".into()),
-        ("against", POLICIES[other].into()),
-        ("trace", kind.into()),
-        ("traces", traces.len().into()),
-        ("not_worse", (!differences.clone().any(|(_, by)| is_worse(by))).into()),
-    ]);
-    line.extend(differences.map(|(name, by)| (format!("mean_{name}_more"), by.into())));
-    line
-}
-
-/// `ours` beside one of the others: on how many traces it is worse.
-fn counts(other: usize, traces: &[(&str, Figures)]) -> Map<String, Value> {
-    let worse = |figure: usize| {
-        let by = |trace: &Figures| trace[POLICIES.len() - 1][figure] - trace[other][figure];
-        traces.iter().filter(|(_, trace)| is_worse(by(trace))).count()
-    };
-    let mut line = row(&[
-        ("policy", "ours".into()),
-        ("against", POLICIES[other].into()),
-        ("trace", "each".into()),
-        ("traces", traces.len().into()),
-    ]);
-    line.extend(
-        FIGURES.iter().enumerate().map(|(figure, name)| (format!("worse_in_{name}"), worse(figure).into())),
-    );
-    line
+    outcome.series.iter().enumerate().map(line).collect()
 }
 
 /// Runs every policy on every trace.
@@ -542,32 +514,44 @@ pub fn run(args: &Args) -> Result<Report> {
         let open = std::fs::File::open(path).with_context(file)?;
         let rates = read_rates(std::io::BufReader::new(open)).with_context(file)?;
         ensure!(!rates.is_empty(), "{}: no rates", path.display());
-        traces.push((path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), None, rates));
+        traces.push((path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), rates));
     }
     if generates {
         for shape in ["bursty", "periodic", "sporadic"] {
-            let of = |seed: &u64| (shape.to_owned(), Some(*seed), generated(shape, *seed));
+            let of = |seed: &u64| (shape.to_owned(), generated(shape, *seed));
             traces.extend(args.seeds.iter().map(of));
         }
     }
-    let mut figures = Vec::new();
-    for (name, seed, rates) in &traces {
-        let mut of = Figures::default();
-        for (policy, figures) in POLICIES.into_iter().zip(&mut of) {
-            let outcome = World::new(policy, args)?.run(rates)?;
-            *figures = outcome.figures();
-            report.rows.extend(lines(policy, name, *seed, &outcome, args.series));
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let outcomes = in_parallel(threads, POLICIES.len() * traces.len(), |job| {
+        let (policy, (_, rates)) = (POLICIES[job / traces.len()], &traces[job % traces.len()]);
+        World::new(policy, args)?.run(rates)
+    })?;
+    let kinds: Vec<&str> = traces.iter().map(|(name, _)| name.as_str()).collect();
+    let (ours, mut runs) = (POLICIES.len() - 1, Vec::new());
+    for kind in kinds.chunk_by(|one, other| one == other) {
+        let from = traces.iter().position(|(name, _)| name == kind[0]).unwrap_or(0);
+        let mut of_kind = Vec::new();
+        for ((name, ..), outcomes) in POLICIES.iter().zip(outcomes.chunks(traces.len())) {
+            let outcomes = &outcomes[from..from + kind.len()];
+            let about = row(&[("policy", (*name).into()), ("trace", kind[0].into())]);
+            let together = figures(outcomes);
+            report.rows.push(about.clone().into_iter().chain(together.clone()).collect());
+            if args.series {
+                report.rows.extend(outcomes.iter().flat_map(|outcome| series(&about, outcome)));
+            }
+            let by_seed = outcomes.chunks(1).map(figures).collect();
+            of_kind.push(Run { together, by_seed });
         }
-        figures.push((name.as_str(), of));
+        runs.push((kind[0], of_kind));
     }
-    let mut kinds: Vec<&str> = figures.iter().map(|(name, _)| *name).collect();
-    kinds.dedup();
-    for kind in kinds {
-        let of_kind: Vec<&Figures> =
-            figures.iter().filter(|(name, _)| *name == kind).map(|(_, figures)| figures).collect();
-        report.rows.extend((0..POLICIES.len() - 1).map(|other| verdict(kind, other, &of_kind)));
+    for (other, (name, ..)) in POLICIES[..ours].iter().enumerate() {
+        let mut compared = Compared::new(*name, &FIGURES);
+        for (trace, of_kind) in &runs {
+            compared.push(row(&[("trace", (*trace).into())]), &of_kind[other], &of_kind[ours]);
+        }
+        report.compared.push(compared);
     }
-    report.rows.extend((0..POLICIES.len() - 1).map(|other| counts(other, &figures)));
     for (trace, policy, cold_starts, hundredths) in [
         ("bursty", "fast-gs+", 40, 1079),
         ("bursty", "infless+", 27, 628),
