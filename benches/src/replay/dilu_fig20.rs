@@ -7,7 +7,9 @@
 //! Mode `paper` follows the rules of the published simulation, its floating-point sums, its loosened limits of split models
 //! and its nodes of four GPUs included. Ties it leaves to the order of a hashed set: here the lowest number is taken, and
 //! `least_`, `median_` and `most_of_any_order` are those over other orders. Mode `ours` is [`DiluPacker`]: integer sums,
-//! gamma exact, any node, and `ours_repacking` also carries out a repacking plan before it opens a GPU.
+//! gamma exact, any node. `ours_same_node` keeps the published rule that the workers of a job and the parts of a model are on one
+//! node, so it is on equal terms with `paper_dilu`; `ours_repacking` also carries out a repacking plan before it opens a GPU.
+//! `placing_ms` is for all placements and releases of the stream together.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use gshare_core::pack::{Demand, GpuSpec, Packer, PackerExt, Workload};
+use gshare_core::pack::{Demand, GpuSpec, Packer, PackerExt, Placed, Placement, Workload};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use serde::Deserialize;
@@ -46,6 +48,12 @@ pub struct Args {
     /// Other orders of GPUs of the same score to try
     #[arg(long, default_value_t = 20)]
     tie_orders: u64,
+    /// Most limits on a GPU, in basis points of its SMs
+    #[arg(long, default_value_t = 15_000)]
+    gamma: u32,
+    /// Also with a repacking plan before a GPU is opened; takes minutes at 3,200 instances
+    #[arg(long)]
+    repacking: bool,
     /// Whose rules
     #[arg(long, value_enum, default_value_t = Mode::Both)]
     mode: Mode,
@@ -59,6 +67,16 @@ enum Mode {
     Ours,
     /// Both
     Both,
+}
+
+/// Where ours may put the workers of a job and the parts of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    AnyNode,
+    /// As the published simulation does: all on one node.
+    SameNode,
+    /// Any node, and placements are moved.
+    Repacking,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -114,12 +132,18 @@ pub fn run(args: &Args) -> Result<Report> {
         }
         if args.mode != Mode::Paper {
             let ours = DiluConfig::default();
-            for (name, config, repack) in [
-                ("ours_worst_fit", ours, false),
-                ("ours", ours.with_large_models_worst_fit(false), false),
-                ("ours_repacking", ours.with_large_models_worst_fit(false), true),
+            let best_fit = ours.with_large_models_worst_fit(false);
+            for (name, config, rule) in [
+                ("ours_worst_fit", ours, Rule::AnyNode),
+                ("ours", best_fit, Rule::AnyNode),
+                ("ours_same_node", best_fit, Rule::SameNode),
+                ("ours_repacking", best_fit, Rule::Repacking),
             ] {
-                report.rows.push(self::ours(events, config, repack)?.row(name, starts, *seed));
+                if rule != Rule::Repacking || args.repacking {
+                    report.rows.push(
+                        self::ours(events, config.with_gamma_bp(args.gamma), rule)?.row(name, starts, *seed),
+                    );
+                }
             }
         }
         report.rows.push(row(&[
@@ -398,7 +422,7 @@ fn paper_split(
 }
 
 /// [`DiluPacker`] on the same events.
-fn ours(events: &[Event], config: DiluConfig, repack: bool) -> Result<Outcome> {
+fn ours(events: &[Event], config: DiluConfig, rule: Rule) -> Result<Outcome> {
     let mut pool = DiluPacker::new(config)?;
     for gpu in 0..u32::try_from(NODES * GPUS_PER_NODE)? {
         pool.add_gpu(GpuId(gpu), GpuSpec::new(Bytes::from_gib(40)))?;
@@ -406,6 +430,7 @@ fn ours(events: &[Event], config: DiluConfig, repack: bool) -> Result<Outcome> {
     let mut places: BTreeMap<&str, Vec<PlacementId>> = BTreeMap::new();
     let mut outcome = Outcome::default();
     let mut out = Vec::new();
+    let mut nodes = Nodes::new(config);
     for event in events {
         let job = &event.job;
         if event.start {
@@ -414,11 +439,13 @@ fn ours(events: &[Event], config: DiluConfig, repack: bool) -> Result<Outcome> {
             let open = pool.open_gpus();
             let start = Instant::now();
             match job.kind {
+                _ if rule == Rule::SameNode => nodes.place(&mut pool, &demand, job.gpus, &mut out)?,
                 Workload::Training => pool.place_gang(&vec![demand; job.gpus], &mut out)?,
                 Workload::LargeModel => pool.place_split(&demand, &mut out)?,
                 _ => out.push(pool.place(&demand)?),
             }
-            if repack && pool.open_gpus() > open && pool.open_gpus() as usize > outcome.peak {
+            if rule == Rule::Repacking && pool.open_gpus() > open && pool.open_gpus() as usize > outcome.peak
+            {
                 let plan = pool.plan_repack(64);
                 outcome.moves += plan.moves();
                 pool.apply(&plan)?;
@@ -429,7 +456,10 @@ fn ours(events: &[Event], config: DiluConfig, repack: bool) -> Result<Outcome> {
             let ids = places.remove(job.name.as_str()).unwrap_or_default();
             let start = Instant::now();
             for id in ids {
-                pool.release(id)?;
+                let released = pool.release(id)?;
+                if rule == Rule::SameNode {
+                    nodes.change(&released, false);
+                }
             }
             outcome.spent += start.elapsed();
         }
@@ -450,6 +480,106 @@ fn ours(events: &[Event], config: DiluConfig, repack: bool) -> Result<Outcome> {
         });
     }
     Ok(outcome)
+}
+
+/// What is used of each GPU, by node.
+struct Nodes {
+    most: Used,
+    gpus: Vec<Used>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Used {
+    request: u32,
+    limit: u32,
+    memory: u64,
+    placements: u32,
+}
+
+impl Nodes {
+    fn new(config: DiluConfig) -> Self {
+        let memory = Bytes::from_gib(40).get();
+        let most = Used { request: config.omega_bp.into(), limit: config.gamma_bp, memory, placements: 0 };
+        Self { most, gpus: vec![Used::default(); NODES * GPUS_PER_NODE] }
+    }
+
+    fn change(&mut self, placement: &Placement, placed: bool) {
+        let Some(used) = self.gpus.get_mut(placement.gpu.index()) else { return };
+        let Demand { sm, memory, .. } = placement.demand;
+        let (request, limit) = (u32::from(sm.get()), u32::from(placement.demand.limit().get()));
+        if placed {
+            used.request += request;
+            used.limit += limit;
+            used.memory += memory.get();
+            used.placements += 1;
+        } else {
+            used.request -= request;
+            used.limit -= limit;
+            used.memory -= memory.get();
+            used.placements -= 1;
+        }
+    }
+
+    /// Whether an open GPU has room.
+    fn holds(&self, used: &Used, request: u32, limit: u32, memory: u64) -> bool {
+        used.placements > 0
+            && used.request + request <= self.most.request
+            && used.limit + limit <= self.most.limit
+            && used.memory + memory <= self.most.memory
+    }
+
+    /// A job's workers on different GPUs of one node: one where open GPUs suffice, else one where the fewest are opened. A large
+    /// model that no open GPU holds on the GPUs of the first node that hold it together.
+    fn place(
+        &mut self,
+        pool: &mut DiluPacker,
+        demand: &Demand,
+        workers: usize,
+        out: &mut Vec<Placed>,
+    ) -> Result<()> {
+        let node = |gpu: GpuId| gpu.index() / GPUS_PER_NODE;
+        let (request, limit, memory) =
+            (u32::from(demand.sm.get()), u32::from(demand.limit().get()), demand.memory.get());
+        match demand.workload {
+            Workload::Training => {
+                let open = |gpus: &[Used]| {
+                    let open = gpus.iter().filter(|used| self.holds(used, request, limit, memory)).count();
+                    let all = open + gpus.iter().filter(|used| used.placements == 0).count();
+                    if all < workers { None } else { Some(open.min(workers)) }
+                };
+                let open: Vec<Option<usize>> = self.gpus.chunks(GPUS_PER_NODE).map(open).collect();
+                let most = open.iter().copied().max().flatten();
+                let first = open.iter().position(|open| *open == most).filter(|_| most.is_some());
+                let first = first.context("no node has so many GPUs")?;
+                let fits =
+                    |other: usize| if most == Some(workers) { open[other] == most } else { other == first };
+                let allowed = |taken: &[Placed], gpu: GpuId| match taken.first() {
+                    None => fits(node(gpu)),
+                    Some(first) => {
+                        node(gpu) == node(first.placement.gpu)
+                            && taken.iter().all(|placed| placed.placement.gpu != gpu)
+                    }
+                };
+                pool.place_set(&vec![*demand; workers], &allowed, out)?;
+            }
+            Workload::LargeModel => {
+                let single = self.gpus.iter().any(|used| self.holds(used, request, limit, memory));
+                let together = |gpus: &[Used]| {
+                    let parts = gpus.iter().filter(|used| self.holds(used, request, request, 0));
+                    parts.map(|used| self.most.memory - used.memory).sum::<u64>() >= memory
+                };
+                match self.gpus.chunks(GPUS_PER_NODE).position(together).filter(|_| !single) {
+                    Some(split) => pool.place_split_where(demand, &|gpu| node(gpu) == split, out)?,
+                    None => out.push(pool.place(demand)?),
+                }
+            }
+            _ => out.push(pool.place(demand)?),
+        }
+        for placed in out.iter() {
+            self.change(&placed.placement, true);
+        }
+        Ok(())
+    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a report")]
@@ -539,7 +669,7 @@ fn seconds(text: &str) -> Result<i64> {
 }
 
 /// The published distributions: 60 % inference, 20 % large models, 20 % training; one start a second, shuffled; 60 % of
-/// the count deleted among inference after 1 to 3 minutes, 10 % among training after 10 to 15.
+/// the count, drawn among inference and large models, deleted after 1 to 3 minutes, 10 %, drawn among training, after 10 to 15.
 fn draw(seed: u64, count: usize) -> Vec<Event> {
     let mut rng = SplitMix64::new(seed);
     let between = |rng: &mut SplitMix64, low: f64, high: f64| {
@@ -581,14 +711,22 @@ fn draw(seed: u64, count: usize) -> Vec<Event> {
     for index in (1..jobs.len()).rev() {
         jobs.swap(index, rng.below(index + 1));
     }
-    let mut deletes = [count * 6 / 10, count / 10];
+    let mut deleted = vec![false; jobs.len()];
+    for (training, deletes) in [(false, count * 6 / 10), (true, count / 10)] {
+        let of_kind = |index: &usize| (jobs[*index].kind == Workload::Training) == training;
+        let mut indices: Vec<usize> = (0..jobs.len()).filter(of_kind).collect();
+        for index in (1..indices.len()).rev() {
+            indices.swap(index, rng.below(index + 1));
+        }
+        indices.iter().take(deletes).for_each(|index| deleted[*index] = true);
+    }
     let mut events = Vec::new();
-    for (second, job) in (0i64..).zip(jobs) {
-        let training = usize::from(job.kind == Workload::Training);
-        if deletes[training] > 0 {
-            deletes[training] -= 1;
-            let (low, spread) = [(60, 121), (600, 301)][training];
-            let after = low + i64::try_from(rng.below(spread)).unwrap_or(0);
+    for (index, job) in jobs.into_iter().enumerate() {
+        let second = i64::try_from(index).unwrap_or(i64::MAX);
+        if deleted[index] {
+            // Whole minutes: 1 to 3, a trainer's 10 to 15.
+            let (low, choices) = if job.kind == Workload::Training { (10, 6) } else { (1, 3) };
+            let after = 60 * (low + i64::try_from(rng.below(choices)).unwrap_or(0));
             events.push(Event { second: second + after, start: false, job: job.clone() });
         }
         events.push(Event { second, start: true, job });

@@ -206,15 +206,29 @@ impl DiluPacker {
     /// # Errors
     /// As [`Packer::place`].
     pub fn place_split(&mut self, demand: &Demand, out: &mut Vec<Placed>) -> Result<(), PackError> {
+        self.place_split_where(demand, &|_| true, out)
+    }
+
+    /// The same on GPUs that `allowed` accepts: those of one node, where parts of a model must not be apart.
+    ///
+    /// # Errors
+    /// As [`Packer::place_where`].
+    pub fn place_split_where(
+        &mut self,
+        demand: &Demand,
+        allowed: &dyn Fn(GpuId) -> bool,
+        out: &mut Vec<Placed>,
+    ) -> Result<(), PackError> {
         demand.validate()?;
         let need = need(demand);
-        if let Some(gpu) = self.choose_open(demand, need, &|_| true) {
+        if let Some(gpu) = self.choose_open(demand, need, &|gpu| allowed(gpu)) {
             out.push(self.commit(gpu, *demand));
             return Ok(());
         }
         let part = Need { request: need.request, limit: need.request, memory: 0 };
-        let fits =
-            |gpu: u32, free: &Free| free.memory > 0 && free.holds(part) && self.keeps_apart(gpu, demand);
+        let fits = |gpu: u32, free: &Free| {
+            free.memory > 0 && free.holds(part) && allowed(GpuId(gpu)) && self.keeps_apart(gpu, demand)
+        };
         let mut candidates = Vec::new();
         self.grid.most_memory(need.request, need.memory, |gpu| self.free(gpu), &fits, &mut candidates);
         let mut parts: Vec<(u32, u64)> = Vec::new();
@@ -227,7 +241,7 @@ impl DiluPacker {
             }
         }
         if left > 0 {
-            out.push(self.place_where(demand, &|_| true)?);
+            out.push(self.place_where(demand, allowed)?);
             return Ok(());
         }
         for (gpu, memory) in parts {
