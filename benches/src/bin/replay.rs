@@ -27,7 +27,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Scenario {
-    /// Dilu, section 5.3: bursts of inference requests beside a trainer, under five ways to share the GPU
+    /// Dilu, section 5.2: bursts of inference requests beside another model or a trainer, under every way to share the GPU
     DiluCv(replay::dilu_cv::Args),
     /// Dilu, table 2: trials until the best SM share and batch size are found, on given profiles
     DiluTable2(replay::dilu_table2::Args),
