@@ -71,13 +71,14 @@ def format():
 
 
 def rules():
-    """Lock files that fit their manifests, dependency arrows, files with unsafe code, and test files that would not run."""
+    """Lock files that fit their manifests, dependency arrows, unsafe code, forgotten test files, and language."""
     for manifest in ("Cargo.toml", "fuzz/Cargo.toml"):
         argv = ["cargo", "metadata", "--locked", "--format-version=1", "--manifest-path", manifest]
         subprocess.run(argv, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     run(sys.executable, ".ci/check_arrows.py")
     run(sys.executable, ".ci/check_unsafe.py")
     run(sys.executable, ".ci/check_tests.py")
+    run(sys.executable, ".ci/language.py")
 
 
 def lints():

@@ -144,19 +144,19 @@ pub enum VerticalEvent {
     },
     /// Another share from the next period on. What is known of its KLCs is forgotten.
     QuotaChanged {
-        /// Whose.
+        /// The client whose share changes.
         client: ClientId,
         /// The new share.
         quota: QuotaRange,
     },
     /// The client is gone. Its tokens are free at once.
     ClientLeft {
-        /// Who.
+        /// The client that left.
         client: ClientId,
     },
     /// What the client launched since it was last reported. Nothing launched need not be reported.
     UsageReported {
-        /// Who.
+        /// The client that used it.
         client: ClientId,
         /// Work launched, in tokens.
         tokens: u64,
@@ -165,7 +165,7 @@ pub enum VerticalEvent {
     },
     /// One iteration ended: a batch was answered, or a training step done (Dilu, section 3.4.1, footnote 3).
     IterationFinished {
-        /// Who.
+        /// The client that finished one.
         client: ClientId,
         /// Which model it ran.
         model: ModelId,
@@ -226,7 +226,7 @@ pub enum VerticalAction {
     /// From now on the client may launch `tokens` per period. Carry the actions out in their order: what shrinks comes
     /// before what grows, so that no more than `MaxTokens` are out at any instant.
     Issue {
-        /// Whom.
+        /// The client that gets the tokens.
         client: ClientId,
         /// Tokens per period, until the next such order.
         tokens: u64,
@@ -312,25 +312,25 @@ pub enum VerticalError {
     /// A tolerance of 0: each KLC would be a violation.
     #[error("{client}: tolerance is 0, need more than 0 and at most 100%")]
     ZeroTolerance {
-        /// Whose.
+        /// The client whose tolerance is 0.
         client: ClientId,
     },
     /// A batch of 0 requests.
     #[error("{client}: batch is 0, need more")]
     ZeroBatch {
-        /// Whose.
+        /// The client whose batch is 0.
         client: ClientId,
     },
     /// An iteration whose last launch comes before its first, or lies in the future.
     #[error("{client}: iteration from {first_launch} to {last_launch}, reported at {now}")]
     BadIteration {
-        /// Whose.
+        /// The client that reported it.
         client: ClientId,
         /// First launch.
         first_launch: Timestamp,
         /// Last launch.
         last_launch: Timestamp,
-        /// Now.
+        /// Time of the report.
         now: Timestamp,
     },
 }
@@ -363,7 +363,7 @@ impl GpuScale {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct ClientScale {
-    /// Where.
+    /// The GPU it runs on.
     pub gpu: GpuId,
     /// How it is treated.
     pub class: ServiceClass,
@@ -508,7 +508,7 @@ pub enum HorizontalEvent {
     },
     /// The function is gone, and the host stops its instances.
     FunctionRemoved {
-        /// Which.
+        /// The function that was removed.
         function: FunctionId,
     },
     /// Another least and most number of instances, in force at once: what is missing is started, what is too much is
@@ -531,12 +531,12 @@ pub enum HorizontalEvent {
     },
     /// An instance serves requests from now on.
     InstanceReady {
-        /// Which.
+        /// The instance that is ready.
         instance: InstanceId,
     },
     /// An instance is gone: it was stopped, has drained, or crashed.
     InstanceGone {
-        /// Which.
+        /// The instance that is gone.
         instance: InstanceId,
     },
     /// A [`HorizontalAction::Start`] could not be carried out: no GPU has room for that point.
@@ -566,14 +566,14 @@ pub enum HorizontalAction {
     },
     /// Send the instance no more requests, and stop it when it has none left.
     Drain {
-        /// Which.
+        /// The instance to drain.
         instance: InstanceId,
     },
     /// Stop the instance now: it did not become ready, or did not drain, in time.
     Stop {
-        /// Which.
+        /// The instance to stop.
         instance: InstanceId,
-        /// Why.
+        /// Why it is stopped.
         reason: StopReason,
     },
     /// Load that no instance will serve: the function is at its most instances, or no GPU has room.
@@ -688,9 +688,9 @@ pub enum HorizontalError {
 pub struct InstanceCounts {
     /// Started, not ready.
     pub starting: u32,
-    /// Ready.
+    /// Instances that serve requests.
     pub ready: u32,
-    /// Draining.
+    /// Instances that end once they have no request.
     pub draining: u32,
 }
 

@@ -55,7 +55,7 @@ use gshare_sim::scale::{LaneEnd, LaneKernel, SharedGpu};
 use std::collections::VecDeque;
 use std::num::NonZero;
 
-/// Flags.
+/// Flags of the scenario.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Seeds of the arrivals; latencies of all of them are put together

@@ -30,7 +30,7 @@ const MEMORY_GB: f64 = 40.0;
 const NODES: usize = 1_000;
 const GPUS_PER_NODE: usize = 4;
 
-/// Flags.
+/// Flags of the scenario.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Event file; without one, events are drawn from the published distributions
@@ -63,9 +63,9 @@ pub struct Args {
 enum Mode {
     /// The published simulation's, with its baselines
     Paper,
-    /// Ours
+    /// Our placement alone
     Ours,
-    /// Both
+    /// Both placements
     Both,
 }
 

@@ -57,7 +57,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZero;
 use std::path::PathBuf;
 
-/// Flags.
+/// Flags of the scenario.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A trace: one rate per line and second; more than one may be given. Without any, three are generated
