@@ -513,6 +513,9 @@ fn run_on(threads: usize, args: &Args) -> Result<Report> {
     our_order.late_stretch_percent = args.late_stretch.unwrap_or(our_order.late_stretch_percent);
     let mut policies = policies(args.ablate, &our_order);
     let names: Vec<_> = policies.iter().map(|one| one.name).collect();
+    if let Some(unknown) = args.policy.iter().find(|name| !names.contains(&name.as_str())) {
+        bail!("--policy {unknown}: need one of: {}", names.join("; "));
+    }
     policies.retain(|one| args.policy.is_empty() || args.policy.iter().any(|name| name == one.name));
     let draws = draws(args)?;
     if policies.is_empty() || draws.is_empty() {
@@ -619,6 +622,12 @@ mod tests {
 
     fn parsed(flags: &str) -> Args {
         Cli::parse_from(["fluidfaas"].into_iter().chain(flags.split_whitespace())).args
+    }
+
+    #[test]
+    fn a_policy_that_is_not_known_is_refused_beside_one_that_is() {
+        let error = run_on(1, &parsed("--policy ours,theirs")).unwrap_err().to_string();
+        assert!(error.starts_with("--policy theirs: need one of: monolithic; "), "{error}");
     }
 
     #[test]
