@@ -14,7 +14,7 @@
 //!   are about 40 in one instant then, where the published sender never has two.
 //! - **Batches.** The published server takes all that waits, so its batches grow in a burst; here up to `--max-batch`.
 //! - **Execution times** are the published ones: those of an iteration of which a part of the time needs all SMs, and the rest only
-//!   a few, fit the published profiles within 2 to 6 % over all SM shares ([`Size`]; with batches of two 10 %).
+//!   a few, fit the published profiles within 2 to 6 % over all SM shares (`Size`; with batches of two 10 %).
 //! - **Shares.** 30 % to 60 % for both models (what the published search finds, and twice that), 30 % to 90 % for the trainer.
 //!
 //! | policy | |

@@ -1,7 +1,7 @@
 //! FluidFaaS, section 7: four applications in three variants on 16 A100-80 cut into MIG slices.
 //!
 //! A simulation in virtual time (`gshare_sim::fluid`) of two nodes with eight GPUs each, around our router and keepers.
-//! [`applications`] says where times come from. Deadlines are 1.5 x the time of an application alone on "the minimum MIG
+//! `applications.rs` says where times come from. Deadlines are 1.5 x the time of an application alone on "the minimum MIG
 //! instances, as shown in Table 5" (section 6). Table 5 has two columns of them; `--slo parts` takes the one of FluidFaaS,
 //! where each model is on the smallest slice that holds it, `--slo whole` the one of platforms without pipelines. By the
 //! latter no medium application could be in time on the slices that Table 5 gives to its pipelines, because their models
