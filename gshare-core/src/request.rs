@@ -129,7 +129,7 @@ impl Default for TenantLimits {
     }
 }
 
-/// What happened.
+/// The event itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -556,7 +556,7 @@ pub enum StateError {
     /// The store cannot be reached. What it holds is not known: a reader takes it as a miss.
     #[error("the store cannot be reached: {reason}")]
     Unavailable {
-        /// What went wrong, for people.
+        /// The reason, for people.
         reason: String,
     },
 }

@@ -178,7 +178,7 @@ pub enum LoadFrom {
     Gpu(ArenaId),
 }
 
-/// What happened.
+/// The event itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -205,7 +205,7 @@ pub enum StoreEvent {
     TenantLimited {
         /// The tenant that is limited.
         tenant: TenantId,
-        /// What the tenant may take.
+        /// The tenant's limits.
         limits: StoreLimits,
     },
     /// A model with a source on disk.

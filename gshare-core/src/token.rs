@@ -58,7 +58,7 @@ pub struct Share {
     pub sm: SmShare,
 }
 
-/// What happened.
+/// The event itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -52,7 +52,7 @@ pub struct Record {
     pub thread: u32,
     /// The process's own number of the device, where there is one.
     pub device: Option<u16>,
-    /// What happened.
+    /// The event itself.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub event: Event,
 }

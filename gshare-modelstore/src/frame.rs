@@ -140,7 +140,7 @@ pub enum Request {
     },
     /// Keeps a model in memory, or no longer.
     Pin {
-        /// Whether it is kept.
+        /// True to keep it, false to let it go.
         pinned: bool,
         /// Name of the model to pin, or to unpin.
         name: String,

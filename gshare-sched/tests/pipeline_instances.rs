@@ -247,7 +247,7 @@ fn a_function_far_behind_gets_an_instance_of_one_that_can_spare_it() {
     assert_eq!(drained(&tell(&mut keeper, 21_200, short(1, 900))).len(), 1);
 }
 
-/// Who waits there is late already; whoever gave an instance, or waits for one that starts, would be late for it.
+/// A request that waits there is late already; an instance that was given away, or that starts, would make timely ones late.
 #[test]
 fn slices_at_work_stay_where_they_are_unless_waits_are_to_be_even() {
     let mut keeper = one_that_has_and_one_that_wants(false);

@@ -25,7 +25,7 @@
 //! | `split_X` | partitions of X % and the rest |
 //! | `priority` | no partitions; the other one launches only while the first has no batch, which no scheduler of a period can do (TGS without having to find out) |
 //! | `fast_tokens` | the multi-token scheduler over the partitions of `mps_l`: half of the time each, what one leaves to the other |
-//! | `dilu` | the co-scaler as printed, tolerance 60 % as published, with `MaxTokens` so large that nobody runs out, as published: 10 million blocks in 5 ms, where an A100 runs about 200,000 |
+//! | `dilu` | the co-scaler as printed, tolerance 60 % as published, with `MaxTokens` so large that no process runs out, as published: 10 million blocks in 5 ms, where an A100 runs about 200,000 |
 //! | `dilu_exact` | the same with `MaxTokens` as the device has: `--max-tokens` per cent of the SM time of a period |
 //! | `ours_limited` | the co-scaler that learns what its owner's launching cycles are alone, tolerance 30 % (the default), tokens as `dilu_exact` |
 //! | `ours` | the same with the whole device as the limit: a limit that binds is one that `dilu` does not have |
@@ -65,7 +65,7 @@ pub struct Args {
     /// Coefficients of variation
     #[arg(long, value_delimiter = ',', default_value = "1,2,3,4,5,6")]
     cv: Vec<f64>,
-    /// Who is beside whom
+    /// Pairs of the instance looked at and its neighbour
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Pair::ALL)]
     pairs: Vec<Pair>,
     /// How the bursts are drawn
@@ -89,7 +89,7 @@ pub struct Args {
     /// Static partitions of the first instance, in per cent; the other one has the rest
     #[arg(long, value_delimiter = ',', default_value = "30,40,50,60,70,80,90")]
     splits: Vec<u16>,
-    /// What a latency may come to, in per cent of the one alone, for a split to count as good enough
+    /// Highest latency of a split that counts as good enough, in per cent of the one alone
     #[arg(long, default_value_t = 115)]
     within: u16,
     /// Latency that counts as a violation
@@ -171,7 +171,7 @@ const IN_FLIGHT: Duration = Duration::from_millis(5);
 /// The one whose latency is looked at, and who is beside it.
 const FIRST: usize = 0;
 const OTHER: usize = 1;
-/// What is compared, and whether less is better.
+/// The figures that are compared, and whether less is better.
 const FIGURES: [(&str, bool); 2] = [("p95_over_exclusive", true), ("trainer_percent", false)];
 /// Tokens of a period: SMs in per cent x microseconds.
 const MAX_TOKENS: u64 = 100 * 5_000;
@@ -248,7 +248,7 @@ struct Batch {
     first_launch: Timestamp,
 }
 
-/// What a process does.
+/// The work of a process.
 enum Work<'a> {
     Nothing,
     Trains { kernels: u64 },
@@ -435,7 +435,7 @@ impl Gate {
         }
     }
 
-    /// Whether the kernel may be launched now; if so it is paid for. `alone`: nobody with priority has work.
+    /// Tells whether the kernel may be launched now; if so it is paid for. `alone`: no process with priority has work.
     fn admits(&mut self, now: Timestamp, lane: usize, kernel: &LaneKernel, alone: bool) -> Result<bool> {
         match self {
             Self::Open => Ok(true),

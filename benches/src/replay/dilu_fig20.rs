@@ -69,7 +69,7 @@ enum Mode {
     Both,
 }
 
-/// Where ours may put the workers of a job and the parts of a model.
+/// The GPUs on which ours may put the workers of a job and the parts of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rule {
     AnyNode,
@@ -482,7 +482,7 @@ fn ours(events: &[Event], config: DiluConfig, rule: Rule) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// What is used of each GPU, by node.
+/// The used part of each GPU, by node.
 struct Nodes {
     most: Used,
     gpus: Vec<Used>,

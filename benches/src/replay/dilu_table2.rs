@@ -110,7 +110,7 @@ fn one_model(
     Ok(())
 }
 
-/// What searches of all models of a file under many bounds come to.
+/// The sums over the searches of all models of a file under many bounds.
 #[derive(Debug, Default)]
 struct Sweep {
     searches: u32,

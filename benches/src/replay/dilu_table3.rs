@@ -86,7 +86,7 @@ const REQUEST: f64 = 0.3;
 const LIMIT: f64 = 0.6;
 const THRESHOLD: f64 = 48.0;
 
-/// Who starts instances.
+/// The scaler that starts instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Starts {
     Eager,
@@ -112,7 +112,7 @@ const POLICIES: [Policy; 11] = [
     ("ours_in_order", Starts::ForPeaks, Late::InOrder, false),
     ("ours", Starts::ForPeaks, Late::Last, false),
 ];
-/// What is compared; less is better.
+/// The figures that are compared; less is better.
 const FIGURES: [(&str, bool); 3] =
     [("cold_starts", true), ("violations_percent", true), ("gpu_seconds", true)];
 const FUNCTION: FunctionId = FunctionId(0);
@@ -477,7 +477,7 @@ fn generated(shape: &str, seed: u64) -> Vec<f64> {
     (0..600).map(at).collect()
 }
 
-/// What is said of runs: of one, or the means of several.
+/// The figures of one run, or the means of several.
 fn figures(outcomes: &[Outcome]) -> Map<String, Value> {
     let mean = |of: &dyn Fn(&Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / outcomes.len() as f64;
     let percent = |part: f64, one: &Outcome| part / one.requests.max(1) as f64 * 100.0;

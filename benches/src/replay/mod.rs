@@ -74,7 +74,7 @@ impl Report {
     }
 }
 
-/// What `job` answers for each number below `jobs`, in their order, with the work divided among `threads`. How far the work is
+/// The answers of `job` for each number below `jobs`, in their order, with the work divided among `threads`. How far the work is
 /// goes to stderr, see [`progress`].
 ///
 /// # Errors

@@ -19,7 +19,7 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 0, 0),
 ];
 
-/// What the bars show.
+/// The bars of a figure, and their names.
 struct Bars {
     figure: String,
     policies: Vec<String>,

@@ -27,7 +27,7 @@ use crate::request::Tier;
 use crate::scale::InstanceId;
 use crate::units::{Bytes, Duration, Timestamp};
 
-/// What happened.
+/// The event itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -237,7 +237,7 @@ pub enum InstanceAction {
         instance: InstanceId,
         /// Of which function.
         function: FunctionId,
-        /// Where the instance runs.
+        /// The slices on which the instance runs.
         home: Home,
         /// Where the weights are.
         from: Tier,

@@ -62,7 +62,7 @@ pub enum Service {
     },
 }
 
-/// What happened.
+/// The event itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

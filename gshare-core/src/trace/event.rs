@@ -214,7 +214,7 @@ macro_rules! events {
     ($($(#[$doc:meta])* $kind:literal $lane:ident $category:ident $name:ident {
         $($(#[$field_doc:meta])* $field:ident: $ty:ty),* $(,)?
     })*) => {
-        /// What happened.
+        /// The event itself.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "event", rename_all = "snake_case"))]
         #[non_exhaustive]

@@ -52,7 +52,7 @@ use gshare_core::profile::{ProfilePoint, Setting};
 use gshare_core::{Duration, Quota, SmShare};
 use std::f64::consts::{LN_2, SQRT_2};
 
-/// What the model believes of the logarithm of a time before any trial, in doublings of batch and share.
+/// The model's belief about the logarithm of a time before any trial, in doublings of batch and share.
 mod prior {
     /// Exponent of the batch; that of the share is its opposite.
     pub(super) const SLOPE: f64 = 0.5;
@@ -82,7 +82,7 @@ pub struct EfficacySearch {
     max_trials: usize,
 }
 
-/// What an inference function should run at.
+/// The setting that an inference function should run at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct InferenceChoice {
@@ -170,7 +170,7 @@ impl EfficacySearch {
         top.filter(|(_, gain)| *gain > if best.is_some() { WORTH } else { 0.0 }).map(|(at, _)| at)
     }
 
-    /// Whether a trial shows that `at` cannot be within the bound, or cannot run.
+    /// Tells whether a trial shows that `at` cannot be within the bound, or cannot run.
     fn rules_out(&self, trial: &(Setting, Option<ProfilePoint>), at: Setting) -> bool {
         let (other, found) = trial;
         let harder = at.batch >= other.batch && at.sm <= other.sm;
@@ -222,7 +222,7 @@ struct Model {
     scale: f64,
     /// Lower triangle L of the trials' covariance `L L^T`, by rows.
     triangle: Vec<Vec<f64>>,
-    /// What L maps on the trials' differences from the expected times.
+    /// The vector that L maps on the trials' differences from the expected times.
     solved: Vec<f64>,
     /// Logarithm of throughput times time over batch, the mean of the trials: above 0 where batches overlap.
     per_time: f64,

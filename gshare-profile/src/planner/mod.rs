@@ -74,7 +74,7 @@ pub enum Outcome {
 pub struct Trial {
     /// The setting that was tried.
     pub setting: Setting,
-    /// What came of the trial.
+    /// The measurement, or the reason of the failure.
     pub outcome: Outcome,
 }
 

@@ -51,7 +51,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system call.
         source: std::io::Error,
     },
     /// Not TOML, an unknown key, or a value that is not what the key wants. The text shows the line.

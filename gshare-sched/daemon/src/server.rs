@@ -59,7 +59,7 @@ pub enum DaemonError {
     Setup {
         /// The path, socket or address.
         what: String,
-        /// What the system said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// The daemon has stopped.

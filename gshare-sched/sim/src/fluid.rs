@@ -67,7 +67,7 @@ pub enum End {
         arrived: Timestamp,
         /// When it was answered.
         at: Timestamp,
-        /// What that time went into.
+        /// The parts of that time.
         spent: Spent,
     },
     /// The router refused it.
@@ -79,7 +79,7 @@ pub enum End {
     },
 }
 
-/// What the time of a request went into; the four add up to it (FluidFaaS, Figure 14).
+/// The time of a request in four parts, which add up to it (FluidFaaS, Figure 14).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Spent {
     /// Waiting for an instance, or within a pipeline for a slice.

@@ -47,7 +47,7 @@ pub struct NodeConfig {
     /// Most overuse that is kept of an instance that left; that of the token scheduler. 10 s.
     #[cfg_attr(feature = "serde", serde(rename = "max_debt_ns"))]
     pub max_debt: Duration,
-    /// Whether processes may still be there that another daemon served before: what they hold is kept for them until they
+    /// True if processes may still be there that another daemon served before: their memory is kept for them until they
     /// had the time to come back ([`SETTLE`](super::SETTLE)). True. A daemon that knows of no predecessor says false, and the first
     /// allocation under it does not wait. A reload leaves it as it is.
     pub predecessor: bool,

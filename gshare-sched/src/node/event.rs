@@ -17,7 +17,7 @@ pub struct Peer {
     pub uid: u32,
 }
 
-/// What happened.
+/// The event itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(tag = "event", rename_all = "snake_case", deny_unknown_fields))]

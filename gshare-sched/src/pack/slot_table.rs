@@ -37,7 +37,7 @@ use super::rearrange::Arranger;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Slot<K = PlacementId> {
-    /// Whose slot it is.
+    /// The owner of the slot.
     pub owner: K,
     /// Where it begins, in the window.
     #[cfg_attr(feature = "serde", serde(rename = "offset_bp"))]

@@ -24,20 +24,20 @@ struct Kind {
     /// A ring: when each cycle ended, and its length in microseconds.
     cycles: Vec<(Timestamp, u64)>,
     next: usize,
-    /// A cycle with nobody in the way is known.
+    /// True once a cycle without a neighbour at work is known.
     sure: bool,
     /// When the others were last asked to step back for one.
     asked: Option<Timestamp>,
 }
 
-/// What a cycle says beside neighbours.
+/// Judgement of a cycle that ran beside neighbours.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Judged {
     /// `T_current / T_min` in basis points; none for the first of its kind.
     pub(super) ratio: Option<u64>,
-    /// Whether `T_min` is that of a cycle with nobody in the way.
+    /// True if `T_min` is that of a cycle that ran with no neighbour at work.
     pub(super) sure: bool,
-    /// Whether the others should step back for such a cycle: at first, and every [`MAX_AGE`] until there was one.
+    /// True if the others should step back for such a cycle: at first, and every [`MAX_AGE`] until there was one.
     pub(super) asks: bool,
 }
 
@@ -86,7 +86,7 @@ impl Cycles {
         Judged { ratio: known.map(|known| over(micros, known)), sure: kind.sure, asks }
     }
 
-    /// What is known of a model at a batch size.
+    /// The record of a model at a batch size.
     fn kind(&mut self, now: Timestamp, model: ModelId, batch: u32) -> &mut Kind {
         let bucket = batch.checked_next_power_of_two().map_or(32, u32::trailing_zeros);
         let found = self.kinds.iter().position(|kind| kind.model == model && kind.bucket == bucket);

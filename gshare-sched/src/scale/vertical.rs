@@ -375,7 +375,7 @@ struct Gpu {
     /// Until when the others step back so that an owner learns, and when that may begin again.
     learns_until: Timestamp,
     learns_again: Timestamp,
-    /// What the others are to have of what they have, after the KLCs that ended in this period.
+    /// The factor by which the others' tokens change, after the KLCs that ended in this period.
     step: Option<u64>,
 }
 
@@ -590,7 +590,7 @@ impl DiluVertical {
         }
     }
 
-    /// What each client can use in a period: all that it may have if it ran out of tokens, else the most that it used of late.
+    /// Notes the tokens that each client can use in a period: all that it may have if it ran out of tokens, else the most that it used of late.
     fn note_demand(&mut self, gpu: &Gpu) {
         for &slot in &gpu.clients {
             let Some(client) = self.slots[slot as usize].0.as_mut() else { continue };

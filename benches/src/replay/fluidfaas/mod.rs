@@ -34,7 +34,7 @@
 //! application in the order of Table 4 (Figure 9).
 //!
 //! # Seeds and windows
-//! What a seed draws, and what the tables that compare say, is in `replay fluidfaas --help`. The last few requests decide
+//! `replay fluidfaas --help` says what a seed draws and what the tables that compare mean. The last few requests decide
 //! about a thousandth of the throughput of a seed, so few seeds cannot tell whether who is level is ahead. A trace has its
 //! own bursts: there each window of it (`--trace-from`) takes the place of a seed.
 
@@ -86,7 +86,7 @@ pub struct Args {
     /// Mean load, as a share of what the slices that run an application as a whole can do
     #[arg(long, value_delimiter = ',', default_value = "0.5,1")]
     load: Vec<f64>,
-    /// Of which column of Table 5 deadlines are 1.5 times the time
+    /// Column of Table 5 whose slices set the deadlines: 1.5 times the time on them
     #[arg(long, value_enum, default_value_t = SloOf::Parts)]
     slo: SloOf,
     /// In our order: how many times what its function is behind a late request waits, in percent [default: the router's]
@@ -201,7 +201,7 @@ impl Shape {
     }
 }
 
-/// What one run is drawn from: a seed, and on a trace a window of it.
+/// The source of one run: a seed, and on a trace a window of it.
 struct Draw {
     seed: u64,
     window: Option<Shape>,
@@ -221,7 +221,7 @@ fn draws(args: &Args) -> Result<Vec<Draw>> {
     Ok(draws)
 }
 
-/// Who keeps instances.
+/// The policy that keeps instances.
 enum Keeping {
     Keeper(KeeperConfig),
     Static,
@@ -297,7 +297,7 @@ fn policies(ablate: bool, our_order: &RouterConfig) -> Vec<Policy> {
 
 const NODES: usize = 2;
 
-/// What one run showed.
+/// The figures of one run.
 #[derive(Debug, Default, Clone, Copy)]
 struct Figures {
     sent: f64,
@@ -378,7 +378,7 @@ fn figures(outcome: &Outcome, slos: &[Duration], from: Timestamp) -> Figures {
     }
 }
 
-/// Who is compared with whom. What the order of the queue does is in the second pair and in the third.
+/// Pairs of policies that are compared. The second and the third show what the order of the queue does.
 const PAIRS: [(&str, &str); 5] = [
     ("ours", "paper on our order"),
     ("ours", "paper"),
@@ -473,7 +473,7 @@ impl Cell<'_> {
         for index in 0..variant.applications {
             let dag = application(index, variant)?;
             let slo = slo(&dag, model, variant, args.slo)?;
-            // What the slices of all nodes that run it as a whole do, divided among the applications.
+            // The rate of all slices that run it as a whole, divided among the applications.
             let per_slice =
                 |slice: &&str| whole(&dag, model, slice, variant).map_or(0.0, |t| 1.0 / t.as_secs_f64());
             let capacity = NODES as f64 * self.cuts.iter().flatten().map(per_slice).sum::<f64>()
@@ -544,7 +544,7 @@ fn run_on(threads: usize, args: &Args) -> Result<Report> {
             row.extend(cell.input());
             row.extend(run.together.clone());
             if let Some(ours) = find("ours") {
-                // What a mechanism adds: how much less there is without it.
+                // The share that is left without a mechanism shows what it adds.
                 row.insert("in_time_over_ours".to_owned(), (in_time(run) / in_time(ours)).into());
             }
             report.rows.push(row);
@@ -573,7 +573,7 @@ fn run_on(threads: usize, args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-/// What runs of several seeds come to together.
+/// The figures of several seeds together.
 fn measures(runs: &[Figures]) -> Map<String, Value> {
     let sum = |of: fn(&Figures) -> f64| runs.iter().map(of).sum::<f64>();
     let mean = |of| sum(of) / runs.len().max(1) as f64;

@@ -37,7 +37,7 @@ pub enum PrepareError {
     File {
         /// Which file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -169,7 +169,7 @@ pub enum ServeError {
     Socket {
         /// Path of the socket.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// While it served.

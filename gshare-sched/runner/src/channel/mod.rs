@@ -92,7 +92,7 @@ pub enum ChannelError {
     Os {
         /// Name of the call.
         call: &'static str,
-        /// What the system said.
+        /// Error of the system call.
         reason: String,
     },
     /// The file is no channel.
