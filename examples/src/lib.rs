@@ -5,7 +5,6 @@
 pub mod knative;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
-pub mod openfaas;
 
 /// Prefixes of the annotations that are shares (FaST-GShare, Figure 4, and its code).
 pub(crate) const SHARE_PREFIXES: [&str; 2] = ["fastgshare/", "faasshare/"];

@@ -35,7 +35,7 @@ use crate::profile::ProfileTable;
 use crate::request::{GpuKind, NodeId, RequestId, TenantId, TenantLimits, Tier};
 use crate::scale::InstanceId;
 use crate::share::GpuShare;
-use crate::units::{Bytes, Duration, Timestamp};
+use crate::units::{Bytes, Duration, Quota, Timestamp};
 use core::fmt;
 
 /// How a device is shared.
@@ -252,6 +252,15 @@ pub struct FunctionSpec {
     /// The same with the weights in host memory.
     #[cfg_attr(feature = "serde", serde(rename = "load_host_ns"))]
     pub load_host: Duration,
+    /// The most of a fractional device's time that an instance may take while others leave it. The whole, unless somebody
+    /// says otherwise (FaST-GShare, `gpu_quota_limit`).
+    #[cfg_attr(feature = "serde", serde(rename = "time_limit_bp", default = "all"))]
+    pub time_limit: Quota,
+}
+
+#[cfg(feature = "serde")]
+const fn all() -> Quota {
+    Quota::WHOLE
 }
 
 #[cfg(feature = "serde")]
@@ -280,7 +289,14 @@ impl FunctionSpec {
             memory,
             load_disk: process.saturating_add(at(1)),
             load_host: process.saturating_add(at(12)),
+            time_limit: Quota::WHOLE,
         }
+    }
+
+    /// The same function with another bound on the device time that an instance may take.
+    #[must_use]
+    pub fn with_time_limit(self, time_limit: Quota) -> Self {
+        Self { time_limit, ..self }
     }
 
     /// The same function with a latency to keep.
@@ -422,6 +438,9 @@ pub enum PlatformEvent {
         function: FunctionId,
         /// Its measured points.
         profile: ProfileTable,
+        /// The memory in bytes that was measured, where it is to take the place of the deployed figure; more than 0.
+        #[cfg_attr(feature = "serde", serde(rename = "memory_bytes", default))]
+        memory: Option<Bytes>,
     },
     /// Another least and most number of instances.
     BoundsChanged {

@@ -333,6 +333,12 @@ impl Bytes {
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
+
+    /// The sum, at most all that can be counted.
+    #[must_use]
+    pub const fn saturating_add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
 }
 
 /// `"1073741824"`, `"1GiB"`, `"256 MiB"`, `"1.5GB"`; Kubernetes' `Ki`, `Mi`, `Gi`, `Ti` too.

@@ -162,10 +162,10 @@ fn a_function_without_a_profile_is_profiled_first_and_its_requests_wait() {
     let late = host.arrive(function, Some(host.now + MS(700)));
     host.run(MS(1_000));
     assert_eq!(host.ends[&late].1, End::Rejected(Rejection::DeadlineMissed));
-    host.tell(PlatformEvent::ProfileLearned { function, profile: profile() }).unwrap();
+    host.tell(PlatformEvent::ProfileLearned { function, profile: profile(), memory: None }).unwrap();
     host.run(MS(4_000));
     assert_eq!(host.ends[&early].1, End::Answered(MS(4_010)));
-    let again = host.tell(PlatformEvent::ProfileLearned { function, profile: profile() });
+    let again = host.tell(PlatformEvent::ProfileLearned { function, profile: profile(), memory: None });
     assert_eq!(again, Err(PlatformError::NotProfiling { function }));
 }
 

@@ -49,6 +49,22 @@ impl DeviceFact {
     }
 }
 
+/// A GPU or a MIG device as NVML lists it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub struct Found {
+    /// `GPU-…` or `MIG-…`: what `CUDA_VISIBLE_DEVICES` takes.
+    pub uuid: String,
+    /// The driver's name of it; that of a MIG device ends with its profile, such as `MIG 3g.40gb`.
+    pub name: String,
+    /// Memory in bytes that programs may have.
+    #[serde(rename = "memory_bytes")]
+    pub memory: Bytes,
+    /// The MIG devices of a GPU, by place.
+    #[serde(default)]
+    pub mig: Vec<Found>,
+}
+
 /// Who knows the devices of a node. A host may have something else than NVML.
 pub trait DeviceFacts: fmt::Debug + Send {
     /// The device with this UUID, whether it is written as a GPU or as a MIG instance; `None` where it is not known.
@@ -180,6 +196,60 @@ impl Nvml {
         list.truncate(count as usize);
         // All ones: not known.
         Ok(list.iter().map(|info| (info.pid, if info.bytes == u64::MAX { 0 } else { info.bytes })).collect())
+    }
+
+    /// The GPUs of this node with their MIG devices, by index.
+    ///
+    /// # Errors
+    /// [`NvmlError`].
+    pub fn inventory(&self) -> Result<Vec<Found>, NvmlError> {
+        let mut gpus = Vec::new();
+        for index in 0..self.device_count()? {
+            let handle = self.by_index(index)?;
+            let (uuid, name) = (self.uuid(handle)?, self.name(handle)?);
+            let mut mig = Vec::new();
+            // A device that knows no MIG answers with an error.
+            if self.mig_enabled(index).unwrap_or(false) {
+                let mut most = 0;
+                call!(self, b"nvmlDeviceGetMaxMigDeviceCount\0", (*mut c_void, *mut c_uint), handle, &raw mut most);
+                for place in 0..most {
+                    let Ok(slice) = self.mig_device(handle, place) else { continue };
+                    let (uuid, name) = (self.uuid(slice)?, self.name(slice)?);
+                    let memory = self.memory(&uuid)?.0;
+                    mig.push(Found { uuid, name, memory, mig: Vec::new() });
+                }
+            }
+            let memory = self.memory(&uuid)?.0;
+            gpus.push(Found { uuid, name, memory, mig });
+        }
+        Ok(gpus)
+    }
+
+    fn mig_device(&self, gpu: *mut c_void, place: c_uint) -> Result<*mut c_void, NvmlError> {
+        let mut slice: *mut c_void = std::ptr::null_mut();
+        call!(
+            self,
+            b"nvmlDeviceGetMigDeviceHandleByIndex\0",
+            (*mut c_void, c_uint, *mut *mut c_void),
+            gpu,
+            place,
+            &raw mut slice
+        );
+        Ok(slice)
+    }
+
+    fn uuid(&self, device: *mut c_void) -> Result<String, NvmlError> {
+        let mut text = [0u8; 96];
+        let at = text.as_mut_ptr().cast::<c_char>();
+        call!(self, b"nvmlDeviceGetUUID\0", (*mut c_void, *mut c_char, c_uint), device, at, 96);
+        Ok(CStr::from_bytes_until_nul(&text).unwrap_or_default().to_string_lossy().into_owned())
+    }
+
+    fn name(&self, device: *mut c_void) -> Result<String, NvmlError> {
+        let mut text = [0u8; 96];
+        let at = text.as_mut_ptr().cast::<c_char>();
+        call!(self, b"nvmlDeviceGetName\0", (*mut c_void, *mut c_char, c_uint), device, at, 96);
+        Ok(CStr::from_bytes_until_nul(&text).unwrap_or_default().to_string_lossy().into_owned())
     }
 
     /// Bytes that programs may have and bytes in use of the device, whole or MIG, with this UUID.

@@ -1,7 +1,7 @@
 //! What is wanted: functions from their deployment to their removal.
 
 use super::{
-    BTreeMap, FunctionId, Platform, PlatformAction, PlatformError, PoolEvent, Rejection, RequestId,
+    BTreeMap, Bytes, FunctionId, Platform, PlatformAction, PlatformError, PoolEvent, Rejection, RequestId,
     Timestamp, choice,
 };
 use gshare_core::platform::{FunctionSpec, Work};
@@ -153,10 +153,12 @@ impl Platform {
         &mut self,
         function: FunctionId,
         profile: &ProfileTable,
+        memory: Option<Bytes>,
         actions: &mut Vec<PlatformAction>,
     ) -> Result<(), PlatformError> {
         let mut spec = self.known(function)?.spec.clone();
         spec.work = Work::Inference { profile: Some(profile.clone()) };
+        spec.memory = memory.unwrap_or(spec.memory);
         // Devices may have come and gone since it was deployed.
         let pool = self.pool_for(&spec)?;
         let event = PoolEvent::FunctionAdded { function, spec: Box::new(spec.clone()) };

@@ -408,7 +408,9 @@ impl Engine for Platform {
         let asked = match &event {
             PlatformEvent::DeviceFound { gpu, spec } => self.find_device(*gpu, spec.clone(), actions),
             PlatformEvent::FunctionDeployed { function, spec } => self.deploy(*function, spec, actions),
-            PlatformEvent::ProfileLearned { function, profile } => self.learn(*function, profile, actions),
+            PlatformEvent::ProfileLearned { function, profile, memory } => {
+                self.learn(*function, profile, *memory, actions)
+            }
             PlatformEvent::BoundsChanged { function, min_instances, max_instances } => {
                 self.rebound(*function, *min_instances, *max_instances, actions)
             }

@@ -13,7 +13,7 @@ use rustix::process::{
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 
 /// A process under the hook that ends with the thread that started it. Dropping it kills it and whatever it started.
 #[derive(Debug)]
@@ -21,6 +21,7 @@ pub struct HookedProcess {
     child: Child,
     pidfd: OwnedFd,
     reaped: bool,
+    status: Option<ExitStatus>,
 }
 
 impl HookedProcess {
@@ -49,7 +50,7 @@ impl HookedProcess {
         unsafe { command.pre_exec(die_with_parent) };
         let mut child = command.spawn()?;
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
-            Ok(pidfd) => Ok(Self { child, pidfd, reaped: false }),
+            Ok(pidfd) => Ok(Self { child, pidfd, reaped: false, status: None }),
             Err(errno) => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -88,10 +89,15 @@ impl HookedProcess {
         if !self.reaped && !matches!(waitid(pid, look), Ok(None) | Err(Errno::INTR)) {
             // It may have left children behind.
             self.kill();
-            let _ = self.child.wait();
+            self.status = self.child.wait().ok();
             self.reaped = true;
         }
         self.reaped
+    }
+
+    /// How it ended, once [`has_ended`](Self::has_ended) has said that it did.
+    pub const fn status(&self) -> Option<ExitStatus> {
+        self.status
     }
 }
 

@@ -187,8 +187,10 @@ impl Book {
                 Ok(())
             }
             PlatformEvent::Instance { instance, report } => self.reported(now, *instance, *report),
-            PlatformEvent::ProfileLearned { function, profile } => {
-                self.function(*function)?.profile = Some(profile.clone());
+            PlatformEvent::ProfileLearned { function, profile, memory } => {
+                let of = self.function(*function)?;
+                of.profile = Some(profile.clone());
+                of.memory = memory.unwrap_or(of.memory);
                 Ok(())
             }
             PlatformEvent::TenantLimited { .. } | PlatformEvent::DeadlineReached => Ok(()),

@@ -304,7 +304,8 @@ where
             Happening::Profiled(function) => match &self.plan.functions[function].learned {
                 Some(profile) => {
                     let profile = profile.clone();
-                    self.tell(PlatformEvent::ProfileLearned { function: number(function), profile })
+                    let function = number(function);
+                    self.tell(PlatformEvent::ProfileLearned { function, profile, memory: None })
                 }
                 None => Err(format!("{} is to be profiled, but has its profile", number(function))),
             },

@@ -90,6 +90,18 @@ impl FractionalConfig {
         Self { keep_alive, ..self }
     }
 
+    /// The same settings with another bound on how often a request is dispatched.
+    #[must_use]
+    pub fn with_max_attempts(self, max_attempts: u8) -> Self {
+        Self { max_attempts, ..self }
+    }
+
+    /// The same settings with another bound on the requests of one function that wait.
+    #[must_use]
+    pub fn with_max_waiting(self, max_waiting: u32) -> Self {
+        Self { max_waiting, ..self }
+    }
+
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         let day = Duration::from_secs(86_400);
         let check = |ok: bool, field, value: String, bound| {

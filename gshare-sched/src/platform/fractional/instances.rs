@@ -165,12 +165,14 @@ impl FractionalPool {
         of.placements.iter().enumerate().map(part).collect()
     }
 
-    /// The placed quota is guaranteed; the rest of the device's time is there for who wants it, unless a training job's
-    /// share says otherwise.
+    /// The placed quota is guaranteed; the rest of the device's time, up to the function's limit, is there for an instance
+    /// that wants it, unless a training job's share says otherwise.
     fn share(&self, of: &Instance) -> GpuShare {
         let demand = &of.demand;
-        let training = self.functions.get(&of.function).and_then(|function| function.training_share());
-        let elastic = QuotaRange::new(demand.quota, Quota::WHOLE).unwrap_or(QuotaRange::BEST_EFFORT);
+        let function = self.functions.get(&of.function);
+        let training = function.and_then(|function| function.training_share());
+        let most = function.map_or(Quota::WHOLE, |function| function.spec.time_limit).max(demand.quota);
+        let elastic = QuotaRange::new(demand.quota, most).unwrap_or(QuotaRange::BEST_EFFORT);
         let time = training.map_or(elastic, |share| share.time());
         let memory = Some(demand.memory).filter(|memory| memory.get() > 0);
         GpuShare::new(time, demand.sm, demand.limit(), memory).unwrap_or(GpuShare::WHOLE)

@@ -114,8 +114,9 @@ struct Function {
     instances: BTreeSet<InstanceId>,
     /// Ready instances with room: requests they have, how slow they are, name.
     open: BTreeSet<(u32, u64, InstanceId)>,
-    /// Requests that came since the last report.
+    /// Requests that came since the last report, and when that was.
     arrived: u32,
+    reported: Timestamp,
     /// When the last request came or ended.
     used: Timestamp,
     /// Whether its minimum was raised to one.
@@ -356,6 +357,7 @@ impl FractionalPool {
             instances: BTreeSet::new(),
             open: BTreeSet::new(),
             arrived: 0,
+            reported: self.now,
             used: self.now,
             activated: false,
             removed: false,

@@ -35,6 +35,7 @@ impl FractionalPool {
         self.requests.insert(request, Request { function, arrived, until, attempts: 0, on: None });
         self.timers.set(Timer::Request(request), until);
         self.activate(function, actions);
+        self.report_early(function, actions);
         self.to_serve.insert(function);
     }
 
@@ -134,15 +135,39 @@ impl FractionalPool {
         self.reject(request, reason, actions);
     }
 
-    /// Reports the load of the tick that ended.
+    /// Reports the load as soon as the scaler takes a report, when more requests wait than can be served at once: a queue that
+    /// grows for a whole tick is late for most of an SLO.
+    pub(super) fn report_early(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+        let half = self.scaler.tick().as_nanos() / 2;
+        let Some(of) = self.functions.get(&function) else { return };
+        if of.queue.is_empty() || self.now.saturating_since(of.reported).as_nanos() < half {
+            return;
+        }
+        let serving = |one: &InstanceId| match self.instances[one].state {
+            State::Ready => u64::from(self.instances[one].capacity),
+            _ => 0,
+        };
+        if of.queue.len() as u64 >= of.instances.iter().map(serving).sum() {
+            self.report(function, actions);
+        }
+    }
+
+    /// Reports the load since the last report.
     pub(super) fn report(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
-        let tick = self.scaler.tick();
+        let (now, tick) = (self.now, self.scaler.tick());
         let Some(of) = self.functions.get_mut(&function) else { return };
         let arrived = u64::from(core::mem::take(&mut of.arrived));
-        let rate =
-            RequestRate::from_milli(arrived.saturating_mul(1_000_000_000_000) / tick.as_nanos().max(1));
+        let over = now.saturating_since(of.reported).as_nanos();
+        let early = over < tick.as_nanos();
+        of.reported = now;
+        let mut rate = RequestRate::from_milli(arrived.saturating_mul(1_000_000_000_000) / over.max(1));
+        if early {
+            // What waits already is to be served within a second.
+            let waiting = RequestRate::from_milli((of.queue.len() as u64).saturating_mul(1_000));
+            rate = rate.saturating_add(waiting);
+        }
         let unused = of.queue.is_empty()
-            && self.now.saturating_since(of.used) >= self.config.keep_alive
+            && now.saturating_since(of.used) >= self.config.keep_alive
             && of.instances.iter().all(|one| self.instances[one].requests.is_empty());
         let waits = !of.queue.is_empty();
         let (min_instances, max_instances) = (of.spec.min_instances, of.spec.max_instances);
@@ -150,7 +175,7 @@ impl FractionalPool {
         if rest {
             of.activated = false;
         }
-        self.timers.set(Timer::Report(function), self.now.saturating_add(tick));
+        self.timers.set(Timer::Report(function), now.saturating_add(tick));
         if rest {
             self.scale(HorizontalEvent::BoundsChanged { function, min_instances, max_instances }, actions);
         }

@@ -1,8 +1,10 @@
 //! What survives a restart: a file per function and per secret, each replaced as a whole.
 
 use super::api::FunctionDeployment;
+use super::trials::Measured;
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -19,12 +21,45 @@ pub struct Record {
     pub replicas: Option<u32>,
 }
 
+/// What was measured of a function, and of what.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Profile {
+    of: Program,
+    measured: Measured,
+}
+
+/// What a measurement depends on: another program, environment or way to call it is measured anew.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Program {
+    image: String,
+    env_process: Option<String>,
+    env_vars: Option<BTreeMap<String, String>>,
+    annotations: BTreeMap<String, String>,
+}
+
+impl Program {
+    fn of(deployment: &FunctionDeployment) -> Self {
+        let matter = ["gshare/model", "gshare/concurrency", "gshare/probe_path", "gshare/probe_body"];
+        let annotations =
+            deployment.annotations.iter().flatten().filter(|(key, _)| matter.contains(&key.as_str()));
+        Self {
+            image: deployment.image.clone(),
+            env_process: deployment.env_process.clone(),
+            env_vars: deployment.env_vars.clone(),
+            annotations: annotations.map(|(key, value)| (key.clone(), value.clone())).collect(),
+        }
+    }
+}
+
 /// The directory.
 #[derive(Debug, Clone)]
 pub struct Store {
     functions: PathBuf,
     secrets: PathBuf,
     mounts: PathBuf,
+    profiles: PathBuf,
 }
 
 impl Store {
@@ -39,7 +74,12 @@ impl Store {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
             Ok::<_, io::Error>(path)
         };
-        Ok(Self { functions: place("functions")?, secrets: place("secrets")?, mounts: place("mounts")? })
+        Ok(Self {
+            functions: place("functions")?,
+            secrets: place("secrets")?,
+            mounts: place("mounts")?,
+            profiles: place("profiles")?,
+        })
     }
 
     /// All functions, and the files that are none.
@@ -65,6 +105,12 @@ impl Store {
         Ok((good, bad))
     }
 
+    /// A function as it is kept; none where there is none, or a file that cannot be read.
+    pub fn function(&self, name: &str) -> Option<Record> {
+        let bytes = std::fs::read(self.functions.join(format!("{name}.json"))).ok()?;
+        serde_json::from_slice(&bytes).ok()
+    }
+
     /// Keeps a function.
     ///
     /// # Errors
@@ -82,6 +128,26 @@ impl Store {
         std::fs::remove_file(self.functions.join(format!("{name}.json")))?;
         let _ = std::fs::remove_dir_all(self.mounts.join(name));
         sync(&self.functions)
+    }
+
+    /// Keeps what was measured of a function.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn put_profile(&self, deployment: &FunctionDeployment, measured: &Measured) -> io::Result<()> {
+        let profile = Profile { of: Program::of(deployment), measured: measured.clone() };
+        replace(
+            &self.profiles,
+            &format!("{}.json", deployment.service),
+            &serde_json::to_vec_pretty(&profile)?,
+        )
+    }
+
+    /// What was measured of a function, if it is the same program still. A file that cannot be read is measured anew.
+    pub fn profile(&self, deployment: &FunctionDeployment) -> Option<Measured> {
+        let bytes = std::fs::read(self.profiles.join(format!("{}.json", deployment.service))).ok()?;
+        let profile: Profile = serde_json::from_slice(&bytes).ok()?;
+        (profile.of == Program::of(deployment)).then_some(profile.measured)
     }
 
     /// Names of the secrets.

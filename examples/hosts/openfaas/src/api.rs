@@ -1,17 +1,13 @@
 //! What is said over the wire, and the one place where it is checked.
 
-use crate::SHARE_PREFIXES;
+use super::host::View;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use gshare_core::profile::ProfilePoint;
-use gshare_core::{Duration, Quota, ResourceSpec, SmShare};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The one namespace there is.
 pub const NAMESPACE: &str = "openfaas-fn";
-/// Load that nothing reaches: a function of unknown speed is never started twice because of its load.
-const ANY_RATE: f64 = 1e9;
 
 /// A refusal: status, and a sentence that names the field.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,7 +80,7 @@ pub struct FunctionDeployment {
     /// `com.openfaas.scale.min` and `.max` are looked at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Map,
-    /// Shares, `gshare/requests_per_second`, `gshare/concurrency`.
+    /// What it wants or gets, see [`super::plan`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub annotations: Map,
     /// Kept and shown; not enforced.
@@ -96,132 +92,6 @@ pub struct FunctionDeployment {
     /// Kept and shown; not enforced.
     #[serde(default)]
     pub read_only_root_filesystem: bool,
-}
-
-/// What a deployment amounts to.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// Program and arguments.
-    pub command: Vec<String>,
-    /// Share of a GPU; none for a function that uses none.
-    pub share: Option<ResourceSpec>,
-    /// What one replica does.
-    pub point: ProfilePoint,
-    /// Requests that a replica serves at a time.
-    pub concurrency: u32,
-    /// Fewest and most replicas.
-    pub bounds: (u32, u32),
-    /// Whether load starts and stops replicas.
-    pub scales: bool,
-}
-
-impl FunctionDeployment {
-    /// Reads and checks a deployment.
-    ///
-    /// # Errors
-    /// 400 that names the field.
-    pub fn parse(body: &[u8]) -> Result<(Self, Plan), ApiError> {
-        let deployment: Self = parse(body)?;
-        let plan = deployment.plan()?;
-        Ok((deployment, plan))
-    }
-
-    /// What it amounts to.
-    ///
-    /// # Errors
-    /// 400 that names the field.
-    pub fn plan(&self) -> Result<Plan, ApiError> {
-        check_name("service", &self.service)?;
-        check_namespace(self.namespace.as_deref())?;
-        let line = self.env_process.as_deref().filter(|line| !line.trim().is_empty()).unwrap_or(&self.image);
-        let command: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        if command.is_empty() {
-            return Err(ApiError::bad("envProcess, image: both are empty: need a program to start"));
-        }
-        for key in self.env_vars.iter().flatten().map(|(key, _)| key) {
-            if key.is_empty() || key.contains(['=', '\0']) {
-                return Err(ApiError::bad(format!("envVars: `{key}` is not a name for a variable")));
-            }
-        }
-        if self.env_vars.iter().flatten().any(|(_, value)| value.contains('\0')) || line.contains('\0') {
-            return Err(ApiError::bad("envVars, envProcess: a byte of value 0"));
-        }
-        for (field, map) in [("limits", &self.limits), ("requests", &self.requests)] {
-            let gpus = map.iter().flatten().find(|(key, value)| key.ends_with("/gpu") && *value != "0");
-            if let Some((key, _)) = gpus {
-                return Err(ApiError::bad(format!(
-                    "{field}: `{key}`: shares of a GPU are annotations here, such as fastgshare/gpu_quota_request"
-                )));
-            }
-        }
-        let share = self.share()?;
-        let annotation = |key: &str| self.annotations.iter().flatten().find(|(k, _)| *k == key);
-        if let Some((key, _)) = self.annotations.iter().flatten().find(|(key, _)| {
-            key.starts_with("gshare/")
-                && !["gshare/requests_per_second", "gshare/concurrency"].contains(&key.as_str())
-        }) {
-            return Err(ApiError::bad(format!("annotations: unknown `{key}`")));
-        }
-        let rate = match annotation("gshare/requests_per_second") {
-            None => None,
-            Some((key, text)) => match text.parse::<f64>() {
-                Ok(rate) if (0.001..=1e6).contains(&rate) => Some(rate),
-                _ => {
-                    return Err(ApiError::bad(format!(
-                        "annotations: {key}: `{text}`: need 0.001 to 1000000"
-                    )));
-                }
-            },
-        };
-        let concurrency = match annotation("gshare/concurrency") {
-            None => 1,
-            Some((key, text)) => match text.parse() {
-                Ok(count @ 1..=64) => count,
-                _ => return Err(ApiError::bad(format!("annotations: {key}: `{text}`: need 1 to 64"))),
-            },
-        };
-        let label = |name: &str, default: u32, least: u32| {
-            let found = self.labels.iter().flatten().find(|(key, _)| *key == name);
-            match found.map(|(_, text)| (text, text.parse::<u32>())) {
-                None => Ok(default),
-                Some((_, Ok(count))) if (least..=4096).contains(&count) => Ok(count),
-                Some((text, _)) => {
-                    Err(ApiError::bad(format!("labels: {name}: `{text}`: need {least} to 4096")))
-                }
-            }
-        };
-        let least = label("com.openfaas.scale.min", 1, 0)?;
-        let most = label("com.openfaas.scale.max", least.max(20), 1)?;
-        if least > most {
-            return Err(ApiError::bad(format!(
-                "labels: com.openfaas.scale.min: {least} is more than the maximum {most}"
-            )));
-        }
-        let bounds = if rate.is_some() { (least, most) } else { (least, least.max(1)) };
-        let one = share.map_or((SmShare::WHOLE, Quota::WHOLE), |share| (share.sm(), share.quota().request()));
-        // Nobody looks at the latency: without a bound on it every point will do.
-        let any = Duration::from_millis(1);
-        let point = ProfilePoint::measured(one.0, one.1, 1, rate.unwrap_or(ANY_RATE), any, any)
-            .map_err(|error| ApiError::bad(format!("annotations: {error}")))?;
-        Ok(Plan { command, share, point, concurrency, bounds, scales: rate.is_some() })
-    }
-
-    fn share(&self) -> Result<Option<ResourceSpec>, ApiError> {
-        let is_share = |key: &str| SHARE_PREFIXES.iter().any(|prefix| key.starts_with(prefix));
-        let shares = || self.annotations.iter().flatten().filter(|(key, _)| is_share(key));
-        if shares().next().is_none() {
-            return Ok(None);
-        }
-        let spec =
-            ResourceSpec::from_annotations(shares().map(|(key, value)| (key.as_str(), value.as_str())))
-                .map_err(|error| ApiError::bad(format!("annotations: {error}")))?;
-        if spec.quota().request().is_zero() {
-            return Err(ApiError::bad(
-                "annotations: gpu_quota_request: is 0 or missing: need more, since a replica is placed by it",
-            ));
-        }
-        Ok(Some(spec))
-    }
 }
 
 /// What a function is and does.
@@ -244,6 +114,76 @@ pub struct FunctionStatus {
     /// If it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
+    /// What the contract does not know: how it is served.
+    #[serde(rename = "gshare")]
+    pub status: Status,
+}
+
+/// How a function is served.
+#[derive(Debug, Clone, Serialize)]
+pub struct Status {
+    /// `serving`, `failing`, `measuring`, `starting` or `idle`.
+    pub state: &'static str,
+    /// How far its measurement is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measuring: Option<String>,
+    /// Why an instance of it did not start, the last time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// The time in ns in which a request is to be answered.
+    #[serde(rename = "slo_ns", skip_serializing_if = "Option::is_none")]
+    pub slo: Option<gshare_core::Duration>,
+    /// Requests that wait for an instance.
+    pub waiting: u64,
+    /// Requests that were answered, and how many of them within the SLO.
+    pub answered: u64,
+    /// See `answered`.
+    pub within_slo: u64,
+    /// Requests that were refused.
+    pub rejected: u64,
+    /// Instances that were started so far.
+    pub starts: u64,
+    /// Times that an instance was parked for another function.
+    pub parked: u64,
+    /// Device time that it used, in s.
+    pub gpu_seconds: f64,
+    /// GPU memory of an instance in bytes, as it is booked.
+    pub memory_bytes: u64,
+    /// Its measured points.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<gshare_core::profile::ProfileTable>,
+    /// Its instances.
+    pub instances: Vec<super::host::InstanceView>,
+}
+
+impl Status {
+    /// How the function of this view is served.
+    pub fn of(view: &View) -> Self {
+        let (stats, totals) = (view.totals.stats, view.totals);
+        let state = match () {
+            () if view.available() > 0 => "serving",
+            () if view.problem.is_some() => "failing",
+            () if view.measuring.is_some() => "measuring",
+            () if view.replicas() > 0 => "starting",
+            () => "idle",
+        };
+        Self {
+            state,
+            measuring: view.measuring.clone(),
+            problem: view.problem.clone(),
+            slo: view.version.plan.slo,
+            waiting: view.waiting,
+            answered: stats.answered,
+            within_slo: stats.within_slo,
+            rejected: stats.rejected,
+            starts: stats.starts,
+            parked: totals.parked,
+            gpu_seconds: totals.gpu_ns as f64 / 1e9,
+            memory_bytes: view.memory.get(),
+            profile: view.profile.clone(),
+            instances: view.instances.clone(),
+        }
+    }
 }
 
 /// What its replicas use of the node.
@@ -374,16 +314,17 @@ pub fn rfc3339(time: std::time::SystemTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Plan;
 
     fn refusal(body: &str) -> String {
-        let error = FunctionDeployment::parse(body.as_bytes()).unwrap_err();
+        let deployment = parse::<FunctionDeployment>(body.as_bytes());
+        let error = deployment.and_then(|all| Plan::of(&all, &BTreeMap::new())).unwrap_err();
         assert_eq!(error.status, StatusCode::BAD_REQUEST, "{body}");
         error.message
     }
 
     #[test]
     fn what_is_wrong_is_named() {
-        let with = |rest: &str| refusal(&format!(r#"{{"service":"f","image":"/bin/true",{rest}}}"#));
         for (body, field) in [
             ("{", "body"),
             ("[]", "body"),
@@ -396,40 +337,5 @@ mod tests {
         ] {
             assert!(refusal(body).contains(field), "{body}: {}", refusal(body));
         }
-        for (rest, field) in [
-            (r#""namespace":"other""#, "namespace"),
-            (r#""envVars":{"A=B":"1"}"#, "envVars"),
-            (r#""envVars":{"A":1}"#, "envVars.A"),
-            (r#""labels":{"com.openfaas.scale.min":"-1"}"#, "com.openfaas.scale.min"),
-            (
-                r#""labels":{"com.openfaas.scale.min":"5","com.openfaas.scale.max":"4"}"#,
-                "com.openfaas.scale.min",
-            ),
-            (r#""annotations":{"fastgshare/gpu_quota_request":"1.5"}"#, "quota_request"),
-            (r#""annotations":{"fastgshare/gpu_sm_partition":"24"}"#, "gpu_quota_request"),
-            (r#""annotations":{"fastgshare/colour":"red"}"#, "fastgshare/colour"),
-            (r#""annotations":{"gshare/requests_per_second":"many"}"#, "gshare/requests_per_second"),
-            (r#""annotations":{"gshare/requests_per_second":"NaN"}"#, "gshare/requests_per_second"),
-            (r#""annotations":{"gshare/concurrency":"0"}"#, "gshare/concurrency"),
-            (r#""annotations":{"gshare/conc":"1"}"#, "gshare/conc"),
-            (r#""limits":{"nvidia.com/gpu":"0.5"}"#, "nvidia.com/gpu"),
-        ] {
-            assert!(with(rest).contains(field), "{rest}: {}", with(rest));
-        }
-    }
-
-    #[test]
-    fn shares_are_fast_gshares_and_other_annotations_are_the_users_own() {
-        let body = r#"{"service":"f","image":"x","envProcess":"/bin/f --a b","annotations":{
-            "fastgshare/gpu_quota_request":"0.3","fastgshare/gpu_quota_limit":"0.8","fastgshare/gpu_sm_partition":"24",
-            "fastgshare/gpu_mem":"1073741824","topic":"cron","gshare/requests_per_second":"27.5"},
-            "labels":{"com.openfaas.scale.max":"8"},"somethingNew":1}"#;
-        let (_, plan) = FunctionDeployment::parse(body.as_bytes()).unwrap();
-        let share = plan.share.unwrap();
-        assert_eq!((share.quota().to_string(), share.sm()), ("30%:80%".into(), "24".parse().unwrap()));
-        assert_eq!((plan.bounds, plan.scales, plan.command.len()), ((1, 8), true, 3));
-        assert_eq!(plan.point.throughput.as_milli(), 27_500);
-        let (_, plan) = FunctionDeployment::parse(br#"{"service":"f","image":"/bin/f"}"#).unwrap();
-        assert!(plan.share.is_none() && !plan.scales && plan.bounds == (1, 1));
     }
 }

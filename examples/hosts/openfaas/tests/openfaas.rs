@@ -19,7 +19,7 @@ struct Provider {
 
 impl Provider {
     fn start(state: &Path, more: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_openfaas"))
+        let mut child = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"))
             .args(["--listen", "127.0.0.1:0", "--sim", "--state"])
             .arg(state)
             .args(more)
@@ -74,7 +74,7 @@ fn call(address: SocketAddr, method: &str, path: &str, body: &str) -> std::io::R
     let length = body.len();
     write!(
         stream,
-        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
     )?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
@@ -149,8 +149,11 @@ fn the_contract_holds() {
     std::fs::create_dir(&credentials).unwrap();
     std::fs::write(credentials.join("basic-auth-user"), "admin\n").unwrap();
     std::fs::write(credentials.join("basic-auth-password"), "secret").unwrap();
-    let provider = Provider::start(dir.path(), &["--credentials", credentials.to_str().unwrap()]);
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("openfaas_check.py");
+    let provider = Provider::start(
+        dir.path(),
+        &["--credentials", credentials.to_str().unwrap(), "--callback", "127.0.0.1"],
+    );
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("check.py");
     let checked = Command::new("python3")
         .arg(script)
         .arg(format!("http://{}", provider.address))
@@ -165,7 +168,7 @@ fn the_contract_holds() {
 #[test]
 fn a_dead_replica_costs_what_it_was_serving_and_comes_back() {
     let dir = tempfile::tempdir().unwrap();
-    let provider = Provider::start(dir.path(), &["--gpus", "1"]);
+    let provider = Provider::start(dir.path(), &[]);
     let two = r#","labels":{"com.openfaas.scale.min":"2"}"#;
     provider.deploy("resnet", &format!("{SHARE}{two}"));
     provider.replicas("resnet", 2);
@@ -264,7 +267,7 @@ fn a_provider_that_was_killed_leaves_nothing_behind_and_comes_back_with_its_func
 /// Not a test by itself: what [`requests_go_on_when_the_daemon_dies`] starts as a process.
 #[test]
 fn daemon_process() {
-    if let Some(socket) = std::env::var_os("EXAMPLES_TEST_DAEMON") {
+    if let Some(socket) = std::env::var_os("OPENFAAS_TEST_DAEMON") {
         gshared::Daemon::new(gshared::Config::at(socket)).unwrap().run().unwrap();
     }
 }
@@ -275,7 +278,7 @@ fn requests_go_on_when_the_daemon_dies() {
     let socket = dir.path().join("daemon.sock");
     let mut daemon = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "daemon_process"])
-        .env("EXAMPLES_TEST_DAEMON", &socket)
+        .env("OPENFAAS_TEST_DAEMON", &socket)
         .stdout(Stdio::null())
         .spawn()
         .unwrap();

@@ -10,7 +10,9 @@
 //! | `/secret/NAME` | a secret |
 //! | `/exit` | none: the process ends |
 //!
-//! With `$KERNELS` 0 no GPU is looked for.
+//! With `$KERNELS` 0 no GPU is looked for. A kernel takes `$KERNEL_US` (2000) us, the weights `$WEIGHTS_MIB` (64) MiB. As a stage
+//! of a pipeline it runs the kernels of its components, `$KERNELS` for each of `$GSHARE_COMPONENTS`, and answers with one JSON
+//! object that has what the stages before it have said; `$STEPS` makes it a training job: that many steps, and it ends.
 #![allow(unsafe_code, reason = "a kernel launch is unsafe in any CUDA API")]
 
 use anyhow::{Context as _, Result};
@@ -21,30 +23,42 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use cudarc::driver::{CudaContext, LaunchConfig};
 use cudarc::nvrtc::Ptx;
-use gshare_examples::spin_ptx;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-const KERNEL: &str = "spin_2000us";
-
 type Job = oneshot::Sender<Result<Duration, String>>;
 
 fn main() -> Result<()> {
+    let number = |name: &'static str, default: u32| {
+        std::env::var(name).map_or(Ok(default), |text| text.parse::<u32>()).context(name)
+    };
+    let components = std::env::var("GSHARE_COMPONENTS").map_or(1, |names| names.split(',').count());
+    let work = Work {
+        kernels: number("KERNELS", 5)? * u32::try_from(components)?,
+        micros: number("KERNEL_US", 2_000)?,
+        weights: usize::try_from(number("WEIGHTS_MIB", 64)?)? << 20,
+    };
+    if let steps @ 1.. = number("STEPS", 0)? {
+        return train(work, steps);
+    }
+    let kernels = work.kernels;
     let port: u16 = std::env::var("PORT").context("PORT")?.parse().context("PORT")?;
-    let kernels: u32 = std::env::var("KERNELS").map_or(Ok(5), |text| text.parse()).context("KERNELS")?;
     let (jobs, todo) = channel();
     if kernels > 0 {
         let (ready, loaded) = channel();
         std::thread::spawn(move || {
-            if let Err(error) = gpu(kernels, &todo, &ready) {
+            if let Err(error) = gpu(work, &todo, &ready) {
                 eprintln!("{error:#}");
                 std::process::exit(1);
             }
         });
         // The model is loaded before anybody may connect.
         loaded.recv().context("the GPU cannot be used")?;
+    } else {
+        // A request for the GPU is refused, and does not wait for it.
+        drop(todo);
     }
     let app = axum::Router::new()
         .route("/", any(infer))
@@ -65,38 +79,97 @@ fn main() -> Result<()> {
     })
 }
 
-/// The GPU's thread: one request after the other.
-fn gpu(kernels: u32, todo: &Receiver<Job>, ready: &Sender<()>) -> Result<()> {
-    let context = CudaContext::new(0)?;
-    let stream = context.new_stream()?;
-    let kernel = context.load_module(Ptx::from_src(spin_ptx(KERNEL, 2_000)))?.load_function(KERNEL)?;
-    let config = LaunchConfig { grid_dim: (16, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
-    let _weights = stream.alloc_zeros::<u8>(64 << 20)?;
-    ready.send(())?;
-    for job in todo {
+/// What a request costs.
+#[derive(Debug, Clone, Copy)]
+struct Work {
+    kernels: u32,
+    micros: u32,
+    weights: usize,
+}
+
+/// PTX of a kernel each of whose threads looks at the device's clock until so many us have passed. The simulated driver goes by
+/// its name.
+fn spin_ptx(name: &str, micros: u32) -> String {
+    format!(
+        ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry {name}()\n{{\n\
+         .reg .u64 %begin, %now;\n.reg .pred %more;\nmov.u64 %begin, %globaltimer;\nagain:\n\
+         mov.u64 %now, %globaltimer;\nsub.u64 %now, %now, %begin;\nsetp.lt.u64 %more, %now, {micros}000;\n\
+         @%more bra again;\nret;\n}}\n"
+    )
+}
+
+/// A device with the weights on it, and what runs a request's kernels there.
+struct Gpu {
+    work: Work,
+    stream: std::sync::Arc<cudarc::driver::CudaStream>,
+    kernel: cudarc::driver::CudaFunction,
+    _weights: cudarc::driver::CudaSlice<u8>,
+}
+
+impl Gpu {
+    fn open(work: Work) -> Result<Self> {
+        let context = CudaContext::new(0)?;
+        let stream = context.new_stream()?;
+        let name = format!("spin_{}us", work.micros);
+        let module = context.load_module(Ptx::from_src(spin_ptx(&name, work.micros)))?;
+        let (kernel, weights) = (module.load_function(&name)?, stream.alloc_zeros::<u8>(work.weights)?);
+        Ok(Self { work, stream, kernel, _weights: weights })
+    }
+
+    fn run(&self) -> Result<Duration, String> {
+        let config = LaunchConfig { grid_dim: (16, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
         let begun = Instant::now();
         let run = || {
-            for _ in 0..kernels {
+            for _ in 0..self.work.kernels {
                 // SAFETY: the kernel takes no arguments and touches no memory.
-                unsafe { stream.launch_builder(&kernel).launch(config) }?;
+                unsafe { self.stream.launch_builder(&self.kernel).launch(config) }?;
             }
-            stream.synchronize()
+            self.stream.synchronize()
         };
-        let ran = run().map(|()| begun.elapsed()).map_err(|error| error.to_string());
-        // Whoever asked may have gone.
-        let _ = job.send(ran);
+        run().map(|()| begun.elapsed()).map_err(|error| error.to_string())
+    }
+}
+
+/// The GPU's thread: one request after the other.
+fn gpu(work: Work, todo: &Receiver<Job>, ready: &Sender<()>) -> Result<()> {
+    let gpu = Gpu::open(work)?;
+    ready.send(())?;
+    for job in todo {
+        // The one that asked may have gone.
+        let _ = job.send(gpu.run());
     }
     Ok(())
 }
 
-async fn infer(State(jobs): State<Sender<Job>>) -> Response {
+/// A training job.
+fn train(work: Work, steps: u32) -> Result<()> {
+    let gpu = Gpu::open(work)?;
+    for step in 0..steps {
+        gpu.run().map_err(anyhow::Error::msg)?;
+        if step % 100 == 0 {
+            println!("step {step} of {steps}");
+        }
+    }
+    println!("{steps} steps done");
+    Ok(())
+}
+
+async fn infer(State(jobs): State<Sender<Job>>, body: Bytes) -> Response {
     let (job, done) = oneshot::channel();
     if jobs.send(job).is_err() {
         return (StatusCode::NOT_IMPLEMENTED, "KERNELS is 0\n").into_response();
     }
     match done.await {
         Ok(Ok(took)) => {
-            let seen = serde_json::json!({"gpu_ms": took.as_secs_f64() * 1e3, "pid": std::process::id()});
+            let mut seen = serde_json::json!({"gpu_ms": took.as_secs_f64() * 1e3, "pid": std::process::id()});
+            if let Ok(stage) = std::env::var("GSHARE_STAGE") {
+                seen["stage"] = stage.into();
+                seen["components"] = std::env::var("GSHARE_COMPONENTS").unwrap_or_default().into();
+                // What the stage before this one answered.
+                if let Ok(before) = serde_json::from_slice::<serde_json::Value>(&body) {
+                    seen["before"] = before;
+                }
+            }
             ([(header::CONTENT_TYPE, "application/json")], format!("{seen}\n")).into_response()
         }
         Ok(Err(error)) => (StatusCode::INTERNAL_SERVER_ERROR, error).into_response(),
@@ -106,7 +179,7 @@ async fn infer(State(jobs): State<Sender<Job>>) -> Response {
 
 async fn stream(Query(query): Query<BTreeMap<String, u32>>) -> Response {
     let lines = query.get("lines").copied().unwrap_or(5);
-    let (sender, body) = gshare_examples::openfaas::later::channel();
+    let (sender, body) = gshare_openfaas::later::channel();
     tokio::spawn(async move {
         for line in 0..lines {
             if sender.send(Bytes::from(format!("{{\"line\":{line}}}\n"))).await.is_err() {

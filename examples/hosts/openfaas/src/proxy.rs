@@ -4,17 +4,23 @@ use super::api::ApiError;
 use super::node::{Node, Ticket};
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::Response;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+/// The longest body between two stages of a pipeline.
+const MAX_BETWEEN: usize = 256 << 20;
+
 /// Headers that are about one connection.
-const HOP: [HeaderName; 6] = [
+const HOP: [HeaderName; 8] = [
     header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    header::PROXY_AUTHENTICATE,
     header::TE,
     header::TRAILER,
     header::TRANSFER_ENCODING,
@@ -52,39 +58,87 @@ pub async fn forward(
         let message = format!("no endpoints available for: {name}: {}", error.message);
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
     })?;
-    let stream = ticket.connect().await?;
-    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-    let (mut sender, connection) = handshake.map_err(|error| broke_off(&mut ticket, name, &error))?;
+    let streams = ticket.connect().await?;
     let upgrade = request.headers().contains_key(header::UPGRADE);
+    let theirs = upgrade.then(|| hyper::upgrade::on(&mut request));
+    prepare(&mut request, path, upgrade)?;
+    let last = streams.len().saturating_sub(1);
+    for (stage, stream) in streams.into_iter().enumerate() {
+        let again = (stage < last).then(|| (request.method().clone(), request.uri().clone()));
+        let mut answer = ask(&mut ticket, name, stream, request, upgrade, patience).await?;
+        let Some((method, uri)) = again.filter(|_| answer.status().is_success()) else {
+            if answer.status() == StatusCode::SWITCHING_PROTOCOLS
+                && let Some(theirs) = theirs
+            {
+                let ours = hyper::upgrade::on(&mut answer);
+                tokio::spawn(splice(theirs, ours, ticket));
+                return Ok(answer.map(Body::new));
+            }
+            for name in HOP {
+                answer.headers_mut().remove(name);
+            }
+            return Ok(answer.map(|body| Body::new(Served { body, ticket })));
+        };
+        request = hand_on(&mut ticket, name, method, uri, answer).await?;
+    }
+    Err(ApiError::internal(name, "an instance without a process"))
+}
+
+/// What a stage answered is what the next one is asked.
+async fn hand_on(
+    ticket: &mut Ticket,
+    name: &str,
+    method: Method,
+    uri: Uri,
+    answer: hyper::Response<hyper::body::Incoming>,
+) -> Result<Request, ApiError> {
+    let (head, body) = answer.into_parts();
+    let body = axum::body::to_bytes(Body::new(body), MAX_BETWEEN).await.map_err(|error| {
+        ticket.broken();
+        ApiError::new(StatusCode::BAD_GATEWAY, format!("{name}: between two stages: {error}"))
+    })?;
+    // A stage that is asked by GET gets what the one before it made by POST.
+    let method = if body.is_empty() { method } else { Method::POST };
+    let mut next = Request::new(Body::from(body));
+    (*next.method_mut(), *next.uri_mut()) = (method, uri);
+    for key in [header::CONTENT_TYPE, HeaderName::from_static("traceparent")] {
+        if let Some(value) = head.headers.get(&key) {
+            next.headers_mut().insert(key, value.clone());
+        }
+    }
+    next.headers_mut().insert(header::HOST, HeaderValue::from_static("stage"));
+    Ok(next)
+}
+
+/// One request to one process.
+async fn ask(
+    ticket: &mut Ticket,
+    name: &str,
+    stream: tokio::net::TcpStream,
+    request: Request,
+    upgrade: bool,
+    patience: std::time::Duration,
+) -> Result<hyper::Response<hyper::body::Incoming>, ApiError> {
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(|error| broke_off(ticket, name, &error))?;
     tokio::spawn(async move {
         // Its errors are the request's.
         let _ = if upgrade { connection.with_upgrades().await } else { connection.await };
     });
-    let theirs = upgrade.then(|| hyper::upgrade::on(&mut request));
-    prepare(&mut request, path, upgrade)?;
     let answer = tokio::time::timeout(patience, sender.send_request(request)).await;
     let answer = answer.map_err(|_| {
         let message = format!("{name}: no answer within {} s", patience.as_secs());
         ApiError::new(StatusCode::GATEWAY_TIMEOUT, message)
     })?;
-    let mut answer = answer.map_err(|error| broke_off(&mut ticket, name, &error))?;
-    if answer.status() == StatusCode::SWITCHING_PROTOCOLS
-        && let Some(theirs) = theirs
-    {
-        let ours = hyper::upgrade::on(&mut answer);
-        tokio::spawn(async move {
-            if let (Ok(theirs), Ok(ours)) = (theirs.await, ours.await) {
-                let (mut theirs, mut ours) = (TokioIo::new(theirs), TokioIo::new(ours));
-                let _ = tokio::io::copy_bidirectional(&mut theirs, &mut ours).await;
-            }
-            drop(ticket);
-        });
-        return Ok(answer.map(Body::new));
+    answer.map_err(|error| broke_off(ticket, name, &error))
+}
+
+async fn splice(theirs: OnUpgrade, ours: OnUpgrade, ticket: Ticket) {
+    if let (Ok(theirs), Ok(ours)) = (theirs.await, ours.await) {
+        let (mut theirs, mut ours) = (TokioIo::new(theirs), TokioIo::new(ours));
+        let _ = tokio::io::copy_bidirectional(&mut theirs, &mut ours).await;
     }
-    for name in HOP {
-        answer.headers_mut().remove(name);
-    }
-    Ok(answer.map(|body| Body::new(Served { body, ticket })))
+    drop(ticket);
 }
 
 fn broke_off(ticket: &mut Ticket, name: &str, error: &hyper::Error) -> ApiError {

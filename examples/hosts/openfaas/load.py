@@ -2,8 +2,8 @@
 """Starts the OpenFaaS host on a simulated GPU, deploys a function and loads it: late and lost requests, replicas over time,
 and what the proxy adds to a call.
 
-    cargo build -p gshare-examples -p gshare-hook -p gshare-fake-cuda
-    python3 examples/openfaas_load.py target/debug [--no-slack] [RATE:SECONDS...]
+    cargo build -p gshare-openfaas -p gshare-hook -p gshare-fake-cuda
+    python3 examples/hosts/openfaas/load.py target/debug [--no-slack] [RATE:SECONDS...]
 
 With --no-slack the limit of a replica's GPU time is what it requests, 40 %, and not 80 %.
 """
@@ -25,7 +25,7 @@ def deploy(url, name, **more):
 
 
 with tempfile.TemporaryDirectory() as state:
-    command = [PROGRAMS / "openfaas", "--listen", "127.0.0.1:0", "--sim", "--state", state]
+    command = [PROGRAMS / "gshare-openfaas", "--listen", "127.0.0.1:0", "--sim", "--state", state]
     provider = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     direct = subprocess.Popen([PROGRAMS / "gpu_function"], stdout=subprocess.PIPE, env={**os.environ, "PORT": "9077", "KERNELS": "0"})
     try:

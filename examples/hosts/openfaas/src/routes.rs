@@ -2,14 +2,15 @@
 
 use super::api::{
     ApiError, DeleteRequest, FunctionDeployment, FunctionStatus, LogLine, NAMESPACE, ScaleRequest, Secret,
-    Usage, check_name, check_namespace, parse, rfc3339,
+    Status, Usage, check_name, check_namespace, parse, rfc3339,
 };
-use super::core::View;
+use super::host::{Version, View};
 use super::logs::Stamped;
 use super::metrics::Metrics;
 use super::node::Node;
-use super::store::Record;
-use super::{later, proxy};
+use super::plan::{Plan, Wants};
+use super::records::Record;
+use super::{guard, later, proxy};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{MatchedPath, Path, Query, Request, State};
@@ -17,12 +18,16 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
+use gshare_core::request::TenantId;
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The largest body of `/system`, and of a call that is kept for later.
 pub const MAX_BODY: usize = 10 << 20;
+/// The time in which a whole body must have come, where it is kept.
+const BODY: Duration = Duration::from_secs(60);
 
 /// User and password of `/system`.
 #[derive(Debug, Clone)]
@@ -36,7 +41,8 @@ impl Credentials {
     fn allow(&self, headers: &HeaderMap) -> bool {
         use base64::Engine as _;
         let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let given = given.and_then(|text| text.strip_prefix("Basic "));
+        let given = given.and_then(|text| text.split_once(' '));
+        let given = given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("basic")).map(|(_, rest)| rest);
         let given = given.and_then(|text| base64::engine::general_purpose::STANDARD.decode(text.trim()).ok());
         let (given, ours) = (given.unwrap_or_default(), self.pair.as_bytes());
         let differ = ours.iter().enumerate().fold(0, |sum, (n, byte)| {
@@ -51,14 +57,37 @@ impl Credentials {
 pub struct App {
     /// Functions and replicas.
     pub node: Arc<Node>,
-    /// Who may use `/system`; anybody if none.
+    /// User and password that `/system` asks for; none on a loopback address without `--credentials`.
     pub credentials: Option<Credentials>,
+    /// Whether the address is a loopback one: then only its names are hosts.
+    pub loopback: bool,
     /// Counters and gauges.
     pub metrics: Arc<Metrics>,
     /// Calls that are kept for later.
     pub later: later::Queue,
-    /// How long a replica may take to begin its answer.
+    /// How long an instance may take to begin its answer.
     pub patience: Duration,
+    /// Tenants by name.
+    pub tenants: BTreeMap<String, TenantId>,
+}
+
+impl App {
+    /// What a deployment asks for.
+    ///
+    /// # Errors
+    /// 400 that names the field.
+    pub fn plan(&self, deployment: &FunctionDeployment) -> Result<Plan, ApiError> {
+        Plan::of(deployment, &self.tenants)
+    }
+
+    /// Takes what was measured of the same program before.
+    pub fn recall(&self, plan: &mut Plan, deployment: &FunctionDeployment) {
+        if plan.wants == Wants::Measured
+            && let Some(measured) = self.node.store.profile(deployment)
+        {
+            plan.wants = Wants::Profile { table: measured.table, memory: Some(measured.memory) };
+        }
+    }
 }
 
 type Shared = State<Arc<App>>;
@@ -96,11 +125,21 @@ fn axum_json(value: &impl serde::Serialize) -> Response {
 }
 
 async fn authorise(State(app): Shared, request: Request, next: Next) -> Response {
+    if let Err(error) = guard::check(request.method(), request.headers(), app.loopback) {
+        return error.into_response();
+    }
     match &app.credentials {
         Some(credentials) if !credentials.allow(request.headers()) => {
             ApiError::new(StatusCode::UNAUTHORIZED, "invalid credentials").into_response()
         }
-        _ => next.run(request).await,
+        // The body is read before the answer begins: a client that sends none is not waited for.
+        _ => match tokio::time::timeout(BODY, next.run(request)).await {
+            Ok(response) => response,
+            Err(_) => {
+                let why = format!("no whole body within {} s", BODY.as_secs());
+                ApiError::new(StatusCode::REQUEST_TIMEOUT, why).into_response()
+            }
+        },
     }
 }
 
@@ -138,24 +177,25 @@ struct Which {
 
 fn render(view: &View, with_usage: bool) -> Result<FunctionStatus, ApiError> {
     let mut deployment =
-        serde_json::to_value(&view.deployment).map_err(|error| ApiError::internal("json", error))?;
+        serde_json::to_value(&view.version.deployment).map_err(|error| ApiError::internal("json", error))?;
     if let Some(object) = deployment.as_object_mut() {
         object.remove("service");
         object.insert("namespace".into(), NAMESPACE.into());
     }
     Ok(FunctionStatus {
-        name: view.deployment.service.clone(),
+        name: view.version.deployment.service.clone(),
         deployment,
         invocation_count: view.invocations as f64,
-        replicas: view.replicas,
-        available_replicas: view.available,
+        replicas: view.replicas(),
+        available_replicas: view.available(),
         created_at: rfc3339(UNIX_EPOCH + Duration::from_millis(view.created_ms)),
-        usage: with_usage.then(|| usage(&view.pids)),
+        usage: with_usage.then(|| usage(view.instances.iter().flat_map(|instance| &instance.pids))),
+        status: Status::of(view),
     })
 }
 
 /// From `/proc`; a process that has just ended counts nothing.
-fn usage(pids: &[u32]) -> Usage {
+fn usage<'a>(pids: impl Iterator<Item = &'a u32>) -> Usage {
     let mut sum = Usage::default();
     let seconds = |ticks: f64| ticks / rustix::param::clock_ticks_per_second() as f64;
     let up = std::fs::read_to_string("/proc/uptime").ok();
@@ -177,7 +217,7 @@ fn usage(pids: &[u32]) -> Usage {
 
 async fn list(State(app): Shared, Query(which): Query<Which>) -> Result<Response, ApiError> {
     check_namespace(which.namespace.as_deref())?;
-    let views = app.node.core().views();
+    let views = app.node.host().views();
     let all: Vec<_> = views.iter().map(|view| render(view, false)).collect::<Result<_, _>>()?;
     Ok(axum_json(&all))
 }
@@ -201,7 +241,8 @@ async fn update(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError>
 }
 
 async fn put(app: &App, body: &[u8], must_exist: bool) -> Result<StatusCode, ApiError> {
-    let (deployment, plan) = FunctionDeployment::parse(body)?;
+    let deployment: FunctionDeployment = parse(body)?;
+    let mut plan = app.plan(&deployment)?;
     let name = &deployment.service;
     let _alone = app.node.changes.lock().await;
     let known = app.node.view(name);
@@ -215,12 +256,22 @@ async fn put(app: &App, body: &[u8], must_exist: bool) -> Result<StatusCode, Api
         }
     }
     let created_ms = known.map_or_else(now_ms, |view| view.created_ms);
-    let record = Record { deployment, created_ms, replicas: None };
-    app.node
-        .store
-        .put_function(&record)
-        .map_err(|error| ApiError::internal("keeping the function", error))?;
-    app.node.core().deploy(app.node.now(), record.deployment, plan, created_ms, None)?;
+    let record = Record { deployment: deployment.clone(), created_ms, replicas: None };
+    // What the platform refuses is not kept; what cannot be kept is not deployed.
+    let kept = app.node.store.function(name);
+    let keep = app.node.store.put_function(&record);
+    keep.map_err(|error| ApiError::internal("keeping the function", error))?;
+    app.recall(&mut plan, &deployment);
+    let version = Version { deployment: deployment.clone(), plan };
+    let deployed = app.node.host().deploy(app.node.now(), version, created_ms, None);
+    if let Err(error) = deployed {
+        let undone = match kept {
+            Some(record) => app.node.store.put_function(&record),
+            None => app.node.store.remove_function(name),
+        };
+        undone.map_err(|error| ApiError::internal("keeping the function that was there", error))?;
+        return Err(error);
+    }
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -239,7 +290,7 @@ async fn remove(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError>
         .store
         .remove_function(name)
         .map_err(|error| ApiError::internal("forgetting the function", error))?;
-    app.node.core().remove(app.node.now(), name);
+    app.node.host().remove(app.node.now(), name);
     app.node.logs.forget(name);
     Ok(StatusCode::ACCEPTED)
 }
@@ -252,9 +303,10 @@ async fn scale(State(app): Shared, Path(name): Path<String>, body: Bytes) -> Res
     }
     let _alone = app.node.changes.lock().await;
     let view = app.node.view(&name).ok_or_else(|| ApiError::unknown_function(&name))?;
-    app.node.core().set_replicas(app.node.now(), &name, request.replicas)?;
+    app.node.host().set_replicas(app.node.now(), &name, request.replicas)?;
     let replicas = Some(request.replicas);
-    let record = Record { deployment: view.deployment, created_ms: view.created_ms, replicas };
+    let record =
+        Record { deployment: view.version.deployment.clone(), created_ms: view.created_ms, replicas };
     app.node
         .store
         .put_function(&record)
@@ -273,13 +325,13 @@ async fn info() -> Response {
 
 /// The contract names the route and leaves what it tells to the provider: here, all functions added up.
 async fn telemetry(State(app): Shared) -> Response {
-    let views = app.node.core().views();
+    let views = app.node.host().views();
     let sum = |of: fn(&View) -> u64| views.iter().map(of).sum::<u64>();
     axum_json(&serde_json::json!({
         "provider": "gshare",
         "functions": views.len(),
-        "replicas": sum(|view| view.replicas),
-        "available_replicas": sum(|view| view.available),
+        "replicas": sum(View::replicas),
+        "available_replicas": sum(View::available),
         "invocations": sum(|view| view.invocations),
         "waiting": sum(|view| view.waiting),
     }))
@@ -348,11 +400,11 @@ async fn remove_secret(State(app): Shared, body: Bytes) -> Result<StatusCode, Ap
     if !app.node.store.has_secret(&secret.name) {
         return Err(ApiError::new(StatusCode::NOT_FOUND, format!("name: unknown secret `{}`", secret.name)));
     }
-    let views = app.node.core().views();
-    let user =
-        views.iter().find(|view| view.deployment.secrets.iter().flatten().any(|name| *name == secret.name));
+    let views = app.node.host().views();
+    let uses = views.iter().map(|view| &view.version.deployment);
+    let user = uses.clone().find(|of| of.secrets.iter().flatten().any(|name| *name == secret.name));
     if let Some(user) = user {
-        let why = format!("name: `{}` is used by function `{}`", secret.name, user.deployment.service);
+        let why = format!("name: `{}` is used by function `{}`", secret.name, user.service);
         return Err(ApiError::new(StatusCode::CONFLICT, why));
     }
     let removed = app.node.store.remove_secret(&secret.name);
@@ -459,13 +511,18 @@ async fn call_later(State(app): Shared, request: Request) -> Result<Response, Ap
     let raw = parts.uri.path().strip_prefix("/async-function/").unwrap_or_default().to_owned();
     let (name, rest) = proxy::target(&raw)?;
     app.node.view(name).ok_or_else(|| ApiError::unknown_function(name))?;
-    let callback = later::callback(&parts.headers)?;
-    let body = axum::body::to_bytes(body, MAX_BODY).await.map_err(|error| {
+    let callback = app.later.callback(&parts.headers)?;
+    let length =
+        parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let room = app.later.room(length.unwrap_or(MAX_BODY))?;
+    let body = tokio::time::timeout(BODY, axum::body::to_bytes(body, MAX_BODY)).await;
+    let body = body.map_err(|_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "body: did not come in time"))?;
+    let body = body.map_err(|error| {
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, format!("body: {error}: need at most {MAX_BODY} bytes"))
     })?;
     let id = app.later.name(&mut parts.headers);
     let (name, path) = (name.to_owned(), rest.to_owned());
     let request = Request::from_parts(parts, Body::from(body));
-    app.later.push(later::Call { id: id.clone(), name, path, callback, request })?;
+    app.later.push(later::Call { id: id.clone(), name, path, callback, request, room })?;
     Ok((StatusCode::ACCEPTED, [("x-call-id", id)]).into_response())
 }

@@ -8,6 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -41,6 +42,11 @@ pub struct Metrics {
     seconds: Family<Invocation, Histogram>,
     replicas: Family<Function, Gauge>,
     waiting: Family<Function, Gauge>,
+    gpu_seconds: Family<Function, Gauge<f64, AtomicU64>>,
+    answered: Family<Function, Gauge>,
+    within_slo: Family<Function, Gauge>,
+    starts: Family<Function, Gauge>,
+    parked: Family<Function, Gauge>,
 }
 
 impl Default for Metrics {
@@ -54,8 +60,14 @@ impl Default for Metrics {
             seconds: Family::new_with_constructor(histogram),
             replicas: Family::default(),
             waiting: Family::default(),
+            gpu_seconds: Family::default(),
+            answered: Family::default(),
+            within_slo: Family::default(),
+            starts: Family::default(),
+            parked: Family::default(),
         };
-        let Self { registry, requests, durations, invocations, seconds, replicas, waiting } = &mut metrics;
+        let Self { registry, requests, durations, invocations, seconds, replicas, waiting, .. } =
+            &mut metrics;
         registry.register("provider_http_requests", "Requests to the provider", requests.clone());
         registry.register(
             "provider_http_request_duration_seconds",
@@ -70,6 +82,20 @@ impl Default for Metrics {
         );
         registry.register("gateway_service_count", "Replicas that are ready", replicas.clone());
         registry.register("gshare_requests_waiting", "Requests that wait for a replica", waiting.clone());
+        let text = "Device time of the function's instances since the host began";
+        metrics.registry.register("gshare_function_gpu_seconds", text, metrics.gpu_seconds.clone());
+        for (name, text, family) in [
+            ("gshare_requests_answered", "Requests answered since the host began", &metrics.answered),
+            (
+                "gshare_requests_within_slo",
+                "Those answered within the SLO, waiting included",
+                &metrics.within_slo,
+            ),
+            ("gshare_instance_starts", "Instances started since the host began", &metrics.starts),
+            ("gshare_instances_parked", "Times an instance made room for another function", &metrics.parked),
+        ] {
+            metrics.registry.register(name, text, family.clone());
+        }
         metrics
     }
 }
@@ -91,13 +117,27 @@ impl Metrics {
 
     /// The text form.
     pub fn encode(&self, node: &Node) -> String {
-        self.replicas.clear();
-        self.waiting.clear();
+        self.gpu_seconds.clear();
+        for family in
+            [&self.replicas, &self.waiting, &self.answered, &self.within_slo, &self.starts, &self.parked]
+        {
+            family.clear();
+        }
         let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-        for view in node.core().views() {
-            let labels = Function { function_name: view.deployment.service.clone() };
-            self.replicas.get_or_create(&labels).set(gauge(view.available));
-            self.waiting.get_or_create(&labels).set(gauge(view.waiting));
+        for view in node.host().views() {
+            let labels = Function { function_name: view.version.deployment.service.clone() };
+            let totals = view.totals;
+            self.gpu_seconds.get_or_create(&labels).set(totals.gpu_ns as f64 / 1e9);
+            for (family, value) in [
+                (&self.replicas, view.available()),
+                (&self.waiting, view.waiting),
+                (&self.answered, totals.stats.answered),
+                (&self.within_slo, totals.stats.within_slo),
+                (&self.starts, totals.stats.starts),
+                (&self.parked, totals.parked),
+            ] {
+                family.get_or_create(&labels).set(gauge(value));
+            }
         }
         let mut text = String::new();
         // Writing to a string does not fail.

@@ -2,7 +2,7 @@
 
 use super::api::ApiError;
 use super::node::Node;
-use super::proxy;
+use super::{guard, proxy};
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
@@ -13,10 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// Most calls that wait. Their bodies are in memory: with bodies of 10 MB some 2.5 GB.
+/// Most calls that wait.
 const LENGTH: usize = 256;
+/// Most bytes of their bodies in memory, those included that are being sent.
+const MEMORY: usize = 128 << 20;
 /// Calls that are made at a time.
 const WORKERS: usize = 16;
 
@@ -33,6 +35,8 @@ pub struct Call {
     pub callback: Option<Uri>,
     /// The request, with its whole body.
     pub request: Request,
+    /// Its body's part of the memory.
+    pub room: OwnedSemaphorePermit,
 }
 
 /// The queue.
@@ -40,11 +44,14 @@ pub struct Call {
 pub struct Queue {
     calls: mpsc::Sender<Call>,
     next: AtomicU64,
+    memory: Arc<Semaphore>,
+    /// Hosts that answers may be sent to.
+    callbacks: Vec<String>,
 }
 
 impl Queue {
     /// An empty queue, and the tasks that empty it.
-    pub fn start(node: &Arc<Node>, patience: Duration) -> Self {
+    pub fn start(node: &Arc<Node>, patience: Duration, callbacks: Vec<String>) -> Self {
         let (calls, todo) = mpsc::channel::<Call>(LENGTH);
         let todo = Arc::new(Mutex::new(todo));
         for _ in 0..WORKERS {
@@ -56,7 +63,8 @@ impl Queue {
                 }
             });
         }
-        Self { calls, next: AtomicU64::new(1) }
+        let memory = Arc::new(Semaphore::new(MEMORY));
+        Self { calls, next: AtomicU64::new(1), memory, callbacks }
     }
 
     /// The call's name: the client's, or one of ours.
@@ -69,6 +77,38 @@ impl Queue {
             headers.insert("x-call-id", value);
         }
         id
+    }
+
+    /// Memory for a body of this many bytes.
+    ///
+    /// # Errors
+    /// 429 when the bodies of calls that wait have all of it.
+    pub fn room(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let bytes = u32::try_from(bytes.clamp(1, super::routes::MAX_BODY)).unwrap_or(u32::MAX);
+        let room = Arc::clone(&self.memory).try_acquire_many_owned(bytes);
+        room.map_err(|_| {
+            let why = format!("calls with {MEMORY} bytes are waiting: try again later");
+            ApiError::new(StatusCode::TOO_MANY_REQUESTS, why)
+        })
+    }
+
+    /// The address that the answer is to be sent to.
+    ///
+    /// # Errors
+    /// 400 for what is no plain HTTP URL, 403 for a host that the operator does not allow.
+    pub fn callback(&self, headers: &HeaderMap) -> Result<Option<Uri>, ApiError> {
+        let Some(value) = headers.get("x-callback-url") else { return Ok(None) };
+        let uri = value.to_str().ok().and_then(|text| text.parse::<Uri>().ok());
+        let uri = uri.filter(|uri| uri.scheme_str() == Some("http"));
+        let Some((uri, host)) = uri.as_ref().and_then(|uri| Some((uri, uri.host()?))) else {
+            return Err(ApiError::bad("X-Callback-Url: need http://host[:port]/path"));
+        };
+        let port = uri.port_u16().unwrap_or(80);
+        if !guard::allows(&self.callbacks, host, port) {
+            let why = format!("X-Callback-Url: {host}:{port} is not among the hosts of --callback");
+            return Err(ApiError::new(StatusCode::FORBIDDEN, why));
+        }
+        Ok(Some(uri.clone()))
     }
 
     /// Keeps a call.
@@ -85,21 +125,8 @@ impl Queue {
     }
 }
 
-/// Who gets the answer.
-///
-/// # Errors
-/// 400 for what is no plain HTTP URL.
-pub fn callback(headers: &HeaderMap) -> Result<Option<Uri>, ApiError> {
-    let Some(value) = headers.get("x-callback-url") else { return Ok(None) };
-    let uri = value.to_str().ok().and_then(|text| text.parse::<Uri>().ok());
-    match uri.filter(|uri| uri.scheme_str() == Some("http") && uri.host().is_some()) {
-        Some(uri) => Ok(Some(uri)),
-        None => Err(ApiError::bad("X-Callback-Url: need http://host[:port]/path")),
-    }
-}
-
 async fn make(node: &Arc<Node>, call: Call, patience: Duration) {
-    let Call { id, name, path, callback, request } = call;
+    let Call { id, name, path, callback, request, room: _room } = call;
     let answer = proxy::forward(node, &name, &path, request, patience).await;
     let (status, body) = match answer {
         Ok(answer) => {

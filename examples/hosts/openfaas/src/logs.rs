@@ -51,6 +51,16 @@ impl Logs {
         (tail.lines.iter().cloned().collect(), tail.live.subscribe())
     }
 
+    /// The last lines of an instance that are not empty, the oldest first.
+    pub fn last(&self, name: &str, instance: &str, count: usize) -> Vec<String> {
+        let all = self.0.lock();
+        let lines = all.get(name).into_iter().flat_map(|tail| tail.lines.iter().rev());
+        let mine = lines.filter(|(_, line)| line.instance == instance && !line.text.trim().is_empty());
+        let mut last: Vec<String> = mine.take(count).map(|(_, line)| line.text.clone()).collect();
+        last.reverse();
+        last
+    }
+
     /// Forgets a function's lines; who follows them sees the end.
     pub fn forget(&self, name: &str) {
         self.0.lock().remove(name);

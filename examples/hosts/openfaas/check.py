@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Goes through the faas-provider contract, step by step, and checks status and shape of each answer.
 
-python3 examples/openfaas_check.py URL PROGRAM USER PASSWORD
+python3 examples/hosts/openfaas/check.py URL PROGRAM USER PASSWORD
 
-URL is a provider's (`openfaas --sim --credentials DIR`), PROGRAM the `gpu_function` of this package.
+URL is a provider's (`gshare-openfaas --sim --credentials DIR --callback 127.0.0.1`), PROGRAM the `gpu_function` of this package.
 """
 import base64, http.client, http.server, json, sys, threading, time, urllib.parse
 

@@ -1,0 +1,161 @@
+//! The devices of this node: what they are called for the platform, and what a process gets to find one.
+//!
+//! NVML lists them, the simulated driver's as well as a real one's. A process of this host sees no simulated driver itself, so
+//! it asks a copy of itself that does ([`Inventory`]): one for each `--sim`, each a board with a device file of its own.
+
+use anyhow::{Context as _, bail};
+use gshare_core::mig::{ProfileId, SliceAt};
+use gshare_core::platform::{DeviceSpec, MigLayout, Part, Regime};
+use gshare_core::request::{GpuKind, NodeId};
+use gshare_core::{Bytes, GpuId};
+use gshare_fake_cuda_spec::Spec;
+use gshare_runner::libraries::{SimulatorDir, prepend};
+use gshared::nvml::{Found, Nvml};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Prints the devices that this process finds, for the process that started it. A hidden command of the host.
+///
+/// # Errors
+/// When NVML does not answer.
+pub fn print_inventory() -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string(&Nvml::load()?.inventory()?)?);
+    Ok(())
+}
+
+/// A device of the platform.
+#[derive(Debug, Clone)]
+pub struct Device {
+    /// The driver's name of it.
+    pub name: String,
+    /// What it is for the platform.
+    pub spec: DeviceSpec,
+    /// The UUID of a GPU without MIG devices.
+    uuid: String,
+    /// Its MIG devices with their UUIDs, by place.
+    slices: Vec<(SliceAt, String)>,
+    /// What a process needs to find the driver of this device.
+    environment: Vec<(OsString, OsString)>,
+}
+
+impl Device {
+    /// What `CUDA_VISIBLE_DEVICES` is to be for this part of an instance, and what else the process needs.
+    pub fn for_part(&self, part: &Part) -> (&str, &[(OsString, OsString)]) {
+        let slice = part.slice.and_then(|at| self.slices.iter().find(|(place, _)| *place == at));
+        (slice.map_or(&self.uuid, |(_, uuid)| uuid), &self.environment)
+    }
+
+    /// The UUIDs that the node's daemon may know it by: of the GPU, or of its MIG devices.
+    pub fn uuids(&self) -> impl Iterator<Item = &str> {
+        let whole = self.slices.is_empty().then_some(self.uuid.as_str());
+        whole.into_iter().chain(self.slices.iter().map(|(_, uuid)| uuid.as_str()))
+    }
+}
+
+/// All devices of this node, and what keeps simulated ones alive.
+#[derive(Debug, Default)]
+pub struct Devices {
+    /// By the platform's name.
+    pub all: BTreeMap<GpuId, Device>,
+    /// Whether the driver keeps to SM partitions by itself: a simulated one does.
+    pub simulated: bool,
+    simulators: Vec<SimulatorDir>,
+}
+
+impl Devices {
+    /// One device for functions that use no GPU, where there is none.
+    pub fn none() -> Self {
+        let mut devices = Self::default();
+        let spec = DeviceSpec::new(NodeId(0), Bytes::from_gib(1 << 20));
+        let (name, uuid) = ("no GPU".to_owned(), String::new());
+        let device = Device { name, spec, uuid, slices: Vec::new(), environment: Vec::new() };
+        devices.all.insert(GpuId(0), device);
+        devices
+    }
+
+    /// The devices of this machine's driver, or of simulated boards whose files are in `state`. GPUs without MIG devices are
+    /// shared in this regime.
+    ///
+    /// # Errors
+    /// When a driver does not answer or a MIG layout is not one that is known.
+    pub fn find(boards: &[Spec], regime: Option<Regime>, state: &Path) -> anyhow::Result<Self> {
+        let mut devices = Self { simulated: !boards.is_empty(), ..Self::default() };
+        if boards.is_empty() {
+            let found = inventory(&[])
+                .context("no devices are found: --sim simulates some, --no-gpu does without")?;
+            devices.add(found, regime, &[])?;
+        }
+        for (number, spec) in boards.iter().enumerate() {
+            let dir = SimulatorDir::new()?;
+            let mut environment: Vec<(OsString, OsString)> =
+                spec.variables().into_iter().map(|(key, value)| (key.into(), value.into())).collect();
+            environment.push(("LD_LIBRARY_PATH".into(), prepend("LD_LIBRARY_PATH", dir.path())));
+            let file = if number == 0 { "device".to_owned() } else { format!("device.{number}") };
+            environment.push(("GSHARE_SIM_DEVICE".into(), state.join(file).into_os_string()));
+            devices.add(inventory(&environment)?, regime, &environment)?;
+            devices.simulators.push(dir);
+        }
+        Ok(devices)
+    }
+
+    fn add(
+        &mut self,
+        found: Vec<Found>,
+        regime: Option<Regime>,
+        environment: &[(OsString, OsString)],
+    ) -> anyhow::Result<()> {
+        for gpu in found {
+            let number = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
+            let mut spec = DeviceSpec::new(NodeId(0), gpu.memory).with_kind(self.kind(&gpu.name));
+            let mut slices = Vec::new();
+            if !gpu.mig.is_empty() {
+                let (layout, places) = layout(&gpu).with_context(|| format!("{}: {}", gpu.name, gpu.uuid))?;
+                (spec, slices) = (spec.with_mig(layout), places);
+            } else if let Some(regime) = regime.filter(|regime| *regime != Regime::Sliced) {
+                spec = spec.with_regime(regime);
+            }
+            let environment = environment.to_vec();
+            let device = Device { name: gpu.name, spec, uuid: gpu.uuid, slices, environment };
+            self.all.insert(GpuId(number), device);
+        }
+        Ok(())
+    }
+
+    /// Devices of one name have one kind.
+    fn kind(&self, name: &str) -> GpuKind {
+        let same = self.all.values().find(|device| device.name == name).map(|device| device.spec.kind);
+        let next = self.all.values().map(|device| device.spec.kind.0 + 1).max().unwrap_or(0);
+        same.unwrap_or(GpuKind(next))
+    }
+}
+
+/// The model of GPU that has MIG devices of these names, and the place of each. Where NVML does not tell a place, devices of
+/// one profile are alike, and take the places that the profile may have in order.
+fn layout(gpu: &Found) -> anyhow::Result<(MigLayout, Vec<(SliceAt, String)>)> {
+    let profile = |slice: &Found| slice.name.rsplit(' ').next().unwrap_or_default().to_owned();
+    let names: Vec<String> = gpu.mig.iter().map(profile).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let layout = gshare_core::mig::GpuModel::names().find_map(|model| MigLayout::named(model, &names).ok());
+    let Some(layout) = layout else { bail!("no known model has MIG devices {}", names.join(", ")) };
+    let mut free: Vec<SliceAt> = layout.slices().to_vec();
+    let mut places = Vec::new();
+    for (slice, name) in gpu.mig.iter().zip(&names) {
+        let profile: ProfileId = layout.model().profile(name)?;
+        let at = free.iter().position(|at| at.profile == profile).context("a place for each MIG device")?;
+        places.push((free.remove(at), slice.uuid.clone()));
+    }
+    Ok((layout, places))
+}
+
+/// What NVML says to a process with this environment.
+fn inventory(environment: &[(OsString, OsString)]) -> anyhow::Result<Vec<Found>> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("--inventory").envs(environment.iter().map(|(key, value)| (key, value)));
+    let output = command.stdin(Stdio::null()).output()?;
+    if !output.status.success() {
+        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    serde_json::from_slice(&output.stdout).context("the inventory of devices")
+}

@@ -1,0 +1,312 @@
+//! An OpenFaaS provider for one node: functions are deployed with what they want, and everything else follows.
+//!
+//! # Problem
+//! `faas-cli` and every other client of the faas-provider contract deploy functions by name, call them over HTTP, and expect
+//! replicas to follow the load. Here a replica is a process of this node under the hook. A deployment says a latency to keep, a
+//! model, a kind of work; which share of which device each process gets, how many there are, which one serves a request and
+//! which one makes room is decided by [`Platform`](gshare_sched::platform::Platform). This host carries that out and decides
+//! nothing. No cluster, no containers and no gateway are needed: the provider serves `/function` and `/async-function` itself.
+//!
+//! # Terms
+//! - **function**: what was deployed under a name; **instance** (the contract's replica): one running copy of it, with a
+//!   process on each device that it uses;
+//! - **share**: time and SMs of a device, and memory;
+//! - **trial**: a function under load for some seconds at one share, to learn what it serves there.
+//!
+//! # What a function is
+//! Any program that serves plain HTTP on `127.0.0.1:$PORT`, like a function of of-watchdog's HTTP mode. It is ready when
+//! it takes connections, so it loads its model before it listens. Its command line is `envProcess`, or else `image`.
+//! What it prints is its log; its secrets are files in `$secret_mount_path`. A training job serves nothing: it gets torchrun's
+//! variables (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`) and is done when all of its workers have ended well. A stage
+//! of a pipeline is the same program with `$GSHARE_COMPONENTS`; the answer of one stage is the request to the next.
+//!
+//! | annotation or label | meaning |
+//! |---|---|
+//! | `gshare/slo` | time in which a request is to be answered, such as `69ms` |
+//! | `gshare/model` | file of its weights: `$GSHARE_MODEL`, and how much memory it takes |
+//! | `gshare/workload` | `inference`, `pipeline` (with `gshare/dag`) or `training` (with `gshare/workers`) |
+//! | `gshare/profile` | `auto`: measured at the first deployment, which is the default; `none`; or a file of points |
+//! | `gshare/tenant` | on whose account it runs (`--tenants`) |
+//! | `gshare/class`, `gshare/regime` | how it is treated beside others; the kind of devices |
+//! | `fastgshare/gpu_quota_request`, `_limit` | guaranteed and most share of GPU time |
+//! | `fastgshare/gpu_sm_partition` | SMs, in per cent |
+//! | `fastgshare/gpu_mem` | memory, in bytes |
+//! | `gshare/requests_per_second` | what an instance serves with that share: load starts and stops instances |
+//! | `gshare/concurrency` | requests at a time of an instance |
+//! | `com.openfaas.scale.min`, `.max` | fewest and most replicas: 1, and 20 |
+//!
+//! # Who does what
+//! ```text
+//! deployed ─▶ plan.rs: what is asked for ─▶ host.rs ─▶ Platform ─┬─▶ Profile: trials.rs, on a share of a device
+//!                                            ▲  │                ├─▶ Start, Park, Unpark, Stop: processes (node.rs)
+//! request ──▶ proxy.rs ─▶ host.rs: a ticket ─┘  └─ what came of it └─▶ Dispatch, Reject: the ticket's turn
+//! ```
+//! GPU time is handed out by the node's daemon: [`gshared::Daemon`] in this process, or one that runs already.
+//!
+//! # States of an instance
+//! Those of [`gshare_core::platform`]. A parked instance has no process here: its weights are in the page cache or in the model
+//! store, and it is started again when it is wanted. A draining one gets no more requests and is killed when it has none, so
+//! that none is lost by scaling in. A new version is started beside the old one where there is room; else the old one makes
+//! room, and requests wait.
+//!
+//! # When something dies
+//! - *An instance*: what it was serving is answered 502 at once. What it had not accepted goes to another one.
+//! - *The daemon*: processes go on by their policy ([`gshare_core::wire::OnDaemonLoss::Open`]) and meet the next one.
+//! - *The provider*: the kernel kills its processes. The next provider of the same directory has the same functions,
+//!   secrets, measurements and numbers of replicas; calls that waited in `/async-function` are lost.
+//!
+//! # Limits
+//! One namespace. Functions run as the provider's user: a client that may deploy may run any program as that user. `image` is no
+//! container image. Limits of CPU and memory are kept and shown, not enforced. A client that leaves frees its place, though
+//! the instance may still work on what was asked; the next request then waits there. A port is free when it is chosen;
+//! nothing reserves it until the process listens. A function that uses no GPU has the least share of one, and ends with it.
+
+pub mod api;
+pub mod devices;
+pub mod guard;
+pub mod host;
+pub mod later;
+pub mod logs;
+pub mod metrics;
+pub mod node;
+pub mod plan;
+pub mod proxy;
+pub mod records;
+pub mod routes;
+pub mod trials;
+
+use anyhow::{Context as _, ensure};
+use devices::Devices;
+use gshare_core::platform::{PlatformEvent, Regime};
+use gshare_core::request::{TenantId, TenantLimits};
+use gshare_core::{Bytes, Duration};
+use gshare_fake_cuda_spec::Spec;
+use gshare_runner::libraries::HOOK;
+use gshare_runner::manager::Hook;
+use gshare_sched::platform::{PlatformSettings, ScalerSettings};
+use gshare_sched::scale::HeuristicHorizontalConfig;
+use host::Version;
+use node::{Node, Runner};
+use plan::Plan;
+use routes::{App, Credentials};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Serve the OpenFaaS provider contract: functions are processes that share the GPUs of this node.
+#[derive(Debug, Clone, clap::Parser)]
+#[command(name = "gshare-openfaas", version)]
+pub struct Options {
+    /// Where to listen; port 0 chooses one.
+    #[arg(long, default_value = "127.0.0.1:8080")]
+    pub listen: SocketAddr,
+    /// Directory of functions, secrets and measurements; made if need be.
+    #[arg(long, default_value = "gshare-openfaas")]
+    pub state: PathBuf,
+    /// Use simulated GPUs: PROFILE,devices=N,mig=NAME+NAME, each part optional, as `gshare run --sim` has it; given again, more
+    /// GPUs of another kind.
+    #[arg(long, value_name = "SPEC", num_args = 0..=1, require_equals = true, default_missing_value = "v100")]
+    pub sim: Vec<Spec>,
+    /// Use no GPU: functions are ordinary processes.
+    #[arg(long, conflicts_with = "sim")]
+    pub no_gpu: bool,
+    /// How GPUs without MIG devices are shared: fractional (shares of time and SMs) or whole (one request at a time).
+    #[arg(long, value_parser = regime)]
+    pub regime: Option<Regime>,
+    /// Memory that is booked for a function of which nothing is known, until it was measured.
+    #[arg(long, default_value = "4GiB", value_parser = memory)]
+    pub guess: Bytes,
+    /// Socket of the node's daemon. Without one the provider runs its own.
+    #[arg(long, value_name = "SOCKET")]
+    pub daemon: Option<PathBuf>,
+    /// Socket of the node's model store, for functions to find as `GSHARE_STORE`.
+    #[arg(long, value_name = "SOCKET")]
+    pub model_store: Option<PathBuf>,
+    /// Directory with the files `basic-auth-user` and `basic-auth-password`. Without one, only on a loopback address.
+    #[arg(long, value_name = "DIR")]
+    pub credentials: Option<PathBuf>,
+    /// JSON file of tenants and what they may take, such as `{"blue": {"max_processes": 2, "gpu_time_bp": 5000}}`.
+    #[arg(long, value_name = "FILE")]
+    pub tenants: Option<PathBuf>,
+    /// A host, or host:port, that answers of asynchronous calls may be sent to; `*` for any. Without one, to none.
+    #[arg(long, value_name = "HOST")]
+    pub callback: Vec<String>,
+    /// Most requests of a function that wait at once.
+    #[arg(long, default_value_t = 1024)]
+    pub queue: u32,
+    /// Seconds that a request may wait for an instance, and then for the head of its answer.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub timeout: u32,
+    /// Print the devices that are found, and end.
+    #[arg(long, hide = true)]
+    pub inventory: bool,
+}
+
+fn memory(text: &str) -> Result<Bytes, String> {
+    text.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())
+}
+
+fn regime(text: &str) -> Result<Regime, String> {
+    match text {
+        "fractional" => Ok(Regime::Fractional),
+        "whole" => Ok(Regime::Whole),
+        _ => Err("need fractional or whole; a GPU with MIG devices is sliced".to_owned()),
+    }
+}
+
+/// Serves until the process ends. Prints where it listens.
+///
+/// # Errors
+/// When it cannot start.
+pub fn serve(options: &Options) -> anyhow::Result<()> {
+    if options.inventory {
+        return devices::print_inventory();
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(run(options))
+}
+
+fn credentials(dir: &Path) -> anyhow::Result<Credentials> {
+    let read = |name: &str| {
+        let path = dir.join(name);
+        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        Ok::<_, anyhow::Error>(text.trim_end().to_owned())
+    };
+    Ok(Credentials { pair: format!("{}:{}", read("basic-auth-user")?, read("basic-auth-password")?) })
+}
+
+/// What a file says of a tenant; what it leaves out is not limited.
+#[derive(Debug, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tenant {
+    max_processes: Option<u32>,
+    gpu_time_bp: Option<gshare_core::BasisPoints>,
+    memory_bp: Option<gshare_core::BasisPoints>,
+    max_waiting: Option<u32>,
+}
+
+impl Tenant {
+    fn limits(&self) -> TenantLimits {
+        let mut limits = TenantLimits::default();
+        limits.max_processes = self.max_processes.unwrap_or(limits.max_processes);
+        limits.gpu_time = self.gpu_time_bp.unwrap_or(limits.gpu_time);
+        limits.memory = self.memory_bp.unwrap_or(limits.memory);
+        limits.max_waiting = self.max_waiting.unwrap_or(limits.max_waiting);
+        limits
+    }
+}
+
+fn tenants(path: Option<&Path>) -> anyhow::Result<BTreeMap<String, Tenant>> {
+    let Some(path) = path else { return Ok(BTreeMap::new()) };
+    let text = std::fs::read(path).with_context(|| format!("--tenants {}", path.display()))?;
+    serde_json::from_slice(&text).with_context(|| format!("--tenants {}", path.display()))
+}
+
+fn settings(options: &Options) -> PlatformSettings {
+    let patience = Duration::from_secs(options.timeout.into());
+    let mut settings = PlatformSettings::default();
+    settings.platform = settings.platform.with_max_held(patience);
+    let pool = settings.fractional.pool.with_max_wait(patience).with_max_waiting(options.queue.max(1));
+    // An attempt is an instance that was lost before the request reached it.
+    settings.fractional.pool = pool.with_max_attempts(u8::MAX);
+    let mut scaler = HeuristicHorizontalConfig::default();
+    // A process that does not start is tried again soon: its file may just have been put there.
+    scaler.fleet.retry_after = Duration::from_secs(5);
+    settings.fractional.scaler = ScalerSettings::Heuristic(scaler);
+    (settings.whole.max_wait, settings.whole.max_attempts) = (Some(patience), u8::MAX);
+    settings
+}
+
+async fn run(options: &Options) -> anyhow::Result<()> {
+    let credentials = options.credentials.as_deref().map(credentials).transpose()?;
+    ensure!(
+        credentials.is_some() || options.listen.ip().is_loopback(),
+        "--credentials: needed to listen on {}, which is no loopback address",
+        options.listen
+    );
+    let tenants = tenants(options.tenants.as_deref())?;
+    let platform = settings(options).build()?;
+    let store = records::Store::open(&options.state).with_context(|| options.state.display().to_string())?;
+    let state = options.state.canonicalize()?;
+    let listener = tokio::net::TcpListener::bind(options.listen).await;
+    let listener = listener.with_context(|| format!("--listen {}", options.listen))?;
+
+    let devices = match options.no_gpu {
+        true => Devices::none(),
+        false => Devices::find(&options.sim, options.regime, &state)?,
+    };
+    let (mut daemon, mut hook) = (None, None);
+    if !options.no_gpu {
+        let socket = match &options.daemon {
+            Some(socket) => socket.clone(),
+            None => {
+                let socket = state.join("gshare.sock");
+                daemon = Some(gshared::Daemon::new(gshared::Config::at(socket.clone()))?.spawn()?);
+                socket
+            }
+        };
+        hook = Some(Hook { preload: HOOK.find()?, socket });
+    }
+    let mps = || gshared::mps::Mps::find().is_some_and(|mps| mps.is_running());
+    let partitioned = devices.simulated || mps();
+    let said = match (options.no_gpu, devices.simulated) {
+        (true, _) => "no GPU".to_owned(),
+        (false, simulated) => {
+            let kind = if simulated { ", simulated" } else { "" };
+            let count = devices.all.len();
+            format!("{count} GPU{}{kind}", if count == 1 { "" } else { "s" })
+        }
+    };
+    let specs: Vec<_> = devices.all.iter().map(|(gpu, device)| (*gpu, device.spec.clone())).collect();
+    let asked = hook.as_ref().map(|hook| gshared::config::admin_socket_of(&hook.socket));
+    let runner = Runner { hook, devices, partitioned, daemon: asked, store: options.model_store.clone() };
+    let node = Node::start(store, runner, platform, options.guess)?;
+    for (gpu, spec) in specs {
+        let found = node.host().tell(node.now(), PlatformEvent::DeviceFound { gpu, spec });
+        found.map_err(|error| anyhow::anyhow!("{gpu}: {}", error.message))?;
+    }
+    let mut names: BTreeMap<String, TenantId> = BTreeMap::new();
+    for (place, (name, tenant)) in tenants.iter().enumerate() {
+        let id = host::tenant(place);
+        let limited = PlatformEvent::TenantLimited { tenant: id, limits: tenant.limits() };
+        node.host()
+            .tell(node.now(), limited)
+            .map_err(|error| anyhow::anyhow!("--tenants: {name}: {}", error.message))?;
+        names.insert(name.clone(), id);
+    }
+    let patience = std::time::Duration::from_secs(options.timeout.into());
+    let later = later::Queue::start(&node, patience, options.callback.clone());
+    let loopback = options.listen.ip().is_loopback();
+    let app = App { node, credentials, loopback, metrics: Arc::default(), later, patience, tenants: names };
+    let functions = restore(&app)?;
+    println!(
+        "openfaas: http://{}  {said}  {functions} functions from {}",
+        listener.local_addr()?,
+        options.state.display()
+    );
+    guard::serve(listener, routes::router(Arc::new(app))).await?;
+    drop(daemon);
+    Ok(())
+}
+
+/// Deploys what an earlier host kept.
+fn restore(app: &App) -> anyhow::Result<usize> {
+    let (kept, bad) = app.node.store.functions()?;
+    for why in bad {
+        eprintln!("openfaas: not a function: {why}");
+    }
+    let functions = kept.len();
+    for record in kept {
+        let name = record.deployment.service.clone();
+        let deployed = app.plan(&record.deployment).and_then(|mut plan: Plan| {
+            app.recall(&mut plan, &record.deployment);
+            let version = Version { deployment: record.deployment, plan };
+            app.node.host().deploy(app.node.now(), version, record.created_ms, record.replicas)
+        });
+        if let Err(error) = deployed {
+            eprintln!("openfaas: {name}: {}", error.message);
+        }
+    }
+    Ok(functions)
+}

@@ -1,0 +1,447 @@
+//! The shell around [`Host`]: its clock, the thread that starts processes, and the tasks that watch them.
+
+use super::api::ApiError;
+use super::devices::Devices;
+use super::host::{Host, Launch, Order, Turn, View, client};
+use super::logs::Logs;
+use super::plan::Wants;
+use super::records::Store;
+use super::trials;
+use axum::http::StatusCode;
+use gshare_core::platform::Part;
+use gshare_core::request::RequestId;
+use gshare_core::scale::InstanceId;
+use gshare_core::{Bytes, Timestamp};
+use gshare_runner::manager::{Hook, HookedProcess};
+use gshare_sched::platform::Platform;
+use parking_lot::{Mutex, MutexGuard};
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+use tokio::io::unix::AsyncFd;
+use tokio::net::TcpStream;
+use tokio::net::unix::pipe;
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+/// How often a process that starts is asked whether it listens.
+const PROBE: std::time::Duration = std::time::Duration::from_millis(10);
+/// How often the daemon is asked what processes use.
+const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// What processes are started with.
+#[derive(Debug)]
+pub struct Runner {
+    /// The hook and the daemon, for processes with a share.
+    pub hook: Option<Hook>,
+    /// The node's devices.
+    pub devices: Devices,
+    /// Whether the driver keeps to SM partitions: MPS, or a simulated device.
+    pub partitioned: bool,
+    /// Socket at which the node's daemon tells what it knows.
+    pub daemon: Option<std::path::PathBuf>,
+    /// Socket of the node's model store.
+    pub store: Option<std::path::PathBuf>,
+}
+
+/// Functions and instances of this node.
+#[derive(Debug)]
+pub struct Node {
+    host: Mutex<Host>,
+    began: Instant,
+    /// What processes are started with.
+    pub runner: Runner,
+    /// What they print.
+    pub logs: Logs,
+    /// What is kept of them.
+    pub store: Store,
+    /// One change of functions and secrets at a time, so that files and engines say the same.
+    pub changes: tokio::sync::Mutex<()>,
+    /// The next deadline may have come closer.
+    deadline: Notify,
+}
+
+/// The host, for one event after the other. Never held over an await.
+#[derive(Debug)]
+pub struct Events<'a> {
+    host: MutexGuard<'a, Host>,
+    deadline: &'a Notify,
+}
+
+impl std::ops::Deref for Events<'_> {
+    type Target = Host;
+    fn deref(&self) -> &Host {
+        &self.host
+    }
+}
+
+impl std::ops::DerefMut for Events<'_> {
+    fn deref_mut(&mut self) -> &mut Host {
+        &mut self.host
+    }
+}
+
+impl Drop for Events<'_> {
+    fn drop(&mut self) {
+        if cfg!(debug_assertions) && !std::thread::panicking() {
+            self.host.invariants();
+        }
+        self.deadline.notify_one();
+    }
+}
+
+/// A request on its way. Dropping it ends it, whatever it has come to.
+#[derive(Debug)]
+pub struct Ticket {
+    node: Arc<Node>,
+    request: RequestId,
+    turns: UnboundedReceiver<Turn>,
+    /// Whose turn it is.
+    instance: Option<InstanceId>,
+    broken: bool,
+}
+
+impl Node {
+    /// A node over a platform that knows its devices, and the threads and tasks that do what it orders.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub fn start(store: Store, runner: Runner, platform: Platform, guess: Bytes) -> io::Result<Arc<Self>> {
+        let (orders, todo) = std::sync::mpsc::channel();
+        let host = Mutex::new(Host::new(platform, guess, orders));
+        let changes = tokio::sync::Mutex::new(());
+        let (began, logs, deadline) = (Instant::now(), Logs::default(), Notify::new());
+        let node = Arc::new(Self { host, began, runner, logs, store, changes, deadline });
+        let (weak, runtime) = (Arc::downgrade(&node), tokio::runtime::Handle::current());
+        // Processes die with the thread that started them: one thread starts all, and lives as long as the host.
+        std::thread::Builder::new().name("starter".into()).spawn(move || {
+            for order in todo {
+                let Some(node) = weak.upgrade() else { return };
+                match order {
+                    Order::Run(launch) => begin(&node, &runtime, &launch),
+                    Order::Measure(launch, stop) => measure(&node, launch, stop),
+                }
+            }
+        })?;
+        tokio::spawn(deadlines(Arc::downgrade(&node)));
+        tokio::spawn(look(Arc::downgrade(&node)));
+        Ok(node)
+    }
+
+    /// The host, for one event. Never held over an await.
+    pub fn host(&self) -> Events<'_> {
+        Events { host: self.host.lock(), deadline: &self.deadline }
+    }
+
+    /// Time since the start.
+    pub fn now(&self) -> Timestamp {
+        Timestamp::from_nanos(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// A function.
+    pub fn view(&self, name: &str) -> Option<View> {
+        self.host().view(name)
+    }
+
+    /// Gets into line for an instance.
+    ///
+    /// # Errors
+    /// When there is no such function.
+    pub fn arrive(self: &Arc<Self>, name: &str) -> Result<Ticket, ApiError> {
+        let (sender, turns) = unbounded_channel();
+        let request = self.host().arrive(self.now(), name, sender)?;
+        Ok(Ticket { node: Arc::clone(self), request, turns, instance: None, broken: false })
+    }
+
+    /// The command of a process of an instance, with its environment; it is to listen at `port`.
+    ///
+    /// # Errors
+    /// When its secrets cannot be laid out.
+    pub fn command(&self, launch: &Launch, part: &Part, port: u16) -> io::Result<Command> {
+        let (plan, deployment) = (&launch.version.plan, &launch.version.deployment);
+        let mut command = Command::new(&plan.command[0]);
+        command.args(&plan.command[1..]).stdin(Stdio::null());
+        let no_gpu = matches!(plan.wants, Wants::NoGpu { .. });
+        if let Some(device) = self.runner.devices.all.get(&part.gpu).filter(|_| !no_gpu) {
+            let (visible, environment) = device.for_part(part);
+            command.envs(environment.iter().map(|(key, value)| (key, value)));
+            command.env("CUDA_VISIBLE_DEVICES", visible);
+        }
+        command.envs(deployment.env_vars.iter().flatten());
+        command.env("PORT", port.to_string());
+        command.env("secret_mount_path", self.store.mount(deployment)?);
+        command.env("OPENFAAS_NAME", &deployment.service);
+        if let Some(model) = &plan.model {
+            command.env("GSHARE_MODEL", model);
+        }
+        if let Some(socket) = &self.runner.store {
+            command.env("GSHARE_STORE", socket);
+        }
+        match &plan.wants {
+            Wants::Training { workers, .. } => {
+                // The names that torchrun gives its workers.
+                let rank = launch.index.to_string();
+                command.env("RANK", rank).env("WORLD_SIZE", workers.to_string()).env("LOCAL_RANK", "0");
+                let rendezvous = 20_000 + launch.instance.0 % 20_000;
+                command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", rendezvous.to_string());
+            }
+            Wants::Pipeline { dag } => {
+                let names = part.components.iter().filter_map(|id| dag.components().get(id));
+                let names: Vec<&str> = names.map(|one| one.name.as_str()).collect();
+                command.env("GSHARE_COMPONENTS", names.join(","));
+                command.env("GSHARE_STAGE", part.stage.to_string());
+            }
+            _ => {}
+        }
+        if self.runner.hook.is_some() && !no_gpu {
+            let sm = part.share.sm_limit().to_string();
+            command.env("GSHARE_QUOTA", part.share.time().to_string()).env("GSHARE_SM", &sm);
+            if self.runner.partitioned {
+                command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", sm.trim_end_matches('%'));
+            }
+            // Memory of which nothing is known is not limited.
+            match part.share.memory().filter(|memory| memory.get() > 1) {
+                Some(memory) => command.env("GSHARE_MEM", memory.get().to_string()),
+                None => command.env_remove("GSHARE_MEM"),
+            };
+            if let Some(class) = plan.class {
+                command.env("GSHARE_CLASS", class.to_string());
+            }
+        }
+        Ok(command)
+    }
+
+    /// The hook of a process, unless its function uses no GPU.
+    pub fn hook(&self, launch: &Launch) -> Option<&Hook> {
+        self.runner.hook.as_ref().filter(|_| !matches!(launch.version.plan.wants, Wants::NoGpu { .. }))
+    }
+}
+
+impl Ticket {
+    /// Waits for an instance and connects to its processes, stage by stage.
+    ///
+    /// # Errors
+    /// When it will not be served.
+    pub async fn connect(&mut self) -> Result<Vec<TcpStream>, ApiError> {
+        loop {
+            let (instance, ports) = match self.turns.recv().await {
+                Some(Turn::Go { instance, ports }) => (instance, ports),
+                Some(Turn::No(reason)) => return Err(super::host::refusal(reason)),
+                Some(Turn::Hopeless(why)) => return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why)),
+                None => {
+                    let status = StatusCode::BAD_GATEWAY;
+                    return Err(ApiError::new(status, "the instance is gone"));
+                }
+            };
+            let mut streams = Vec::with_capacity(ports.len());
+            for port in &ports {
+                match TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).await {
+                    Ok(stream) => {
+                        let _ = stream.set_nodelay(true);
+                        streams.push(stream);
+                    }
+                    Err(_) => break,
+                }
+            }
+            if streams.len() < ports.len() {
+                self.node.host().unreachable(instance);
+            } else if self.node.host().reached(self.request, instance) {
+                self.instance = Some(instance);
+                return Ok(streams);
+            }
+            // It has been given to another one meanwhile, or will be.
+        }
+    }
+
+    /// The instance broke it off.
+    pub const fn broken(&mut self) {
+        self.broken = true;
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let now = self.node.now();
+        // A process that is ending may still take a connection, and then break that one off, too.
+        if let Some(instance) = self.instance.filter(|_| self.broken) {
+            let pids = self.node.host().pids(instance);
+            if pids.into_iter().any(is_ending) {
+                self.node.host().unreachable(instance);
+            }
+        }
+        self.node.host().end(now, self.request);
+    }
+}
+
+/// A process that ends gives up its memory before the first of its sockets.
+fn is_ending(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/statm")).map_or(true, |text| text.starts_with("0 "))
+}
+
+/// Lets the platform's deadlines pass.
+async fn deadlines(node: Weak<Node>) {
+    loop {
+        let Some(strong) = node.upgrade() else { return };
+        // Not through `Node::host`, which would wake this task.
+        let next = strong.host.lock().next_deadline();
+        let now = strong.now();
+        if next.is_some_and(|at| at <= now) {
+            strong.host().deadline(now);
+            continue;
+        }
+        let wait = next.map_or(LOOK, |at| at.saturating_since(now).into()).min(LOOK);
+        let _ = tokio::time::timeout(wait, strong.deadline.notified()).await;
+    }
+}
+
+/// Takes down what processes use of their devices.
+async fn look(node: Weak<Node>) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let Some(node) = node.upgrade() else { return };
+        let Some(daemon) = node.runner.daemon.clone() else { return };
+        let asked = tokio::task::spawn_blocking(move || gshared::admin::snapshot(&daemon)).await;
+        let Ok(Ok(snapshot)) = asked else { continue };
+        let mut host = node.host();
+        for of in snapshot.clients {
+            host.used(&of.name, of.total_used_ns.as_nanos());
+        }
+    }
+}
+
+/// Starts a process of an instance, in the starter's thread.
+fn begin(node: &Arc<Node>, runtime: &tokio::runtime::Handle, launch: &Launch) {
+    let name = launch.version.deployment.service.clone();
+    let instance = client(&name, launch.instance, launch.index, launch.parts.len());
+    let _inside = runtime.enter();
+    match spawn(node, launch, &instance) {
+        Ok((process, port)) => {
+            tokio::spawn(attend(Arc::clone(node), launch.clone(), name, instance, process, port));
+        }
+        Err(error) => {
+            let why = format!("does not start: {}: {error}", launch.version.plan.command[0]);
+            node.logs.add(&name, &instance, why.clone());
+            node.host().failed(node.now(), launch.instance, launch.index, why);
+        }
+    }
+}
+
+fn spawn(node: &Node, launch: &Launch, instance: &str) -> io::Result<(HookedProcess, u16)> {
+    // Free now, and most likely when the process asks for it: ports are given in turn.
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+    let mut command = node.command(launch, launch.part(), port)?;
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    Ok((HookedProcess::start(command, instance, gshare_runner::new_run()?, node.hook(launch))?, port))
+}
+
+/// Runs the trials of a function in a thread of their own.
+fn measure(node: &Arc<Node>, launch: Launch, stop: Arc<AtomicBool>) {
+    let (node, weak) = (Arc::clone(node), Arc::downgrade(node));
+    let (instance, index) = (launch.instance, launch.index);
+    let run = move || {
+        let measured = trials::run(&weak, &launch, &stop);
+        let Some(node) = weak.upgrade() else { return };
+        match measured {
+            Ok(measured) => {
+                let (table, memory) = (measured.table.clone(), measured.memory);
+                let version = node.host().measured(node.now(), instance, table, memory);
+                let kept = version.map(|version| node.store.put_profile(&version.deployment, &measured));
+                if let Some(Err(error)) = kept {
+                    eprintln!("openfaas: keeping a profile: {error}");
+                }
+            }
+            Err(mut why) => {
+                let name = &launch.version.deployment.service;
+                let last = node.logs.last(name, &client(name, instance, index, 1), 3).join(" | ");
+                if !last.is_empty() {
+                    why = format!("{why}: {last}");
+                }
+                node.logs.add(name, "trials", why.clone());
+                node.host().failed(node.now(), instance, index, why);
+            }
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("trials".into()).spawn(run) {
+        node.host().failed(node.now(), instance, index, format!("a thread for trials: {error}"));
+    }
+}
+
+/// Looks after a process until it is gone.
+async fn attend(
+    node: Arc<Node>,
+    launch: Launch,
+    name: String,
+    instance: String,
+    mut process: HookedProcess,
+    port: u16,
+) {
+    let (id, index) = (launch.instance, launch.index);
+    let (stdout, stderr) = process.take_output();
+    let pipes = [stdout.map(std::os::fd::OwnedFd::from), stderr.map(std::os::fd::OwnedFd::from)];
+    let mut readers = Vec::new();
+    for pipe in pipes.into_iter().flatten().filter_map(|fd| pipe::Receiver::from_owned_fd(fd).ok()) {
+        let (node, name, instance) = (Arc::clone(&node), name.clone(), instance.clone());
+        readers.push(tokio::spawn(async move { node.logs.follow(&name, &instance, pipe).await }));
+    }
+    #[expect(
+        deprecated,
+        reason = "its replacement is unsafe; the descriptor is owned, and stays open as long as this"
+    )]
+    let ended = process.pidfd().try_clone_to_owned().and_then(AsyncFd::new);
+    node.host().started(node.now(), id, index, process, port);
+    let Ok(ended) = ended else {
+        // Out of descriptors: its end would not be noticed.
+        return node.host().unreachable(id);
+    };
+    let mut listening = false;
+    let listens = async {
+        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_err() {
+            tokio::time::sleep(PROBE).await;
+        }
+        node.host().listens(node.now(), id, index);
+    };
+    let mut listens = std::pin::pin!(listens);
+    loop {
+        tokio::select! {
+            () = &mut listens, if !listening => listening = true,
+            readable = ended.readable() => {
+                let readable = readable.map(|mut guard| guard.clear_ready());
+                if readable.is_err() || exited(&node, &launch, &name, &instance, listening, &mut readers).await {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Whether a process has ended; then its last lines explain that, where it never listened.
+async fn exited(
+    node: &Node,
+    launch: &Launch,
+    name: &str,
+    instance: &str,
+    listening: bool,
+    readers: &mut Vec<tokio::task::JoinHandle<()>>,
+) -> bool {
+    if !listening {
+        // What it printed last is in its pipes.
+        for reader in readers.drain(..) {
+            let _ = tokio::time::timeout(PROBE * 10, reader).await;
+        }
+        let last = node.logs.last(name, instance, 3).join(" | ");
+        let why = if last.is_empty() {
+            "ended before it took connections".into()
+        } else {
+            format!("ended before it took connections: {last}")
+        };
+        node.host().explain(launch.instance, why);
+    }
+    let ended = node.host().has_ended(node.now(), launch.instance, launch.index);
+    if ended {
+        node.logs.add(name, instance, "ended".into());
+    }
+    ended
+}

@@ -1,0 +1,491 @@
+//! What a deployment asks for: its command, and what its annotations and labels say, checked.
+//!
+//! A deployment says what it wants (a latency, a model, a kind of work) or, like the paper's, what it gets (a share). Without
+//! either its share is measured at the first deployment.
+
+use super::api::{ApiError, FunctionDeployment, check_name, check_namespace};
+use gshare_core::dag::Dag;
+use gshare_core::pipeline::Goal;
+use gshare_core::platform::{FunctionSpec, Regime, Work};
+use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::request::TenantId;
+use gshare_core::scale::ServiceClass;
+use gshare_core::{Bytes, Duration, GpuShare, Quota, QuotaRange, ResourceSpec, SmShare};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Prefixes of the annotations that are shares (FaST-GShare, Figure 4, and its code).
+const SHARE_PREFIXES: [&str; 2] = ["fastgshare/", "faasshare/"];
+/// A rate that no load reaches: a function of unknown speed is never started twice because of its load.
+const ANY_RATE: f64 = 1e9;
+/// The most instances of a function.
+const MOST: u32 = 4096;
+
+/// The annotations of this host, each with what it is.
+const KEYS: [(&str, &str); 14] = [
+    ("gshare/slo", "time in which a request is to be answered, such as 69ms"),
+    ("gshare/model", "path of a safetensors file"),
+    ("gshare/class", "slo-sensitive or best-effort"),
+    ("gshare/workload", "inference, pipeline or training"),
+    ("gshare/workers", "workers of a training job, each on a device of its own: 1 to 64"),
+    ("gshare/profile", "auto, none, or a file with measured points"),
+    ("gshare/dag", "file with the components of a pipeline and their profiles"),
+    ("gshare/tenant", "name of the tenant that pays"),
+    ("gshare/regime", "fractional, sliced or whole"),
+    ("gshare/requests_per_second", "what an instance serves with the share that is given"),
+    ("gshare/concurrency", "requests at once of an instance: 1 to 64"),
+    ("gshare/load", "time from the start of an instance to its first answer, such as 4s"),
+    ("gshare/probe_path", "path that is called while the function is measured"),
+    ("gshare/probe_body", "file that is sent as the body while it is measured"),
+];
+
+/// What a function does, and what of a device it gets for that.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Wants {
+    /// It answers requests and uses no GPU.
+    NoGpu {
+        /// Requests per second of an instance; without, load starts no other one.
+        rate: Option<f64>,
+    },
+    /// It answers requests with this share.
+    Share {
+        /// What each instance gets.
+        share: ResourceSpec,
+        /// Requests per second of an instance; without, load starts no other one.
+        rate: Option<f64>,
+    },
+    /// It answers requests, and its share is to be measured.
+    Measured,
+    /// It answers requests, and was measured: its points, and the memory it took, where that is known.
+    Profile {
+        /// Its measured points.
+        table: ProfileTable,
+        /// The memory that was measured.
+        memory: Option<Bytes>,
+    },
+    /// It answers requests, in stages on MIG devices.
+    Pipeline {
+        /// Its components.
+        dag: Box<Dag>,
+    },
+    /// It trains.
+    Training {
+        /// Its workers, each on a device of its own.
+        workers: u32,
+        /// What each of them gets.
+        share: GpuShare,
+    },
+}
+
+/// What a deployment amounts to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// What it does.
+    pub wants: Wants,
+    /// Requests at once of an instance.
+    pub concurrency: u32,
+    /// Fewest and most instances.
+    pub bounds: (u32, u32),
+    /// The time in which a request is to be answered.
+    pub slo: Option<Duration>,
+    /// The tenant's number.
+    pub tenant: TenantId,
+    /// Its model.
+    pub model: Option<PathBuf>,
+    /// GPU memory of an instance, where that is said.
+    pub memory: Option<Bytes>,
+    /// How it is treated beside others of its device.
+    pub class: Option<ServiceClass>,
+    /// The kind of devices it runs on, where that is said.
+    pub regime: Option<Regime>,
+    /// Time from its start to its first answer.
+    pub load: Duration,
+    /// What is called while it is measured.
+    pub probe: Probe,
+}
+
+/// The request that measures a function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Probe {
+    /// Its path; begins with `/`.
+    pub path: String,
+    /// Its body; none for a GET.
+    pub body: Vec<u8>,
+}
+
+impl Plan {
+    /// Reads and checks what a deployment asks for. Tenants are known by these names.
+    ///
+    /// # Errors
+    /// 400 that names the field.
+    pub fn of(
+        deployment: &FunctionDeployment,
+        tenants: &BTreeMap<String, TenantId>,
+    ) -> Result<Self, ApiError> {
+        check_name("service", &deployment.service)?;
+        check_namespace(deployment.namespace.as_deref())?;
+        let command = command(deployment)?;
+        let annotations = Annotations(deployment.annotations.iter().flatten().collect());
+        annotations.known()?;
+        let share = annotations.share()?;
+        let rate = annotations.number("gshare/requests_per_second", 0.001..=1e6)?;
+        let tenant = match annotations.get("gshare/tenant") {
+            None => TenantId(0),
+            Some(name) => *tenants.get(name).ok_or_else(|| {
+                let known: Vec<&str> = tenants.keys().map(String::as_str).collect();
+                bad("gshare/tenant", name, &format!("is not known; there are: {}", known.join(", ")))
+            })?,
+        };
+        let bounds = bounds(deployment)?;
+        let concurrency = annotations.count("gshare/concurrency", 1, 1..=64)?;
+        let model = annotations.get("gshare/model").map(model).transpose()?;
+        let memory = share.and_then(|share| share.memory()).or(model.as_ref().map(|(_, bytes)| *bytes));
+        let wants = annotations.wants(share, rate)?;
+        let scales = !matches!(wants, Wants::Share { rate: None, .. } | Wants::NoGpu { rate: None });
+        Ok(Self {
+            command,
+            concurrency,
+            bounds: if scales { bounds } else { (bounds.0, bounds.0.max(1)) },
+            slo: annotations.time("gshare/slo")?,
+            tenant,
+            model: model.map(|(path, _)| path),
+            memory,
+            class: annotations.class()?,
+            regime: annotations.regime()?,
+            load: annotations.time("gshare/load")?.unwrap_or(Duration::from_secs(1)),
+            probe: annotations.probe()?,
+            wants,
+        })
+    }
+
+    /// Whether load starts and stops instances.
+    pub const fn scales(&self) -> bool {
+        !matches!(
+            self.wants,
+            Wants::Share { rate: None, .. } | Wants::NoGpu { rate: None } | Wants::Training { .. }
+        )
+    }
+
+    /// The function for the platform, with these bounds. Memory that nobody has told is booked as `guess`.
+    ///
+    /// # Errors
+    /// 400 that names the field.
+    pub fn spec(&self, bounds: (u32, u32), guess: Bytes) -> Result<FunctionSpec, ApiError> {
+        let memory = self.memory.unwrap_or(match &self.wants {
+            // Nobody limits what it takes, and nothing is known of it.
+            Wants::NoGpu { .. } | Wants::Share { .. } => Bytes(1),
+            Wants::Profile { memory, .. } => memory.unwrap_or(guess),
+            _ => guess,
+        });
+        let point = |sm, quota, rate: Option<f64>| {
+            // The latency of a share that somebody gave is not looked at.
+            let any = Duration::from_nanos(1);
+            let point =
+                ProfilePoint::measured(sm, quota, self.concurrency, rate.unwrap_or(ANY_RATE), any, any);
+            let table = point.and_then(|point| ProfileTable::sparse(vec![point]));
+            table.map_err(|error| ApiError::bad(format!("annotations: {error}")))
+        };
+        let mut limit = Quota::WHOLE;
+        let work = match &self.wants {
+            Wants::NoGpu { rate } => {
+                let least = (SmShare::from_percent(1), Quota::from_percent(1));
+                let (sm, quota) = (least.0.unwrap_or(SmShare::WHOLE), least.1.unwrap_or(Quota::WHOLE));
+                Work::Inference { profile: Some(point(sm, quota, *rate)?) }
+            }
+            Wants::Share { share, rate } => {
+                limit = share.quota().limit();
+                Work::Inference { profile: Some(point(share.sm(), share.quota().request(), *rate)?) }
+            }
+            Wants::Measured => Work::Inference { profile: None },
+            Wants::Profile { table, .. } => Work::Inference { profile: Some(table.clone()) },
+            Wants::Pipeline { dag } => {
+                let goal = Goal::default().with_runtime_memory(Bytes::from_mib(256));
+                Work::Pipeline { dag: dag.clone(), goal: Box::new(goal) }
+            }
+            Wants::Training { workers, share } => Work::Training { workers: *workers, share: *share },
+        };
+        let mut spec = FunctionSpec::new(work, memory)
+            .with_tenant(self.tenant)
+            .with_instances(bounds.0, bounds.1)
+            .with_time_limit(limit)
+            .with_loads(self.load, self.load);
+        (spec.slo, spec.regime) = (self.slo, self.regime);
+        Ok(spec)
+    }
+}
+
+fn bad(key: &str, value: &str, need: &str) -> ApiError {
+    ApiError::bad(format!("annotations: {key}: `{value}`: {need}"))
+}
+
+fn command(deployment: &FunctionDeployment) -> Result<Vec<String>, ApiError> {
+    let line = deployment.env_process.as_deref().filter(|line| !line.trim().is_empty());
+    let line = line.unwrap_or(&deployment.image);
+    let command: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+    if command.is_empty() {
+        return Err(ApiError::bad("envProcess, image: both are empty: need a program to start"));
+    }
+    for key in deployment.env_vars.iter().flatten().map(|(key, _)| key) {
+        if key.is_empty() || key.contains(['=', '\0']) {
+            return Err(ApiError::bad(format!("envVars: `{key}` is not a name for a variable")));
+        }
+    }
+    if deployment.env_vars.iter().flatten().any(|(_, value)| value.contains('\0')) || line.contains('\0') {
+        return Err(ApiError::bad("envVars, envProcess: a byte of value 0"));
+    }
+    for (field, map) in [("limits", &deployment.limits), ("requests", &deployment.requests)] {
+        let gpus = map.iter().flatten().find(|(key, value)| key.ends_with("/gpu") && *value != "0");
+        if let Some((key, _)) = gpus {
+            return Err(ApiError::bad(format!(
+                "{field}: `{key}`: shares of a GPU are annotations here, such as gshare/slo or fastgshare/gpu_quota_request"
+            )));
+        }
+    }
+    Ok(command)
+}
+
+fn bounds(deployment: &FunctionDeployment) -> Result<(u32, u32), ApiError> {
+    let label = |name: &str, default: u32, least: u32| {
+        let found = deployment.labels.iter().flatten().find(|(key, _)| *key == name);
+        match found.map(|(_, text)| (text, text.parse::<u32>())) {
+            None => Ok(default),
+            Some((_, Ok(count))) if (least..=MOST).contains(&count) => Ok(count),
+            Some((text, _)) => {
+                Err(ApiError::bad(format!("labels: {name}: `{text}`: need {least} to {MOST}")))
+            }
+        }
+    };
+    let least = label("com.openfaas.scale.min", 1, 0)?;
+    let most = label("com.openfaas.scale.max", least.max(20), 1)?;
+    if least > most {
+        return Err(ApiError::bad(format!(
+            "labels: com.openfaas.scale.min: {least} is more than the maximum {most}"
+        )));
+    }
+    Ok((least, most))
+}
+
+/// A model's file, and the memory that a process with it takes: its bytes and a fifth, for activations, and a context.
+fn model(path: &str) -> Result<(PathBuf, Bytes), ApiError> {
+    let found = std::fs::canonicalize(path).and_then(|path| Ok((std::fs::metadata(&path)?.len(), path)));
+    let (bytes, path) = found.map_err(|error| bad("gshare/model", path, &error.to_string()))?;
+    Ok((path, Bytes(bytes.saturating_add(bytes / 5)).saturating_add(Bytes::from_mib(512))))
+}
+
+/// A file that an annotation names, at most 16 MiB.
+fn file(key: &str, path: &str) -> Result<Vec<u8>, ApiError> {
+    let length = std::fs::metadata(path).map_err(|error| bad(key, path, &error.to_string()))?.len();
+    if length > 16 << 20 {
+        return Err(bad(key, path, &format!("has {length} bytes: need at most 16 MiB")));
+    }
+    std::fs::read(path).map_err(|error| bad(key, path, &error.to_string()))
+}
+
+struct Annotations<'a>(BTreeMap<&'a String, &'a String>);
+
+impl Annotations<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.iter().find(|(name, _)| **name == key).map(|(_, value)| value.as_str())
+    }
+
+    fn known(&self) -> Result<(), ApiError> {
+        let known = |key: &str| KEYS.iter().any(|(name, _)| *name == key);
+        match self.0.keys().find(|key| key.starts_with("gshare/") && !known(key)) {
+            None => Ok(()),
+            Some(key) => {
+                let all: Vec<String> = KEYS.iter().map(|(name, what)| format!("{name} ({what})")).collect();
+                Err(ApiError::bad(format!("annotations: unknown `{key}`; there are: {}", all.join(", "))))
+            }
+        }
+    }
+
+    fn share(&self) -> Result<Option<ResourceSpec>, ApiError> {
+        let is_share = |key: &str| SHARE_PREFIXES.iter().any(|prefix| key.starts_with(prefix));
+        let shares = || self.0.iter().filter(|(key, _)| is_share(key));
+        if shares().next().is_none() {
+            return Ok(None);
+        }
+        let spec =
+            ResourceSpec::from_annotations(shares().map(|(key, value)| (key.as_str(), value.as_str())))
+                .map_err(|error| ApiError::bad(format!("annotations: {error}")))?;
+        // Memory alone is a bound and no share.
+        let only_memory = shares().all(|(key, _)| key.ends_with("/gpu_mem"));
+        if spec.quota().request().is_zero() && !only_memory {
+            return Err(ApiError::bad(
+                "annotations: gpu_quota_request: is 0 or missing: need more, since an instance is placed by it",
+            ));
+        }
+        Ok(Some(spec))
+    }
+
+    fn number(&self, key: &str, range: core::ops::RangeInclusive<f64>) -> Result<Option<f64>, ApiError> {
+        let Some(text) = self.get(key) else { return Ok(None) };
+        match text.parse::<f64>() {
+            Ok(number) if range.contains(&number) => Ok(Some(number)),
+            _ => Err(bad(key, text, &format!("need {} to {}", range.start(), range.end()))),
+        }
+    }
+
+    fn count(&self, key: &str, default: u32, range: core::ops::RangeInclusive<u32>) -> Result<u32, ApiError> {
+        let Some(text) = self.get(key) else { return Ok(default) };
+        match text.parse::<u32>() {
+            Ok(number) if range.contains(&number) => Ok(number),
+            _ => Err(bad(key, text, &format!("need {} to {}", range.start(), range.end()))),
+        }
+    }
+
+    fn time(&self, key: &str) -> Result<Option<Duration>, ApiError> {
+        let Some(text) = self.get(key) else { return Ok(None) };
+        let hour = Duration::from_secs(3600);
+        match text.parse::<Duration>() {
+            Ok(time) if !time.is_zero() && time <= hour => Ok(Some(time)),
+            Ok(_) => Err(bad(key, text, "need more than 0, at most 3600s")),
+            Err(error) => Err(bad(key, text, &error.to_string())),
+        }
+    }
+
+    fn class(&self) -> Result<Option<ServiceClass>, ApiError> {
+        let Some(text) = self.get("gshare/class") else { return Ok(None) };
+        let class = text.parse::<ServiceClass>();
+        class.map(Some).map_err(|error| {
+            bad("gshare/class", text, &format!("{error}; need slo-sensitive or best-effort"))
+        })
+    }
+
+    fn regime(&self) -> Result<Option<Regime>, ApiError> {
+        match self.get("gshare/regime") {
+            None => Ok(None),
+            Some("fractional") => Ok(Some(Regime::Fractional)),
+            Some("sliced") => Ok(Some(Regime::Sliced)),
+            Some("whole") => Ok(Some(Regime::Whole)),
+            Some(other) => Err(bad("gshare/regime", other, "need fractional, sliced or whole")),
+        }
+    }
+
+    fn probe(&self) -> Result<Probe, ApiError> {
+        let path = self.get("gshare/probe_path").unwrap_or("/");
+        if !path.starts_with('/') || path.contains(char::is_whitespace) {
+            return Err(bad("gshare/probe_path", path, "need a path that begins with `/`, without spaces"));
+        }
+        let key = "gshare/probe_body";
+        let body = self.get(key).map_or(Ok(Vec::new()), |path| file(key, path))?;
+        Ok(Probe { path: path.to_owned(), body })
+    }
+
+    fn wants(&self, share: Option<ResourceSpec>, rate: Option<f64>) -> Result<Wants, ApiError> {
+        let timed = share.filter(|share| !share.quota().request().is_zero());
+        match self.get("gshare/workload").unwrap_or("inference") {
+            "inference" => {}
+            "pipeline" => {
+                let key = "gshare/dag";
+                let path = self
+                    .get(key)
+                    .ok_or_else(|| ApiError::bad(format!("annotations: {key}: a pipeline needs it")))?;
+                let dag = serde_json::from_slice(&file(key, path)?);
+                let dag = dag.map_err(|error| bad(key, path, &error.to_string()))?;
+                return Ok(Wants::Pipeline { dag: Box::new(dag) });
+            }
+            "training" => {
+                let workers = self.count("gshare/workers", 1, 1..=64)?;
+                // Best effort unless a share says otherwise: a tenth of the time, and whatever others leave.
+                let tenth =
+                    Quota::from_percent(10).and_then(|tenth| QuotaRange::new(tenth, Quota::WHOLE).ok());
+                let time = timed.map_or(tenth.unwrap_or(QuotaRange::BEST_EFFORT), |share| share.quota());
+                let sm = timed.map_or(SmShare::WHOLE, |share| share.sm());
+                let share = GpuShare::new(time, sm, sm, share.and_then(|share| share.memory()));
+                let share = share.map_err(|error| ApiError::bad(format!("annotations: {error}")))?;
+                return Ok(Wants::Training { workers, share });
+            }
+            other => return Err(bad("gshare/workload", other, "need inference, pipeline or training")),
+        }
+        let key = "gshare/profile";
+        match (self.get(key), timed) {
+            (None, Some(share)) | (Some("none"), Some(share)) => Ok(Wants::Share { share, rate }),
+            (Some("none"), None) => Ok(Wants::NoGpu { rate }),
+            (None, None) if rate.is_some() => Ok(Wants::NoGpu { rate }),
+            (None | Some("auto"), _) => Ok(Wants::Measured),
+            (Some(path), _) => Ok(Wants::Profile { table: profile(key, Path::new(path))?, memory: None }),
+        }
+    }
+}
+
+fn profile(key: &str, path: &Path) -> Result<ProfileTable, ApiError> {
+    let name = path.to_string_lossy();
+    let table = serde_json::from_slice(&file(key, &name)?);
+    table.map_err(|error| bad(key, &name, &format!("{error}; need auto, none, or a file of measured points")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(rest: &str) -> Result<Plan, String> {
+        let body = format!(r#"{{"service":"f","image":"/bin/true",{rest}}}"#);
+        let deployment: FunctionDeployment =
+            super::super::api::parse(body.as_bytes()).map_err(|error| error.message)?;
+        let tenants = BTreeMap::from([("blue".to_owned(), TenantId(1))]);
+        Plan::of(&deployment, &tenants).map_err(|error| error.message)
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (rest, field) in [
+            (r#""namespace":"other""#, "namespace"),
+            (r#""envVars":{"A=B":"1"}"#, "envVars"),
+            (r#""labels":{"com.openfaas.scale.min":"-1"}"#, "com.openfaas.scale.min"),
+            (
+                r#""labels":{"com.openfaas.scale.min":"5","com.openfaas.scale.max":"4"}"#,
+                "com.openfaas.scale.min",
+            ),
+            (r#""annotations":{"fastgshare/gpu_quota_request":"1.5"}"#, "quota_request"),
+            (r#""annotations":{"fastgshare/gpu_sm_partition":"24"}"#, "gpu_quota_request"),
+            (r#""annotations":{"fastgshare/colour":"red"}"#, "fastgshare/colour"),
+            (r#""annotations":{"gshare/requests_per_second":"many"}"#, "gshare/requests_per_second"),
+            (r#""annotations":{"gshare/requests_per_second":"NaN"}"#, "gshare/requests_per_second"),
+            (r#""annotations":{"gshare/concurrency":"0"}"#, "need 1 to 64"),
+            (r#""annotations":{"gshare/conc":"1"}"#, "gshare/slo (time in which"),
+            (r#""annotations":{"gshare/slo":"69"}"#, "gshare/slo: `69`"),
+            (r#""annotations":{"gshare/slo":"0ms"}"#, "more than 0"),
+            (r#""annotations":{"gshare/model":"/no/such"}"#, "gshare/model: `/no/such`"),
+            (r#""annotations":{"gshare/class":"gold"}"#, "slo-sensitive or best-effort"),
+            (r#""annotations":{"gshare/workload":"batch"}"#, "inference, pipeline or training"),
+            (r#""annotations":{"gshare/workload":"pipeline"}"#, "gshare/dag"),
+            (r#""annotations":{"gshare/workload":"training","gshare/workers":"65"}"#, "need 1 to 64"),
+            (r#""annotations":{"gshare/profile":"/no/such"}"#, "gshare/profile: `/no/such`"),
+            (r#""annotations":{"gshare/tenant":"red"}"#, "there are: blue"),
+            (r#""annotations":{"gshare/regime":"half"}"#, "fractional, sliced or whole"),
+            (r#""annotations":{"gshare/probe_path":"x"}"#, "begins with `/`"),
+            (r#""limits":{"nvidia.com/gpu":"0.5"}"#, "nvidia.com/gpu"),
+        ] {
+            let error = plan(rest).unwrap_err();
+            assert!(error.contains(field), "{rest}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_deployment_says_what_it_gets_or_what_it_wants() {
+        let given = plan(
+            r#""annotations":{"fastgshare/gpu_quota_request":"0.3","fastgshare/gpu_quota_limit":"0.8",
+            "fastgshare/gpu_sm_partition":"24","fastgshare/gpu_mem":"1073741824","topic":"cron",
+            "gshare/requests_per_second":"27.5"},"labels":{"com.openfaas.scale.max":"8"}"#,
+        )
+        .unwrap();
+        let spec = given.spec(given.bounds, Bytes::from_gib(4)).unwrap();
+        let Work::Inference { profile: Some(table) } = &spec.work else { panic!("{spec:?}") };
+        assert_eq!((table.points()[0].throughput.as_milli(), spec.memory), (27_500, Bytes::from_gib(1)));
+        assert_eq!((spec.time_limit.get(), given.bounds, given.scales()), (8_000, (1, 8), true));
+
+        let slo = plan(r#""annotations":{"gshare/slo":"69ms","gshare/tenant":"blue"}"#).unwrap();
+        assert_eq!((&slo.wants, slo.tenant), (&Wants::Measured, TenantId(1)));
+        let spec = slo.spec(slo.bounds, Bytes::from_gib(4)).unwrap();
+        assert_eq!((spec.slo, spec.memory), (Some(Duration::from_millis(69)), Bytes::from_gib(4)));
+
+        let plain = plan(r#""labels":{"a":"b"}"#).unwrap();
+        assert_eq!((plain.wants, plain.bounds), (Wants::Measured, (1, 20)));
+        let trains = plan(r#""annotations":{"gshare/workload":"training","gshare/workers":"2"}"#).unwrap();
+        let Wants::Training { workers: 2, share } = trains.wants else { panic!("{:?}", trains.wants) };
+        assert_eq!(share.time().to_string(), "10%:100%");
+    }
+}

@@ -1,0 +1,233 @@
+//! Measuring a function as it is deployed: the same program, over HTTP, at a few points of the share that it was given for that.
+//!
+//! # Algorithm
+//! 1. The program is started at the whole share and called once. A program that has not made itself known to the node's daemon
+//!    by then uses no GPU; it gets the smallest share that there is.
+//! 2. It is measured, its throughput in a closed loop with as many requests at once as it takes, its latency in an open loop at
+//!    two thirds of that: at the whole share, at a half and a quarter of
+//!    its SMs, and at half of its time with the SMs that served the most requests for their area (FaST-GShare, section 3.2,
+//!    measures a grid of these two).
+//! 3. Points whose 95th percentile misses half of the SLO stay in the table: the scaler does not take them.
+
+use super::host::{Launch, client};
+use super::node::Node;
+use super::plan::Wants;
+use gshare_core::platform::Part;
+use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
+use gshare_core::{BasisPoints, Bytes, Duration, GpuShare, Quota, QuotaRange, SmShare};
+use gshare_profile::executor::{ExecError, Executor as _};
+use gshare_profile::http::{Call, Http, Program};
+use gshare_profile::load::Load;
+use gshare_profile::trial::{TrialConfig, measure};
+use gshare_runner::manager::HookedProcess;
+use serde::{Deserialize, Serialize};
+use std::io::{self, BufRead as _, BufReader};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+/// The part of its throughput at which a function's latency is measured. Two thirds: the load of an instance that has the
+/// headroom scalers leave, in a burst.
+const SLACK: f64 = 0.66;
+
+/// What trials found, as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// The points.
+    pub table: ProfileTable,
+    /// The most memory that the program took in bytes, and a quarter more.
+    #[serde(rename = "memory_bytes")]
+    pub memory: Bytes,
+}
+
+/// The program of a trial.
+struct Trial(HookedProcess);
+
+impl Program for Trial {
+    fn ended(&mut self) -> Option<String> {
+        let ended = self.0.has_ended();
+        ended.then(|| self.0.status().map_or_else(|| "ended".to_owned(), |status| status.to_string()))
+    }
+}
+
+/// Runs the trials of a function on the share of its companion.
+///
+/// # Errors
+/// Why there is no result, for people.
+pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result<Measured, String> {
+    let plan = &launch.version.plan;
+    let whole = launch.part().share;
+    let (name, concurrency) = (launch.version.deployment.service.clone(), plan.concurrency);
+    let call = Call {
+        path: plan.probe.path.clone(),
+        body: plan.probe.body.clone(),
+        connections: concurrency,
+        patience: Duration::from_secs(30),
+    };
+    let (of, weak) = (launch.clone(), Weak::clone(node));
+    let mut function = Http::new(call, move |setting, port| {
+        let node = weak.upgrade().ok_or("the host ends")?;
+        let part = Part { share: narrowed(whole, setting)?, ..*of.part() };
+        start(&node, &of, &part, port)
+            .map_err(|error| format!("does not start: {}: {error}", of.version.plan.command[0]))
+    });
+    let tell = |text: String| {
+        if let Some(node) = node.upgrade() {
+            node.logs.add(&name, "trials", text.clone());
+            node.host().progress(launch.instance, text);
+        }
+    };
+    let (all, time) = (whole.sm(), whole.time().request());
+    let setting = |sm, quota| Setting { batch: 1, sm, quota };
+    tell("is started for the first time".to_owned());
+    let uses = first_call(node, launch, &mut function, setting(all, time))?;
+    let Some(mut memory) = uses else {
+        let point = slowest(concurrency)?;
+        tell("uses no GPU".to_owned());
+        return Ok(Measured { table: point, memory: Bytes(1) });
+    };
+    let part_of = |sm: SmShare, parts: u16| SmShare::new(sm.get() / parts).filter(|sm| sm.get() >= 100);
+    let mut points: Vec<ProfilePoint> = Vec::new();
+    let mut settings: Vec<Setting> = [Some(all), part_of(all, 2), part_of(all, 4)]
+        .into_iter()
+        .flatten()
+        .map(|sm| setting(sm, time))
+        .collect();
+    let mut last = None;
+    while let Some(next) = (!settings.is_empty()).then(|| settings.remove(0)) {
+        if stop.load(Ordering::Acquire) {
+            return Err("the trials were stopped".to_owned());
+        }
+        tell(format!("is measured at {} of the SMs, {} of the time", next.sm, next.quota));
+        match point(&mut function, next, concurrency) {
+            Ok(point) => {
+                tell(format!("{} requests/s, p95 {}", point.throughput, point.p95));
+                points.push(point);
+            }
+            Err(error) => last = Some(error),
+        }
+        memory = memory.max(memory_of(node, launch).unwrap_or(Bytes::ZERO));
+        if settings.is_empty()
+            && let Some(best) =
+                points.iter().filter(|point| point.quota == time).max_by_key(|point| density(point))
+            && let Some(half) = Quota::new(time.get() / 2).filter(|half| !half.is_zero())
+            && points.iter().all(|point| point.quota != half)
+            && last.is_none()
+        {
+            settings.push(setting(best.sm, half));
+        }
+    }
+    function.stop();
+    let table = ProfileTable::sparse(points).map_err(|error| last.unwrap_or_else(|| error.to_string()))?;
+    // Work spaces grow with time: a quarter is left for that.
+    let memory = Bytes(memory.get() + memory.get() / 4).saturating_add(Bytes::from_mib(64));
+    Ok(Measured { table, memory })
+}
+
+/// Starts the program on a share. What it prints is in the function's log.
+fn start(node: &Arc<Node>, launch: &Launch, part: &Part, port: u16) -> io::Result<Trial> {
+    let service = &launch.version.deployment.service;
+    let name = client(service, launch.instance, 0, 1);
+    let mut command = node.command(launch, part, port)?;
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut process = HookedProcess::start(command, &name, gshare_runner::new_run()?, node.hook(launch))?;
+    let (stdout, stderr) = process.take_output();
+    let pipes = [stdout.map(std::os::fd::OwnedFd::from), stderr.map(std::os::fd::OwnedFd::from)];
+    for pipe in pipes.into_iter().flatten() {
+        let (node, service, name) = (Arc::clone(node), service.clone(), name.clone());
+        // Ends with the process, which the pipe is of.
+        std::thread::Builder::new().name("trial-log".into()).spawn(move || {
+            for line in BufReader::new(std::fs::File::from(pipe)).lines() {
+                let Ok(line) = line else { return };
+                node.logs.add(&service, &name, line);
+            }
+        })?;
+    }
+    Ok(Trial(process))
+}
+
+/// Measures one point: its throughput with the function always busy, its latency at the load that an instance is given.
+fn point(function: &mut Http<Trial>, setting: Setting, concurrency: u32) -> Result<ProfilePoint, String> {
+    let busy = config(Load::Closed { in_flight: concurrency }, concurrency);
+    let busy = measure(function, setting, &busy).map_err(|error| error.to_string())?.measurement.point;
+    let mut point = busy;
+    point.batch = concurrency;
+    // A function that is always busy uses up its time and waits for the next window, which one that has slack does not.
+    let rate = busy.throughput.as_milli() as f64 / 1e3 * SLACK;
+    let calm = measure(function, setting, &config(Load::Even { rate }, concurrency));
+    if let Ok(calm) = calm {
+        let calm = calm.measurement.point;
+        (point.p50, point.p95) = (calm.p50.min(busy.p50), calm.p95.min(busy.p95));
+    }
+    Ok(point)
+}
+
+/// Requests for the area that a point takes, to compare.
+fn density(point: &ProfilePoint) -> u64 {
+    let area = u64::from(point.sm.get()) * u64::from(point.quota.get());
+    point.throughput.as_milli().saturating_mul(10_000) / area.max(1)
+}
+
+/// Trials of a few seconds: what is wanted is a share to begin with.
+fn config(load: Load, concurrency: u32) -> TrialConfig {
+    let mut config = TrialConfig::default();
+    (config.load, config.concurrency) = (load, concurrency);
+    (config.min_calls, config.window) = (40, 5);
+    config.precision = BasisPoints::from_percent(5).unwrap_or(config.precision);
+    config.steady_tolerance = BasisPoints::from_percent(20).unwrap_or(config.steady_tolerance);
+    (config.max_warmup, config.max_time) = (Duration::from_secs(3), Duration::from_secs(2));
+    config
+}
+
+/// The share of a setting, which is no more than the whole.
+fn narrowed(whole: GpuShare, setting: Setting) -> Result<GpuShare, String> {
+    let time = QuotaRange::new(setting.quota, setting.quota).map_err(|error| error.to_string())?;
+    GpuShare::new(time, setting.sm, setting.sm, whole.memory()).map_err(|error| error.to_string())
+}
+
+/// Calls the function once; the memory that it took then, or none where it uses no GPU.
+fn first_call(
+    node: &Weak<Node>,
+    launch: &Launch,
+    function: &mut Http<Trial>,
+    setting: Setting,
+) -> Result<Option<Bytes>, String> {
+    let config = TrialConfig::default();
+    function.start(setting, config.start_timeout).map_err(|error| match error {
+        ExecError::Ended(how) => format!("ended before it took connections: {how}"),
+        ExecError::Unavailable(why) => why,
+        error => error.to_string(),
+    })?;
+    function.submit().map_err(|error| error.to_string())?;
+    let until = function.now().saturating_add(config.answer_timeout);
+    match function.wait(until) {
+        Ok(Some(_)) => {}
+        Ok(None) => return Err(format!("no answer within {}", config.answer_timeout)),
+        Err(error) => return Err(error.to_string()),
+    }
+    let uses = memory_of(node, launch);
+    function.stop();
+    if launch.version.plan.wants != Wants::Measured {
+        return Ok(Some(uses.unwrap_or(Bytes::ZERO)));
+    }
+    Ok(uses)
+}
+
+/// The memory of the trial's process by the node's daemon; none where that does not know it.
+fn memory_of(node: &Weak<Node>, launch: &Launch) -> Option<Bytes> {
+    let node = node.upgrade()?;
+    node.hook(launch)?;
+    let name = client(&launch.version.deployment.service, launch.instance, 0, 1);
+    let snapshot = gshared::admin::snapshot(node.runner.daemon.as_ref()?).ok()?;
+    let mine = snapshot.clients.iter().filter(|of| of.name == name);
+    mine.map(|of| of.memory_bytes).reduce(Bytes::saturating_add)
+}
+
+/// The point of a function that uses no GPU: the smallest share, and a rate that no load reaches.
+fn slowest(concurrency: u32) -> Result<ProfileTable, String> {
+    let share = SmShare::from_percent(1).zip(Quota::from_percent(1)).ok_or("a share of 1 %")?;
+    let any = Duration::from_nanos(1);
+    let point = ProfilePoint::measured(share.0, share.1, concurrency, 1e9, any, any);
+    point.and_then(|point| ProfileTable::sparse(vec![point])).map_err(|error| error.to_string())
+}

@@ -1,0 +1,222 @@
+//! A program that serves HTTP as the function: `127.0.0.1:$PORT`, as of-watchdog's HTTP mode has it.
+//!
+//! # Problem
+//! The functions that a host deploys take requests over HTTP. They are to be measured as they are deployed, so a call of a trial
+//! is one request to the program, and the program is ready when it takes connections.
+//!
+//! # Algorithm
+//! 1. A port is chosen, and the program is started with it by the caller, who knows shares, hook and environment.
+//! 2. The port is tried every [`PROBE`] until it takes a connection, the program ends, or the time is over.
+//! 3. Calls go to [`Call::connections`] threads with a connection each; an answer of any status counts as an answer, unless
+//!    the server itself is missing behind it (no status at all), which ends the trial.
+//!
+//! A call is one request, so settings have batch size 1; how many the program has at once is the load's to say
+//! ([`Load::Closed`](crate::load::Load)).
+
+use crate::executor::{ExecError, Executor, Ready};
+use gshare_core::profile::Setting;
+use gshare_core::{Duration, Timestamp};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// How often a program that starts is asked whether it listens.
+pub const PROBE: Duration = Duration::from_millis(5);
+
+/// A program that was started. Dropping it ends it and whatever it started.
+pub trait Program: Send {
+    /// How the program ended, if it has.
+    fn ended(&mut self) -> Option<String>;
+}
+
+/// Starts the program of a setting, to listen on this port of the loopback address.
+type Start<P> = Box<dyn FnMut(Setting, u16) -> Result<P, String> + Send>;
+
+/// The request that is sent again and again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Call {
+    /// The path with its query; begins with `/`.
+    pub path: String,
+    /// The body; a request without one is a GET, one with a body a POST.
+    pub body: Vec<u8>,
+    /// The most requests at once: as many threads, each with a connection. 1 to 64.
+    pub connections: u32,
+    /// The longest wait for an answer.
+    pub patience: Duration,
+}
+
+/// Runs a program that serves HTTP. See the [module](self).
+pub struct Http<P> {
+    start: Start<P>,
+    call: Call,
+    begin: Instant,
+    running: Option<Running<P>>,
+}
+
+struct Running<P> {
+    program: P,
+    calls: Sender<()>,
+    answers: Receiver<Result<Instant, String>>,
+}
+
+impl<P: Program> Http<P> {
+    /// A program that `start` starts, and the request that is sent to it.
+    pub fn new(call: Call, start: impl FnMut(Setting, u16) -> Result<P, String> + Send + 'static) -> Self {
+        Self { start: Box::new(start), call, begin: Instant::now(), running: None }
+    }
+
+    fn time(&self, at: Instant) -> Timestamp {
+        Timestamp::ZERO.saturating_add(at.saturating_duration_since(self.begin).into())
+    }
+
+    fn connect(&self, port: u16) -> (Sender<()>, Receiver<Result<Instant, String>>) {
+        let (calls, todo) = channel::<()>();
+        let (done, answers) = channel();
+        let todo = Arc::new(Mutex::new(todo));
+        let url = format!("http://127.0.0.1:{port}{}", self.call.path);
+        for _ in 0..self.call.connections.clamp(1, 64) {
+            let (todo, done, url, body) = (Arc::clone(&todo), done.clone(), url.clone(), self.call.body.clone());
+            let patience = Some(self.call.patience.into());
+            let worker = move || {
+                let config = ureq::Agent::config_builder().timeout_global(patience).http_status_as_error(false);
+                let agent = ureq::Agent::new_with_config(config.build());
+                loop {
+                    // A worker holds the lock only while it waits for its turn.
+                    let turn = todo.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    if turn.is_err() || done.send(request(&agent, &url, &body)).is_err() {
+                        return;
+                    }
+                }
+            };
+            // Fewer connections than wanted measure a lower throughput; none at all is found by the first call.
+            let _ = std::thread::Builder::new().name("gshare-call".into()).spawn(worker);
+        }
+        (calls, answers)
+    }
+}
+
+fn request(agent: &ureq::Agent, url: &str, body: &[u8]) -> Result<Instant, String> {
+    let answer = if body.is_empty() { agent.get(url).call() } else { agent.post(url).send(body) };
+    let mut answer = answer.map_err(|error| error.to_string())?;
+    // The connection is used again once the answer was read.
+    std::io::copy(&mut answer.body_mut().as_reader(), &mut std::io::sink()).map_err(|error| error.to_string())?;
+    Ok(Instant::now())
+}
+
+impl<P: Program> Executor for Http<P> {
+    fn start(&mut self, setting: Setting, within: Duration) -> Result<Ready, ExecError> {
+        self.stop();
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+        let port = port.map_err(|error| ExecError::Unavailable(format!("a port: {error}")))?.port();
+        let began = Instant::now();
+        let mut program = (self.start)(setting, port).map_err(ExecError::Unavailable)?;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        while TcpStream::connect(address).is_err() {
+            if let Some(how) = program.ended() {
+                return Err(ExecError::Ended(how));
+            }
+            if Duration::from(began.elapsed()) > within {
+                return Err(ExecError::NotReady { within });
+            }
+            std::thread::sleep(PROBE.into());
+        }
+        let load = Duration::from(began.elapsed());
+        let (calls, answers) = self.connect(port);
+        self.running = Some(Running { program, calls, answers });
+        Ok(Ready { load: Some(load) })
+    }
+
+    fn now(&self) -> Timestamp {
+        self.time(Instant::now())
+    }
+
+    fn submit(&mut self) -> Result<(), ExecError> {
+        let sent = self.running.as_ref().map(|running| running.calls.send(()));
+        match sent {
+            Some(Ok(())) => Ok(()),
+            _ => Err(ExecError::Ended("nobody can call it".to_owned())),
+        }
+    }
+
+    fn wait(&mut self, until: Timestamp) -> Result<Option<Timestamp>, ExecError> {
+        let wait = until.saturating_since(self.now());
+        let Some(running) = &mut self.running else {
+            return Err(ExecError::Ended("it was not started".to_owned()));
+        };
+        match running.answers.recv_timeout(wait.into()) {
+            Ok(Ok(at)) => Ok(Some(self.time(at))),
+            Ok(Err(error)) => Err(ExecError::Ended(running.program.ended().unwrap_or(error))),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(ExecError::Ended("nobody can call it".to_owned())),
+        }
+    }
+
+    fn stop(&mut self) {
+        self.running = None;
+    }
+}
+
+impl<P> core::fmt::Debug for Http<P> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Http").field("call", &self.call).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::Load;
+    use crate::trial::{TrialConfig, measure};
+    use gshare_core::{Quota, SmShare};
+    use std::io::{Read as _, Write as _};
+
+    /// A server in a thread of this process: its end is the end of its listener.
+    struct Served(Option<String>);
+
+    impl Program for Served {
+        fn ended(&mut self) -> Option<String> {
+            self.0.clone()
+        }
+    }
+
+    fn serve(port: u16, answer: &'static [u8]) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(mut stream) = stream else { return };
+                std::thread::spawn(move || {
+                    let mut buffer = [0; 1024];
+                    while stream.read(&mut buffer).is_ok_and(|read| read > 0) && stream.write_all(answer).is_ok() {}
+                });
+            }
+        });
+    }
+
+    fn call() -> Call {
+        Call { path: "/".into(), body: Vec::new(), connections: 2, patience: Duration::from_secs(5) }
+    }
+
+    fn setting() -> Setting {
+        Setting { batch: 1, sm: SmShare::WHOLE, quota: Quota::WHOLE }
+    }
+
+    #[test]
+    fn a_program_that_serves_is_measured_and_one_that_ends_is_told_apart() {
+        let mut function = Http::new(call(), |_, port| {
+            serve(port, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+            Ok(Served(None))
+        });
+        let mut config = TrialConfig::default();
+        (config.load, config.min_calls) = (Load::Closed { in_flight: 2 }, 40);
+        (config.max_time, config.max_warmup) = (Duration::from_secs(1), Duration::from_secs(1));
+        let measured = measure(&mut function, setting(), &config).unwrap();
+        assert!(measured.calls >= 40, "{measured:?}");
+
+        let mut ended = Http::new(call(), |_, _| Ok(Served(Some("exit status: 3".into()))));
+        let error = ended.start(setting(), Duration::from_secs(5)).unwrap_err();
+        assert_eq!(error, ExecError::Ended("exit status: 3".into()));
+        let mut none = Http::<Served>::new(call(), |_, _| Err("no such file".into()));
+        assert!(matches!(none.start(setting(), Duration::from_secs(5)), Err(ExecError::Unavailable(_))));
+    }
+}
