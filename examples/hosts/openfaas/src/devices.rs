@@ -3,7 +3,7 @@
 //! NVML lists them, the simulated driver's as well as a real one's. A process of this host sees no simulated driver itself, so
 //! it asks a copy of itself that does ([`Inventory`]): one for each `--sim`, each a board with a device file of its own.
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use gshare_core::mig::{ProfileId, SliceAt};
 use gshare_core::platform::{DeviceSpec, MigLayout, Part, Regime};
 use gshare_core::request::{GpuKind, NodeId};
@@ -75,17 +75,17 @@ impl Devices {
         devices
     }
 
-    /// The devices of this machine's driver, or of simulated boards whose files are in `state`. GPUs without MIG devices are
-    /// shared in this regime.
+    /// The devices of this machine's driver, or of simulated boards whose files are in `state`. GPUs with these numbers serve
+    /// one request at a time.
     ///
     /// # Errors
-    /// When a driver does not answer or a MIG layout is not one that is known.
-    pub fn find(boards: &[Spec], regime: Option<Regime>, state: &Path) -> anyhow::Result<Self> {
+    /// When a driver does not answer, a MIG layout is not one that is known, or a GPU in `whole` is none that could be.
+    pub fn find(boards: &[Spec], whole: &[u32], state: &Path) -> anyhow::Result<Self> {
         let mut devices = Self { simulated: !boards.is_empty(), ..Self::default() };
         if boards.is_empty() {
             let found = inventory(&[])
                 .context("no devices are found: --sim simulates some, --no-gpu does without")?;
-            devices.add(found, regime, &[])?;
+            devices.add(found, &[])?;
         }
         for (number, spec) in boards.iter().enumerate() {
             let dir = SimulatorDir::new()?;
@@ -94,18 +94,19 @@ impl Devices {
             environment.push(("LD_LIBRARY_PATH".into(), prepend("LD_LIBRARY_PATH", dir.path())));
             let file = if number == 0 { "device".to_owned() } else { format!("device.{number}") };
             environment.push(("GSHARE_SIM_DEVICE".into(), state.join(file).into_os_string()));
-            devices.add(inventory(&environment)?, regime, &environment)?;
+            devices.add(inventory(&environment)?, &environment)?;
             devices.simulators.push(dir);
+        }
+        for number in whole {
+            let device = devices.all.get_mut(&GpuId(*number));
+            let device = device.with_context(|| format!("--whole {number}: there is no such GPU"))?;
+            ensure!(device.spec.mig.is_none(), "--whole {number}: the GPU is cut into MIG devices");
+            device.spec.regime = Some(Regime::Whole);
         }
         Ok(devices)
     }
 
-    fn add(
-        &mut self,
-        found: Vec<Found>,
-        regime: Option<Regime>,
-        environment: &[(OsString, OsString)],
-    ) -> anyhow::Result<()> {
+    fn add(&mut self, found: Vec<Found>, environment: &[(OsString, OsString)]) -> anyhow::Result<()> {
         for gpu in found {
             let number = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
             let mut spec = DeviceSpec::new(NodeId(0), gpu.memory).with_kind(self.kind(&gpu.name));
@@ -113,8 +114,6 @@ impl Devices {
             if !gpu.mig.is_empty() {
                 let (layout, places) = layout(&gpu).with_context(|| format!("{}: {}", gpu.name, gpu.uuid))?;
                 (spec, slices) = (spec.with_mig(layout), places);
-            } else if let Some(regime) = regime.filter(|regime| *regime != Regime::Sliced) {
-                spec = spec.with_regime(regime);
             }
             let environment = environment.to_vec();
             let device = Device { name: gpu.name, spec, uuid: gpu.uuid, slices, environment };
@@ -134,7 +133,10 @@ impl Devices {
 /// The model of GPU that has MIG devices of these names, and the place of each. Where NVML does not tell a place, devices of
 /// one profile are alike, and take the places that the profile may have in order.
 fn layout(gpu: &Found) -> anyhow::Result<(MigLayout, Vec<(SliceAt, String)>)> {
-    let profile = |slice: &Found| slice.name.rsplit(' ').next().unwrap_or_default().to_owned();
+    let profile = |slice: &Found| {
+        let rest = slice.name.split_once("MIG ").map_or("", |(_, rest)| rest);
+        rest.split(' ').next().unwrap_or_default().to_owned()
+    };
     let names: Vec<String> = gpu.mig.iter().map(profile).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let layout = gshare_core::mig::GpuModel::names().find_map(|model| MigLayout::named(model, &names).ok());

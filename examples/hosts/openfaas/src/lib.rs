@@ -77,7 +77,7 @@ pub mod trials;
 
 use anyhow::{Context as _, ensure};
 use devices::Devices;
-use gshare_core::platform::{PlatformEvent, Regime};
+use gshare_core::platform::PlatformEvent;
 use gshare_core::request::{TenantId, TenantLimits};
 use gshare_core::{Bytes, Duration};
 use gshare_fake_cuda_spec::Spec;
@@ -111,9 +111,10 @@ pub struct Options {
     /// Use no GPU: functions are ordinary processes.
     #[arg(long, conflicts_with = "sim")]
     pub no_gpu: bool,
-    /// How GPUs without MIG devices are shared: fractional (shares of time and SMs) or whole (one request at a time).
-    #[arg(long, value_parser = regime)]
-    pub regime: Option<Regime>,
+    /// A GPU, by its number, that serves one request at a time and keeps models in its memory (GPU-enabled FaaS); may be given
+    /// again. Others are shared in time and SMs, or by their MIG devices.
+    #[arg(long, value_name = "N")]
+    pub whole: Vec<u32>,
     /// Memory that is booked for a function of which nothing is known, until it was measured.
     #[arg(long, default_value = "4GiB", value_parser = memory)]
     pub guess: Bytes,
@@ -145,14 +146,6 @@ pub struct Options {
 
 fn memory(text: &str) -> Result<Bytes, String> {
     text.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())
-}
-
-fn regime(text: &str) -> Result<Regime, String> {
-    match text {
-        "fractional" => Ok(Regime::Fractional),
-        "whole" => Ok(Regime::Whole),
-        _ => Err("need fractional or whole; a GPU with MIG devices is sliced".to_owned()),
-    }
 }
 
 /// Serves until the process ends. Prints where it listens.
@@ -234,7 +227,7 @@ async fn run(options: &Options) -> anyhow::Result<()> {
 
     let devices = match options.no_gpu {
         true => Devices::none(),
-        false => Devices::find(&options.sim, options.regime, &state)?,
+        false => Devices::find(&options.sim, &options.whole, &state)?,
     };
     let (mut daemon, mut hook) = (None, None);
     if !options.no_gpu {

@@ -8,10 +8,10 @@ use super::plan::Wants;
 use super::records::Store;
 use super::trials;
 use axum::http::StatusCode;
-use gshare_core::platform::Part;
+use gshare_core::platform::{Part, Regime};
 use gshare_core::request::RequestId;
 use gshare_core::scale::InstanceId;
-use gshare_core::{Bytes, Timestamp};
+use gshare_core::{Bytes, Quota, QuotaRange, Timestamp};
 use gshare_runner::manager::{Hook, HookedProcess};
 use gshare_sched::platform::Platform;
 use parking_lot::{Mutex, MutexGuard};
@@ -198,7 +198,7 @@ impl Node {
         }
         if self.runner.hook.is_some() && !no_gpu {
             let sm = part.share.sm_limit().to_string();
-            command.env("GSHARE_QUOTA", part.share.time().to_string()).env("GSHARE_SM", &sm);
+            command.env("GSHARE_QUOTA", self.time(part).to_string()).env("GSHARE_SM", &sm);
             if self.runner.partitioned {
                 command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", sm.trim_end_matches('%'));
             }
@@ -212,6 +212,17 @@ impl Node {
             }
         }
         Ok(command)
+    }
+
+    /// The time of its device that a process is to have. Processes on a MIG device or a GPU that serves one request at a time
+    /// take turns as the platform says: each may take all of it, and is guaranteed next to nothing beside the others.
+    fn time(&self, part: &Part) -> QuotaRange {
+        let regime = self.runner.devices.all.get(&part.gpu).map(|device| device.spec.effective_regime());
+        let turns = Quota::from_percent(1).and_then(|least| QuotaRange::new(least, Quota::WHOLE).ok());
+        match regime {
+            Some(Regime::Sliced | Regime::Whole) => turns.unwrap_or(part.share.time()),
+            _ => part.share.time(),
+        }
     }
 
     /// The hook of a process, unless its function uses no GPU.

@@ -1,87 +1,12 @@
 //! The OpenFaaS host, with its functions on the simulated driver: the contract, and what is left when something dies.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+mod common;
+
+use common::{Provider, call, within};
+use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
-
-/// Long, for a machine that does other things, too.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-struct Provider {
-    child: Child,
-    address: SocketAddr,
-    /// What it printed.
-    line: String,
-}
-
-impl Provider {
-    fn start(state: &Path, more: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"))
-            .args(["--listen", "127.0.0.1:0", "--sim", "--state"])
-            .arg(state)
-            .args(more)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
-        Self { address: address.unwrap_or_else(|| panic!("`{line}`")), child, line }
-    }
-
-    fn call(&self, method: &str, path: &str, body: &str) -> (u16, String) {
-        call(self.address, method, path, body).unwrap()
-    }
-
-    fn deploy(&self, name: &str, more: &str) {
-        let program = env!("CARGO_BIN_EXE_gpu_function");
-        let body = format!(r#"{{"service":"{name}","image":"{program}"{more}}}"#);
-        let (status, said) = self.call("POST", "/system/functions", &body);
-        assert_eq!(status, 202, "{said}");
-    }
-
-    fn replicas(&self, name: &str, count: u64) {
-        within(|| {
-            let (_, body) = self.call("GET", &format!("/system/function/{name}"), "");
-            let status: serde_json::Value = serde_json::from_str(&body).unwrap();
-            status["availableReplicas"].as_u64() == Some(count)
-        });
-    }
-}
-
-impl Drop for Provider {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn within(mut condition: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < PATIENCE, "not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// One request on a connection of its own: status and body.
-fn call(address: SocketAddr, method: &str, path: &str, body: &str) -> std::io::Result<(u16, String)> {
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let length = body.len();
-    write!(
-        stream,
-        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
-    )?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    let status = text.split(' ').nth(1).and_then(|status| status.parse().ok());
-    let rest = text.split_once("\r\n\r\n").map_or("", |(_, rest)| rest).to_owned();
-    Ok((status.ok_or(std::io::ErrorKind::UnexpectedEof)?, rest))
-}
 
 /// Statuses of calls that go on, on so many connections, while `during` runs; 0 for none. It is handed how many were
 /// answered by then.
@@ -151,7 +76,7 @@ fn the_contract_holds() {
     std::fs::write(credentials.join("basic-auth-password"), "secret").unwrap();
     let provider = Provider::start(
         dir.path(),
-        &["--credentials", credentials.to_str().unwrap(), "--callback", "127.0.0.1"],
+        &["--sim", "--credentials", credentials.to_str().unwrap(), "--callback", "127.0.0.1"],
     );
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("check.py");
     let checked = Command::new("python3")
@@ -168,7 +93,7 @@ fn the_contract_holds() {
 #[test]
 fn a_dead_replica_costs_what_it_was_serving_and_comes_back() {
     let dir = tempfile::tempdir().unwrap();
-    let provider = Provider::start(dir.path(), &[]);
+    let provider = Provider::start(dir.path(), &["--sim"]);
     let two = r#","labels":{"com.openfaas.scale.min":"2"}"#;
     provider.deploy("resnet", &format!("{SHARE}{two}"));
     provider.replicas("resnet", 2);
@@ -228,7 +153,7 @@ fn child_of(parent: u32, variable: &str) -> u32 {
 #[test]
 fn a_provider_that_was_killed_leaves_nothing_behind_and_comes_back_with_its_functions() {
     let dir = tempfile::tempdir().unwrap();
-    let mut first = Provider::start(dir.path(), &[]);
+    let mut first = Provider::start(dir.path(), &["--sim"]);
     let secret = r#"{"name":"key","value":"hunter2"}"#;
     assert_eq!(first.call("POST", "/system/secrets", secret).0, 202);
     first.deploy("resnet", SHARE);
@@ -256,7 +181,7 @@ fn a_provider_that_was_killed_leaves_nothing_behind_and_comes_back_with_its_func
         served > 0 && broken <= 4 && served + broken + ended == all,
         "{served} {broken} {ended} of {all}"
     );
-    let second = Provider::start(dir.path(), &[]);
+    let second = Provider::start(dir.path(), &["--sim"]);
     second.replicas("resnet", 2);
     assert!(second.call("GET", "/function/plain/secret/key", "").1.contains("hunter2"));
     let (_, list) = second.call("GET", "/system/functions", "");
@@ -284,7 +209,7 @@ fn requests_go_on_when_the_daemon_dies() {
         .unwrap();
     let admin = gshared::config::admin_socket_of(&socket);
     within(|| gshared::admin::snapshot(&admin).is_ok());
-    let provider = Provider::start(dir.path(), &["--daemon", socket.to_str().unwrap()]);
+    let provider = Provider::start(dir.path(), &["--sim", "--daemon", socket.to_str().unwrap()]);
     provider.deploy("resnet", SHARE);
     provider.replicas("resnet", 1);
     let mut next = None;

@@ -190,7 +190,7 @@ impl Book {
             PlatformEvent::ProfileLearned { function, profile, memory } => {
                 let of = self.function(*function)?;
                 of.profile = Some(profile.clone());
-                of.memory = memory.unwrap_or(of.memory);
+                of.memory = memory.map_or(of.memory, gshare_core::Bytes::get);
                 Ok(())
             }
             PlatformEvent::TenantLimited { .. } | PlatformEvent::DeadlineReached => Ok(()),

@@ -1,0 +1,254 @@
+//! The whole story on two GPUs, a third one that is cut into MIG devices and one that serves one request at a time, all of them
+//! simulated: functions are deployed with what they want, over HTTP alone, and everything else follows.
+
+mod common;
+
+use common::{Provider, call, within};
+use serde_json::{Value, json};
+
+/// A component whose times on slices are those of a kernel that is as fast as the slice is wide.
+fn component(name: &str, memory_gib: u64) -> Value {
+    let on = |slice: &str, ms: u64| json!({"slice": slice, "time_ns": ms * 1_000_000, "memory_bytes": memory_gib << 30});
+    json!({"name": name, "profiles": [on("1g.10gb", 40), on("2g.20gb", 22)]})
+}
+
+/// One measured point, so that a test does not measure what it is not about.
+fn points() -> Value {
+    json!({"points": [{"sm_basis_points": 2_500, "quota_basis_points": 2_000, "batch": 1, "throughput_milli_rps": 20_000,
+        "p50_ns": 13_000_000, "p95_ns": 28_000_000}]})
+}
+
+struct Story {
+    provider: Provider,
+    dir: tempfile::TempDir,
+}
+
+impl Story {
+    fn start(dir: tempfile::TempDir) -> Self {
+        for (name, value) in [
+            (
+                "dag.json",
+                json!({"name": "two", "components": [component("detect", 6), component("classify", 6)],
+                "edges": [{"from": "detect", "to": "classify", "bytes": 6_291_456}]}),
+            ),
+            ("points.json", points()),
+            ("tenants.json", json!({"blue": {"max_processes": 1, "max_waiting": 2}})),
+        ] {
+            std::fs::write(dir.path().join(name), value.to_string()).unwrap();
+        }
+        let tenants = dir.path().join("tenants.json");
+        let boards =
+            ["--sim=v100,devices=3", "--sim=a100,mig=1g.10gb+1g.10gb+2g.20gb", "--whole", "2", "--tenants"];
+        let mut arguments = boards.to_vec();
+        arguments.push(tenants.to_str().unwrap());
+        let provider = Provider::start(&dir.path().join("state"), &arguments);
+        Self { provider, dir }
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn try_deploy(&self, name: &str, annotations: &Value, more: &Value) -> (u16, String) {
+        let mut body =
+            json!({"service": name, "image": env!("CARGO_BIN_EXE_gpu_function"), "annotations": annotations});
+        for (key, value) in more.as_object().unwrap() {
+            body[key] = value.clone();
+        }
+        self.provider.call("POST", "/system/functions", &body.to_string())
+    }
+
+    fn deploy(&self, name: &str, annotations: &Value, more: &Value) {
+        let (status, said) = self.try_deploy(name, annotations, more);
+        assert_eq!(status, 202, "{name}: {said}");
+    }
+
+    fn ask(&self, name: &str) -> Value {
+        let (status, body) = self.provider.call("GET", &format!("/function/{name}"), "");
+        assert_eq!(status, 200, "{name}: {body}");
+        serde_json::from_str(&body).unwrap()
+    }
+
+    fn status(&self, name: &str) -> Value {
+        let (_, body) = self.provider.call("GET", &format!("/system/function/{name}"), "");
+        serde_json::from_str::<Value>(&body).unwrap()["gshare"].take()
+    }
+
+    /// The parts of the function's instances that are in this state of their life.
+    fn parts(&self, name: &str, life: &str) -> Vec<Vec<Value>> {
+        let status = self.status(name);
+        let instances = status["instances"].as_array().unwrap().iter();
+        let alive = instances.filter(|instance| instance["life"] == life);
+        alive.map(|instance| instance["parts"].as_array().unwrap().clone()).collect()
+    }
+
+    fn metric(&self, name: &str, function: &str) -> f64 {
+        let (_, text) = self.provider.call("GET", "/metrics", "");
+        let wanted = format!("{name}{{function_name=\"{function}\"}} ");
+        text.lines()
+            .find_map(|line| line.strip_prefix(&wanted)?.parse().ok())
+            .unwrap_or_else(|| panic!("no {wanted}in\n{text}"))
+    }
+}
+
+#[test]
+fn a_function_with_an_slo_is_measured_placed_scaled_and_served_and_comes_back() {
+    let story = Story::start(tempfile::tempdir().unwrap());
+    // Deployed with a latency, profiled, placed with a share, started under the hook, served.
+    story.deploy(
+        "resnet",
+        &json!({"gshare/slo": "200ms"}),
+        &json!({"labels": {"com.openfaas.scale.max": "3"}}),
+    );
+    assert!(story.ask("resnet")["gpu_ms"].as_f64().unwrap() > 9.0);
+    let status = story.status("resnet");
+    let measured = status["profile"]["points"].as_array().unwrap().len();
+    assert!((2..=4).contains(&measured), "{status}");
+    let share = &status["instances"][0]["parts"][0]["share"];
+    assert!(
+        share["time"]["request"].as_u64() >= Some(500) && share["memory_bytes"].as_u64() > Some(64 << 20),
+        "{share}"
+    );
+    let client = status["instances"][0]["clients"][0].as_str().unwrap().to_owned();
+    let admin = gshared::config::admin_socket_of(&story.dir.path().join("state/gshare.sock"));
+    let snapshot = gshared::admin::snapshot(&admin).unwrap();
+    let hooked =
+        snapshot.clients.iter().find(|one| one.name == client).expect("the instance is the daemon's client");
+    let request = share["time"]["request"].as_f64().unwrap() / 1e4;
+    assert!((hooked.quota_request - request).abs() < 1e-9, "{hooked:?} {share}");
+
+    // Load beyond one instance starts others, and its GPU time is counted.
+    let address = story.provider.address;
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    assert_eq!(call(address, "GET", "/function/resnet", "").unwrap().0, 200);
+                }
+            });
+        }
+        within(|| story.parts("resnet", "ready").len() == 3);
+        within(|| story.metric("gshare_function_gpu_seconds", "resnet") > 0.1);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert!(story.metric("gshare_requests_within_slo", "resnet") > 0.0);
+    assert!(story.metric("gshare_instance_starts", "resnet") >= 3.0);
+
+    // To zero, and back at the next request.
+    assert_eq!(story.provider.call("POST", "/system/scale-function/resnet", r#"{"replicas":0}"#).0, 202);
+    within(|| story.status("resnet")["instances"].as_array().unwrap().is_empty());
+    story.ask("resnet");
+
+    // The next host of the same directory has the function and its measurement.
+    let Story { provider, dir } = story;
+    drop(provider);
+    let story = Story::start(dir);
+    story.ask("resnet");
+    assert_eq!(story.status("resnet")["profile"]["points"].as_array().unwrap().len(), measured);
+    let (_, logs) = story.provider.call("GET", "/system/logs?name=resnet", "");
+    assert!(!logs.contains("is measured"), "{logs}");
+}
+
+#[test]
+fn a_pipeline_lies_on_mig_devices_and_a_trainer_runs_beside_functions() {
+    let story = Story::start(tempfile::tempdir().unwrap());
+    let dag = story.file("dag.json");
+    story.deploy(
+        "pipe",
+        &json!({"gshare/workload": "pipeline", "gshare/dag": dag, "gshare/slo": "500ms"}),
+        &json!({}),
+    );
+    story.deploy(
+        "train",
+        &json!({"gshare/workload": "training", "gshare/workers": "2", "fastgshare/gpu_mem": "1GiB"}),
+        &json!({"envVars": {"STEPS": "5", "KERNELS": "1"}}),
+    );
+    // Twelve GiB of components fit no 10 GiB device at once: two of these hold a stage each.
+    // Under load, requests go through both stages, one after the other.
+    let mut staged = Vec::new();
+    within(|| {
+        let seen = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| story.ask("pipe"))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        let through =
+            |answer: &Value| answer["components"] == "classify" && answer["before"]["components"] == "detect";
+        staged.extend(story.parts("pipe", "ready").into_iter().find(|parts| parts.len() == 2));
+        seen.iter().any(through)
+    });
+    let stages: Vec<_> = staged[0].iter().map(|part| (&part["stage"], &part["components"])).collect();
+    assert_eq!(stages, [(&json!(0), &json!([0])), (&json!(1), &json!([1]))]);
+
+    // The gang has trained and is done; it is not started again.
+    within(|| {
+        story.provider.call("GET", "/system/logs?name=train", "").1.matches("5 steps done").count() == 2
+    });
+    within(|| story.status("train")["instances"].as_array().unwrap().is_empty());
+    assert_eq!(story.metric("gshare_instance_starts", "train"), 1.0);
+}
+
+#[test]
+fn a_third_function_is_served_where_two_fill_the_memory() {
+    let story = Story::start(tempfile::tempdir().unwrap());
+    let annotations = json!({"gshare/slo": "2s", "fastgshare/gpu_mem": "9GiB", "gshare/profile": story.file("points.json")});
+    for name in ["a", "b", "c"] {
+        story.deploy(name, &annotations, &json!({}));
+    }
+    for name in ["a", "b", "c", "a", "b", "c"] {
+        story.ask(name);
+    }
+    let parked: f64 = ["a", "b", "c"].iter().map(|name| story.metric("gshare_instances_parked", name)).sum();
+    assert!(parked >= 1.0, "one of three made room");
+    for name in ["a", "b", "c"] {
+        assert_eq!(story.metric("gshare_requests_within_slo", name), 2.0, "{name}");
+    }
+}
+
+#[test]
+fn requests_go_where_their_model_is_on_a_gpu_that_serves_one_at_a_time() {
+    let story = Story::start(tempfile::tempdir().unwrap());
+    let annotations = json!({"gshare/regime": "whole", "fastgshare/gpu_mem": "6GiB", "gshare/profile": story.file("points.json")});
+    for name in ["x", "y", "z"] {
+        story.deploy(name, &annotations, &json!({"labels": {"com.openfaas.scale.min": "0"}}));
+    }
+    let first = story.ask("x")["pid"].clone();
+    assert_eq!(story.ask("x")["pid"], first, "the model is there");
+    story.ask("y");
+    assert_eq!(story.ask("x")["pid"], first, "two models of 6 GiB fit 16 GiB");
+    story.ask("z");
+    let there = |name: &str| story.parts(name, "ready").len();
+    within(|| there("x") + there("y") + there("z") == 2);
+    assert_eq!(there("z"), 1, "the third one took the place of another");
+}
+
+#[test]
+fn a_tenant_beyond_its_limits_is_told_so_and_bad_wishes_are_refused() {
+    let story = Story::start(tempfile::tempdir().unwrap());
+    let points = story.file("points.json");
+    story.deploy("blue", &json!({"gshare/tenant": "blue", "gshare/profile": points}), &json!({}));
+    story.ask("blue");
+    let address = story.provider.address;
+    let seen = std::thread::scope(|scope| {
+        let ask = || call(address, "GET", "/function/blue/slow?ms=300", "").unwrap();
+        let threads: Vec<_> = (0..6).map(|_| scope.spawn(ask)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    let refused: Vec<_> = seen.iter().filter(|(status, _)| *status == 429).collect();
+    // One runs, two wait.
+    assert_eq!((refused.len(), seen.iter().filter(|(status, _)| *status == 200).count()), (3, 3), "{seen:?}");
+    assert!(refused.iter().all(|(_, why)| why.contains("of the tenant")), "{refused:?}");
+
+    let (status, why) =
+        story.try_deploy("f", &json!({"gshare/slo": "1ms", "gshare/profile": points}), &json!({}));
+    assert!(status == 400 && why.contains("28ms"), "the least latency that was measured: {why}");
+    let (status, why) = story.try_deploy("f", &json!({"gshare/tenant": "red"}), &json!({}));
+    assert!(status == 400 && why.contains("gshare/tenant: `red`"), "{why}");
+    let (_, list) = story.provider.call("GET", "/system/functions", "");
+    assert_eq!(list.matches("\"name\":").count(), 1, "nothing is half deployed: {list}");
+    // A function that crashes as it starts is told in its status, with its last lines.
+    let crash = json!({"envProcess": "/bin/ls /no/such/file"});
+    story.deploy("crash", &json!({}), &crash);
+    within(|| story.status("crash")["problem"].as_str().is_some_and(|why| why.contains("No such file")));
+    assert_eq!(story.status("crash")["state"], "failing");
+}
