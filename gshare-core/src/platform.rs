@@ -510,6 +510,20 @@ pub enum StopCause {
     Removed,
 }
 
+/// What a sentence about the instance says after "stopped: ".
+impl fmt::Display for StopCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Drained => "the load does not need it, and it has answered what it had",
+            Self::TimedOut => "it was not ready, or not parked, by its deadline",
+            Self::DrainTimedOut => "it did not finish its requests by its deadline",
+            Self::NotNeeded => "it was not ready yet, and the load does not need it",
+            Self::Evicted => "its model makes room for another one",
+            Self::Removed => "its function was removed, or has another version",
+        })
+    }
+}
+
 /// What a host has to do. Each order is answered as it says; an instance that ends answers all of its orders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]

@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-const PACKAGES: [&str; 3] = ["gshare-cli", "gshare-hook", "gshare-fake-cuda"];
+const PACKAGES: [&str; 4] = ["gshare-cli", "gshare-openfaas", "gshare-hook", "gshare-fake-cuda"];
 
 fn main() -> ExitCode {
     match become_the_command() {

@@ -1,6 +1,7 @@
 //! What is said over the wire, and the one place where it is checked.
 
 use super::host::View;
+use super::plan::Wants;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -122,8 +123,10 @@ pub struct FunctionStatus {
 /// How a function is served.
 #[derive(Debug, Clone, Serialize)]
 pub struct Status {
-    /// `serving`, `failing`, `measuring`, `starting` or `idle`.
+    /// `serving`, `training`, `completed`, `failing`, `measuring`, `parked`, `starting` or `idle`.
     pub state: &'static str,
+    /// `inference`, `pipeline` or `training`.
+    pub workload: &'static str,
     /// How far its measurement is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measuring: Option<String>,
@@ -160,15 +163,26 @@ impl Status {
     /// How the function of this view is served.
     pub fn of(view: &View) -> Self {
         let (stats, totals) = (view.totals.stats, view.totals);
+        let workload = match view.version.plan.wants {
+            Wants::Training { .. } => "training",
+            Wants::Pipeline { .. } => "pipeline",
+            _ => "inference",
+        };
+        let parked =
+            view.instances.iter().any(|instance| instance.life == gshare_core::platform::Life::Parked);
         let state = match () {
+            () if view.completed => "completed",
+            () if view.available() > 0 && workload == "training" => "training",
             () if view.available() > 0 => "serving",
             () if view.problem.is_some() => "failing",
             () if view.measuring.is_some() => "measuring",
+            () if parked => "parked",
             () if view.replicas() > 0 => "starting",
             () => "idle",
         };
         Self {
             state,
+            workload,
             measuring: view.measuring.clone(),
             problem: view.problem.clone(),
             slo: view.version.plan.slo,

@@ -139,6 +139,8 @@ struct Known {
     problem: Option<String>,
     /// Whether no share does for what it wants.
     hopeless: bool,
+    /// Whether it was a training job, and has done its work.
+    completed: bool,
     /// Progress of its trials.
     progress: Option<String>,
 }
@@ -229,6 +231,8 @@ pub struct View {
     pub memory: Bytes,
     /// Why an instance of it did not start, the last time.
     pub problem: Option<String>,
+    /// Whether it was a training job, and has done its work.
+    pub completed: bool,
 }
 
 impl View {
@@ -263,6 +267,21 @@ pub struct Host {
     last: Timestamp,
     /// What the platform is to be told because of its own orders.
     events: VecDeque<PlatformEvent>,
+    /// The last decisions, the oldest first.
+    decisions: VecDeque<Decision>,
+}
+
+/// Decisions that are kept.
+const DECISIONS: usize = 200;
+
+/// A decision of the platform, to show.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Decision {
+    /// When, in ns since the host began.
+    #[serde(rename = "at_ns")]
+    pub at: Timestamp,
+    /// What was decided and why, for people.
+    pub what: String,
 }
 
 impl Host {
@@ -280,6 +299,7 @@ impl Host {
             orders,
             last: Timestamp::ZERO,
             events: VecDeque::new(),
+            decisions: VecDeque::new(),
         }
     }
 
@@ -393,8 +413,16 @@ impl Host {
         let id = FunctionId(self.next_function);
         self.next_function += 1;
         let version = Arc::new(version);
-        let known =
-            Known { version, measures, gpu_ns: 0, parked: 0, problem: None, hopeless: false, progress: None };
+        let known = Known {
+            version,
+            measures,
+            gpu_ns: 0,
+            parked: 0,
+            problem: None,
+            hopeless: false,
+            completed: false,
+            progress: None,
+        };
         self.versions.insert(id, known);
         id
     }
@@ -699,7 +727,12 @@ impl Host {
         }
         let trains = self.versions.get(&function).is_some_and(|of| of.trains());
         let report = match () {
-            () if trains && completed => InstanceReport::Completed,
+            () if trains && completed => {
+                if let Some(of) = self.versions.get_mut(&function) {
+                    of.completed = true;
+                }
+                InstanceReport::Completed
+            }
             // So that one that dies as it starts is not started again at once.
             () if starting => InstanceReport::Refused,
             () => InstanceReport::Gone,
@@ -760,6 +793,7 @@ impl Host {
 
     fn carry_out(&mut self, actions: Vec<PlatformAction>) {
         for action in actions {
+            self.note(&action);
             match action {
                 PlatformAction::Profile { function } => self.measure(function, 0),
                 PlatformAction::Start { instance, function, parts, parked, .. } => {
@@ -797,6 +831,64 @@ impl Host {
                 PlatformAction::Fetch { .. } | PlatformAction::Forget { .. } => {}
             }
         }
+    }
+
+    /// Keeps a decision for people to read. Which instance serves a request is no news.
+    fn note(&mut self, action: &PlatformAction) {
+        let name = |id: &FunctionId| {
+            self.versions.get(id).map_or_else(
+                || id.to_string(),
+                |of| match of.measures {
+                    Some(_) => format!("measurement of {}", of.version.deployment.service),
+                    None => of.version.deployment.service.clone(),
+                },
+            )
+        };
+        let of = |id: &InstanceId| {
+            let function = self.instances.get(id).map(|known| name(&known.function));
+            format!("{} {}", function.unwrap_or_default(), id.0)
+        };
+        let places = |parts: &[Part]| {
+            let place = |part: &Part| match part.slice {
+                Some(slice) => format!("GPU {} slice {}", part.gpu.0, slice.start),
+                None => format!(
+                    "GPU {} with {} of the time, {} of the SMs",
+                    part.gpu.0,
+                    part.share.time(),
+                    part.share.sm()
+                ),
+            };
+            parts.iter().map(place).collect::<Vec<_>>().join(", ")
+        };
+        let what = match action {
+            PlatformAction::Dispatch { .. }
+            | PlatformAction::Fetch { .. }
+            | PlatformAction::Forget { .. } => return,
+            PlatformAction::Profile { function } => format!("{} is to be measured", name(function)),
+            PlatformAction::Start { instance, function, parts, parked, .. } => {
+                let parked = if *parked { ", parked" } else { "" };
+                format!("{} {} starts on {}{parked}", name(function), instance.0, places(parts))
+            }
+            PlatformAction::Park { instance } => format!("{} makes room for another function", of(instance)),
+            PlatformAction::Unpark { instance, parts, .. } => {
+                format!("{} comes back to {}", of(instance), places(parts))
+            }
+            PlatformAction::Drain { instance } => format!("{} gets no more requests", of(instance)),
+            PlatformAction::Stop { instance, cause } => format!("{} is stopped: {cause}", of(instance)),
+            PlatformAction::Reject { request, reason } => {
+                let name = self.requests.get(request).map(|of| of.name.clone()).unwrap_or_default();
+                format!("a request of {name} is refused: {reason}")
+            }
+        };
+        if self.decisions.len() >= DECISIONS {
+            self.decisions.pop_front();
+        }
+        self.decisions.push_back(Decision { at: self.last, what });
+    }
+
+    /// The last decisions, the newest first.
+    pub fn decisions(&self) -> Vec<Decision> {
+        self.decisions.iter().rev().cloned().collect()
     }
 
     /// Gives a function a companion that measures it, on the first share from this one on that finds room at once.
@@ -991,6 +1083,7 @@ impl Host {
                 .filter(|_| matches!(known.version.plan.wants, Wants::Measured | Wants::Profile { .. })),
             memory: platform.map_or(Bytes::ZERO, |view| view.spec.memory),
             problem: known.problem.clone(),
+            completed: known.completed,
         })
     }
 

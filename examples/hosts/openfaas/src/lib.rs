@@ -62,6 +62,7 @@
 //! nothing reserves it until the process listens. A function that uses no GPU has the least share of one, and ends with it.
 
 pub mod api;
+pub mod demo;
 pub mod devices;
 pub mod guard;
 pub mod host;
@@ -73,6 +74,7 @@ pub mod plan;
 pub mod proxy;
 pub mod records;
 pub mod routes;
+pub mod state;
 pub mod trials;
 
 use anyhow::{Context as _, ensure};
@@ -139,6 +141,10 @@ pub struct Options {
     /// Seconds that a request may wait for an instance, and then for the head of its answer.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub timeout: u32,
+    /// Deploy functions, a pipeline and a training job on simulated devices, load them for 30 s, print what became of them, and
+    /// serve on until interrupted; with `--demo=end`, end.
+    #[arg(long, value_name = "end", num_args = 0..=1, require_equals = true, default_missing_value = "stay", value_parser = ["stay", "end"])]
+    pub demo: Option<String>,
     /// Print the devices that are found, and end.
     #[arg(long, hide = true)]
     pub inventory: bool,
@@ -157,7 +163,16 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
         return devices::print_inventory();
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(run(options))
+    if options.demo.is_none() {
+        return runtime.block_on(run(options));
+    }
+    // Nothing of a demonstration is kept.
+    let dir = tempfile::tempdir()?;
+    let mut options = Options { state: dir.path().to_owned(), ..options.clone() };
+    if options.sim.is_empty() && !options.no_gpu {
+        options.sim = demo::BOARDS.into_iter().map(str::parse).collect::<Result<_, _>>()?;
+    }
+    runtime.block_on(run(&options))
 }
 
 fn credentials(dir: &Path) -> anyhow::Result<Credentials> {
@@ -278,7 +293,17 @@ async fn run(options: &Options) -> anyhow::Result<()> {
         listener.local_addr()?,
         options.state.display()
     );
-    guard::serve(listener, routes::router(Arc::new(app))).await?;
+    let address = listener.local_addr()?;
+    let server = tokio::spawn(guard::serve(listener, routes::router(Arc::new(app))));
+    if let Some(then) = &options.demo {
+        let (url, dir) = (format!("http://{address}"), state.clone());
+        tokio::task::spawn_blocking(move || demo::run(&url, &dir)).await??;
+        if then == "end" {
+            return Ok(());
+        }
+        println!("  the page: http://{address}/ui, until interrupted");
+    }
+    server.await??;
     drop(daemon);
     Ok(())
 }

@@ -437,7 +437,7 @@ async fn exited(
     listening: bool,
     readers: &mut Vec<tokio::task::JoinHandle<()>>,
 ) -> bool {
-    if !listening {
+    if !listening && !matches!(launch.version.plan.wants, Wants::Training { .. }) {
         // What it printed last is in its pipes.
         for reader in readers.drain(..) {
             let _ = tokio::time::timeout(PROBE * 10, reader).await;

@@ -102,6 +102,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/system/telemetry", get(telemetry))
         .route("/system/secrets", get(secrets).post(add_secret).put(change_secret).delete(remove_secret))
         .route("/system/logs", get(logs))
+        .route("/system/state", get(state))
         .route("/system/namespace/{name}", any(namespace))
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&app), authorise));
     Router::new()
@@ -109,6 +110,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/system/namespaces", get(|| async { axum_json(&[NAMESPACE]) }))
         .route("/function/{*path}", any(call))
         .route("/async-function/{*path}", post(call_later))
+        .route("/", get(|| async { axum::response::Redirect::temporary("/ui") }))
+        .route("/ui", get(|| async { page() }))
         .route("/healthz", get(|| async { "OK" }))
         .route("/metrics", get(metrics))
         .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "path: unknown") })
@@ -156,6 +159,8 @@ async fn measure(State(app): Shared, request: Request, next: Next) -> Response {
         "/system/telemetry",
         "/system/secrets",
         "/system/logs",
+        "/system/state",
+        "/ui",
         "/system/namespaces",
         "/system/namespace/{name}",
         "/function/{*path}",
@@ -312,6 +317,21 @@ async fn scale(State(app): Shared, Path(name): Path<String>, body: Bytes) -> Res
         .put_function(&record)
         .map_err(|error| ApiError::internal("keeping the replicas", error))?;
     Ok(StatusCode::ACCEPTED)
+}
+
+/// The page, which asks for everything else itself; no other site may frame it or feed it scripts.
+fn page() -> Response {
+    let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
+                  frame-ancestors 'none'; base-uri 'none'";
+    let headers =
+        [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, policy)];
+    (headers, include_str!("page.html")).into_response()
+}
+
+async fn state(State(app): Shared) -> Result<Response, ApiError> {
+    let node = Arc::clone(&app.node);
+    let state = tokio::task::spawn_blocking(move || super::state::now(&node)).await;
+    Ok(axum_json(&state.map_err(|error| ApiError::internal("state", error))?))
 }
 
 async fn info() -> Response {

@@ -14,13 +14,12 @@ use super::node::Node;
 use super::plan::Wants;
 use gshare_core::platform::Part;
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
-use gshare_core::{BasisPoints, Bytes, Duration, GpuShare, Quota, QuotaRange, SmShare};
+use gshare_core::{Bytes, Duration, GpuShare, Quota, QuotaRange, SmShare};
 use gshare_profile::executor::{ExecError, Executor as _};
 use gshare_profile::http::{Call, Http, Program};
-use gshare_profile::load::Load;
-use gshare_profile::trial::{TrialConfig, measure};
 use gshare_runner::manager::HookedProcess;
 use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 use std::io::{self, BufRead as _, BufReader};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +28,19 @@ use std::sync::{Arc, Weak};
 /// The part of its throughput at which a function's latency is measured. Two thirds: the load of an instance that has the
 /// headroom scalers leave, in a burst.
 const SLACK: f64 = 0.66;
+
+/// Calls of a measurement: their 95th percentile has three above it.
+const CALLS: u64 = 60;
+/// Calls before it, which load what is loaded at the first use.
+const WARM_UP: u64 = 3;
+/// The longest time for the calls of a measurement, unless there are fewer than [`FEWEST`] of them.
+const LONGEST: Duration = Duration::from_millis(1_500);
+/// The fewest calls that are measured.
+const FEWEST: usize = 5;
+/// The time in which a program must take connections: a cold start of a large model.
+const READY: Duration = Duration::from_secs(120);
+/// The time in which a call must be answered.
+const ANSWER: Duration = Duration::from_secs(30);
 
 /// What trials found, as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,7 +114,7 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
         tell(format!("is measured at {} of the SMs, {} of the time", next.sm, next.quota));
         match point(&mut function, next, concurrency) {
             Ok(point) => {
-                tell(format!("{} requests/s, p95 {}", point.throughput, point.p95));
+                tell(format!("serves {}, p95 {}", point.throughput, point.p95));
                 points.push(point);
             }
             Err(error) => last = Some(error),
@@ -149,35 +161,68 @@ fn start(node: &Arc<Node>, launch: &Launch, part: &Part, port: u16) -> io::Resul
 
 /// Measures one point: its throughput with the function always busy, its latency at the load that an instance is given.
 fn point(function: &mut Http<Trial>, setting: Setting, concurrency: u32) -> Result<ProfilePoint, String> {
-    let busy = config(Load::Closed { in_flight: concurrency }, concurrency);
-    let busy = measure(function, setting, &busy).map_err(|error| error.to_string())?.measurement.point;
-    let mut point = busy;
-    point.batch = concurrency;
-    // A function that is always busy uses up its time and waits for the next window, which one that has slack does not.
-    let rate = busy.throughput.as_milli() as f64 / 1e3 * SLACK;
-    let calm = measure(function, setting, &config(Load::Even { rate }, concurrency));
-    if let Ok(calm) = calm {
-        let calm = calm.measurement.point;
-        (point.p50, point.p95) = (calm.p50.min(busy.p50), calm.p95.min(busy.p95));
+    let mut measured = || -> Result<ProfilePoint, ExecError> {
+        function.start(setting, READY)?;
+        calls(function, concurrency, None, WARM_UP)?;
+        let (rate, busy) = calls(function, concurrency, None, CALLS)?;
+        // A function that is always busy uses up its time and waits for the next window, which one that has slack does not.
+        let (_, calm) = calls(function, concurrency, Some(rate * SLACK), CALLS)?;
+        let at = |latencies: &[Duration], percent: usize| latencies[(latencies.len() - 1) * percent / 100];
+        let (p50, p95) = (at(&busy, 50).min(at(&calm, 50)), at(&busy, 95).min(at(&calm, 95)));
+        ProfilePoint::measured(setting.sm, setting.quota, concurrency, rate, p50, p95)
+            .map_err(|error| ExecError::Refused(error.to_string()))
+    };
+    let measured = measured().map_err(|error| error.to_string());
+    function.stop();
+    measured
+}
+
+/// Makes some calls: as many at once as the function takes, or one after the other at a rate. The rate at which they were
+/// answered, and how long each took, in order. Fewer than `most` where that would take longer than [`LONGEST`].
+fn calls(
+    function: &mut Http<Trial>,
+    concurrency: u32,
+    rate: Option<f64>,
+    most: u64,
+) -> Result<(f64, Vec<Duration>), ExecError> {
+    let begun = function.now();
+    let gap =
+        rate.map_or(Duration::ZERO, |rate| core::time::Duration::from_secs_f64(1.0 / rate.max(1e-3)).into());
+    let due = |number: u64| begun.saturating_add(gap.saturating_mul(number));
+    let (mut sent, mut under_way, mut latencies) = (0_u64, VecDeque::new(), Vec::new());
+    loop {
+        let now = function.now();
+        let more = sent < most && (now.saturating_since(begun) < LONGEST || latencies.len() < FEWEST);
+        if !more && under_way.is_empty() {
+            break;
+        }
+        let room = under_way.len() < concurrency as usize;
+        if more && room && due(sent) <= now {
+            function.submit()?;
+            under_way.push_back(now);
+            sent += 1;
+            continue;
+        }
+        let until = if more && room { due(sent) } else { now.saturating_add(ANSWER) };
+        match function.wait(until)? {
+            // Answers are not told apart: the oldest call has waited the longest.
+            Some(at) => latencies.extend(under_way.pop_front().map(|sent| at.saturating_since(sent))),
+            None if until > now.saturating_add(Duration::from_secs(20)) => {
+                return Err(ExecError::Refused(format!("no answer within {ANSWER}")));
+            }
+            None => {}
+        }
     }
-    Ok(point)
+    let elapsed = function.now().saturating_since(begun).as_secs_f64();
+    let answered = latencies.len() as f64 / elapsed.max(1e-9);
+    latencies.sort_unstable();
+    Ok((answered, latencies))
 }
 
 /// Requests for the area that a point takes, to compare.
 fn density(point: &ProfilePoint) -> u64 {
     let area = u64::from(point.sm.get()) * u64::from(point.quota.get());
     point.throughput.as_milli().saturating_mul(10_000) / area.max(1)
-}
-
-/// Trials of a few seconds: what is wanted is a share to begin with.
-fn config(load: Load, concurrency: u32) -> TrialConfig {
-    let mut config = TrialConfig::default();
-    (config.load, config.concurrency) = (load, concurrency);
-    (config.min_calls, config.window) = (40, 5);
-    config.precision = BasisPoints::from_percent(5).unwrap_or(config.precision);
-    config.steady_tolerance = BasisPoints::from_percent(20).unwrap_or(config.steady_tolerance);
-    (config.max_warmup, config.max_time) = (Duration::from_secs(3), Duration::from_secs(2));
-    config
 }
 
 /// The share of a setting, which is no more than the whole.
@@ -193,17 +238,16 @@ fn first_call(
     function: &mut Http<Trial>,
     setting: Setting,
 ) -> Result<Option<Bytes>, String> {
-    let config = TrialConfig::default();
-    function.start(setting, config.start_timeout).map_err(|error| match error {
+    function.start(setting, READY).map_err(|error| match error {
         ExecError::Ended(how) => format!("ended before it took connections: {how}"),
         ExecError::Unavailable(why) => why,
         error => error.to_string(),
     })?;
     function.submit().map_err(|error| error.to_string())?;
-    let until = function.now().saturating_add(config.answer_timeout);
+    let until = function.now().saturating_add(ANSWER);
     match function.wait(until) {
         Ok(Some(_)) => {}
-        Ok(None) => return Err(format!("no answer within {}", config.answer_timeout)),
+        Ok(None) => return Err(format!("no answer within {ANSWER}")),
         Err(error) => return Err(error.to_string()),
     }
     let uses = memory_of(node, launch);

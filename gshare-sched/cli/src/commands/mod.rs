@@ -16,6 +16,7 @@ mod pack;
 mod partition;
 mod private;
 mod profile;
+mod ps;
 mod replay;
 mod run;
 mod serve;
@@ -25,6 +26,7 @@ mod status;
 mod store;
 mod top;
 mod trace;
+mod up;
 mod why;
 
 use anyhow::Context as _;
@@ -45,6 +47,8 @@ enum Command {
     Demo(demo::Options),
     Daemon(daemon::Options),
     Run(run::Options),
+    Up(up::Options),
+    Ps(ps::Options),
     Status(status::Options),
     Top(top::Options),
     Trace(trace::Options),
@@ -70,6 +74,8 @@ pub fn execute(gshare: Gshare) -> ExitCode {
         Command::Demo(options) => log::exit(demo::run(&options)),
         Command::Daemon(options) => log::exit(daemon::run(options)),
         Command::Run(options) => run::run(&options).unwrap_or_else(|error| log::exit(Err(error))),
+        Command::Up(options) => log::exit(up::run(&options)),
+        Command::Ps(options) => log::exit(ps::run(&options)),
         Command::Status(options) => log::exit(status::run(&options)),
         Command::Top(options) => log::exit(top::run(&options)),
         Command::Trace(options) => log::exit(trace::run(&options)),

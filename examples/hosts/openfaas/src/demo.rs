@@ -1,0 +1,203 @@
+//! `--demo`: functions with an SLO, a pipeline and a training job on simulated devices, under load, and what became of them.
+//!
+//! The program of all of them is `gpu_function`, which lies beside this one. Every step is a request that `curl` could send.
+
+use anyhow::{Context as _, bail};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The devices, unless others are asked for.
+pub const BOARDS: [&str; 2] = ["v100,devices=2", "a100,mig=1g.10gb+1g.10gb+2g.20gb"];
+/// How long functions are under load.
+const LOAD: Duration = Duration::from_secs(30);
+/// How long measuring and starting may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A function of the story: its name, its load in requests per second, and how it is deployed.
+struct Part {
+    name: &'static str,
+    rate: f64,
+    deployment: Value,
+}
+
+/// Runs the story against the host at this address, and prints it.
+///
+/// # Errors
+/// When a step fails.
+pub fn run(url: &str, dir: &Path) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    let say = |text: String| println!("{:5.1} s  {text}", begun.elapsed().as_secs_f64());
+    let program = program()?;
+    let dag = dir.join("dag.json");
+    std::fs::write(&dag, pipeline().to_string()).with_context(|| dag.display().to_string())?;
+    let parts = parts(&program, &dag);
+    for part in &parts {
+        let annotations = &part.deployment["annotations"];
+        say(format!("deploy {:<9} {}", part.name, said(annotations)));
+        let answer = ureq::post(&format!("{url}/system/functions"))
+            .header("content-type", "application/json")
+            .send(part.deployment.to_string());
+        answer.with_context(|| part.name)?;
+    }
+    wait(url, &parts, &say)?;
+    say(format!("load for {} s: {url}/ui shows what happens", LOAD.as_secs()));
+    std::thread::scope(|scope| {
+        for part in parts.iter().filter(|part| part.rate > 0.0) {
+            scope.spawn(|| load(url, part));
+        }
+    });
+    let state = state(url)?;
+    say("what became of it".to_owned());
+    println!(
+        "\n  {:<9} {:>8} {:>9} {:>9} {:>8} {:>7} {:>7} {:>6}  where",
+        "FUNCTION", "SLO", "ANSWERED", "IN TIME", "REFUSED", "STARTS", "PARKED", "GPU s"
+    );
+    for of in state["functions"].as_array().into_iter().flatten() {
+        let (answered, within) =
+            (of["answered"].as_u64().unwrap_or(0), of["within_slo"].as_u64().unwrap_or(0));
+        let part = if answered == 0 {
+            "-".into()
+        } else {
+            format!("{:.1} %", within as f64 * 100.0 / answered as f64)
+        };
+        let slo = of["slo_ns"].as_u64().map_or("-".into(), |slo| format!("{} ms", slo / 1_000_000));
+        println!(
+            "  {:<9} {slo:>8} {answered:>9} {part:>9} {:>8} {:>7} {:>7} {:>6.1}  {}",
+            of["name"].as_str().unwrap_or_default(),
+            of["rejected"].to_string(),
+            of["starts"].to_string(),
+            of["parked"].to_string(),
+            of["gpu_seconds"].as_f64().unwrap_or(0.0),
+            places(of)
+        );
+    }
+    println!("\n  devices: simulated; all of them are processes of this machine, under the hook");
+    Ok(())
+}
+
+/// Annotations in one line, without the paths of this run's own files.
+fn said(annotations: &Value) -> String {
+    let all = annotations.as_object().into_iter().flatten();
+    let own =
+        |value: &str| value.contains("/").then(|| value.rsplit('/').next().unwrap_or_default().to_owned());
+    let text = |(key, value): (&String, &Value)| {
+        let value = value.as_str().unwrap_or_default();
+        format!("{key}={}", own(value).unwrap_or_else(|| value.to_owned()))
+    };
+    all.map(text).collect::<Vec<_>>().join(" ")
+}
+
+/// Where the instances of a function are.
+fn places(of: &Value) -> String {
+    let part = |part: &Value| match part["slice"]["start"].as_u64() {
+        Some(slice) => format!("GPU {} slice {slice}", part["gpu"]),
+        None => format!("GPU {}", part["gpu"]),
+    };
+    let instance = |instance: &Value| {
+        let parts: Vec<String> = instance["parts"].as_array().into_iter().flatten().map(part).collect();
+        format!("{} ({})", parts.join(" > "), instance["life"].as_str().unwrap_or_default())
+    };
+    let all: Vec<String> = of["instances"].as_array().into_iter().flatten().map(instance).collect();
+    if all.is_empty() { of["state"].as_str().unwrap_or_default().to_owned() } else { all.join(", ") }
+}
+
+fn program() -> anyhow::Result<PathBuf> {
+    let path = std::env::current_exe()?.with_file_name("gpu_function");
+    if !path.is_file() {
+        bail!("{}: is not there: build the whole package, which has it", path.display());
+    }
+    Ok(path)
+}
+
+fn pipeline() -> Value {
+    let on = |slice: &str, ms: u64| json!({"slice": slice, "time_ns": ms * 1_000_000, "memory_bytes": 6_u64 << 30});
+    let component = |name: &str| json!({"name": name, "profiles": [on("1g.10gb", 24), on("2g.20gb", 14)]});
+    json!({"name": "video", "components": [component("detect"), component("classify")],
+        "edges": [{"from": "detect", "to": "classify", "bytes": 6_291_456}]})
+}
+
+fn parts(program: &Path, dag: &Path) -> Vec<Part> {
+    let part = |name, rate, annotations: Value, variables: Value| Part {
+        name,
+        rate,
+        deployment: json!({"service": name, "image": "gpu_function", "envProcess": program, "annotations": annotations,
+            "envVars": variables}),
+    };
+    vec![
+        part("resnet", 40.0, json!({"gshare/slo": "150ms"}), json!({"KERNELS": "5"})),
+        part("bert", 15.0, json!({"gshare/slo": "400ms"}), json!({"KERNELS": "10", "WEIGHTS_MIB": "1024"})),
+        part("ocr", 4.0, json!({"gshare/slo": "1s"}), json!({"KERNELS": "20", "WEIGHTS_MIB": "2048"})),
+        part(
+            "video",
+            15.0,
+            json!({"gshare/workload": "pipeline", "gshare/dag": dag, "gshare/slo": "400ms"}),
+            json!({"KERNELS": "6"}),
+        ),
+        part(
+            "finetune",
+            0.0,
+            json!({"gshare/workload": "training", "gshare/workers": "2", "fastgshare/gpu_mem": "1GiB"}),
+            json!({"STEPS": "1000000"}),
+        ),
+    ]
+}
+
+fn state(url: &str) -> anyhow::Result<Value> {
+    let text = ureq::get(&format!("{url}/system/state")).call()?.body_mut().read_to_string()?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+/// Waits until every function has an instance, and says what they are measured at.
+fn wait(url: &str, parts: &[Part], say: &dyn Fn(String)) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    let mut ready: Vec<String> = Vec::new();
+    while ready.len() < parts.len() {
+        if begun.elapsed() > PATIENCE {
+            bail!("not all functions are ready after {} s; {url}/ui says why", PATIENCE.as_secs());
+        }
+        for of in state(url)?["functions"].as_array().into_iter().flatten() {
+            let name = of["name"].as_str().unwrap_or_default().to_owned();
+            // A pipeline is started by its first request.
+            let serves = ["serving", "training"].map(Value::from).contains(&of["state"])
+                || of["workload"] == "pipeline" && of["state"] == "idle";
+            if serves && !ready.contains(&name) {
+                say(format!("{name} is ready{}", chosen(of)));
+                ready.push(name);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    Ok(())
+}
+
+/// The share of a function that was measured.
+fn chosen(of: &Value) -> String {
+    let points = of["profile"]["points"].as_array().map_or(0, Vec::len);
+    let share = &of["instances"][0]["parts"][0]["share"];
+    if points == 0 {
+        return String::new();
+    }
+    let percent = |value: &Value| value.as_u64().unwrap_or(0) / 100;
+    format!(
+        ": measured at {points} shares, takes {} % of the time and {} % of the SMs",
+        percent(&share["time"]["request"]),
+        percent(&share["sm_bp"])
+    )
+}
+
+/// Sends requests at their times, whatever became of those before.
+fn load(url: &str, part: &Part) {
+    let (begun, address) = (Instant::now(), format!("{url}/function/{}", part.name));
+    std::thread::scope(|scope| {
+        for number in 0.. {
+            let due = Duration::from_secs_f64(f64::from(number) / part.rate);
+            if due > LOAD {
+                return;
+            }
+            std::thread::sleep(due.saturating_sub(begun.elapsed()));
+            // What is refused or late is in the host's own figures.
+            scope.spawn(|| drop(ureq::get(&address).call()));
+        }
+    });
+}

@@ -1,0 +1,122 @@
+//! What the page and `gshare ps` show: devices with what runs on them, functions, and the last decisions.
+
+use super::api::Status;
+use super::host::{Decision, View};
+use super::node::Node;
+use gshare_core::platform::Regime;
+use gshare_core::{Bytes, GpuId, Timestamp};
+use serde::Serialize;
+
+/// The host at one instant.
+#[derive(Debug, Serialize)]
+pub struct State {
+    /// Time since the host began, in ns.
+    #[serde(rename = "now_ns")]
+    pub now: Timestamp,
+    /// The devices, by number.
+    pub devices: Vec<Device>,
+    /// The functions, by name.
+    pub functions: Vec<Function>,
+    /// The last decisions, the newest first.
+    pub decisions: Vec<Decision>,
+}
+
+/// A device, to show.
+#[derive(Debug, Serialize)]
+pub struct Device {
+    /// Its number, as in the parts of instances.
+    pub gpu: GpuId,
+    /// The driver's name of it.
+    pub name: String,
+    /// How it is shared.
+    pub regime: Regime,
+    /// Its memory in bytes.
+    #[serde(rename = "memory_bytes")]
+    pub memory: Bytes,
+    /// Its MIG devices, by place.
+    pub slices: Vec<Slice>,
+}
+
+/// A MIG device, to show.
+#[derive(Debug, Serialize)]
+pub struct Slice {
+    /// The driver's name of its profile, such as `3g.40gb`.
+    pub profile: String,
+    /// Its first memory slice.
+    pub start: u8,
+    /// How many memory slices it has.
+    pub width: u8,
+}
+
+/// A function, to show.
+#[derive(Debug, Serialize)]
+pub struct Function {
+    /// Its name.
+    pub name: String,
+    /// How it is served.
+    #[serde(flatten)]
+    pub status: Status,
+    /// Processes that the node's daemon knows, with what they ask for and what they took in the last second or two.
+    pub clients: Vec<Client>,
+}
+
+/// A process as the node's daemon knows it. Shares are fractions of 1.
+#[derive(Debug, Serialize)]
+pub struct Client {
+    /// Its name there.
+    pub name: String,
+    /// Guaranteed share of time.
+    pub request: f64,
+    /// Most share of time.
+    pub limit: f64,
+    /// Share of time used in the last one to two seconds.
+    pub measured: f64,
+    /// Memory it uses, in bytes.
+    #[serde(rename = "memory_bytes")]
+    pub memory: Bytes,
+}
+
+/// What there is to show now. Asks the node's daemon: not for a thread that serves requests.
+pub fn now(node: &Node) -> State {
+    let snapshot = node.runner.daemon.as_ref().and_then(|socket| gshared::admin::snapshot(socket).ok());
+    let mut clients: Vec<Client> = Vec::new();
+    for of in snapshot.into_iter().flat_map(|snapshot| snapshot.clients) {
+        clients.push(Client {
+            name: of.name,
+            request: of.quota_request,
+            limit: of.quota_limit,
+            measured: of.measured,
+            memory: of.memory_bytes,
+        });
+    }
+    let (views, decisions) = {
+        let host = node.host();
+        (host.views(), host.decisions())
+    };
+    let function = |view: &View| {
+        let mine: Vec<&String> = view.instances.iter().flat_map(|instance| &instance.clients).collect();
+        let (mine, others) =
+            std::mem::take(&mut clients).into_iter().partition(|one| mine.contains(&&one.name));
+        clients = others;
+        Function { name: view.version.deployment.service.clone(), status: Status::of(view), clients: mine }
+    };
+    let functions = views.iter().map(function).collect();
+    let device = |(gpu, device): (&GpuId, &super::devices::Device)| Device {
+        gpu: *gpu,
+        name: device.name.clone(),
+        regime: device.spec.effective_regime(),
+        memory: device.spec.memory,
+        slices: slices(&device.spec),
+    };
+    let devices = node.runner.devices.all.iter().map(device).collect();
+    State { now: node.now(), devices, functions, decisions }
+}
+
+fn slices(spec: &gshare_core::platform::DeviceSpec) -> Vec<Slice> {
+    let Some(layout) = &spec.mig else { return Vec::new() };
+    let slice = |at: &gshare_core::mig::SliceAt| {
+        let profile = layout.model().get(at.profile)?;
+        Some(Slice { profile: profile.name.to_string(), start: at.start, width: profile.memory_slices })
+    };
+    layout.slices().iter().filter_map(slice).collect()
+}

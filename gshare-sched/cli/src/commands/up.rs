@@ -1,0 +1,40 @@
+//! `gshare up`: the host of this node's functions, with its daemon.
+//!
+//! The host is a program of its own, so that this command need not be built with a web server. It is looked for beside this one,
+//! where `cargo gshare` and packages put it, and then on the search path.
+
+use anyhow::{Context as _, anyhow};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// The program.
+const HOST: &str = "gshare-openfaas";
+
+/// Start the host of this node's functions: deploy them with a latency to keep, and they are measured, placed, scaled and served.
+///
+/// On the GPUs of this machine, or on simulated ones: `gshare up --sim=a100,devices=2`. `gshare up --demo` deploys some, puts
+/// them under load and tells what became of them. All arguments are the host's: `gshare up --help` lists them.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct Options {
+    /// Arguments of the host.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+    arguments: Vec<OsString>,
+}
+
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    let host =
+        host().with_context(|| format!("{HOST} is neither beside this command nor on the search path"))?;
+    // Comes back only when the program cannot be started.
+    let error = Command::new(&host).args(&options.arguments).exec();
+    Err(anyhow!("{}: {error}", host.display()))
+}
+
+fn host() -> Option<PathBuf> {
+    let beside = std::env::current_exe().ok().map(|own| own.with_file_name(HOST));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs = std::env::split_paths(&path).map(|dir| dir.join(HOST));
+    beside.into_iter().chain(dirs).find(|file| file.is_file())
+}
