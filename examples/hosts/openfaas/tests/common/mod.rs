@@ -8,17 +8,17 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Long, for a machine that does other things, too.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-pub struct Provider {
-    pub child: Child,
-    pub address: SocketAddr,
+pub(crate) struct Provider {
+    pub(crate) child: Child,
+    pub(crate) address: SocketAddr,
     /// What it printed.
-    pub line: String,
+    pub(crate) line: String,
 }
 
 impl Provider {
-    pub fn start(state: &Path, more: &[&str]) -> Self {
+    pub(crate) fn start(state: &Path, more: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"))
             .args(["--listen", "127.0.0.1:0", "--state"])
             .arg(state)
@@ -32,18 +32,18 @@ impl Provider {
         Self { address: address.unwrap_or_else(|| panic!("`{line}`")), child, line }
     }
 
-    pub fn call(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+    pub(crate) fn call(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         call(self.address, method, path, body).unwrap()
     }
 
-    pub fn deploy(&self, name: &str, more: &str) {
+    pub(crate) fn deploy(&self, name: &str, more: &str) {
         let program = env!("CARGO_BIN_EXE_gpu_function");
         let body = format!(r#"{{"service":"{name}","image":"{program}"{more}}}"#);
         let (status, said) = self.call("POST", "/system/functions", &body);
         assert_eq!(status, 202, "{said}");
     }
 
-    pub fn replicas(&self, name: &str, count: u64) {
+    pub(crate) fn replicas(&self, name: &str, count: u64) {
         within(|| {
             let (_, body) = self.call("GET", &format!("/system/function/{name}"), "");
             let status: serde_json::Value = serde_json::from_str(&body).unwrap();
@@ -59,7 +59,7 @@ impl Drop for Provider {
     }
 }
 
-pub fn within(mut condition: impl FnMut() -> bool) {
+pub(crate) fn within(mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {
         assert!(begun.elapsed() < PATIENCE, "not within {PATIENCE:?}");
@@ -68,7 +68,12 @@ pub fn within(mut condition: impl FnMut() -> bool) {
 }
 
 /// One request on a connection of its own: status and body.
-pub fn call(address: SocketAddr, method: &str, path: &str, body: &str) -> std::io::Result<(u16, String)> {
+pub(crate) fn call(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> std::io::Result<(u16, String)> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let length = body.len();
