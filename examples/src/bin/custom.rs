@@ -1,22 +1,27 @@
-//! The smallest host: it packs, places, scales and dispatches with the engines of `gshare-sched`, and brings one policy
-//! of its own. Time is virtual here; a real host passes its clock, and carries the orders out on processes.
+//! A host of your own: [`Platform`] decides, the runner starts real processes, and one policy is the host's.
+//!
+//! A process here is `cat`, and a request a line that it answers. The host passes a clock of its own, virtual time, so that every
+//! run prints the same; a real host passes the time of day, and its functions take what they take.
 //!
 //! `cargo run -p gshare-examples --bin custom`
 
-use gshare_core::PlacementId;
-use gshare_core::pack::{Demand, GpuSpec, Packer};
-use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
+use anyhow::Context as _;
+use gshare_core::platform::{DeviceSpec, FunctionSpec, InstanceReport, PlatformAction, PlatformEvent, Work};
+use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::request::{NodeId, RequestId};
 use gshare_core::scale::{
-    FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts,
-    InstanceId,
+    HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts, InstanceId,
 };
-use gshare_core::{
-    Bytes, ClientId, Duration, Engine, FunctionId, GpuId, LeaseId, QuotaRange, Share, Timestamp, TokenAction,
-    TokenEvent, TokenScheduler,
-};
+use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, Timestamp};
+use gshare_runner::manager::HookedProcess;
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
-use gshare_sched::token::{MultiToken, MultiTokenConfig};
+use gshare_sched::platform::{
+    FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig,
+};
 use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
 
 /// The host's own policy, in place of the scalers of `gshare_sched::scale`: as many instances as the last tick needed.
 #[derive(Default)]
@@ -81,129 +86,140 @@ impl HorizontalScaler for AsManyAsNeeded {
     }
 }
 
-/// One running copy: its rectangle, and its place in the token engine.
+/// A running copy: its process, and a line to it.
 struct Instance {
-    placement: PlacementId,
-    gpu: GpuId,
-    client: ClientId,
+    _process: HookedProcess,
+    line: BufReader<UnixStream>,
+}
+
+/// What happens at a time of the host's clock.
+enum Happening {
+    Arrives,
+    Tell(PlatformEvent),
+}
+
+/// The platform, and what this host does for it.
+struct Host {
+    platform: Platform,
+    now: Timestamp,
+    instances: BTreeMap<InstanceId, Instance>,
+    /// By time and order.
+    ahead: BTreeMap<(Timestamp, u64), Happening>,
+    requests: u64,
+    order: u64,
+    answered: u64,
+}
+
+impl Host {
+    fn later(&mut self, after: Duration, happening: Happening) {
+        self.order += 1;
+        self.ahead.insert((self.now.saturating_add(after), self.order), happening);
+    }
+
+    fn tell(&mut self, event: PlatformEvent) -> anyhow::Result<()> {
+        let mut orders = Vec::new();
+        self.platform.handle(self.now, event, &mut orders)?;
+        for order in orders {
+            self.obey(order)?;
+        }
+        Ok(())
+    }
+
+    /// Everything that this host does.
+    fn obey(&mut self, order: PlatformAction) -> anyhow::Result<()> {
+        let report = |instance, report| Happening::Tell(PlatformEvent::Instance { instance, report });
+        match order {
+            PlatformAction::Start { instance, parts, .. } => {
+                let (ours, theirs) = UnixStream::pair()?;
+                let mut command = Command::new("cat");
+                command.stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs.try_clone()?)));
+                command.stdout(Stdio::from(std::os::fd::OwnedFd::from(theirs)));
+                // What a program under the hook is held to: with `Some(hook)` here it is.
+                command.env("GSHARE_QUOTA", parts[0].share.time().to_string());
+                let name = format!("echo-{}", instance.0);
+                let process = HookedProcess::start(command, &name, gshare_runner::new_run()?, None)?;
+                self.instances.insert(instance, Instance { _process: process, line: BufReader::new(ours) });
+                self.later(Duration::from_millis(300), report(instance, InstanceReport::Ready));
+            }
+            PlatformAction::Stop { instance, .. } => {
+                // Dropped: killed.
+                self.instances.remove(&instance);
+                self.later(Duration::ZERO, report(instance, InstanceReport::Gone));
+            }
+            PlatformAction::Dispatch { request, instance } => {
+                let of = self.instances.get_mut(&instance).context("an instance that runs")?;
+                writeln!(of.line.get_mut(), "request {}", request.0)?;
+                let mut answer = String::new();
+                of.line.read_line(&mut answer)?;
+                anyhow::ensure!(answer.trim() == format!("request {}", request.0), "{answer}");
+                let took = Duration::from_millis(36);
+                self.later(took, Happening::Tell(PlatformEvent::RequestDone { request, took }));
+                self.answered += 1;
+            }
+            // A drained instance is stopped next; nothing of this host is parked, measured or fetched.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Lets the clock go on to the next thing that happens, up to a time.
+    fn step(&mut self, until: Timestamp) -> anyhow::Result<bool> {
+        let happens = self.ahead.first_key_value().map(|(key, _)| key.0);
+        let Some(next) = [happens, self.platform.next_deadline()].into_iter().flatten().min() else {
+            return Ok(false);
+        };
+        if next > until {
+            self.now = until;
+            return Ok(false);
+        }
+        self.now = next;
+        if self.platform.next_deadline() == Some(next) {
+            self.tell(PlatformEvent::DeadlineReached)?;
+        } else if let Some((_, happening)) = self.ahead.pop_first() {
+            let event = match happening {
+                Happening::Tell(event) => event,
+                Happening::Arrives => {
+                    self.requests += 1;
+                    let request = RequestId(self.requests);
+                    PlatformEvent::RequestArrived { request, function: FunctionId(0), deadline: None }
+                }
+            };
+            self.tell(event)?;
+        }
+        Ok(true)
+    }
 }
 
 fn main() -> anyhow::Result<()> {
-    let mut packer: Box<dyn Packer> = Box::new(MaxRects::new(MaxRectsConfig::default()));
+    // Ours would be FractionalPolicies::fast()?.
+    let policies = FractionalPolicies {
+        scaler: Box::new(AsManyAsNeeded::default()),
+        packer: Box::new(MaxRects::new(MaxRectsConfig::default())),
+    };
+    let pool = FractionalPool::new(FractionalConfig::default(), policies)?;
+    let platform = Platform::new(PlatformConfig::default(), vec![Box::new(pool)])?;
+    let (instances, ahead, now) = (BTreeMap::new(), BTreeMap::new(), Timestamp::ZERO);
+    let mut host = Host { platform, now, instances, ahead, requests: 0, order: 0, answered: 0 };
     for gpu in 0..2 {
-        packer.add_gpu(GpuId(gpu), GpuSpec::new(Bytes::from_gib(16)))?;
+        let spec = DeviceSpec::new(NodeId(0), Bytes::from_gib(16));
+        host.tell(PlatformEvent::DeviceFound { gpu: GpuId(gpu), spec })?;
     }
-    let mut tokens: Box<dyn TokenScheduler> = Box::new(MultiToken::new(MultiTokenConfig::default())?);
-    // Ours would be LazyHorizontal::new(LazyHorizontalConfig::default())?.
-    let mut scaler: Box<dyn HorizontalScaler> = Box::new(AsManyAsNeeded::default());
+    // 24 % of the SMs for 40 % of the time serve 27 requests/s.
+    let point =
+        ProfilePoint::measured("24".parse()?, "0.4".parse()?, 1, 27.0, "10ms".parse()?, "10ms".parse()?)?;
+    let work = Work::Inference { profile: Some(ProfileTable::sparse(vec![point])?) };
+    let spec = Box::new(FunctionSpec::new(work, Bytes::from_gib(2)).with_instances(1, 16));
+    host.tell(PlatformEvent::FunctionDeployed { function: FunctionId(0), spec })?;
 
-    // 24 % of the SMs for 40 % of the time serve 27 requests/s, 10 ms each at that size.
-    let (sm, quota) = ("24".parse()?, "0.4".parse()?);
-    let p50 = Duration::from_millis(10);
-    let point = ProfilePoint::measured(sm, quota, 1, 27.0, p50, p50)?;
-    let function = FunctionId(0);
-    let profile = ProfileTable::sparse(vec![point])?;
-    let spec = FunctionScale { profile, max_p95: None, min_instances: 1, max_instances: 16 };
-    let mut now = Timestamp::from_millis(0);
-    let mut orders = Vec::new();
-    scaler.handle(now, HorizontalEvent::FunctionAdded { function, spec }, &mut orders)?;
-
-    let mut instances: BTreeMap<InstanceId, Instance> = BTreeMap::new();
-    println!("load/s  instances  on GPUs  GPU time");
+    println!("load/s  processes  sent  answered");
     for load in [20, 60, 110, 250, 110, 20] {
-        let rate = RequestRate::per_second(load);
-        scaler.handle(now, HorizontalEvent::LoadReported { function, rate }, &mut orders)?;
-        for order in std::mem::take(&mut orders) {
-            let event = match order {
-                HorizontalAction::Start { instance, point, .. } => {
-                    match start(now, instance, &point, &mut *packer, &mut *tokens) {
-                        Ok(started) => {
-                            instances.insert(instance, started);
-                            HorizontalEvent::InstanceReady { instance }
-                        }
-                        Err(error) => {
-                            println!("        {instance}: {error}");
-                            HorizontalEvent::StartRefused { instance }
-                        }
-                    }
-                }
-                HorizontalAction::Drain { instance } => {
-                    let Some(gone) = instances.remove(&instance) else { continue };
-                    packer.release(gone.placement)?;
-                    tokens.handle(now, TokenEvent::ClientLeft { client: gone.client }, &mut Vec::new())?;
-                    HorizontalEvent::InstanceGone { instance }
-                }
-                _ => continue,
-            };
-            scaler.handle(now, event, &mut orders)?;
+        let (sent, answered, begun) = (host.requests, host.answered, host.now);
+        for number in 0..3 * load {
+            host.later(Duration::from_micros(1_000_000 * number / load), Happening::Arrives);
         }
-        let used = serve(&mut now, &mut *tokens, &instances)?;
-        let mut gpus: Vec<_> = instances.values().map(|instance| instance.gpu).collect();
-        gpus.dedup();
-        println!("{load:>6}  {:>9}  {:>7}  {used:>8}", instances.len(), gpus.len());
+        while host.step(begun.saturating_add(Duration::from_secs(3)))? {}
+        let (sent, answered) = (host.requests - sent, host.answered - answered);
+        println!("{load:>6}  {:>9}  {sent:>4}  {answered:>8}", host.instances.len());
     }
     Ok(())
-}
-
-/// Gives an instance a rectangle of a GPU, and the same share at run time.
-fn start(
-    now: Timestamp,
-    instance: InstanceId,
-    point: &ProfilePoint,
-    packer: &mut dyn Packer,
-    tokens: &mut dyn TokenScheduler,
-) -> anyhow::Result<Instance> {
-    let placed = packer.place(&Demand::new(point.quota, point.sm))?.placement;
-    let client = ClientId::new(u32::try_from(instance.0)?, 0);
-    let share = Share { quota: QuotaRange::new(point.quota, point.quota)?, sm: point.sm };
-    tokens.handle(now, TokenEvent::ClientJoined { client, gpu: placed.gpu, share }, &mut Vec::new())?;
-    Ok(Instance { placement: placed.id, gpu: placed.gpu, client })
-}
-
-/// One second in which every instance is busy: whoever holds a token uses all of it.
-fn serve(
-    now: &mut Timestamp,
-    tokens: &mut dyn TokenScheduler,
-    instances: &BTreeMap<InstanceId, Instance>,
-) -> anyhow::Result<Duration> {
-    let end = now.saturating_add(Duration::from_secs(1));
-    let mut used = Duration::ZERO;
-    let mut actions = Vec::new();
-    let mut returns: BTreeMap<(Timestamp, LeaseId), (ClientId, Duration)> = BTreeMap::new();
-    for instance in instances.values() {
-        tokens.handle(*now, TokenEvent::TokenRequested { client: instance.client }, &mut actions)?;
-    }
-    loop {
-        for action in actions.drain(..) {
-            if let TokenAction::Grant { client, lease, budget, .. } = action {
-                returns.insert((now.saturating_add(budget), lease), (client, budget));
-            }
-        }
-        let next =
-            [returns.keys().next().map(|(at, _)| *at), tokens.next_deadline()].into_iter().flatten().min();
-        let Some(next) = next.filter(|next| *next < end) else { break };
-        *now = next;
-        match returns.first_entry().filter(|entry| entry.key().0 == next) {
-            Some(entry) => {
-                let ((_, lease), (client, budget)) = entry.remove_entry();
-                used = used.saturating_add(budget);
-                tokens.handle(
-                    *now,
-                    TokenEvent::TokenReturned { client, lease, used: budget, again: true },
-                    &mut actions,
-                )?;
-            }
-            None => tokens.handle(*now, TokenEvent::DeadlineReached, &mut actions)?,
-        }
-    }
-    // What is still held at the end of the second goes back unused.
-    for ((_, lease), (client, _)) in returns {
-        tokens.handle(
-            *now,
-            TokenEvent::TokenReturned { client, lease, used: Duration::ZERO, again: false },
-            &mut actions,
-        )?;
-    }
-    *now = end;
-    Ok(used)
 }

@@ -233,15 +233,17 @@ fn a_command_whose_output_nobody_reads_ends_quietly() {
 #[test]
 fn a_host_in_another_language_drives_an_engine_over_pipes() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let output = Command::new("python3")
-        .arg(root.join("examples/filter_host.py"))
-        .arg(env!("CARGO_BIN_EXE_gshare"))
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let printed = String::from_utf8(output.stdout).unwrap();
     let shown = std::fs::read_to_string(root.join("examples/README.md")).unwrap();
-    assert!(printed.contains("carol") && shown.contains(&printed), "{printed}");
+    for (script, line) in [("filter_host.py", "carol"), ("platform_host.py", "330       330")] {
+        let output = Command::new("python3")
+            .arg(root.join("examples").join(script))
+            .arg(env!("CARGO_BIN_EXE_gshare"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let printed = String::from_utf8(output.stdout).unwrap();
+        assert!(printed.contains(line) && shown.contains(&printed), "{printed}");
+    }
 }
 
 #[test]
