@@ -34,8 +34,12 @@
 //!                                          ◀──  Document{bytes}       + JSON
 //! any of them                              ◀──  Refused{code, text}
 //! ```
+//! A store that does not take a connection says so before it closes it: `Refused` with the number 0, which no request has that is
+//! answered.
+//!
 //! The store drops a connection that sends anything else.
 
+use crate::bounds::{Exceeded, Resource};
 use gshare_core::store::{Access, ContentHash, MemoryTier, RefuseReason};
 
 /// Version of the format; the first byte of every frame.
@@ -276,6 +280,27 @@ codes! {
     StillMapped 16,
     Corrupt 17,
     Io 18,
+    UidConnections 19,
+    UidDescriptors 20,
+    UidUnread 21,
+    UidMemory 22,
+    UidModels 23,
+    HeaderWork 24,
+}
+
+impl From<&Exceeded> for Code {
+    fn from(exceeded: &Exceeded) -> Self {
+        match exceeded {
+            Exceeded::Work { .. } => Self::HeaderWork,
+            Exceeded::Held { resource, .. } => match resource {
+                Resource::Connections => Self::UidConnections,
+                Resource::Descriptors => Self::UidDescriptors,
+                Resource::Unread => Self::UidUnread,
+                Resource::Models => Self::UidModels,
+                Resource::Memory => Self::UidMemory,
+            },
+        }
+    }
 }
 
 impl From<RefuseReason> for Code {

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | [`engine`] | the decisions: states, references, limits, access, eviction; pure |
 //! | [`server`] | the store as a server on a Unix socket |
+//! | [`bounds`] | how much of the server each uid may take; pure |
 //! | [`client`] | asking it, from Rust |
 //! | [`backend`] | memory that models live in |
 //! | [`frame`], [`manifest`] | what goes over the socket, and where tensors lie in an arena |
@@ -43,6 +44,7 @@
 #![cfg_attr(test, allow(clippy::cast_possible_truncation))]
 
 pub mod backend;
+pub mod bounds;
 pub mod client;
 pub mod content;
 pub mod engine;

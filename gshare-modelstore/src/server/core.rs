@@ -3,6 +3,7 @@
 use super::ServerConfig;
 use super::conn::Conn;
 use crate::backend::{ArenaMemory, ModelBackend};
+use crate::bounds::{Booked, Bounds, Exceeded, Ledger, Resource, Whose};
 use crate::engine::Store;
 use crate::frame::{Answer, Code};
 use crate::load::{self, Origin, Source};
@@ -29,7 +30,12 @@ pub(super) struct Known {
     pub(super) source: Option<Arc<Source>>,
     access: Access,
     owner: u32,
+    _booked: Vec<Booked>,
 }
+
+/// Descriptors of an arena at most: its file, the writer's, the readers', and its manifest's where that is a file of its own; while
+/// it is loaded, two more of its source instead of the writer's and the manifest's.
+const ARENA_DESCRIPTORS: u64 = 4;
 
 /// Memory that an arena has.
 #[derive(Debug, Clone)]
@@ -38,11 +44,13 @@ pub(super) struct Held {
     pub(super) layout: Arc<Layout>,
     /// Once it is loaded.
     pub(super) complete: Option<Arc<Served>>,
+    _booked: Arc<Booked>,
 }
 
 /// The answer to a get of an arena: the same for all, but for the number of the request.
 #[derive(Debug)]
 pub(super) struct Served {
+    arena: ArenaId,
     pub(super) frame: Vec<u8>,
     pub(super) files: Vec<Arc<OwnedFd>>,
     content: ContentHash,
@@ -128,6 +136,8 @@ pub(super) struct Core {
     next_model: u32,
     pub(super) arenas: BTreeMap<ArenaId, Held>,
     pub(super) conns: BTreeMap<ClientId, Arc<Conn>>,
+    /// Connections that ended with answers that the client can still read.
+    gone: Vec<Arc<Conn>>,
     free: BTreeSet<u32>,
     slots: Vec<u32>,
     tickets: BTreeMap<TicketId, Open>,
@@ -137,6 +147,7 @@ pub(super) struct Core {
     actions: Vec<StoreAction>,
     pub(super) after: Vec<After>,
     backends: [Option<Arc<dyn ModelBackend>>; 2],
+    pub(super) ledger: Ledger,
 }
 
 /// A client that has more requests open than this loses its connection.
@@ -151,11 +162,21 @@ pub(super) fn reload_time(bytes: Bytes, rate: Bytes) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
+fn since(started: Instant) -> Timestamp {
+    Timestamp::from_nanos(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// A bound as a refusal.
+pub(super) fn refusal(exceeded: Exceeded) -> (Code, String) {
+    (Code::from(&exceeded), exceeded.to_string())
+}
+
 impl Core {
     pub(super) fn new(
         engine: Store,
         config: ServerConfig,
         backends: [Option<Arc<dyn ModelBackend>>; 2],
+        bounds: Bounds,
     ) -> Self {
         Self {
             engine,
@@ -166,6 +187,7 @@ impl Core {
             next_model: 0,
             arenas: BTreeMap::new(),
             conns: BTreeMap::new(),
+            gone: Vec::new(),
             free: BTreeSet::new(),
             slots: Vec::new(),
             tickets: BTreeMap::new(),
@@ -175,11 +197,12 @@ impl Core {
             actions: Vec::new(),
             after: Vec::new(),
             backends,
+            ledger: Ledger::new(bounds),
         }
     }
 
     pub(super) fn now(&self) -> Timestamp {
-        Timestamp::from_nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        since(self.started)
     }
 
     /// A number for a new model of this name.
@@ -189,6 +212,7 @@ impl Core {
         source: Option<Arc<Source>>,
         access: Access,
         owner: u32,
+        booked: Vec<Booked>,
     ) -> ModelId {
         while self.models.contains_key(&ModelId(self.next_model)) {
             self.next_model = self.next_model.wrapping_add(1);
@@ -196,7 +220,7 @@ impl Core {
         let model = ModelId(self.next_model);
         self.next_model = self.next_model.wrapping_add(1);
         self.names.insert(name.to_owned(), model);
-        self.models.insert(model, Known { name: name.to_owned(), source, access, owner });
+        self.models.insert(model, Known { name: name.to_owned(), source, access, owner, _booked: booked });
         model
     }
 
@@ -231,13 +255,20 @@ impl Core {
     }
 
     pub(super) fn leave(&mut self, client: ClientId) {
-        if self.conns.remove(&client).is_none() {
-            return;
+        let Some(conn) = self.conns.remove(&client) else { return };
+        if !conn.settle() {
+            conn.hang_up();
+            self.gone.push(conn);
         }
         self.tickets.retain(|_, open| open.conn.client != client);
         let _ = self.tell(StoreEvent::ClientLeft { client }, None);
         self.slots[client.index()] = self.slots[client.index()].wrapping_add(1);
         self.free.insert(client.slot());
+    }
+
+    /// Forgets connections that ended and whose client has read or thrown away all answers.
+    pub(super) fn sweep(&mut self) {
+        self.gone.retain(|conn| !conn.settle());
     }
 
     /// The engine did not take a request: an arena that is gone, or a name that cannot be.
@@ -364,6 +395,14 @@ impl Core {
                 let Some(open) = self.close(ticket) else { return };
                 let Kind::PutBegin(layout) = &open.kind else { return };
                 let layout = layout.clone();
+                let booked = match self.ledger.take(open.conn.uid, Resource::Descriptors, ARENA_DESCRIPTORS) {
+                    Ok(booked) => Arc::new(booked),
+                    Err(exceeded) => {
+                        self.refuse(&open, Code::from(&exceeded), exceeded.to_string());
+                        let client = open.conn.client;
+                        return events.push_back((StoreEvent::PutAborted { client, arena }, None));
+                    }
+                };
                 let prepared = self
                     .backend(tier)
                     .and_then(|backend| backend.create(layout.arena_bytes))
@@ -380,7 +419,7 @@ impl Core {
                             bytes: layout.arena_bytes,
                             manifest_bytes,
                         };
-                        self.arenas.insert(arena, Held { memory, layout, complete: None });
+                        self.arenas.insert(arena, Held { memory, layout, complete: None, _booked: booked });
                         self.send(&open, answer, descriptors);
                     }
                     Err(error) => {
@@ -472,8 +511,11 @@ impl Core {
             LoadFrom::Gpu(_) => Some(backend_of(MemoryTier::Gpu)?),
             _ => None,
         };
+        let owner = self.models.get(&model).map_or(u32::MAX, |known| known.owner);
+        let booked = self.ledger.take(owner, Resource::Descriptors, ARENA_DESCRIPTORS).map_err(refusal)?;
         let memory = backend.create(layout.arena_bytes).map_err(|error| (Code::Io, error.to_string()))?;
-        self.arenas.insert(arena, Held { memory: memory.clone(), layout, complete: None });
+        let held = Held { memory: memory.clone(), layout, complete: None, _booked: Arc::new(booked) };
+        self.arenas.insert(arena, held);
         let told = self.tickets.values().filter(|open| matches!(open.kind, Kind::PutFile(of) if of == model));
         let told = told.map(|open| (open.conn.clone(), open.request)).collect();
         self.after.push(After::Load(Load { arena, backend, memory, origin, out, told }));
@@ -507,10 +549,15 @@ impl Core {
     }
 }
 
+/// Connections that ended are looked at so often, beside whenever a bound refuses something.
+const SWEEP_EVERY: std::time::Duration = std::time::Duration::from_millis(200);
+
 /// The core, and what works on it.
 #[derive(Debug)]
 pub(super) struct Shared {
     core: Mutex<Core>,
+    pub(super) ledger: Ledger,
+    started: Instant,
     /// The engine's next deadline may have moved.
     deadline: Condvar,
     stopping: AtomicBool,
@@ -523,12 +570,25 @@ impl Shared {
     pub(super) fn new(core: Core) -> Self {
         let threads = core.config.threads.max(1);
         let progress_every = std::time::Duration::from_millis(100);
-        let stopping = AtomicBool::new(false);
-        Self { core: Mutex::new(core), deadline: Condvar::new(), stopping, threads, progress_every }
+        let (stopping, ledger) = (AtomicBool::new(false), core.ledger.clone());
+        let started = core.started;
+        Self {
+            core: Mutex::new(core),
+            ledger,
+            started,
+            deadline: Condvar::new(),
+            stopping,
+            threads,
+            progress_every,
+        }
     }
 
     pub(super) fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        since(self.started)
     }
 
     fn lock(&self) -> MutexGuard<'_, Core> {
@@ -548,9 +608,12 @@ impl Shared {
         for after in after {
             match after {
                 After::Send { conn, request, answer, descriptors } => {
-                    conn.answer(request, &answer, &descriptors);
+                    let sent = self.deliver(&conn, request, &answer, &descriptors, 0);
+                    if let (false, Answer::Writable { arena, .. }) = (sent, answer) {
+                        self.undo(StoreEvent::PutAborted { client: conn.client, arena: arena.into() });
+                    }
                 }
-                After::Serve { conn, request, served } => conn.serve(request, &served),
+                After::Serve { conn, request, served } => self.serve(&conn, request, &served),
                 After::Load(load) => self.in_thread(load.arena, move |shared| shared.load(&load)),
                 After::Free { arena, held } => {
                     drop(held);
@@ -560,6 +623,62 @@ impl Shared {
             }
         }
         result
+    }
+
+    /// Takes back what the engine gave to a client that could not be told.
+    fn undo(self: &Arc<Self>, event: StoreEvent) {
+        self.with(|core| {
+            // Refused only when the client or the arena is gone.
+            let _ = core.tell(event, None);
+        });
+    }
+
+    /// Answers a get with what was prepared when the model was complete. The reference goes again if it cannot be sent.
+    pub(super) fn serve(self: &Arc<Self>, conn: &Conn, request: u32, served: &Served) {
+        if !self.retried(conn, request, || conn.serve(&self.ledger, request, served)) {
+            self.undo(StoreEvent::Released { client: conn.client, arena: served.arena });
+        }
+    }
+
+    /// Sends an answer, which stands for so much memory as long as it is not read. `false` if a bound refused it, which the
+    /// client was told then.
+    pub(super) fn deliver(
+        self: &Arc<Self>,
+        conn: &Conn,
+        request: u32,
+        answer: &Answer,
+        descriptors: &[Arc<OwnedFd>],
+        memory: u64,
+    ) -> bool {
+        if descriptors.is_empty() {
+            conn.answer(request, answer);
+            return true;
+        }
+        self.retried(conn, request, || conn.deliver(&self.ledger, request, answer, descriptors, memory))
+    }
+
+    /// Sends; if a bound refuses that, once more after a look at what was read meanwhile.
+    fn retried(&self, conn: &Conn, request: u32, send: impl Fn() -> Result<(), Exceeded>) -> bool {
+        let Err(first) = send() else { return true };
+        self.settle(conn.uid, &first);
+        let Err(exceeded) = send() else { return true };
+        self.lock().counts.refusals += 1;
+        let (code, text) = refusal(exceeded);
+        conn.answer(request, &Answer::Refused { code, text });
+        false
+    }
+
+    /// Looks at what was read by the uid whose bound refused something, or by all, if the bound is that of all.
+    fn settle(&self, uid: u32, exceeded: &Exceeded) {
+        let all = !matches!(exceeded, Exceeded::Held { whose: Whose::Uid, .. });
+        let mut core = self.lock();
+        core.sweep();
+        let conns: Vec<Arc<Conn>> =
+            core.conns.values().filter(|conn| all || conn.uid == uid).cloned().collect();
+        drop(core);
+        for conn in conns {
+            conn.settle();
+        }
     }
 
     fn freed(self: &Arc<Self>, arena: ArenaId) {
@@ -595,7 +714,7 @@ impl Shared {
             let mine = now >= due && last.swap(now, Ordering::Relaxed) < due;
             if mine {
                 let answer = Answer::Progress { done, total };
-                load.told.iter().for_each(|(conn, request)| conn.answer(*request, &answer, &[]));
+                load.told.iter().for_each(|(conn, request)| conn.progress(*request, &answer));
             }
         };
         let filled = match (&load.out, &load.origin) {
@@ -645,7 +764,8 @@ impl Shared {
             let mut frame = Vec::new();
             Answer::Served { arena: arena.into(), bytes, manifest_bytes, content, handle }
                 .encode(0, &mut frame);
-            Ok::<_, io::Error>(Served { frame, files: apart.into_iter().chain(file).collect(), content })
+            let files = apart.into_iter().chain(file).collect();
+            Ok::<_, io::Error>(Served { arena, frame, files, content })
         };
         match sealed() {
             Err(error) => self.failed(arena, Code::Io, error.to_string()),
@@ -674,8 +794,13 @@ impl Shared {
 
     /// Calls the engine at its deadlines, until the store stops.
     pub(super) fn run_timer(self: &Arc<Self>) {
+        let mut swept = Instant::now();
         while !self.stopping() {
             let mut core = self.lock();
+            if swept.elapsed() >= SWEEP_EVERY {
+                core.sweep();
+                swept = Instant::now();
+            }
             let wait = core.engine.next_deadline().map(|at| at.saturating_since(core.now()));
             if wait == Some(Duration::ZERO) {
                 drop(core);
