@@ -277,6 +277,11 @@ impl Bounds {
         self.held.get(&uid).map_or(0, |row| row[resource as usize])
     }
 
+    /// Uids that have something.
+    pub fn uids(&self) -> impl Iterator<Item = u32> {
+        self.held.keys().copied()
+    }
+
     /// How much of a resource all uids have.
     pub fn total(&self, resource: Resource) -> u64 {
         self.classes.iter().map(|row| row[resource as usize]).sum()

@@ -24,9 +24,11 @@ use crate::manifest::{Layout, Manifest, ManifestError};
 use crate::map::SealedMap;
 use crate::packet::{self, Descriptors};
 use crate::safetensors::{Dtype, Header};
+use crate::status::Status;
 use gshare_core::store::{Access, ContentHash, MemoryTier};
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use serde::de::DeserializeOwned;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -255,6 +257,14 @@ impl Client {
         self.document(&Request::Stat)
     }
 
+    /// What the store holds, to the byte.
+    ///
+    /// # Errors
+    /// [`ClientError::Gone`] from a store that is older than the request; see [`ClientError`].
+    pub fn status(&self) -> Result<Status, ClientError> {
+        self.document(&Request::Status)
+    }
+
     fn done(&self, request: &Request) -> Result<(), ClientError> {
         match self.ask(request, None)?.0 {
             Answer::Done => Ok(()),
@@ -262,7 +272,7 @@ impl Client {
         }
     }
 
-    fn document(&self, request: &Request) -> Result<serde_json::Value, ClientError> {
+    fn document<T: DeserializeOwned>(&self, request: &Request) -> Result<T, ClientError> {
         let (answer, mut descriptors) = self.ask(request, None)?;
         let (Answer::Document { bytes }, Some(file)) = (answer, descriptors.next()) else {
             return Err(ClientError::Unexpected);

@@ -30,7 +30,7 @@
 //!                                          ◀──  Stored or Done
 //!  Pin, Evict, Verify                      ──▶
 //!                                          ◀──  Done
-//!  List, Stat                              ──▶
+//!  List, Stat, Status                      ──▶
 //!                                          ◀──  Document{bytes}       + JSON
 //! any of them                              ◀──  Refused{code, text}
 //! ```
@@ -165,6 +165,8 @@ pub enum Request {
     List,
     /// The store's figures.
     Stat,
+    /// What the store holds: a [`Status`](crate::status::Status).
+    Status,
 }
 
 /// How an arena is handed out.
@@ -484,6 +486,7 @@ impl Request {
             }
             Self::List => 10,
             Self::Stat => 11,
+            Self::Status => 12,
         };
         seal(&mut out[start..], kind, request);
     }
@@ -518,6 +521,7 @@ impl Request {
             9 => Self::Verify { name: from.name()? },
             10 => Self::List,
             11 => Self::Stat,
+            12 => Self::Status,
             kind => return Err(FrameError::Kind { kind }),
         };
         complete((request, message), &from)

@@ -22,10 +22,11 @@ use rustix::net::{
     SocketType, connect, recv, sendmsg, shutdown, socket,
 };
 use rustix::process::{Resource, Rlimit, setrlimit};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{IoSlice, Read as _, Write as _};
 use std::mem::MaybeUninit;
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -98,6 +99,7 @@ impl Rig {
         let rig = Self { store: Role::start(dir.path(), "store", STORE), dir, _alone };
         let file = model_file(&[("w", 1_000)]);
         rig.client().put_file("shared", Access::Public, HOST, &file, |_, _| {}).unwrap();
+        rig.client().put_file("private", Access::Private, HOST, &file, |_, _| {}).unwrap();
         rig
     }
 
@@ -171,6 +173,25 @@ fn roles() {
                 let (name, file) = (format!("tiny{n}"), model_file(&[(&format!("w{n}"), 10)]));
                 client.put_file(&name, Access::Private, HOST, &file, |_, _| {}).map(drop)
             }));
+        }
+        "arenas" => {
+            let client = connect();
+            say((0..8).map(|n| {
+                client.store(&format!("large{n}"), Dtype::U8, &[32 << 20], &vec![n; 32 << 20]).map(drop)
+            }));
+        }
+        "names" => {
+            let client = connect();
+            for name in ["shared", "private", "neighbour", "neighbour-file", "operator", "afterwards"] {
+                put_public(&client, name, b"mine");
+            }
+            let options = GetOptions::default();
+            say([
+                client.evict("0:shared", true),
+                client.get("0:private", &options).map(drop),
+                client.pin("0:private", true),
+            ]
+            .into_iter());
         }
         "unread gets" => {
             let clients: Vec<OwnedFd> = (0..13).map(|_| raw(path)).collect();
@@ -264,6 +285,13 @@ fn get(client: &OwnedFd) {
     let _ = rustix::net::send(client, &frame, SendFlags::NOSIGNAL);
 }
 
+/// Everybody may read it: the name is to be taken for another's.
+fn put_public(client: &Client, name: &str, bytes: &[u8]) {
+    let mut put = client.put(name, Access::Public, HOST, &[("w", Dtype::U8, &[bytes.len() as u64])]).unwrap();
+    put.write("w", 0, bytes).unwrap();
+    put.commit().unwrap();
+}
+
 /// The next answer of a raw connection; its descriptors are closed by the kernel.
 fn answer(client: &OwnedFd) -> Result<(), ClientError> {
     let mut bytes = [0; MAX_FRAME];
@@ -315,6 +343,88 @@ fn send_file(client: &OwnedFd, frame: &[u8], file: BorrowedFd<'_>) {
 fn small_models_leave_descriptors_to_others() {
     Rig::new().withstands("written models", Code::UidDescriptors, "descriptors");
     Rig::new().withstands("models of files", Code::UidDescriptors, "descriptors");
+}
+
+#[test]
+fn models_that_cannot_go_leave_memory_to_others() {
+    Rig::new().withstands("arenas", Code::TenantBytes, "limit of bytes");
+}
+
+#[test]
+fn names_belong_to_the_uid_that_gave_them() {
+    let rig = Rig::new();
+    if !rustix::process::geteuid().is_root() {
+        println!("not shown: only root can be somebody else");
+        return;
+    }
+    // The neighbour has models of the names that the attacker took, and everybody gets the operator's `shared`.
+    rig.withstands("names", Code::NotAllowed, "not allowed");
+    let (client, options) = (rig.client(), GetOptions::default());
+    let theirs = format!("{ATTACKER}:shared");
+    assert_eq!(client.get(&theirs, &options).unwrap().bytes_of("w").unwrap(), b"mine");
+    client.evict(&theirs, true).unwrap();
+    assert_eq!(common::refused(client.get(&theirs, &options)), Code::UnknownModel);
+    be_served(&client, "once more");
+}
+
+/// Sizes of the store's memory files: of arenas, and of manifests.
+fn files_of(store: &Role) -> (u64, u64) {
+    let (mut seen, mut arenas, mut manifests) = (BTreeSet::new(), 0, 0);
+    for entry in std::fs::read_dir(format!("/proc/{}/fd", store.child.id())).unwrap() {
+        let path = entry.unwrap().path();
+        // A descriptor that is closed meanwhile is none of an arena that stays.
+        let (Ok(target), Ok(about)) = (std::fs::read_link(&path), std::fs::metadata(&path)) else { continue };
+        let target = target.to_string_lossy().into_owned();
+        if seen.insert(about.ino()) && target.contains("gshare-arena") {
+            arenas += about.len();
+        } else if target.contains("gshare-manifest") {
+            manifests += about.len();
+        }
+    }
+    (arenas, manifests)
+}
+
+#[test]
+fn the_status_says_to_the_byte_what_the_store_holds() {
+    let rig = Rig::new();
+    let client = rig.client();
+    be_served(&client, "a");
+    for (name, bytes) in [("b", 5_000_000u64), ("c", 2 << 20), ("twin of b", 5_000_000)] {
+        let file = model_file(&[(&name[name.len() - 1..], bytes), ("x", 3)]);
+        client.put_file(name, Access::Private, HOST, &file, |_, _| {}).unwrap();
+    }
+    let _held = client.get("b", &GetOptions::default()).unwrap();
+    client.evict("a-file", false).unwrap();
+    // The twin's first arena goes in a thread of its own.
+    let status = loop {
+        let status = client.status().unwrap();
+        if status.tiers.iter().all(|tier| tier.leaving_bytes == 0) {
+            break status;
+        }
+    };
+    assert_eq!((status.clients, status.models.len(), status.models_left_out), (1, 7, 0));
+    let arenas = |name: &str| {
+        let model = status.models.iter().find(|model| model.name == name).unwrap();
+        model.arenas.iter().map(|arena| (arena.bytes, arena.references)).collect::<Vec<_>>()
+    };
+    assert_eq!(arenas("b"), [(6 << 20, 1)]);
+    assert_eq!(arenas("a-file"), [], "on disk only");
+    let each: BTreeMap<_, u64> = status
+        .models
+        .iter()
+        .flat_map(|model| &model.arenas)
+        .map(|arena| (arena.arena, arena.bytes))
+        .collect();
+    let host = status.tiers.iter().find(|tier| tier.tier == HOST).unwrap();
+    assert_eq!(host.arenas, each.len() as u64, "`b` and its twin are one, as are `shared` and `private`");
+    assert_eq!(host.arena_bytes, each.values().sum::<u64>());
+    assert_eq!(host.capacity_bytes, MEMORY.0);
+    let (arenas, manifests) = files_of(&rig.store);
+    assert_eq!(host.arena_bytes + host.manifest_bytes, arenas + manifests);
+    let uid = rustix::process::geteuid().as_raw();
+    let connections =
+        status.uses.iter().find(|used| used.uid == uid && used.resource == "connections").unwrap();
+    assert!(connections.held == 1 && connections.per_uid < connections.total);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt::{set_socket_send_buffer_size, socket_peercred};
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
+use serde_json::json;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::Arc;
@@ -253,7 +254,7 @@ fn handle(
                 Err(error) => return refuse_load(conn, request, &error),
             };
             shared.with(|core| {
-                if core.names.contains_key(&name) {
+                if core.names.has(conn.uid, &name) {
                     return core.refuse(&open(Kind::Plain), Code::NameTaken, format!("`{name}` is taken"));
                 }
                 let bytes = Bytes(layout.arena_bytes);
@@ -298,7 +299,7 @@ fn handle(
                 forget,
             });
         }
-        Request::Verify { name } => match shared.verify(client, &name) {
+        Request::Verify { name } => match shared.verify(conn, &name) {
             None => {
                 conn.refuse(request, Code::NotResident, format!("`{name}` is not in memory, or not for you"));
             }
@@ -314,6 +315,7 @@ fn handle(
         },
         Request::List => document(conn, shared, request, &shared.list(client)),
         Request::Stat => document(conn, shared, request, &shared.stat()),
+        Request::Status => document(conn, shared, request, &json!(shared.status(conn))),
     }
 }
 
@@ -338,7 +340,7 @@ fn by_name(
 ) {
     shared.with(|core| {
         let open = Open { conn: conn.clone(), request, kind: Kind::Plain };
-        let Some(&model) = core.names.get(name) else {
+        let Some(model) = core.named(conn, name) else {
             return core.refuse(&open, Code::UnknownModel, format!("no model `{name}`"));
         };
         let ticket = core.ticket(open);
@@ -359,7 +361,7 @@ fn get(
     let client = conn.client;
     let served = shared.with(|core| {
         let model = match wanted {
-            Wanted::Name(name) => core.names.get(name).copied(),
+            Wanted::Name(name) => core.named(conn, name),
             Wanted::Content(content) => (core.models.keys().copied()).find(|&model| {
                 core.engine.content_of(model) == Some(*content) && core.engine.may_read(client, model)
             }),
@@ -434,7 +436,7 @@ fn put_file(
     let client = conn.client;
     shared.with(|core| {
         let open = |kind| Open { conn: conn.clone(), request, kind };
-        if core.names.contains_key(&name) {
+        if core.names.has(conn.uid, &name) {
             return core.refuse(&open(Kind::Plain), Code::NameTaken, format!("`{name}` is taken"));
         }
         let bytes = Bytes(source.layout.arena_bytes);

@@ -2,16 +2,18 @@
 
 use super::ServerConfig;
 use super::conn::Conn;
+use super::names::Names;
 use crate::backend::{ArenaMemory, ModelBackend};
-use crate::bounds::{Booked, Bounds, Exceeded, Ledger, Resource, Whose};
+use crate::bounds::{Booked, Bound, Bounds, Exceeded, Ledger, Resource, Whose};
 use crate::engine::Store;
 use crate::frame::{Answer, Code};
 use crate::load::{self, Origin, Source};
 use crate::manifest::Layout;
+use crate::status::{self, ArenaStatus, ModelStatus, Status, TierStatus, Use};
 use gshare_core::request::TenantId;
 use gshare_core::store::{
     Access, ArenaState, ContentHash, GroupId, LoadFrom, MemoryTier, ModelStore as _, RefuseReason,
-    StoreAction, StoreError, StoreEvent, TicketId,
+    StoreAction, StoreError, StoreEvent, StoreLimits, TicketId,
 };
 use gshare_core::{ArenaId, Bytes, ClientId, Duration, Engine as _, ModelId, Timestamp};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -53,6 +55,7 @@ pub(super) struct Served {
     arena: ArenaId,
     pub(super) frame: Vec<u8>,
     pub(super) files: Vec<Arc<OwnedFd>>,
+    manifest_bytes: u64,
     content: ContentHash,
 }
 
@@ -131,7 +134,7 @@ pub(super) struct Core {
     pub(super) engine: Store,
     config: ServerConfig,
     started: Instant,
-    pub(super) names: BTreeMap<String, ModelId>,
+    pub(super) names: Names,
     pub(super) models: BTreeMap<ModelId, Known>,
     next_model: u32,
     pub(super) arenas: BTreeMap<ArenaId, Held>,
@@ -182,7 +185,7 @@ impl Core {
             engine,
             config,
             started: Instant::now(),
-            names: BTreeMap::new(),
+            names: Names::default(),
             models: BTreeMap::new(),
             next_model: 0,
             arenas: BTreeMap::new(),
@@ -219,15 +222,32 @@ impl Core {
         }
         let model = ModelId(self.next_model);
         self.next_model = self.next_model.wrapping_add(1);
-        self.names.insert(name.to_owned(), model);
+        self.names.insert(owner, name, model);
         self.models.insert(model, Known { name: name.to_owned(), source, access, owner, _booked: booked });
         model
     }
 
+    /// The model that a client means by a name.
+    pub(super) fn named(&self, conn: &Conn, name: &str) -> Option<ModelId> {
+        let is_operator = |uid| self.ledger.read(|bounds| bounds.is_operator(uid));
+        self.names.resolve(conn.uid, name, is_operator, |model| self.engine.may_read(conn.client, model))
+    }
+
     pub(super) fn unname(&mut self, model: ModelId) {
         if let Some(known) = self.models.remove(&model) {
-            self.names.remove(&known.name);
+            self.names.remove(known.owner, &known.name);
         }
+    }
+
+    /// What a uid may take. Where no bytes were said, a tenant may have half of all memory, so that another can have as much.
+    fn limits_of(&self, uid: u32) -> StoreLimits {
+        let mut limits = self.config.limits.get(&uid).copied().unwrap_or(self.config.default_limits);
+        let operator = self.ledger.read(|bounds| bounds.is_operator(uid));
+        if limits.bytes == StoreLimits::default().bytes && !operator {
+            let [gpu, host] = MemoryTier::ALL.map(|tier| self.engine.capacity(tier).0);
+            limits.bytes = Bytes(gpu.saturating_add(host) / 2);
+        }
+        limits
     }
 
     /// A client that has just connected.
@@ -238,12 +258,13 @@ impl Core {
         gid: u32,
     ) -> Result<Arc<Conn>, StoreError> {
         if self.tenants.insert(uid) {
-            let limits = self.config.limits.get(&uid).copied().unwrap_or(self.config.default_limits);
+            let limits = self.limits_of(uid);
             self.tell(StoreEvent::TenantLimited { tenant: TenantId(uid), limits }, None)?;
         }
         let slot = self.free.first().copied().unwrap_or(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
         let client = ClientId::new(slot, self.slots.get(slot as usize).copied().unwrap_or(0));
-        let (tenant, group, admin) = (TenantId(uid), GroupId(gid), uid == 0);
+        let admin = self.ledger.read(|bounds| bounds.is_operator(uid));
+        let (tenant, group) = (TenantId(uid), GroupId(gid));
         self.tell(StoreEvent::ClientJoined { client, tenant, group, admin }, None)?;
         self.free.remove(&slot);
         if slot as usize == self.slots.len() {
@@ -549,6 +570,26 @@ impl Core {
     }
 }
 
+/// Ends all writing to memory that is full, and puts its manifest to it.
+fn sealed(
+    arena: ArenaId,
+    memory: &dyn ArenaMemory,
+    layout: &Layout,
+    hashes: &[[u8; 32]],
+) -> io::Result<Served> {
+    let (manifest, content) = layout.manifest(hashes);
+    let behind = memory.append(&manifest)?;
+    memory.seal()?;
+    let apart = || crate::backend::sealed("gshare-manifest", &manifest).map(Arc::new);
+    let apart = (!behind).then(apart).transpose()?;
+    let (handle, file) = memory.export().ok_or_else(|| io::Error::other("it is not sealed"))?;
+    let (bytes, manifest_bytes) = (layout.arena_bytes, manifest.len() as u64);
+    let mut frame = Vec::new();
+    Answer::Served { arena: arena.into(), bytes, manifest_bytes, content, handle }.encode(0, &mut frame);
+    let files = apart.into_iter().chain(file).collect();
+    Ok(Served { arena, frame, files, manifest_bytes, content })
+}
+
 /// Connections that ended are looked at so often, beside whenever a bound refuses something.
 const SWEEP_EVERY: std::time::Duration = std::time::Duration::from_millis(200);
 
@@ -614,12 +655,12 @@ impl Shared {
                     }
                 }
                 After::Serve { conn, request, served } => self.serve(&conn, request, &served),
-                After::Load(load) => self.in_thread(load.arena, move |shared| shared.load(&load)),
+                After::Load(load) => self.in_thread(load.arena, move |shared| shared.load(load)),
                 After::Free { arena, held } => {
                     drop(held);
                     self.freed(arena);
                 }
-                After::Seal { arena, held } => self.in_thread(arena, move |shared| shared.seal(arena, &held)),
+                After::Seal { arena, held } => self.in_thread(arena, move |shared| shared.seal(arena, held)),
             }
         }
         result
@@ -704,8 +745,9 @@ impl Shared {
         });
     }
 
-    fn load(self: &Arc<Self>, load: &Load) {
-        let (total, last) = (load.origin.layout().tensor_bytes, AtomicU64::new(0));
+    fn load(self: &Arc<Self>, load: Load) {
+        let Load { arena, backend, memory, origin, out, told } = load;
+        let (total, last) = (origin.layout().tensor_bytes, AtomicU64::new(0));
         let started = Instant::now();
         let progress = |done| {
             let now = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -714,62 +756,34 @@ impl Shared {
             let mine = now >= due && last.swap(now, Ordering::Relaxed) < due;
             if mine {
                 let answer = Answer::Progress { done, total };
-                load.told.iter().for_each(|(conn, request)| conn.progress(*request, &answer));
+                told.iter().for_each(|(conn, request)| conn.progress(*request, &answer));
             }
         };
-        let filled = match (&load.out, &load.origin) {
-            (Some(gpu), Origin::Arena { layout, memory }) => {
-                gpu.copy_out(memory, layout, &*load.memory, self.threads)
+        let filled = match (&out, &origin) {
+            (Some(gpu), Origin::Arena { layout, memory: from }) => {
+                gpu.copy_out(from, layout, &*memory, self.threads)
             }
-            _ => load.backend.fill(&*load.memory, &load.origin, self.threads, &progress),
+            _ => backend.fill(&*memory, &origin, self.threads, &progress),
         };
-        match filled {
-            Ok(hashes) => self.complete(load.arena, &*load.memory, load.origin.layout(), &hashes),
-            Err(error) => self.failed(load.arena, Code::Io, error.to_string()),
-        }
+        let layout = origin.layout().clone();
+        drop(origin);
+        self.filled(arena, memory, &layout, filled);
     }
 
-    /// What a client wrote: first nobody may write it any more, then it is hashed.
-    fn seal(self: &Arc<Self>, arena: ArenaId, held: &Held) {
-        if let Err(error) = held.memory.seal() {
-            let (code, text) = match error.kind() {
-                io::ErrorKind::ResourceBusy => {
-                    (Code::StillMapped, "unmap it before the commit: it is mapped for writing".into())
-                }
-                _ => (Code::Io, error.to_string()),
-            };
-            return self.failed(arena, code, text);
-        }
-        match load::hash(&held.layout, &*held.memory, self.threads, &|_| {}) {
-            Ok(hashes) => self.complete(arena, &*held.memory, &held.layout, &hashes),
-            Err(error) => self.failed(arena, Code::Io, error.to_string()),
-        }
-    }
-
-    fn complete(
+    /// What became of an arena's content. The engine may have the memory freed at once, so that this lets go of it before it tells.
+    fn filled(
         self: &Arc<Self>,
         arena: ArenaId,
-        memory: &dyn ArenaMemory,
+        memory: Arc<dyn ArenaMemory>,
         layout: &Layout,
-        hashes: &[[u8; 32]],
+        hashes: io::Result<Vec<[u8; 32]>>,
     ) {
-        let (manifest, content) = layout.manifest(hashes);
-        let sealed = || {
-            let behind = memory.append(&manifest)?;
-            memory.seal()?;
-            let apart = || crate::backend::sealed("gshare-manifest", &manifest).map(Arc::new);
-            let apart = (!behind).then(apart).transpose()?;
-            let (handle, file) = memory.export().ok_or_else(|| io::Error::other("it is not sealed"))?;
-            let (bytes, manifest_bytes) = (layout.arena_bytes, manifest.len() as u64);
-            let mut frame = Vec::new();
-            Answer::Served { arena: arena.into(), bytes, manifest_bytes, content, handle }
-                .encode(0, &mut frame);
-            let files = apart.into_iter().chain(file).collect();
-            Ok::<_, io::Error>(Served { arena, frame, files, content })
-        };
-        match sealed() {
+        let sealed = hashes.and_then(|hashes| sealed(arena, &*memory, layout, &hashes));
+        drop(memory);
+        match sealed {
             Err(error) => self.failed(arena, Code::Io, error.to_string()),
             Ok(served) => self.with(|core| {
+                let content = served.content;
                 if let Some(held) = core.arenas.get_mut(&arena) {
                     held.complete = Some(Arc::new(served));
                 }
@@ -778,13 +792,30 @@ impl Shared {
         }
     }
 
+    /// What a client wrote: first nobody may write it any more, then it is hashed.
+    fn seal(self: &Arc<Self>, arena: ArenaId, held: Held) {
+        let Held { memory, layout, .. } = held;
+        if let Err(error) = memory.seal() {
+            drop(memory);
+            let (code, text) = match error.kind() {
+                io::ErrorKind::ResourceBusy => {
+                    (Code::StillMapped, "unmap it before the commit: it is mapped for writing".into())
+                }
+                _ => (Code::Io, error.to_string()),
+            };
+            return self.failed(arena, code, text);
+        }
+        let hashes = load::hash(&layout, &*memory, self.threads, &|_| {});
+        self.filled(arena, memory, &layout, hashes);
+    }
+
     /// Hashes a model again: whether it is what it was. `None` when it is not in memory, or not for this client.
-    pub(super) fn verify(self: &Arc<Self>, client: ClientId, name: &str) -> Option<io::Result<bool>> {
+    pub(super) fn verify(self: &Arc<Self>, conn: &Conn, name: &str) -> Option<io::Result<bool>> {
         let held = {
             let core = self.lock();
-            let model = *core.names.get(name)?;
+            let model = core.named(conn, name)?;
             let arena = MemoryTier::ALL.into_iter().find_map(|tier| core.engine.arena_of(model, tier));
-            let readable = core.engine.may_read(client, model);
+            let readable = core.engine.may_read(conn.client, model);
             arena.filter(|_| readable).and_then(|arena| core.arenas.get(&arena).cloned())?
         };
         let content = held.complete?.content;
@@ -855,11 +886,57 @@ impl Shared {
         })
     }
 
+    /// What the store holds, as far as a client may see it.
+    pub(super) fn status(&self, conn: &Conn) -> Status {
+        let core = self.lock();
+        let arenas = core.engine.arenas();
+        let tiers = MemoryTier::ALL.map(|tier| {
+            let here =
+                || arenas.iter().filter(|arena| arena.tier == tier && arena.state != ArenaState::Empty);
+            let leaving = here().filter(|arena| arena.state == ArenaState::Evicting);
+            let complete = here().filter_map(|arena| core.arenas.get(&arena.arena)?.complete.as_ref());
+            TierStatus {
+                tier,
+                capacity_bytes: core.engine.capacity(tier).0,
+                arena_bytes: core.engine.physical(tier).0,
+                leaving_bytes: leaving.map(|arena| arena.bytes.0).sum(),
+                manifest_bytes: complete.map(|served| served.manifest_bytes).sum(),
+                arenas: here().count() as u64,
+            }
+        });
+        let arena = |model, tier| {
+            let view = core.engine.arena(core.engine.arena_of(model, tier)?)?;
+            let bytes = if view.state == ArenaState::Empty { 0 } else { view.bytes.0 };
+            Some(ArenaStatus { tier, arena: view.arena, bytes, references: view.references })
+        };
+        let readable = || core.names.iter().filter(|&(.., model)| core.engine.may_read(conn.client, model));
+        let models: Vec<ModelStatus> = (readable().take(status::MAX_MODELS))
+            .map(|(name, owner_uid, model)| ModelStatus {
+                name: name.to_owned(),
+                owner_uid,
+                access: core.models.get(&model).map(|known| known.access).unwrap_or_default(),
+                arenas: MemoryTier::ALL.into_iter().filter_map(|tier| arena(model, tier)).collect(),
+            })
+            .collect();
+        let models_left_out = (readable().count() - models.len()) as u64;
+        let uses = core.ledger.read(|bounds| {
+            let seen = bounds.uids().filter(|&uid| uid == conn.uid || bounds.is_operator(conn.uid));
+            let of = |uid, resource: Resource| {
+                let (held, Bound { total, per_uid }) =
+                    (bounds.held(uid, resource), bounds.limits().of(resource));
+                Use { uid, resource: resource.name().to_owned(), held, per_uid, total }
+            };
+            let each = seen.flat_map(|uid| Resource::ALL.map(|resource| of(uid, resource)));
+            each.take(status::MAX_USES).collect()
+        });
+        Status { clients: core.conns.len() as u64, tiers: tiers.to_vec(), models, models_left_out, uses }
+    }
+
     /// The models that a client may read.
     pub(super) fn list(&self, client: ClientId) -> serde_json::Value {
         let core = self.lock();
         let mut models = Vec::new();
-        for (name, &model) in core.names.iter().filter(|&(_, &model)| core.engine.may_read(client, model)) {
+        for (name, _, model) in core.names.iter().filter(|&(.., model)| core.engine.may_read(client, model)) {
             let Some(known) = core.models.get(&model) else { continue };
             let mut tiers = serde_json::Map::new();
             let mut layout =

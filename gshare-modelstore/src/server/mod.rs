@@ -13,6 +13,13 @@
 //! Readers hold descriptors of their own, so they outlive the store; after a restart nothing of the old store is left
 //! (its memory went with the last process that mapped it), and files in the store's directory are known again.
 //!
+//! # Names
+//! A name belongs to the uid that put it: another uid can neither replace nor evict it, and can get it only where it was put as
+//! shared (`Group`, `Public`). The same name of two uids is two models. Root and the uid that the store runs as may read, pin and
+//! evict all models. A name means the client's own model, then the operator's, then the first that another uid shares;
+//! `UID:NAME` means that uid's and no other. Memory of a model that nobody holds may be needed for another uid's; its name and its
+//! source stay.
+//!
 //! # Limits
 //! What one client can do to another through the store is take room, within its owner's limits and [`bounds`](crate::bounds): a
 //! request that would pass one of them is refused with its name. An answer with descriptors counts until its client has read it
@@ -22,6 +29,7 @@
 
 mod conn;
 mod core;
+mod names;
 
 use self::core::{Core, Shared, reload_time};
 use crate::backend::{HostBackend, ModelBackend};
@@ -56,7 +64,8 @@ pub struct ServerConfig {
     /// A directory whose `*.safetensors` files are models from the start, by their names without the ending, for
     /// everybody. Default none.
     pub models: Option<PathBuf>,
-    /// What each user may take who is not in `limits`.
+    /// What each user may take who is not in `limits`. Where no bytes are said, a user other than root and the store's own may have
+    /// half of all memory: what is in use, pinned or without a source goes for no other.
     pub default_limits: StoreLimits,
     /// What a user may take, by uid.
     pub limits: BTreeMap<u32, StoreLimits>,
