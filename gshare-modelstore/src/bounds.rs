@@ -19,6 +19,8 @@
 //! So whatever one uid does, every other uid can have `p`; and whatever all tenants do together, the operator can have `p`, which is
 //! what it needs to look at the store and to take their models away.
 //!
+//! A user who may use several uids, such as those of a user namespace, has the part of each; rule 2 is what holds then.
+//!
 //! Header work is a rate: a uid may have `burst` bytes of headers parsed at once and `rate` bytes per second from then on.
 //!
 //! Example: 1,024 descriptors may be open, so that 480 are for models, 120 of them for each tenant. A tenant that puts models of
@@ -294,13 +296,13 @@ impl Bounds {
     pub fn take(&mut self, uid: u32, resource: Resource, asked: u64) -> Result<(), Exceeded> {
         let Bound { total, per_uid } = self.limits.of(resource);
         let (at, class) = (resource as usize, usize::from(self.is_operator(uid)));
-        let part = total - per_uid;
-        let of_class = self.classes[class][at];
-        let checks = match class {
-            0 => [(Whose::Uid, self.held(uid, resource), per_uid), (Whose::Tenants, of_class, part)],
-            _ => [(Whose::Uid, of_class, part), (Whose::Uid, of_class, part)],
-        };
-        for (whose, held, bound) in checks.into_iter().chain([(Whose::All, self.total(resource), total)]) {
+        let (of_class, part) = (self.classes[class][at], total - per_uid);
+        let own = if class == 1 { (of_class, part) } else { (self.held(uid, resource), per_uid) };
+        for (whose, held, bound) in [
+            (Whose::Uid, own.0, own.1),
+            (Whose::Tenants, of_class, part),
+            (Whose::All, self.total(resource), total),
+        ] {
             if held.checked_add(asked).is_none_or(|sum| sum > bound) {
                 return Err(Exceeded::Held { resource, uid, whose, asked, held, bound });
             }

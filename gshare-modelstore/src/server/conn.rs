@@ -49,9 +49,9 @@ struct Admitted {
 }
 
 impl Admitted {
-    fn new(ledger: &Ledger, uid: u32) -> Result<Self, Exceeded> {
-        let _connection = ledger.take(uid, Resource::Connections, 1)?;
-        let _memory = ledger.take(uid, Resource::Memory, 2 * SEND_BUFFER as u64)?;
+    fn new(shared: &Shared, uid: u32) -> Result<Self, Exceeded> {
+        let _connection = shared.book(uid, Resource::Connections, 1)?;
+        let _memory = shared.book(uid, Resource::Memory, 2 * SEND_BUFFER as u64)?;
         Ok(Self { _connection, _memory })
     }
 }
@@ -123,10 +123,9 @@ impl Conn {
             Ok(()) => sent.push_back(booked),
             // The kernel's own bound, which counts other processes of the store's user as well.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => {
-                let (held, bound) =
-                    ledger.read(|b| (b.total(Resource::Unread), b.limits().of(Resource::Unread).total));
-                let (resource, whose) = (Resource::Unread, Whose::All);
-                return Err(Exceeded::Held { resource, uid: self.uid, whose, asked, held, bound });
+                let (uid, resource, whose) = (self.uid, Resource::Unread, Whose::All);
+                let held = ledger.read(|bounds| bounds.total(resource));
+                return Err(Exceeded::Held { resource, uid, whose, asked, held, bound: held });
             }
             Err(_) => self.hang_up(),
         }
@@ -181,11 +180,7 @@ pub(super) fn accept(listener: &OwnedFd, shared: &Arc<Shared>) {
 fn admit(socket: OwnedFd, shared: &Arc<Shared>) {
     let Ok(credentials) = socket_peercred(&socket) else { return };
     let (uid, gid) = (credentials.uid.as_raw(), credentials.gid.as_raw());
-    let admitted = Admitted::new(&shared.ledger, uid).or_else(|_| {
-        shared.with(|core| core.sweep());
-        Admitted::new(&shared.ledger, uid)
-    });
-    let booked = match admitted {
+    let booked = match Admitted::new(shared, uid) {
         Ok(booked) => booked,
         Err(exceeded) => {
             let (code, text) = refusal(exceeded);
@@ -388,7 +383,7 @@ const HEADER_FACTOR: u64 = 12;
 
 /// Whether a uid may have a header of so many bytes parsed now; what that takes meanwhile.
 fn admit_header(conn: &Conn, shared: &Shared, bytes: u64) -> Result<Booked, LoadError> {
-    let booked = shared.ledger.take(conn.uid, Resource::Memory, bytes.saturating_mul(HEADER_FACTOR))?;
+    let booked = shared.book(conn.uid, Resource::Memory, bytes.saturating_mul(HEADER_FACTOR))?;
     shared.ledger.work(shared.now(), conn.uid, bytes)?;
     Ok(booked)
 }
@@ -404,7 +399,7 @@ fn book_model<T: AsRef<Layout>>(
     let bytes = parsed.as_ref().footprint();
     let each = [(Resource::Models, 1), (Resource::Memory, bytes), (Resource::Descriptors, descriptors)];
     let booked: Result<Vec<Booked>, Exceeded> =
-        each.into_iter().map(|(resource, amount)| shared.ledger.take(conn.uid, resource, amount)).collect();
+        each.into_iter().map(|(resource, amount)| shared.book(conn.uid, resource, amount)).collect();
     Ok((parsed, booked?))
 }
 

@@ -277,8 +277,9 @@ impl Core {
 
     pub(super) fn leave(&mut self, client: ClientId) {
         let Some(conn) = self.conns.remove(&client) else { return };
+        // First, so that nothing more is sent which would have to be counted.
+        conn.hang_up();
         if !conn.settle() {
-            conn.hang_up();
             self.gone.push(conn);
         }
         self.tickets.retain(|_, open| open.conn.client != client);
@@ -649,8 +650,11 @@ impl Shared {
         for after in after {
             match after {
                 After::Send { conn, request, answer, descriptors } => {
-                    let sent = self.deliver(&conn, request, &answer, &descriptors, 0);
-                    if let (false, Answer::Writable { arena, .. }) = (sent, answer) {
+                    let Answer::Writable { arena, manifest_bytes, .. } = answer else {
+                        conn.answer(request, &answer);
+                        continue;
+                    };
+                    if !self.deliver(&conn, request, &answer, &descriptors, manifest_bytes) {
                         self.undo(StoreEvent::PutAborted { client: conn.client, arena: arena.into() });
                     }
                 }
@@ -681,8 +685,8 @@ impl Shared {
         }
     }
 
-    /// Sends an answer, which stands for so much memory as long as it is not read. `false` if a bound refused it, which the
-    /// client was told then.
+    /// Sends an answer with descriptors, which stands for so much memory as long as it is not read. `false` if a bound refused it,
+    /// which the client was told then.
     pub(super) fn deliver(
         self: &Arc<Self>,
         conn: &Conn,
@@ -691,10 +695,6 @@ impl Shared {
         descriptors: &[Arc<OwnedFd>],
         memory: u64,
     ) -> bool {
-        if descriptors.is_empty() {
-            conn.answer(request, answer);
-            return true;
-        }
         self.retried(conn, request, || conn.deliver(&self.ledger, request, answer, descriptors, memory))
     }
 
@@ -707,6 +707,14 @@ impl Shared {
         let (code, text) = refusal(exceeded);
         conn.answer(request, &Answer::Refused { code, text });
         false
+    }
+
+    /// Takes so much of a resource for a uid, also if that needs a look at what was read meanwhile.
+    pub(super) fn book(&self, uid: u32, resource: Resource, amount: u64) -> Result<Booked, Exceeded> {
+        self.ledger.take(uid, resource, amount).or_else(|exceeded| {
+            self.settle(uid, &exceeded);
+            self.ledger.take(uid, resource, amount)
+        })
     }
 
     /// Looks at what was read by the uid whose bound refused something, or by all, if the bound is that of all.
@@ -909,8 +917,8 @@ impl Shared {
             let bytes = if view.state == ArenaState::Empty { 0 } else { view.bytes.0 };
             Some(ArenaStatus { tier, arena: view.arena, bytes, references: view.references })
         };
-        let readable = || core.names.iter().filter(|&(.., model)| core.engine.may_read(conn.client, model));
-        let models: Vec<ModelStatus> = (readable().take(status::MAX_MODELS))
+        let mut readable = core.names.iter().filter(|&(.., model)| core.engine.may_read(conn.client, model));
+        let models = (readable.by_ref().take(status::MAX_MODELS))
             .map(|(name, owner_uid, model)| ModelStatus {
                 name: name.to_owned(),
                 owner_uid,
@@ -918,7 +926,7 @@ impl Shared {
                 arenas: MemoryTier::ALL.into_iter().filter_map(|tier| arena(model, tier)).collect(),
             })
             .collect();
-        let models_left_out = (readable().count() - models.len()) as u64;
+        let models_left_out = readable.count() as u64;
         let uses = core.ledger.read(|bounds| {
             let seen = bounds.uids().filter(|&uid| uid == conn.uid || bounds.is_operator(conn.uid));
             let of = |uid, resource: Resource| {
