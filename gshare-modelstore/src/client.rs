@@ -24,9 +24,11 @@ use crate::manifest::{Layout, Manifest, ManifestError};
 use crate::map::SealedMap;
 use crate::packet::{self, Descriptors};
 use crate::safetensors::{Dtype, Header};
+use crate::status::Status;
 use gshare_core::store::{Access, ContentHash, MemoryTier};
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use serde::de::DeserializeOwned;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -183,7 +185,7 @@ impl Client {
         let header = Header::encode(tensors);
         let header_bytes = header.len() as u64 - 8;
         let file = crate::backend::sealed("gshare-header", &header[8..])?;
-        let layout = layout_of_header(&File::from(file.try_clone()?), header_bytes)?;
+        let (layout, ()) = layout_of_header(&File::from(file.try_clone()?), header_bytes, |_| Ok(()))?;
         let request = Request::PutBegin { tier, access, header_bytes, name: name.to_owned() };
         let (answer, descriptors) = self.ask(&request, Some(file.as_fd()))?;
         let Answer::Writable { arena, bytes, .. } = answer else { return Err(ClientError::Unexpected) };
@@ -255,6 +257,14 @@ impl Client {
         self.document(&Request::Stat)
     }
 
+    /// What the store holds, to the byte.
+    ///
+    /// # Errors
+    /// [`ClientError::Gone`] from a store that is older than the request; see [`ClientError`].
+    pub fn status(&self) -> Result<Status, ClientError> {
+        self.document(&Request::Status)
+    }
+
     fn done(&self, request: &Request) -> Result<(), ClientError> {
         match self.ask(request, None)?.0 {
             Answer::Done => Ok(()),
@@ -262,7 +272,7 @@ impl Client {
         }
     }
 
-    fn document(&self, request: &Request) -> Result<serde_json::Value, ClientError> {
+    fn document<T: DeserializeOwned>(&self, request: &Request) -> Result<T, ClientError> {
         let (answer, mut descriptors) = self.ask(request, None)?;
         let (Answer::Document { bytes }, Some(file)) = (answer, descriptors.next()) else {
             return Err(ClientError::Unexpected);
@@ -283,21 +293,33 @@ impl Client {
     ) -> Result<Answered, ClientError> {
         // A thread that panicked here left the number of a request that nobody waits for: harmless.
         let mut turn = self.0.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        *turn = turn.wrapping_add(1);
+        // The number 0 is that of releases, and of the connection itself.
+        *turn = turn.checked_add(1).unwrap_or(1);
         let number = *turn;
-        self.0.send(number, request, descriptor)?;
+        match self.0.send(number, request, descriptor) {
+            // A store that refuses the connection says so, and closes it, before it reads anything.
+            Ok(()) | Err(ClientError::Gone) => {}
+            Err(error) => return Err(error),
+        }
+        let mut reset = false;
         let mut bytes = [0; MAX_FRAME + 1];
         loop {
             let (length, descriptors) = match packet::receive(&self.0.socket, &mut bytes) {
                 Ok((0, _)) => return Err(ClientError::Gone),
                 Ok(received) => received,
+                // Said once, before what the store sent last can be read.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset && !reset => {
+                    reset = true;
+                    continue;
+                }
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
                     return Err(ClientError::Gone);
                 }
                 Err(error) => return Err(error.into()),
             };
             let (answered, answer) = Answer::decode(&bytes[..length])?;
-            if answered != number {
+            let refused = answered == 0 && matches!(answer, Answer::Refused { .. });
+            if answered != number && !refused {
                 continue;
             }
             if answer.descriptors() != descriptors.count() {

@@ -30,12 +30,16 @@
 //!                                          ◀──  Stored or Done
 //!  Pin, Evict, Verify                      ──▶
 //!                                          ◀──  Done
-//!  List, Stat                              ──▶
+//!  List, Stat, Status                      ──▶
 //!                                          ◀──  Document{bytes}       + JSON
 //! any of them                              ◀──  Refused{code, text}
 //! ```
+//! A store that does not take a connection says so before it closes it: `Refused` with the number 0, which no request has that is
+//! answered.
+//!
 //! The store drops a connection that sends anything else.
 
+use crate::bounds::{Exceeded, Resource};
 use gshare_core::store::{Access, ContentHash, MemoryTier, RefuseReason};
 
 /// Version of the format; the first byte of every frame.
@@ -161,6 +165,8 @@ pub enum Request {
     List,
     /// The store's figures.
     Stat,
+    /// What the store holds: a [`Status`](crate::status::Status).
+    Status,
 }
 
 /// How an arena is handed out.
@@ -276,6 +282,27 @@ codes! {
     StillMapped 16,
     Corrupt 17,
     Io 18,
+    UidConnections 19,
+    UidDescriptors 20,
+    UidUnread 21,
+    UidMemory 22,
+    UidModels 23,
+    HeaderWork 24,
+}
+
+impl From<&Exceeded> for Code {
+    fn from(exceeded: &Exceeded) -> Self {
+        match exceeded {
+            Exceeded::Work { .. } => Self::HeaderWork,
+            Exceeded::Held { resource, .. } => match resource {
+                Resource::Connections => Self::UidConnections,
+                Resource::Descriptors => Self::UidDescriptors,
+                Resource::Unread => Self::UidUnread,
+                Resource::Models => Self::UidModels,
+                Resource::Memory => Self::UidMemory,
+            },
+        }
+    }
 }
 
 impl From<RefuseReason> for Code {
@@ -459,6 +486,7 @@ impl Request {
             }
             Self::List => 10,
             Self::Stat => 11,
+            Self::Status => 12,
         };
         seal(&mut out[start..], kind, request);
     }
@@ -493,6 +521,7 @@ impl Request {
             9 => Self::Verify { name: from.name()? },
             10 => Self::List,
             11 => Self::Stat,
+            12 => Self::Status,
             kind => return Err(FrameError::Kind { kind }),
         };
         complete((request, message), &from)

@@ -10,7 +10,9 @@
 //! |---|---|
 //! | [`engine`] | the decisions: states, references, limits, access, eviction; pure |
 //! | [`server`] | the store as a server on a Unix socket |
+//! | [`bounds`] | how much of the server each uid may take; pure |
 //! | [`client`] | asking it, from Rust |
+//! | [`status`] | what it holds, to the byte |
 //! | [`backend`] | memory that models live in |
 //! | [`frame`], [`manifest`] | what goes over the socket, and where tensors lie in an arena |
 //! | [`safetensors`], [`load`], [`content`] | files: checked, read in parallel, hashed on the way |
@@ -43,6 +45,7 @@
 #![cfg_attr(test, allow(clippy::cast_possible_truncation))]
 
 pub mod backend;
+pub mod bounds;
 pub mod client;
 pub mod content;
 pub mod engine;
@@ -51,6 +54,7 @@ pub mod load;
 pub mod manifest;
 pub mod safetensors;
 pub mod server;
+pub mod status;
 
 mod map;
 mod packet;

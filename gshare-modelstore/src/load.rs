@@ -13,6 +13,7 @@
 //! map would kill the store.
 
 use crate::backend::ArenaMemory;
+use crate::bounds::Exceeded;
 use crate::content::{self, PIECE};
 use crate::manifest::Layout;
 use crate::safetensors::{Header, HeaderError, header_length};
@@ -40,6 +41,9 @@ pub enum LoadError {
     /// It is too large for any arena.
     #[error("the model is too large")]
     TooLarge,
+    /// Its client may not take what it needs.
+    #[error(transparent)]
+    Bound(#[from] Exceeded),
     /// It cannot be read, or the arena cannot be written.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -113,6 +117,17 @@ impl Source {
     /// # Errors
     /// What is wrong with the file or its header.
     pub fn open(file: File) -> Result<Self, LoadError> {
+        Self::open_within(file, |_| Ok(())).map(|(source, ())| source)
+    }
+
+    /// The same, if `admit` agrees to the bytes of the header before they are read.
+    ///
+    /// # Errors
+    /// As [`Self::open`], and those of `admit`.
+    pub fn open_within<T>(
+        file: File,
+        admit: impl FnOnce(u64) -> Result<T, LoadError>,
+    ) -> Result<(Self, T), LoadError> {
         let about = file.metadata()?;
         if !about.is_file() {
             return Err(LoadError::NotAFile);
@@ -124,9 +139,16 @@ impl Source {
         }
         file.read_exact_at(&mut first, 0)?;
         let length = header_length(first, bytes)?;
+        let admitted = admit(length)?;
         let header = read_header(&file, length, 8, bytes - 8 - length)?;
         let layout = Layout::new(&header).ok_or(LoadError::TooLarge)?;
-        Ok(Self { file, data_begin: header.data_begin, layout: Arc::new(layout) })
+        Ok((Self { file, data_begin: header.data_begin, layout: Arc::new(layout) }, admitted))
+    }
+}
+
+impl AsRef<Layout> for Source {
+    fn as_ref(&self) -> &Layout {
+        &self.layout
     }
 }
 
@@ -138,11 +160,15 @@ fn read_header(file: &File, length: u64, offset: u64, data: u64) -> Result<Heade
     Ok(Header::parse(&json, data)?)
 }
 
-/// The layout of a model that is to be written, from a file that holds its header's JSON alone.
+/// The layout of a model that is to be written, from a file that holds its header's JSON alone, if `admit` agrees to its bytes.
 ///
 /// # Errors
-/// As [`Source::open`].
-pub fn layout_of_header(file: &File, length: u64) -> Result<Layout, LoadError> {
+/// As [`Source::open_within`].
+pub fn layout_of_header<T>(
+    file: &File,
+    length: u64,
+    admit: impl FnOnce(u64) -> Result<T, LoadError>,
+) -> Result<(Layout, T), LoadError> {
     let about = file.metadata()?;
     if !about.is_file() {
         return Err(LoadError::NotAFile);
@@ -151,10 +177,11 @@ pub fn layout_of_header(file: &File, length: u64) -> Result<Layout, LoadError> {
     if length > limit {
         return Err(HeaderError::BadLength { bytes: length, limit }.into());
     }
+    let admitted = admit(length)?;
     let mut json = vec![0; usize::try_from(length).map_err(|_| LoadError::TooLarge)?];
     file.read_exact_at(&mut json, 0)?;
     let header = Header::parse_unsized(&json)?;
-    Layout::new(&header).ok_or(LoadError::TooLarge)
+    Ok((Layout::new(&header).ok_or(LoadError::TooLarge)?, admitted))
 }
 
 /// Fills the arena; the hashes of the tensors in the order of their names. `progress` is told how many bytes are there,

@@ -64,6 +64,12 @@ pub struct Layout {
     pub tensor_bytes: u64,
 }
 
+impl AsRef<Self> for Layout {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl Layout {
     /// Tensors in the order of their data, each at the next aligned offset. `None` when that is too much for an integer.
     pub fn new(header: &Header) -> Option<Self> {
@@ -78,6 +84,16 @@ impl Layout {
         places.sort_by(|a, b| a.name.cmp(&b.name));
         let arena_bytes = end.checked_next_multiple_of(ARENA_ALIGNMENT)?;
         Some(Self { places, arena_bytes, tensor_bytes: header.data_bytes })
+    }
+
+    /// Bytes of memory that the layout and its manifest take at most: each name and each shape is an allocation of its own.
+    pub(crate) fn footprint(&self) -> u64 {
+        const ALLOCATION: usize = 32;
+        let of = |place: &Place| {
+            let (name, shape) = (place.name.len(), place.shape.len() * 8);
+            size_of::<Place>() + ENTRY + 2 * (ALLOCATION + name + shape)
+        };
+        (HEAD + self.places.iter().map(of).sum::<usize>()) as u64
     }
 
     /// The manifest, and the model's hash, from the tensors' hashes in the order of [`Layout::places`].

@@ -1,8 +1,10 @@
 //! One packet with its descriptors, over a `SOCK_SEQPACKET` Unix socket.
+#![allow(unsafe_code, reason = "an ioctl without a safe wrapper")]
 
 use crate::frame::{MAX_DESCRIPTORS, MAX_FRAME};
 use rustix::cmsg_space;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::ioctl::{Getter, Opcode, ioctl};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -77,4 +79,44 @@ pub(crate) fn receive(
         ));
     }
     Ok((message.bytes, descriptors))
+}
+
+/// The least memory in bytes that the kernel books for an unread packet: its two administrative structures have 576 bytes on 64-bit
+/// Linux.
+const LEAST_PACKET: usize = 512;
+
+/// How many packets that were sent over a socket were neither read by the peer nor thrown away with its socket; never fewer
+/// than there are. The kernel says how much memory they take (`SIOCOUTQ`).
+pub(crate) fn unread(socket: impl AsFd) -> io::Result<usize> {
+    const SIOCOUTQ: Opcode = 0x5411;
+    // SAFETY: the kernel writes one `int` for this request, on every kind of socket that has it.
+    let bytes: i32 = unsafe { ioctl(socket, Getter::<SIOCOUTQ, i32>::new()) }?;
+    Ok(usize::try_from(bytes).unwrap_or(0).div_ceil(LEAST_PACKET))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    #[test]
+    fn unread_packets_are_never_fewer_than_there_are() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        assert_eq!(unread(&ours).unwrap(), 0);
+        for sent in 1..=20 {
+            send(&ours, &[7; 65], &[ours.as_fd()], false).unwrap();
+            let counted = unread(&ours).unwrap();
+            assert!((sent..=3 * sent).contains(&counted), "{counted} for {sent}");
+        }
+        let mut bytes = [0; MAX_FRAME + 1];
+        for _ in 0..19 {
+            receive(&theirs, &mut bytes).unwrap();
+        }
+        assert!((1..=3).contains(&unread(&ours).unwrap()));
+        rustix::net::shutdown(&ours, rustix::net::Shutdown::Both).unwrap();
+        assert!(unread(&ours).unwrap() > 0, "the peer can still read it");
+        drop(theirs);
+        assert_eq!(unread(&ours).unwrap(), 0);
+    }
 }

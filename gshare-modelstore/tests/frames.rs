@@ -39,6 +39,7 @@ fn the_bytes_of_version_1_stay_what_they_are() {
         (Request::Verify { name: name() }, "01090b0007000000 0100 6d".into()),
         (Request::List, "010a080007000000".into()),
         (Request::Stat, "010b080007000000".into()),
+        (Request::Status, "010c080007000000".into()),
     ];
     for (request, expected) in cases {
         let mut bytes = Vec::new();
@@ -104,7 +105,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn what_decodes_encodes_to_the_same_bytes(kind in 1u8..12, mut bytes in prop::collection::vec(any::<u8>(), 8..120), text in any::<bool>()) {
+    fn what_decodes_encodes_to_the_same_bytes(kind in 1u8..13, mut bytes in prop::collection::vec(any::<u8>(), 8..120), text in any::<bool>()) {
         let length = u16::try_from(bytes.len()).unwrap();
         (bytes[0], bytes[1]) = (1, if text { kind | 128 } else { kind });
         bytes[2..4].copy_from_slice(&length.to_le_bytes());

@@ -185,6 +185,18 @@ int32_t gshare_store_evict(struct gshare_store *store,
                            size_t error_bytes);
 
 /*
+ The bytes of all arenas that the store has in a tier, to the byte, for comparing its books with others. 0, or a code.
+
+ # Safety
+ `store` came from `gshare_store_connect`; `bytes` has room for one; `error` is null or has `error_bytes` bytes.
+ */
+int32_t gshare_store_arena_bytes(struct gshare_store *store,
+                                 uint32_t tier,
+                                 uint64_t *bytes,
+                                 char *error,
+                                 size_t error_bytes);
+
+/*
  Maps a model, which the first look at a tensor does, too, after a check that nobody can write to it or cut it. 0, or a code,
  with the reason in `error`, where the store handed out something else, or the system refuses the map.
 

@@ -327,6 +327,36 @@ pub unsafe extern "C" fn gshare_store_evict(
     done(store.0.evict(name, forget != 0), &error)
 }
 
+/// The bytes of all arenas that the store has in a tier, to the byte, for comparing its books with others. 0, or a code.
+///
+/// # Safety
+/// `store` came from `gshare_store_connect`; `bytes` has room for one; `error` is null or has `error_bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshare_store_arena_bytes(
+    store: *mut gshare_store,
+    tier: u32,
+    bytes: *mut u64,
+    error: *mut c_char,
+    error_bytes: usize,
+) -> i32 {
+    let error = ErrorText(error, error_bytes);
+    // SAFETY: as the caller promises.
+    let store = unsafe { store.as_ref() };
+    let (Some(store), Some(&tier), false) = (store, MemoryTier::ALL.get(tier as usize), bytes.is_null())
+    else {
+        return error.argument("store, tier or bytes cannot be what it is");
+    };
+    match store.0.status() {
+        Ok(status) => {
+            let here = status.tiers.iter().filter(|found| found.tier == tier);
+            // SAFETY: not null, and as the caller promises.
+            unsafe { bytes.write(here.map(|tier| tier.arena_bytes).sum()) };
+            0
+        }
+        Err(refused) => error.code(&refused),
+    }
+}
+
 /// Maps a model, which the first look at a tensor does, too, after a check that nobody can write to it or cut it. 0, or a code,
 /// with the reason in `error`, where the store handed out something else, or the system refuses the map.
 ///

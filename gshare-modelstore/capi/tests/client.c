@@ -24,6 +24,10 @@ int main(int count, char **arguments) {
     CHECK(gshare_store_get(store, "nothing", GSHARE_TIER_HOST, 0, error, sizeof error) == NULL);
     gshare_model *model = gshare_store_get(store, "m", GSHARE_TIER_HOST, 1000, error, sizeof error);
     CHECK(model != NULL);
+    uint64_t bytes = 1;
+    CHECK(gshare_store_arena_bytes(store, GSHARE_TIER_HOST, &bytes, error, sizeof error) == 0 && bytes == 2 << 20);
+    CHECK(gshare_store_arena_bytes(store, GSHARE_TIER_GPU, &bytes, error, sizeof error) == 0 && bytes == 0);
+    CHECK(gshare_store_arena_bytes(store, 7, &bytes, error, sizeof error) == GSHARE_ERROR_ARGUMENT);
     gshare_store_close(store);
     CHECK(gshare_model_open(NULL, error, sizeof error) == GSHARE_ERROR_ARGUMENT);
     CHECK(gshare_model_open(model, error, sizeof error) == 0);

@@ -193,6 +193,11 @@ impl Store {
         Bytes(self.state.tiers[tier as usize].promised)
     }
 
+    /// Bytes of arenas of a tier that have memory, those on their way out included.
+    pub fn physical(&self, tier: MemoryTier) -> Bytes {
+        Bytes(self.state.tiers[tier as usize].physical)
+    }
+
     /// Everything that does not depend on what deadlines before `now` will have done.
     fn check(&self, now: Timestamp, event: &StoreEvent) -> Result<(), StoreError> {
         let last = self.state.now;

@@ -1,21 +1,31 @@
 //! Connections: who a client is, what it asks, and what it is answered.
 
-use super::core::{Kind, Open, Served, Shared, reload_time};
+use super::core::{Kind, Open, Served, Shared, refusal, reload_time};
+use crate::bounds::{Booked, Exceeded, Ledger, Resource, Whose};
 use crate::frame::{Answer, Code, MAX_DESCRIPTORS, MAX_FRAME, Request, Wanted, renumber};
 use crate::load::{LoadError, Source, layout_of_header};
+use crate::manifest::Layout;
 use crate::packet;
 use gshare_core::request::TenantId;
 use gshare_core::store::{Access, GroupId, MemoryTier, ModelStore as _, StoreEvent};
 use gshare_core::{ArenaId, Bytes, ClientId, Duration, ModelId};
+use parking_lot::Mutex;
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use rustix::net::sockopt::socket_peercred;
+use rustix::io::Errno;
+use rustix::net::sockopt::{set_socket_send_buffer_size, socket_peercred};
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
+use serde_json::json;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 /// The longest answer to a get in bytes.
 const SERVED: usize = 160;
+
+/// Asked of the kernel for unread answers of one connection, which takes twice that: room for as many small answers as a
+/// client may have requests open.
+const SEND_BUFFER: usize = 32 << 10;
 
 /// A client's connection.
 #[derive(Debug)]
@@ -24,40 +34,122 @@ pub(super) struct Conn {
     socket: OwnedFd,
     /// Requests that were not answered.
     pub(super) waiting: AtomicU32,
-    uid: u32,
+    pub(super) uid: u32,
     gid: u32,
+    /// Answers with descriptors that may not have been read, the oldest first.
+    sent: Mutex<VecDeque<Sent>>,
+    _booked: Admitted,
+}
+
+/// What a connection takes.
+#[derive(Debug)]
+struct Admitted {
+    _connection: Booked,
+    _memory: Booked,
+}
+
+impl Admitted {
+    fn new(shared: &Shared, uid: u32) -> Result<Self, Exceeded> {
+        let _connection = shared.book(uid, Resource::Connections, 1)?;
+        let _memory = shared.book(uid, Resource::Memory, 2 * SEND_BUFFER as u64)?;
+        Ok(Self { _connection, _memory })
+    }
+}
+
+/// What an answer takes until it is read.
+#[derive(Debug)]
+struct Sent {
+    _descriptors: Booked,
+    _memory: Option<Booked>,
 }
 
 impl Conn {
     /// Answers without ever waiting: a client that does not read what it asked for loses its connection.
-    pub(super) fn answer(&self, request: u32, answer: &Answer, descriptors: &[Arc<OwnedFd>]) {
-        let mut bytes = Vec::with_capacity(128);
-        answer.encode(request, &mut bytes);
-        self.send(&bytes, descriptors);
+    pub(super) fn answer(&self, request: u32, answer: &Answer) {
+        if packet::send(&self.socket, &encoded(request, answer), &[], false).is_err() {
+            self.hang_up();
+        }
+    }
+
+    /// Says how far a load is; to a client that does not read, nothing.
+    pub(super) fn progress(&self, request: u32, answer: &Answer) {
+        let _ = packet::send(&self.socket, &encoded(request, answer), &[], false);
     }
 
     /// Answers a get with what was prepared when the model was complete.
-    pub(super) fn serve(&self, request: u32, served: &Served) {
+    pub(super) fn serve(&self, ledger: &Ledger, request: u32, served: &Served) -> Result<(), Exceeded> {
         let mut bytes = [0; SERVED];
-        let Some(frame) = bytes.get_mut(..served.frame.len()) else { return self.hang_up() };
+        let Some(frame) = bytes.get_mut(..served.frame.len()) else {
+            self.hang_up();
+            return Ok(());
+        };
         frame.copy_from_slice(&served.frame);
         renumber(frame, request);
-        self.send(frame, &served.files);
+        self.send(ledger, frame, &served.files, 0)
     }
 
-    fn send(&self, bytes: &[u8], descriptors: &[Arc<OwnedFd>]) {
+    /// Answers with descriptors, which stand for so much memory.
+    pub(super) fn deliver(
+        &self,
+        ledger: &Ledger,
+        request: u32,
+        answer: &Answer,
+        descriptors: &[Arc<OwnedFd>],
+        memory: u64,
+    ) -> Result<(), Exceeded> {
+        self.send(ledger, &encoded(request, answer), descriptors, memory)
+    }
+
+    fn send(
+        &self,
+        ledger: &Ledger,
+        bytes: &[u8],
+        descriptors: &[Arc<OwnedFd>],
+        memory: u64,
+    ) -> Result<(), Exceeded> {
         let mut borrowed: [BorrowedFd<'_>; MAX_DESCRIPTORS] = [self.socket.as_fd(); MAX_DESCRIPTORS];
         for (to, from) in borrowed.iter_mut().zip(descriptors) {
             *to = from.as_fd();
         }
         let borrowed = &borrowed[..descriptors.len().min(MAX_DESCRIPTORS)];
-        if packet::send(&self.socket, bytes, borrowed, false).is_err() {
-            self.hang_up();
+        let asked = borrowed.len() as u64;
+        let mut sent = self.sent.lock();
+        self.forget_read(&mut sent);
+        let booked = Sent {
+            _descriptors: ledger.take(self.uid, Resource::Unread, asked)?,
+            _memory: (memory > 0).then(|| ledger.take(self.uid, Resource::Memory, memory)).transpose()?,
+        };
+        match packet::send(&self.socket, bytes, borrowed, false) {
+            Ok(()) => sent.push_back(booked),
+            // The kernel's own bound, which counts other processes of the store's user as well.
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => {
+                let (uid, resource, whose) = (self.uid, Resource::Unread, Whose::All);
+                let held = ledger.read(|bounds| bounds.total(resource));
+                return Err(Exceeded::Held { resource, uid, whose, asked, held, bound: held });
+            }
+            Err(_) => self.hang_up(),
+        }
+        Ok(())
+    }
+
+    /// Gives back what answers took that were read. No packet is read before an older one, so the unread ones are the last.
+    fn forget_read(&self, sent: &mut VecDeque<Sent>) {
+        if !sent.is_empty()
+            && let Ok(unread) = packet::unread(&self.socket)
+        {
+            sent.drain(..sent.len().saturating_sub(unread));
         }
     }
 
+    /// Gives back what answers took that were read; whether all were.
+    pub(super) fn settle(&self) -> bool {
+        let mut sent = self.sent.lock();
+        self.forget_read(&mut sent);
+        sent.is_empty()
+    }
+
     fn refuse(&self, request: u32, code: Code, text: impl Into<String>) {
-        self.answer(request, &Answer::Refused { code, text: text.into() }, &[]);
+        self.answer(request, &Answer::Refused { code, text: text.into() });
     }
 
     pub(super) fn hang_up(&self) {
@@ -65,31 +157,56 @@ impl Conn {
     }
 }
 
+fn encoded(request: u32, answer: &Answer) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(128);
+    answer.encode(request, &mut bytes);
+    bytes
+}
+
 /// Lets clients in until the store stops.
 pub(super) fn accept(listener: &OwnedFd, shared: &Arc<Shared>) {
     while !shared.stopping() {
         match accept_with(listener, SocketFlags::CLOEXEC) {
-            Ok(socket) => {
-                let shared = shared.clone();
-                // A thread that cannot be started is a client that is not let in: its socket closes.
-                let _ = std::thread::Builder::new()
-                    .name("store-client".into())
-                    .stack_size(256 << 10)
-                    .spawn(move || serve(socket, &shared));
-            }
-            Err(rustix::io::Errno::INVAL) => return,
+            Ok(socket) => admit(socket, shared),
+            Err(Errno::INVAL) => return,
             // Out of descriptors, or a client that went again: later is better than a busy loop.
             Err(_) => std::thread::sleep(std::time::Duration::from_millis(10)),
         }
     }
 }
 
-/// One client, from its first packet to the end of its socket.
-fn serve(socket: OwnedFd, shared: &Arc<Shared>) {
+/// Gives a client a thread, if its uid may have one more connection; else tells it the bound. A refusal of a connection is the
+/// answer to no request: its number is 0.
+fn admit(socket: OwnedFd, shared: &Arc<Shared>) {
     let Ok(credentials) = socket_peercred(&socket) else { return };
     let (uid, gid) = (credentials.uid.as_raw(), credentials.gid.as_raw());
-    let make = |client| Arc::new(Conn { client, socket, waiting: AtomicU32::new(0), uid, gid });
-    let Ok(conn) = shared.with(|core| core.join(make, uid, gid)) else { return };
+    let booked = match Admitted::new(shared, uid) {
+        Ok(booked) => booked,
+        Err(exceeded) => {
+            let (code, text) = refusal(exceeded);
+            let frame = encoded(0, &Answer::Refused { code, text });
+            // A client that cannot be told sees its socket close.
+            let _ = packet::send(&socket, &frame, &[], false);
+            return;
+        }
+    };
+    // A larger buffer is no harm where the kernel refuses: what is in it is the client's own.
+    let _ = set_socket_send_buffer_size(&socket, SEND_BUFFER);
+    let make = move |client| {
+        let (waiting, sent) = (AtomicU32::new(0), Mutex::default());
+        Arc::new(Conn { client, socket, waiting, uid, gid, sent, _booked: booked })
+    };
+    let shared = shared.clone();
+    // A thread that cannot be started is a client that is not let in: its socket closes.
+    let _ = std::thread::Builder::new().name("store-client".into()).stack_size(256 << 10).spawn(move || {
+        if let Ok(conn) = shared.with(|core| core.join(make, uid, gid)) {
+            serve(&conn, &shared);
+        }
+    });
+}
+
+/// One client, from its first packet to the end of its socket.
+fn serve(conn: &Arc<Conn>, shared: &Arc<Shared>) {
     if !shared.stopping() {
         let mut bytes = [0; MAX_FRAME + 1];
         while let Ok((length @ 1.., mut descriptors)) = packet::receive(&conn.socket, &mut bytes) {
@@ -97,7 +214,7 @@ fn serve(socket: OwnedFd, shared: &Arc<Shared>) {
             if message.descriptors() != descriptors.count() {
                 break;
             }
-            handle(&conn, shared, request, message, descriptors.next());
+            handle(conn, shared, request, message, descriptors.next());
         }
     }
     shared.with(|core| core.leave(conn.client));
@@ -125,16 +242,18 @@ fn handle(
         }
         Request::PutBegin { tier, access, header_bytes, name } => {
             let Some(file) = descriptor else { return };
-            let layout = match layout_of_header(&File::from(file), header_bytes) {
-                Ok(layout) => Arc::new(layout),
+            let admit = |bytes| admit_header(conn, shared, bytes);
+            let read = layout_of_header(&File::from(file), header_bytes, admit);
+            let (layout, booked) = match read.and_then(|read| book_model(conn, shared, read, 0)) {
+                Ok((layout, booked)) => (Arc::new(layout), booked),
                 Err(error) => return refuse_load(conn, request, &error),
             };
             shared.with(|core| {
-                if core.names.contains_key(&name) {
+                if core.names.has(conn.uid, &name) {
                     return core.refuse(&open(Kind::Plain), Code::NameTaken, format!("`{name}` is taken"));
                 }
                 let bytes = Bytes(layout.arena_bytes);
-                let model = core.name(&name, None, access, conn.uid);
+                let model = core.name(&name, None, access, conn.uid, booked);
                 let ticket = core.ticket(open(Kind::PutBegin(layout)));
                 let event = StoreEvent::PutBegun { client, ticket, model, tier, bytes, access };
                 if let Err(error) = core.tell(event, None) {
@@ -155,7 +274,7 @@ fn handle(
         Request::Abort { arena } => {
             let event = StoreEvent::PutAborted { client, arena: ArenaId::from(arena) };
             match shared.with(|core| core.tell(event, None)) {
-                Ok(()) => conn.answer(request, &Answer::Done, &[]),
+                Ok(()) => conn.answer(request, &Answer::Done),
                 Err(error) => conn.refuse(request, Code::BadRequest, error.to_string()),
             }
         }
@@ -175,11 +294,11 @@ fn handle(
                 forget,
             });
         }
-        Request::Verify { name } => match shared.verify(client, &name) {
+        Request::Verify { name } => match shared.verify(conn, &name) {
             None => {
                 conn.refuse(request, Code::NotResident, format!("`{name}` is not in memory, or not for you"));
             }
-            Some(Ok(true)) => conn.answer(request, &Answer::Done, &[]),
+            Some(Ok(true)) => conn.answer(request, &Answer::Done),
             Some(Ok(false)) => {
                 conn.refuse(
                     request,
@@ -189,15 +308,20 @@ fn handle(
             }
             Some(Err(error)) => conn.refuse(request, Code::Io, error.to_string()),
         },
-        Request::List => document(conn, request, &shared.list(client)),
-        Request::Stat => document(conn, request, &shared.stat()),
+        Request::List => document(conn, shared, request, &shared.list(client)),
+        Request::Stat => document(conn, shared, request, &shared.stat()),
+        Request::Status => document(conn, shared, request, &json!(shared.status(conn))),
     }
 }
 
-fn document(conn: &Conn, request: u32, value: &serde_json::Value) {
+fn document(conn: &Conn, shared: &Arc<Shared>, request: u32, value: &serde_json::Value) {
     let text = value.to_string();
+    let bytes = text.len() as u64;
     match crate::backend::sealed("gshare-document", text.as_bytes()) {
-        Ok(file) => conn.answer(request, &Answer::Document { bytes: text.len() as u64 }, &[Arc::new(file)]),
+        Ok(file) => {
+            // The client was told if it could not be sent.
+            let _ = shared.deliver(conn, request, &Answer::Document { bytes }, &[Arc::new(file)], bytes);
+        }
         Err(error) => conn.refuse(request, Code::Io, error.to_string()),
     }
 }
@@ -211,7 +335,7 @@ fn by_name(
 ) {
     shared.with(|core| {
         let open = Open { conn: conn.clone(), request, kind: Kind::Plain };
-        let Some(&model) = core.names.get(name) else {
+        let Some(model) = core.named(conn, name) else {
             return core.refuse(&open, Code::UnknownModel, format!("no model `{name}`"));
         };
         let ticket = core.ticket(open);
@@ -232,7 +356,7 @@ fn get(
     let client = conn.client;
     let served = shared.with(|core| {
         let model = match wanted {
-            Wanted::Name(name) => core.names.get(name).copied(),
+            Wanted::Name(name) => core.named(conn, name),
             Wanted::Content(content) => (core.models.keys().copied()).find(|&model| {
                 core.engine.content_of(model) == Some(*content) && core.engine.may_read(client, model)
             }),
@@ -249,14 +373,41 @@ fn get(
         core.get(conn, request, model, tier, Duration::from_millis(timeout_ms.into()))
     });
     if let Some(served) = served {
-        conn.serve(request, &served);
+        shared.serve(conn, request, &served);
     }
+}
+
+/// What a byte of a header may take while it is parsed: the worst are tensors without a name to speak of, of some 54 bytes, which
+/// take 10 times that, and an allocator wastes some.
+const HEADER_FACTOR: u64 = 12;
+
+/// Whether a uid may have a header of so many bytes parsed now; what that takes meanwhile.
+fn admit_header(conn: &Conn, shared: &Shared, bytes: u64) -> Result<Booked, LoadError> {
+    let booked = shared.book(conn.uid, Resource::Memory, bytes.saturating_mul(HEADER_FACTOR))?;
+    shared.ledger.work(shared.now(), conn.uid, bytes)?;
+    Ok(booked)
+}
+
+/// Exchanges what the parse took for what the model takes as long as it is known, with so many descriptors of its source.
+fn book_model<T: AsRef<Layout>>(
+    conn: &Conn,
+    shared: &Shared,
+    (parsed, parse): (T, Booked),
+    descriptors: u64,
+) -> Result<(T, Vec<Booked>), LoadError> {
+    drop(parse);
+    let bytes = parsed.as_ref().footprint();
+    let each = [(Resource::Models, 1), (Resource::Memory, bytes), (Resource::Descriptors, descriptors)];
+    let booked: Result<Vec<Booked>, Exceeded> =
+        each.into_iter().map(|(resource, amount)| shared.book(conn.uid, resource, amount)).collect();
+    Ok((parsed, booked?))
 }
 
 fn refuse_load(conn: &Conn, request: u32, error: &LoadError) {
     let code = match error {
         LoadError::Io(_) => Code::Io,
         LoadError::TooLarge => Code::ModelTooLarge,
+        LoadError::Bound(exceeded) => Code::from(exceeded),
         _ => Code::BadHeader,
     };
     conn.refuse(request, code, error.to_string());
@@ -272,19 +423,20 @@ fn put_file(
     (tier, access, name): (MemoryTier, Access, String),
     file: File,
 ) {
-    let source = match Source::open(file) {
-        Ok(source) => Arc::new(source),
+    let read = Source::open_within(file, |bytes| admit_header(conn, shared, bytes));
+    let (source, booked) = match read.and_then(|read| book_model(conn, shared, read, 1)) {
+        Ok((source, booked)) => (Arc::new(source), booked),
         Err(error) => return refuse_load(conn, request, &error),
     };
     let client = conn.client;
     shared.with(|core| {
         let open = |kind| Open { conn: conn.clone(), request, kind };
-        if core.names.contains_key(&name) {
+        if core.names.has(conn.uid, &name) {
             return core.refuse(&open(Kind::Plain), Code::NameTaken, format!("`{name}` is taken"));
         }
         let bytes = Bytes(source.layout.arena_bytes);
         let reload = reload_time(bytes, core.disk_rate());
-        let model = core.name(&name, Some(source), access, conn.uid);
+        let model = core.name(&name, Some(source), access, conn.uid, booked);
         let (owner, group) = (TenantId(conn.uid), GroupId(conn.gid));
         if let Err(error) =
             core.tell(StoreEvent::ModelAdded { model, owner, group, access, bytes, reload }, None)

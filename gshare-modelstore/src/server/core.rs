@@ -2,15 +2,18 @@
 
 use super::ServerConfig;
 use super::conn::Conn;
+use super::names::Names;
 use crate::backend::{ArenaMemory, ModelBackend};
+use crate::bounds::{Booked, Bound, Bounds, Exceeded, Ledger, Resource, Whose};
 use crate::engine::Store;
 use crate::frame::{Answer, Code};
 use crate::load::{self, Origin, Source};
 use crate::manifest::Layout;
+use crate::status::{self, ArenaStatus, ModelStatus, Status, TierStatus, Use};
 use gshare_core::request::TenantId;
 use gshare_core::store::{
     Access, ArenaState, ContentHash, GroupId, LoadFrom, MemoryTier, ModelStore as _, RefuseReason,
-    StoreAction, StoreError, StoreEvent, TicketId,
+    StoreAction, StoreError, StoreEvent, StoreLimits, TicketId,
 };
 use gshare_core::{ArenaId, Bytes, ClientId, Duration, Engine as _, ModelId, Timestamp};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -29,7 +32,12 @@ pub(super) struct Known {
     pub(super) source: Option<Arc<Source>>,
     access: Access,
     owner: u32,
+    _booked: Vec<Booked>,
 }
+
+/// Descriptors of an arena at most: its file, the writer's, the readers', and its manifest's where that is a file of its own; while
+/// it is loaded, two more of its source instead of the writer's and the manifest's.
+const ARENA_DESCRIPTORS: u64 = 4;
 
 /// Memory that an arena has.
 #[derive(Debug, Clone)]
@@ -38,13 +46,16 @@ pub(super) struct Held {
     pub(super) layout: Arc<Layout>,
     /// Once it is loaded.
     pub(super) complete: Option<Arc<Served>>,
+    _booked: Arc<Booked>,
 }
 
 /// The answer to a get of an arena: the same for all, but for the number of the request.
 #[derive(Debug)]
 pub(super) struct Served {
+    arena: ArenaId,
     pub(super) frame: Vec<u8>,
     pub(super) files: Vec<Arc<OwnedFd>>,
+    manifest_bytes: u64,
     content: ContentHash,
 }
 
@@ -123,11 +134,13 @@ pub(super) struct Core {
     pub(super) engine: Store,
     config: ServerConfig,
     started: Instant,
-    pub(super) names: BTreeMap<String, ModelId>,
+    pub(super) names: Names,
     pub(super) models: BTreeMap<ModelId, Known>,
     next_model: u32,
     pub(super) arenas: BTreeMap<ArenaId, Held>,
     pub(super) conns: BTreeMap<ClientId, Arc<Conn>>,
+    /// Connections that ended with answers that the client can still read.
+    gone: Vec<Arc<Conn>>,
     free: BTreeSet<u32>,
     slots: Vec<u32>,
     tickets: BTreeMap<TicketId, Open>,
@@ -137,6 +150,7 @@ pub(super) struct Core {
     actions: Vec<StoreAction>,
     pub(super) after: Vec<After>,
     backends: [Option<Arc<dyn ModelBackend>>; 2],
+    pub(super) ledger: Ledger,
 }
 
 /// A client that has more requests open than this loses its connection.
@@ -151,21 +165,32 @@ pub(super) fn reload_time(bytes: Bytes, rate: Bytes) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
+fn since(started: Instant) -> Timestamp {
+    Timestamp::from_nanos(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// A bound as a refusal.
+pub(super) fn refusal(exceeded: Exceeded) -> (Code, String) {
+    (Code::from(&exceeded), exceeded.to_string())
+}
+
 impl Core {
     pub(super) fn new(
         engine: Store,
         config: ServerConfig,
         backends: [Option<Arc<dyn ModelBackend>>; 2],
+        bounds: Bounds,
     ) -> Self {
         Self {
             engine,
             config,
             started: Instant::now(),
-            names: BTreeMap::new(),
+            names: Names::default(),
             models: BTreeMap::new(),
             next_model: 0,
             arenas: BTreeMap::new(),
             conns: BTreeMap::new(),
+            gone: Vec::new(),
             free: BTreeSet::new(),
             slots: Vec::new(),
             tickets: BTreeMap::new(),
@@ -175,11 +200,12 @@ impl Core {
             actions: Vec::new(),
             after: Vec::new(),
             backends,
+            ledger: Ledger::new(bounds),
         }
     }
 
     pub(super) fn now(&self) -> Timestamp {
-        Timestamp::from_nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        since(self.started)
     }
 
     /// A number for a new model of this name.
@@ -189,21 +215,39 @@ impl Core {
         source: Option<Arc<Source>>,
         access: Access,
         owner: u32,
+        booked: Vec<Booked>,
     ) -> ModelId {
         while self.models.contains_key(&ModelId(self.next_model)) {
             self.next_model = self.next_model.wrapping_add(1);
         }
         let model = ModelId(self.next_model);
         self.next_model = self.next_model.wrapping_add(1);
-        self.names.insert(name.to_owned(), model);
-        self.models.insert(model, Known { name: name.to_owned(), source, access, owner });
+        self.names.insert(owner, name, model);
+        self.models.insert(model, Known { name: name.to_owned(), source, access, owner, _booked: booked });
         model
+    }
+
+    /// The model that a client means by a name.
+    pub(super) fn named(&self, conn: &Conn, name: &str) -> Option<ModelId> {
+        let is_operator = |uid| self.ledger.read(|bounds| bounds.is_operator(uid));
+        self.names.resolve(conn.uid, name, is_operator, |model| self.engine.may_read(conn.client, model))
     }
 
     pub(super) fn unname(&mut self, model: ModelId) {
         if let Some(known) = self.models.remove(&model) {
-            self.names.remove(&known.name);
+            self.names.remove(known.owner, &known.name);
         }
+    }
+
+    /// What a uid may take. Where no bytes were said, a tenant may have half of all memory, so that another can have as much.
+    fn limits_of(&self, uid: u32) -> StoreLimits {
+        let mut limits = self.config.limits.get(&uid).copied().unwrap_or(self.config.default_limits);
+        let operator = self.ledger.read(|bounds| bounds.is_operator(uid));
+        if limits.bytes == StoreLimits::default().bytes && !operator {
+            let [gpu, host] = MemoryTier::ALL.map(|tier| self.engine.capacity(tier).0);
+            limits.bytes = Bytes(gpu.saturating_add(host) / 2);
+        }
+        limits
     }
 
     /// A client that has just connected.
@@ -214,12 +258,13 @@ impl Core {
         gid: u32,
     ) -> Result<Arc<Conn>, StoreError> {
         if self.tenants.insert(uid) {
-            let limits = self.config.limits.get(&uid).copied().unwrap_or(self.config.default_limits);
+            let limits = self.limits_of(uid);
             self.tell(StoreEvent::TenantLimited { tenant: TenantId(uid), limits }, None)?;
         }
         let slot = self.free.first().copied().unwrap_or(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
         let client = ClientId::new(slot, self.slots.get(slot as usize).copied().unwrap_or(0));
-        let (tenant, group, admin) = (TenantId(uid), GroupId(gid), uid == 0);
+        let admin = self.ledger.read(|bounds| bounds.is_operator(uid));
+        let (tenant, group) = (TenantId(uid), GroupId(gid));
         self.tell(StoreEvent::ClientJoined { client, tenant, group, admin }, None)?;
         self.free.remove(&slot);
         if slot as usize == self.slots.len() {
@@ -231,13 +276,21 @@ impl Core {
     }
 
     pub(super) fn leave(&mut self, client: ClientId) {
-        if self.conns.remove(&client).is_none() {
-            return;
+        let Some(conn) = self.conns.remove(&client) else { return };
+        // First, so that nothing more is sent which would have to be counted.
+        conn.hang_up();
+        if !conn.settle() {
+            self.gone.push(conn);
         }
         self.tickets.retain(|_, open| open.conn.client != client);
         let _ = self.tell(StoreEvent::ClientLeft { client }, None);
         self.slots[client.index()] = self.slots[client.index()].wrapping_add(1);
         self.free.insert(client.slot());
+    }
+
+    /// Forgets connections that ended and whose client has read or thrown away all answers.
+    pub(super) fn sweep(&mut self) {
+        self.gone.retain(|conn| !conn.settle());
     }
 
     /// The engine did not take a request: an arena that is gone, or a name that cannot be.
@@ -364,6 +417,14 @@ impl Core {
                 let Some(open) = self.close(ticket) else { return };
                 let Kind::PutBegin(layout) = &open.kind else { return };
                 let layout = layout.clone();
+                let booked = match self.ledger.take(open.conn.uid, Resource::Descriptors, ARENA_DESCRIPTORS) {
+                    Ok(booked) => Arc::new(booked),
+                    Err(exceeded) => {
+                        self.refuse(&open, Code::from(&exceeded), exceeded.to_string());
+                        let client = open.conn.client;
+                        return events.push_back((StoreEvent::PutAborted { client, arena }, None));
+                    }
+                };
                 let prepared = self
                     .backend(tier)
                     .and_then(|backend| backend.create(layout.arena_bytes))
@@ -380,7 +441,7 @@ impl Core {
                             bytes: layout.arena_bytes,
                             manifest_bytes,
                         };
-                        self.arenas.insert(arena, Held { memory, layout, complete: None });
+                        self.arenas.insert(arena, Held { memory, layout, complete: None, _booked: booked });
                         self.send(&open, answer, descriptors);
                     }
                     Err(error) => {
@@ -472,8 +533,11 @@ impl Core {
             LoadFrom::Gpu(_) => Some(backend_of(MemoryTier::Gpu)?),
             _ => None,
         };
+        let owner = self.models.get(&model).map_or(u32::MAX, |known| known.owner);
+        let booked = self.ledger.take(owner, Resource::Descriptors, ARENA_DESCRIPTORS).map_err(refusal)?;
         let memory = backend.create(layout.arena_bytes).map_err(|error| (Code::Io, error.to_string()))?;
-        self.arenas.insert(arena, Held { memory: memory.clone(), layout, complete: None });
+        let held = Held { memory: memory.clone(), layout, complete: None, _booked: Arc::new(booked) };
+        self.arenas.insert(arena, held);
         let told = self.tickets.values().filter(|open| matches!(open.kind, Kind::PutFile(of) if of == model));
         let told = told.map(|open| (open.conn.clone(), open.request)).collect();
         self.after.push(After::Load(Load { arena, backend, memory, origin, out, told }));
@@ -507,10 +571,35 @@ impl Core {
     }
 }
 
+/// Ends all writing to memory that is full, and puts its manifest to it.
+fn sealed(
+    arena: ArenaId,
+    memory: &dyn ArenaMemory,
+    layout: &Layout,
+    hashes: &[[u8; 32]],
+) -> io::Result<Served> {
+    let (manifest, content) = layout.manifest(hashes);
+    let behind = memory.append(&manifest)?;
+    memory.seal()?;
+    let apart = || crate::backend::sealed("gshare-manifest", &manifest).map(Arc::new);
+    let apart = (!behind).then(apart).transpose()?;
+    let (handle, file) = memory.export().ok_or_else(|| io::Error::other("it is not sealed"))?;
+    let (bytes, manifest_bytes) = (layout.arena_bytes, manifest.len() as u64);
+    let mut frame = Vec::new();
+    Answer::Served { arena: arena.into(), bytes, manifest_bytes, content, handle }.encode(0, &mut frame);
+    let files = apart.into_iter().chain(file).collect();
+    Ok(Served { arena, frame, files, manifest_bytes, content })
+}
+
+/// Connections that ended are looked at so often, beside whenever a bound refuses something.
+const SWEEP_EVERY: std::time::Duration = std::time::Duration::from_millis(200);
+
 /// The core, and what works on it.
 #[derive(Debug)]
 pub(super) struct Shared {
     core: Mutex<Core>,
+    pub(super) ledger: Ledger,
+    started: Instant,
     /// The engine's next deadline may have moved.
     deadline: Condvar,
     stopping: AtomicBool,
@@ -523,12 +612,25 @@ impl Shared {
     pub(super) fn new(core: Core) -> Self {
         let threads = core.config.threads.max(1);
         let progress_every = std::time::Duration::from_millis(100);
-        let stopping = AtomicBool::new(false);
-        Self { core: Mutex::new(core), deadline: Condvar::new(), stopping, threads, progress_every }
+        let (stopping, ledger) = (AtomicBool::new(false), core.ledger.clone());
+        let started = core.started;
+        Self {
+            core: Mutex::new(core),
+            ledger,
+            started,
+            deadline: Condvar::new(),
+            stopping,
+            threads,
+            progress_every,
+        }
     }
 
     pub(super) fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        since(self.started)
     }
 
     fn lock(&self) -> MutexGuard<'_, Core> {
@@ -548,18 +650,84 @@ impl Shared {
         for after in after {
             match after {
                 After::Send { conn, request, answer, descriptors } => {
-                    conn.answer(request, &answer, &descriptors);
+                    let Answer::Writable { arena, manifest_bytes, .. } = answer else {
+                        conn.answer(request, &answer);
+                        continue;
+                    };
+                    if !self.deliver(&conn, request, &answer, &descriptors, manifest_bytes) {
+                        self.undo(StoreEvent::PutAborted { client: conn.client, arena: arena.into() });
+                    }
                 }
-                After::Serve { conn, request, served } => conn.serve(request, &served),
-                After::Load(load) => self.in_thread(load.arena, move |shared| shared.load(&load)),
+                After::Serve { conn, request, served } => self.serve(&conn, request, &served),
+                After::Load(load) => self.in_thread(load.arena, move |shared| shared.load(load)),
                 After::Free { arena, held } => {
                     drop(held);
                     self.freed(arena);
                 }
-                After::Seal { arena, held } => self.in_thread(arena, move |shared| shared.seal(arena, &held)),
+                After::Seal { arena, held } => self.in_thread(arena, move |shared| shared.seal(arena, held)),
             }
         }
         result
+    }
+
+    /// Takes back what the engine gave to a client that could not be told.
+    fn undo(self: &Arc<Self>, event: StoreEvent) {
+        self.with(|core| {
+            // Refused only when the client or the arena is gone.
+            let _ = core.tell(event, None);
+        });
+    }
+
+    /// Answers a get with what was prepared when the model was complete. The reference goes again if it cannot be sent.
+    pub(super) fn serve(self: &Arc<Self>, conn: &Conn, request: u32, served: &Served) {
+        if !self.retried(conn, request, || conn.serve(&self.ledger, request, served)) {
+            self.undo(StoreEvent::Released { client: conn.client, arena: served.arena });
+        }
+    }
+
+    /// Sends an answer with descriptors, which stands for so much memory as long as it is not read. `false` if a bound refused it,
+    /// which the client was told then.
+    pub(super) fn deliver(
+        self: &Arc<Self>,
+        conn: &Conn,
+        request: u32,
+        answer: &Answer,
+        descriptors: &[Arc<OwnedFd>],
+        memory: u64,
+    ) -> bool {
+        self.retried(conn, request, || conn.deliver(&self.ledger, request, answer, descriptors, memory))
+    }
+
+    /// Sends; if a bound refuses that, once more after a look at what was read meanwhile.
+    fn retried(&self, conn: &Conn, request: u32, send: impl Fn() -> Result<(), Exceeded>) -> bool {
+        let Err(first) = send() else { return true };
+        self.settle(conn.uid, &first);
+        let Err(exceeded) = send() else { return true };
+        self.lock().counts.refusals += 1;
+        let (code, text) = refusal(exceeded);
+        conn.answer(request, &Answer::Refused { code, text });
+        false
+    }
+
+    /// Takes so much of a resource for a uid, also if that needs a look at what was read meanwhile.
+    pub(super) fn book(&self, uid: u32, resource: Resource, amount: u64) -> Result<Booked, Exceeded> {
+        self.ledger.take(uid, resource, amount).or_else(|exceeded| {
+            self.settle(uid, &exceeded);
+            self.ledger.take(uid, resource, amount)
+        })
+    }
+
+    /// Looks at what was read by the uid whose bound refused something, or by all, if the bound is that of all.
+    fn settle(&self, uid: u32, exceeded: &Exceeded) {
+        let all = !matches!(exceeded, Exceeded::Held { whose: Whose::Uid, .. });
+        let mut core = self.lock();
+        core.sweep();
+        let conns: Vec<Arc<Conn>> =
+            core.conns.values().filter(|conn| all || conn.uid == uid).cloned().collect();
+        drop(core);
+        for conn in conns {
+            conn.settle();
+        }
     }
 
     fn freed(self: &Arc<Self>, arena: ArenaId) {
@@ -585,8 +753,9 @@ impl Shared {
         });
     }
 
-    fn load(self: &Arc<Self>, load: &Load) {
-        let (total, last) = (load.origin.layout().tensor_bytes, AtomicU64::new(0));
+    fn load(self: &Arc<Self>, load: Load) {
+        let Load { arena, backend, memory, origin, out, told } = load;
+        let (total, last) = (origin.layout().tensor_bytes, AtomicU64::new(0));
         let started = Instant::now();
         let progress = |done| {
             let now = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -595,61 +764,34 @@ impl Shared {
             let mine = now >= due && last.swap(now, Ordering::Relaxed) < due;
             if mine {
                 let answer = Answer::Progress { done, total };
-                load.told.iter().for_each(|(conn, request)| conn.answer(*request, &answer, &[]));
+                told.iter().for_each(|(conn, request)| conn.progress(*request, &answer));
             }
         };
-        let filled = match (&load.out, &load.origin) {
-            (Some(gpu), Origin::Arena { layout, memory }) => {
-                gpu.copy_out(memory, layout, &*load.memory, self.threads)
+        let filled = match (&out, &origin) {
+            (Some(gpu), Origin::Arena { layout, memory: from }) => {
+                gpu.copy_out(from, layout, &*memory, self.threads)
             }
-            _ => load.backend.fill(&*load.memory, &load.origin, self.threads, &progress),
+            _ => backend.fill(&*memory, &origin, self.threads, &progress),
         };
-        match filled {
-            Ok(hashes) => self.complete(load.arena, &*load.memory, load.origin.layout(), &hashes),
-            Err(error) => self.failed(load.arena, Code::Io, error.to_string()),
-        }
+        let layout = origin.layout().clone();
+        drop(origin);
+        self.filled(arena, memory, &layout, filled);
     }
 
-    /// What a client wrote: first nobody may write it any more, then it is hashed.
-    fn seal(self: &Arc<Self>, arena: ArenaId, held: &Held) {
-        if let Err(error) = held.memory.seal() {
-            let (code, text) = match error.kind() {
-                io::ErrorKind::ResourceBusy => {
-                    (Code::StillMapped, "unmap it before the commit: it is mapped for writing".into())
-                }
-                _ => (Code::Io, error.to_string()),
-            };
-            return self.failed(arena, code, text);
-        }
-        match load::hash(&held.layout, &*held.memory, self.threads, &|_| {}) {
-            Ok(hashes) => self.complete(arena, &*held.memory, &held.layout, &hashes),
-            Err(error) => self.failed(arena, Code::Io, error.to_string()),
-        }
-    }
-
-    fn complete(
+    /// What became of an arena's content. The engine may have the memory freed at once, so that this lets go of it before it tells.
+    fn filled(
         self: &Arc<Self>,
         arena: ArenaId,
-        memory: &dyn ArenaMemory,
+        memory: Arc<dyn ArenaMemory>,
         layout: &Layout,
-        hashes: &[[u8; 32]],
+        hashes: io::Result<Vec<[u8; 32]>>,
     ) {
-        let (manifest, content) = layout.manifest(hashes);
-        let sealed = || {
-            let behind = memory.append(&manifest)?;
-            memory.seal()?;
-            let apart = || crate::backend::sealed("gshare-manifest", &manifest).map(Arc::new);
-            let apart = (!behind).then(apart).transpose()?;
-            let (handle, file) = memory.export().ok_or_else(|| io::Error::other("it is not sealed"))?;
-            let (bytes, manifest_bytes) = (layout.arena_bytes, manifest.len() as u64);
-            let mut frame = Vec::new();
-            Answer::Served { arena: arena.into(), bytes, manifest_bytes, content, handle }
-                .encode(0, &mut frame);
-            Ok::<_, io::Error>(Served { frame, files: apart.into_iter().chain(file).collect(), content })
-        };
-        match sealed() {
+        let sealed = hashes.and_then(|hashes| sealed(arena, &*memory, layout, &hashes));
+        drop(memory);
+        match sealed {
             Err(error) => self.failed(arena, Code::Io, error.to_string()),
             Ok(served) => self.with(|core| {
+                let content = served.content;
                 if let Some(held) = core.arenas.get_mut(&arena) {
                     held.complete = Some(Arc::new(served));
                 }
@@ -658,13 +800,30 @@ impl Shared {
         }
     }
 
+    /// What a client wrote: first nobody may write it any more, then it is hashed.
+    fn seal(self: &Arc<Self>, arena: ArenaId, held: Held) {
+        let Held { memory, layout, .. } = held;
+        if let Err(error) = memory.seal() {
+            drop(memory);
+            let (code, text) = match error.kind() {
+                io::ErrorKind::ResourceBusy => {
+                    (Code::StillMapped, "unmap it before the commit: it is mapped for writing".into())
+                }
+                _ => (Code::Io, error.to_string()),
+            };
+            return self.failed(arena, code, text);
+        }
+        let hashes = load::hash(&layout, &*memory, self.threads, &|_| {});
+        self.filled(arena, memory, &layout, hashes);
+    }
+
     /// Hashes a model again: whether it is what it was. `None` when it is not in memory, or not for this client.
-    pub(super) fn verify(self: &Arc<Self>, client: ClientId, name: &str) -> Option<io::Result<bool>> {
+    pub(super) fn verify(self: &Arc<Self>, conn: &Conn, name: &str) -> Option<io::Result<bool>> {
         let held = {
             let core = self.lock();
-            let model = *core.names.get(name)?;
+            let model = core.named(conn, name)?;
             let arena = MemoryTier::ALL.into_iter().find_map(|tier| core.engine.arena_of(model, tier));
-            let readable = core.engine.may_read(client, model);
+            let readable = core.engine.may_read(conn.client, model);
             arena.filter(|_| readable).and_then(|arena| core.arenas.get(&arena).cloned())?
         };
         let content = held.complete?.content;
@@ -674,8 +833,13 @@ impl Shared {
 
     /// Calls the engine at its deadlines, until the store stops.
     pub(super) fn run_timer(self: &Arc<Self>) {
+        let mut swept = Instant::now();
         while !self.stopping() {
             let mut core = self.lock();
+            if swept.elapsed() >= SWEEP_EVERY {
+                core.sweep();
+                swept = Instant::now();
+            }
             let wait = core.engine.next_deadline().map(|at| at.saturating_since(core.now()));
             if wait == Some(Duration::ZERO) {
                 drop(core);
@@ -730,11 +894,57 @@ impl Shared {
         })
     }
 
+    /// What the store holds, as far as a client may see it.
+    pub(super) fn status(&self, conn: &Conn) -> Status {
+        let core = self.lock();
+        let arenas = core.engine.arenas();
+        let tiers = MemoryTier::ALL.map(|tier| {
+            let here =
+                || arenas.iter().filter(|arena| arena.tier == tier && arena.state != ArenaState::Empty);
+            let leaving = here().filter(|arena| arena.state == ArenaState::Evicting);
+            let complete = here().filter_map(|arena| core.arenas.get(&arena.arena)?.complete.as_ref());
+            TierStatus {
+                tier,
+                capacity_bytes: core.engine.capacity(tier).0,
+                arena_bytes: core.engine.physical(tier).0,
+                leaving_bytes: leaving.map(|arena| arena.bytes.0).sum(),
+                manifest_bytes: complete.map(|served| served.manifest_bytes).sum(),
+                arenas: here().count() as u64,
+            }
+        });
+        let arena = |model, tier| {
+            let view = core.engine.arena(core.engine.arena_of(model, tier)?)?;
+            let bytes = if view.state == ArenaState::Empty { 0 } else { view.bytes.0 };
+            Some(ArenaStatus { tier, arena: view.arena, bytes, references: view.references })
+        };
+        let mut readable = core.names.iter().filter(|&(.., model)| core.engine.may_read(conn.client, model));
+        let models = (readable.by_ref().take(status::MAX_MODELS))
+            .map(|(name, owner_uid, model)| ModelStatus {
+                name: name.to_owned(),
+                owner_uid,
+                access: core.models.get(&model).map(|known| known.access).unwrap_or_default(),
+                arenas: MemoryTier::ALL.into_iter().filter_map(|tier| arena(model, tier)).collect(),
+            })
+            .collect();
+        let models_left_out = readable.count() as u64;
+        let uses = core.ledger.read(|bounds| {
+            let seen = bounds.uids().filter(|&uid| uid == conn.uid || bounds.is_operator(conn.uid));
+            let of = |uid, resource: Resource| {
+                let (held, Bound { total, per_uid }) =
+                    (bounds.held(uid, resource), bounds.limits().of(resource));
+                Use { uid, resource: resource.name().to_owned(), held, per_uid, total }
+            };
+            let each = seen.flat_map(|uid| Resource::ALL.map(|resource| of(uid, resource)));
+            each.take(status::MAX_USES).collect()
+        });
+        Status { clients: core.conns.len() as u64, tiers: tiers.to_vec(), models, models_left_out, uses }
+    }
+
     /// The models that a client may read.
     pub(super) fn list(&self, client: ClientId) -> serde_json::Value {
         let core = self.lock();
         let mut models = Vec::new();
-        for (name, &model) in core.names.iter().filter(|&(_, &model)| core.engine.may_read(client, model)) {
+        for (name, _, model) in core.names.iter().filter(|&(.., model)| core.engine.may_read(client, model)) {
             let Some(known) = core.models.get(&model) else { continue };
             let mut tiers = serde_json::Map::new();
             let mut layout =

@@ -13,15 +13,27 @@
 //! Readers hold descriptors of their own, so they outlive the store; after a restart nothing of the old store is left
 //! (its memory went with the last process that mapped it), and files in the store's directory are known again.
 //!
+//! # Names
+//! A name belongs to the uid that put it: another uid can neither replace nor evict it, and can get it only where it was put as
+//! shared (`Group`, `Public`). The same name of two uids is two models. Root and the uid that the store runs as may read, pin and
+//! evict all models. A name means the client's own model, then the operator's, then the first that another uid shares;
+//! `UID:NAME` means that uid's and no other. Memory of a model that nobody holds may be needed for another uid's; its name and its
+//! source stay.
+//!
 //! # Limits
-//! What one client can do to another through the store is take room, within its owner's limits. A client that keeps an
-//! arena mapped after it gave the reference back keeps that memory to itself; a memory cgroup sees it, the store does not.
+//! What one client can do to another through the store is take room, within its owner's limits and [`bounds`](crate::bounds): a
+//! request that would pass one of them is refused with its name. An answer with descriptors counts until its client has read it
+//! or closed its socket, also when the store has ended the connection. The time of loads and of `Verify` is not bounded. A client
+//! that keeps a document open, or an arena mapped after it gave the reference back, keeps that memory to itself; a memory cgroup
+//! sees it, the store does not.
 
 mod conn;
 mod core;
+mod names;
 
 use self::core::{Core, Shared, reload_time};
 use crate::backend::{HostBackend, ModelBackend};
+use crate::bounds::{Bound, Bounds, Exceeded, Limits, Resource, Work};
 use crate::engine::{Store, StoreConfig, StoreConfigError};
 use crate::load::{LoadError, Source};
 use gshare_core::Bytes;
@@ -52,10 +64,15 @@ pub struct ServerConfig {
     /// A directory whose `*.safetensors` files are models from the start, by their names without the ending, for
     /// everybody. Default none.
     pub models: Option<PathBuf>,
-    /// What each user may take who is not in `limits`.
+    /// What each user may take who is not in `limits`. Where no bytes are said, a user other than root and the store's own may have
+    /// half of all memory: what is in use, pinned or without a source goes for no other.
     pub default_limits: StoreLimits,
     /// What a user may take, by uid.
     pub limits: BTreeMap<u32, StoreLimits>,
+    /// Bounds other than those of [`Limits::of_process`].
+    pub bounds: BTreeMap<Resource, Bound>,
+    /// How fast headers of one user are parsed.
+    pub header_work: Work,
     /// Threads of one load. Default: as many as there are CPUs, at most 8, where memory is the limit.
     pub threads: usize,
     /// Bytes per second that a load from disk is expected to take, to compare what eviction costs. Default 1 GB.
@@ -72,9 +89,31 @@ impl ServerConfig {
             models: None,
             default_limits: StoreLimits::default(),
             limits: BTreeMap::new(),
+            bounds: BTreeMap::new(),
+            header_work: Work::default(),
             threads: std::thread::available_parallelism().map_or(1, |cpus| cpus.get().min(8)),
             disk_rate: Bytes(1_000_000_000),
         }
+    }
+
+    /// Another bound on a resource than the default, which [`Limits::of_process`] says.
+    #[must_use]
+    pub fn with_bound(mut self, resource: Resource, bound: Bound) -> Self {
+        self.bounds.insert(resource, bound);
+        self
+    }
+
+    /// Another rate at which headers of one user are parsed.
+    #[must_use]
+    pub const fn with_header_work(mut self, work: Work) -> Self {
+        self.header_work = work;
+        self
+    }
+
+    /// What holds where the process may have so many descriptors open.
+    fn bounds(&self, descriptors: u64) -> Limits {
+        let limits = Limits::of_process(descriptors, &self.store).with_work(self.header_work);
+        self.bounds.iter().fold(limits, |limits, (&resource, &bound)| limits.with_bound(resource, bound))
     }
 }
 
@@ -99,6 +138,9 @@ pub enum ServerError {
         /// What is wrong with it.
         error: LoadError,
     },
+    /// The models of the directory are more than the bounds allow.
+    #[error(transparent)]
+    Bound(#[from] Exceeded),
     /// The system refuses something.
     #[error("{what}: {error}")]
     Io {
@@ -150,7 +192,10 @@ impl Server {
             engine.gpu = Bytes::ZERO;
         }
         let backends = [gpu.map(Arc::from), Some(Arc::from(host))];
-        let mut core = Core::new(Store::new(engine)?, config, backends);
+        let open = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let bounds = config.bounds(open.unwrap_or(u64::MAX));
+        let bounds = Bounds::new(bounds, rustix::process::geteuid().as_raw())?;
+        let mut core = Core::new(Store::new(engine)?, config, backends, bounds);
         for (name, file) in models.as_deref().map(listed).transpose()?.unwrap_or_default() {
             add(&mut core, name, &file)?;
         }
@@ -253,7 +298,11 @@ fn add(core: &mut Core, name: String, path: &Path) -> Result<(), ServerError> {
     let (owner, group) = (TenantId(uid), GroupId(rustix::process::getegid().as_raw()));
     let bytes = Bytes(source.layout.arena_bytes);
     let reload = reload_time(bytes, core.disk_rate());
-    let model = core.name(&name, Some(Arc::new(source)), Access::Public, uid);
+    let each =
+        [(Resource::Models, 1), (Resource::Memory, source.layout.footprint()), (Resource::Descriptors, 1)];
+    let booked: Result<_, Exceeded> =
+        each.into_iter().map(|(resource, amount)| core.ledger.take(uid, resource, amount)).collect();
+    let model = core.name(&name, Some(Arc::new(source)), Access::Public, uid, booked?);
     let event = StoreEvent::ModelAdded { model, owner, group, access: Access::Public, bytes, reload };
     core.tell(event, None)
         .map_err(|error| ServerError::Io { what: name, error: io::Error::other(error.to_string()) })

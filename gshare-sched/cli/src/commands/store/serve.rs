@@ -10,7 +10,9 @@ use gshare_modelstore::backend::ModelBackend;
 use gshare_modelstore::backend::cuda::{IpcBackend, PinnedBackend, VmmBackend};
 use gshare_modelstore::server::{Server, ServerConfig};
 use gshare_runner::libraries::SimulatorDir;
-use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getppid, getrlimit, kill_process, set_parent_process_death_signal, setrlimit,
+};
 use serde::Deserialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -57,7 +59,8 @@ pub(super) struct Serve {
     /// Directory whose *.safetensors files are models for everybody, loaded when they are asked for.
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
-    /// What each user other than those of --user-limit may have in memory.
+    /// What each user other than those of --user-limit may have in memory [default: half of it, for users other than root and the
+    /// store's own].
     #[arg(long, value_name = "BYTES")]
     limit: Option<Bytes>,
     /// What one user may have in memory.
@@ -197,6 +200,9 @@ impl Serve {
             anyhow::ensure!(alive, "the process that started this one is gone");
         }
         let socket = config.socket.clone();
+        // Models are descriptors, of which each user may have a part. Where the system refuses more, the part is smaller.
+        let open = getrlimit(Resource::Nofile);
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: open.maximum, ..open });
         let server = match gpu {
             None => Server::new(config)?,
             Some(bytes) => {
