@@ -24,7 +24,7 @@ ARROWS = {
     "gshare-meter": {"gshare-core"},
     "gshare-hook": {"gshare-core", "gshare-cuda-abi", "gshare-meter"},
     "xtask": set(),
-    "gshare-openfaas": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-runner", "gshared", "gshare-fake-cuda-spec"},
+    "gshare-openfaas": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-fake-cuda-spec"},
     "gshare-examples": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-sim"},
     "gshare-bench": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-sim"},
 }

@@ -15,6 +15,7 @@
 //! once is taken, else the smallest waits for it.
 
 use super::api::{ApiError, FunctionDeployment};
+use super::models::Errand;
 use super::plan::{Plan, Wants};
 use axum::http::StatusCode;
 use gshare_core::platform::{
@@ -44,6 +45,8 @@ pub enum Order {
     Run(Launch),
     /// The trials of a function; answered with [`Host::measured`].
     Measure(Launch, Arc<AtomicBool>),
+    /// Something for the model store to do; needs no answer.
+    Model(Errand),
 }
 
 /// A process to start.
@@ -827,10 +830,16 @@ impl Host {
                 }
                 PlatformAction::Dispatch { request, instance } => self.dispatch(request, instance),
                 PlatformAction::Reject { request, reason } => self.reject(request, reason),
-                // Weights in host memory are the page cache's, or the model store's, which fetches what it is asked for.
-                PlatformAction::Fetch { .. } | PlatformAction::Forget { .. } => {}
+                PlatformAction::Fetch { function, .. } => self.errand(function, true),
+                PlatformAction::Forget { function, .. } => self.errand(function, false),
             }
         }
+    }
+
+    fn errand(&self, function: FunctionId, fetch: bool) {
+        let errand = self.versions.get(&function).and_then(|of| Errand::of(&of.version, fetch));
+        // Nobody listens only when the host ends.
+        let _ = errand.map(|errand| self.orders.send(Order::Model(errand)));
     }
 
     /// Keeps a decision for people to read. Which instance serves a request is no news.

@@ -69,6 +69,7 @@ pub mod host;
 pub mod later;
 pub mod logs;
 pub mod metrics;
+pub mod models;
 pub mod node;
 pub mod plan;
 pub mod proxy;
@@ -88,6 +89,7 @@ use gshare_runner::manager::Hook;
 use gshare_sched::platform::{PlatformSettings, ScalerSettings};
 use gshare_sched::scale::HeuristicHorizontalConfig;
 use host::Version;
+use models::Models;
 use node::{Node, Runner};
 use plan::Plan;
 use routes::{App, Credentials};
@@ -123,9 +125,12 @@ pub struct Options {
     /// Socket of the node's daemon. Without one the provider runs its own.
     #[arg(long, value_name = "SOCKET")]
     pub daemon: Option<PathBuf>,
-    /// Socket of the node's model store, for functions to find as `GSHARE_STORE`.
+    /// Socket of the node's model store. Without one the provider runs its own.
     #[arg(long, value_name = "SOCKET")]
     pub model_store: Option<PathBuf>,
+    /// Host memory for models, where the provider runs the store.
+    #[arg(long, default_value = "4GiB", value_parser = memory)]
+    pub model_memory: Bytes,
     /// Directory with the files `basic-auth-user` and `basic-auth-password`. Without one, only on a loopback address.
     #[arg(long, value_name = "DIR")]
     pub credentials: Option<PathBuf>,
@@ -217,7 +222,7 @@ fn settings(options: &Options) -> PlatformSettings {
     settings.platform = settings.platform.with_max_held(patience);
     let pool = settings.fractional.pool.with_max_wait(patience).with_max_waiting(options.queue.max(1));
     // An attempt is an instance that was lost before the request reached it.
-    settings.fractional.pool = pool.with_max_attempts(u8::MAX);
+    settings.fractional.pool = pool.with_max_attempts(u8::MAX).with_host_memory(options.model_memory);
     let mut scaler = HeuristicHorizontalConfig::default();
     // A process that does not start is tried again soon: its file may just have been put there.
     scaler.fleet.retry_after = Duration::from_secs(5);
@@ -268,7 +273,11 @@ async fn run(options: &Options) -> anyhow::Result<()> {
     };
     let specs: Vec<_> = devices.all.iter().map(|(gpu, device)| (*gpu, device.spec.clone())).collect();
     let asked = hook.as_ref().map(|hook| gshared::config::admin_socket_of(&hook.socket));
-    let runner = Runner { hook, devices, partitioned, daemon: asked, store: options.model_store.clone() };
+    let models = match &options.model_store {
+        Some(socket) => Models::at(socket.clone())?,
+        None => Models::start(state.join("store.sock"), options.model_memory)?,
+    };
+    let runner = Runner { hook, devices, partitioned, daemon: asked, models };
     let node = Node::start(store, runner, platform, options.guess)?;
     for (gpu, spec) in specs {
         let found = node.host().tell(node.now(), PlatformEvent::DeviceFound { gpu, spec });
@@ -319,6 +328,7 @@ fn restore(app: &App) -> anyhow::Result<usize> {
         let name = record.deployment.service.clone();
         let deployed = app.plan(&record.deployment).and_then(|mut plan: Plan| {
             app.recall(&mut plan, &record.deployment);
+            plan.model.as_deref().map_or(Ok(()), |model| app.node.runner.models.put(model))?;
             let version = Version { deployment: record.deployment, plan };
             app.node.host().deploy(app.node.now(), version, record.created_ms, record.replicas)
         });

@@ -4,6 +4,7 @@ use super::api::ApiError;
 use super::devices::Devices;
 use super::host::{Host, Launch, Order, Turn, View, client};
 use super::logs::Logs;
+use super::models::Models;
 use super::plan::Wants;
 use super::records::Store;
 use super::trials;
@@ -43,8 +44,8 @@ pub struct Runner {
     pub partitioned: bool,
     /// Socket at which the node's daemon tells what it knows.
     pub daemon: Option<std::path::PathBuf>,
-    /// Socket of the node's model store.
-    pub store: Option<std::path::PathBuf>,
+    /// The node's model store.
+    pub models: Models,
 }
 
 /// Functions and instances of this node.
@@ -123,6 +124,7 @@ impl Node {
                 match order {
                     Order::Run(launch) => begin(&node, &runtime, &launch),
                     Order::Measure(launch, stop) => measure(&node, launch, stop),
+                    Order::Model(errand) => node.runner.models.send(errand),
                 }
             }
         })?;
@@ -175,10 +177,7 @@ impl Node {
         command.env("secret_mount_path", self.store.mount(deployment)?);
         command.env("OPENFAAS_NAME", &deployment.service);
         if let Some(model) = &plan.model {
-            command.env("GSHARE_MODEL", model);
-        }
-        if let Some(socket) = &self.runner.store {
-            command.env("GSHARE_STORE", socket);
+            command.env("GSHARE_MODEL", model).env("GSHARE_STORE", &self.runner.models.socket);
         }
         match &plan.wants {
             Wants::Training { workers, .. } => {

@@ -17,6 +17,8 @@ pub struct State {
     pub devices: Vec<Device>,
     /// The functions, by name.
     pub functions: Vec<Function>,
+    /// What the node's model store holds; null where it does not answer.
+    pub models: Option<gshare_modelstore::status::Status>,
     /// The last decisions, the newest first.
     pub decisions: Vec<Decision>,
 }
@@ -109,7 +111,8 @@ pub fn now(node: &Node) -> State {
         slices: slices(&device.spec),
     };
     let devices = node.runner.devices.all.iter().map(device).collect();
-    State { now: node.now(), devices, functions, decisions }
+    let models = node.runner.models.status();
+    State { now: node.now(), devices, functions, models, decisions }
 }
 
 fn slices(spec: &gshare_core::platform::DeviceSpec) -> Vec<Slice> {

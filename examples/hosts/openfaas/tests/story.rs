@@ -252,3 +252,53 @@ fn a_tenant_beyond_its_limits_is_told_so_and_bad_wishes_are_refused() {
     within(|| story.status("crash")["problem"].as_str().is_some_and(|why| why.contains("No such file")));
     assert_eq!(story.status("crash")["state"], "failing");
 }
+
+/// A safetensors file with one tensor of so many bytes.
+fn safetensors(path: &std::path::Path, bytes: usize, claimed: usize) {
+    let header = json!({"w": {"dtype": "U8", "shape": [claimed], "data_offsets": [0, claimed]}}).to_string();
+    let mut file = u64::try_from(header.len()).unwrap().to_le_bytes().to_vec();
+    file.extend(header.bytes());
+    file.resize(file.len() + bytes, 7);
+    std::fs::write(path, file).unwrap();
+}
+
+#[test]
+fn seven_instances_of_a_model_share_one_copy_and_the_books_agree() {
+    const BYTES: usize = 24 << 20;
+    let story = Story::start(tempfile::tempdir().unwrap());
+    let (model, liar) = (story.dir.path().join("m.safetensors"), story.dir.path().join("liar.safetensors"));
+    safetensors(&model, BYTES, BYTES);
+    safetensors(&liar, 16, 1 << 20);
+    let wishes = |path: &std::path::Path| {
+        json!({"gshare/model": path, "fastgshare/gpu_quota_request": "0.1", "fastgshare/gpu_sm_partition": "25",
+            "fastgshare/gpu_mem": "128MiB"})
+    };
+    let (status, why) = story.try_deploy("liar", &wishes(&liar), &json!({}));
+    assert!(
+        status == 400 && why.contains("gshare/model") && why.contains("liar.safetensors"),
+        "{status} {why}"
+    );
+    story.deploy("seven", &wishes(&model), &json!({"labels": {"com.openfaas.scale.min": "7"}}));
+    story.provider.replicas("seven", 7);
+
+    let state = || serde_json::from_str::<Value>(&story.provider.call("GET", "/system/state", "").1).unwrap();
+    let model = |state: &Value| state["models"]["models"][0].clone();
+    within(|| model(&state())["arenas"][0]["references"] == 7);
+    let state = state();
+    let arenas = model(&state)["arenas"].as_array().unwrap().clone();
+    assert_eq!((arenas.len(), &state["models"]["tiers"][1]["arenas"]), (1, &json!(1)), "{state}");
+    // Store: the arena's bytes are all of its tier's, and hold the tensor.
+    let bytes = arenas[0]["bytes"].as_u64().unwrap();
+    assert_eq!(state["models"]["tiers"][1]["arena_bytes"], bytes);
+    assert!(bytes >= BYTES as u64, "{bytes}");
+    // Daemon: each instance has the same on its device, to the byte, within what the platform has booked for it.
+    let clients = state["functions"][0]["clients"].as_array().unwrap();
+    let used: Vec<u64> = clients.iter().map(|client| client["memory_bytes"].as_u64().unwrap()).collect();
+    assert!(used.len() == 7 && used.iter().all(|one| *one == used[0] && *one >= BYTES as u64), "{used:?}");
+    let booked = &state["functions"][0]["instances"][0]["parts"][0]["share"]["memory_bytes"];
+    assert!(
+        booked == &state["functions"][0]["memory_bytes"] && booked.as_u64() == Some(128 << 20),
+        "{booked}"
+    );
+    assert!(used[0] <= 128 << 20, "{used:?}");
+}

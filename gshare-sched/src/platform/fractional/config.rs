@@ -90,6 +90,12 @@ impl FractionalConfig {
         Self { keep_alive, ..self }
     }
 
+    /// The same settings with another amount of host memory for weights on each node.
+    #[must_use]
+    pub fn with_host_memory(self, host_memory: Bytes) -> Self {
+        Self { host_memory, ..self }
+    }
+
     /// The same settings with another bound on how often a request is dispatched.
     #[must_use]
     pub fn with_max_attempts(self, max_attempts: u8) -> Self {

@@ -10,7 +10,8 @@
 //! | `/secret/NAME` | a secret |
 //! | `/exit` | none: the process ends |
 //!
-//! With `$KERNELS` 0 no GPU is looked for. A kernel takes `$KERNEL_US` (2000) us, the weights `$WEIGHTS_MIB` (64) MiB. As a stage
+//! With `$KERNELS` 0 no GPU is looked for. A kernel takes `$KERNEL_US` (2000) us, the weights `$WEIGHTS_MIB` (64) MiB, or they
+//! are those of `$GSHARE_MODEL` from the store at `$GSHARE_STORE`. As a stage
 //! of a pipeline it runs the kernels of its components, `$KERNELS` for each of `$GSHARE_COMPONENTS`, and answers with one JSON
 //! object that has what the stages before it have said; `$STEPS` makes it a training job: that many steps, and it ends.
 #![allow(unsafe_code, reason = "a kernel launch is unsafe in any CUDA API")]
@@ -104,6 +105,8 @@ struct Gpu {
     stream: std::sync::Arc<cudarc::driver::CudaStream>,
     kernel: cudarc::driver::CudaFunction,
     _weights: cudarc::driver::CudaSlice<u8>,
+    /// The store's copy of the weights, where there is one: others share it as long as this one is held.
+    _model: Option<gshare_modelstore::client::Model>,
 }
 
 impl Gpu {
@@ -112,8 +115,16 @@ impl Gpu {
         let stream = context.new_stream()?;
         let name = format!("spin_{}us", work.micros);
         let module = context.load_module(Ptx::from_src(spin_ptx(&name, work.micros)))?;
-        let (kernel, weights) = (module.load_function(&name)?, stream.alloc_zeros::<u8>(work.weights)?);
-        Ok(Self { work, stream, kernel, _weights: weights })
+        let kernel = module.load_function(&name)?;
+        let (weights, model) = match (std::env::var("GSHARE_MODEL"), std::env::var("GSHARE_STORE")) {
+            (Ok(name), Ok(store)) => {
+                let store = gshare_modelstore::client::Client::connect(store)?;
+                let model = store.get(&name, &gshare_modelstore::client::GetOptions::default())?;
+                (stream.clone_htod(model.memory()?)?, Some(model))
+            }
+            _ => (stream.alloc_zeros::<u8>(work.weights)?, None),
+        };
+        Ok(Self { work, stream, kernel, _weights: weights, _model: model })
     }
 
     fn run(&self) -> Result<Duration, String> {
