@@ -39,7 +39,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// What is counted for each uid.
+/// A resource whose use is counted for each uid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Resource {
@@ -85,7 +85,7 @@ impl fmt::Display for Resource {
 pub struct Bound {
     /// All uids together, in the unit of the resource.
     pub total: u64,
-    /// One uid that is not the operator's; at most a third of the total.
+    /// The part of one uid that is not the operator's; at most a third of the total.
     pub per_uid: u64,
 }
 
@@ -189,15 +189,15 @@ impl Limits {
     }
 }
 
-/// Whose use of a resource is at its bound.
+/// The uids whose use of a resource is at its bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Whose {
-    /// The uid's own.
+    /// The uid that asks alone.
     Uid,
-    /// That of all tenants together.
+    /// All tenants together.
     Tenants,
-    /// That of all uids together.
+    /// All uids together.
     All,
 }
 
@@ -213,7 +213,7 @@ pub enum Exceeded {
         resource: Resource,
         /// The uid that asked.
         uid: u32,
-        /// Whose bound it is.
+        /// The uids whose bound it is.
         whose: Whose,
         /// How much was asked for.
         asked: u64,
@@ -244,10 +244,10 @@ type Row = [u64; Resource::ALL.len()];
 #[derive(Debug)]
 pub struct Bounds {
     limits: Limits,
-    /// Whose the store is, beside root.
+    /// The uid that the store runs as, which is the operator's like root's.
     operator: u32,
     held: BTreeMap<u32, Row>,
-    /// Of tenants, of the operator.
+    /// The sums of all tenants, and of the operator.
     classes: [Row; 2],
     /// When the work that a uid was charged for would be done, had it come at the rate.
     busy: BTreeMap<u32, Timestamp>,
@@ -269,7 +269,7 @@ impl Bounds {
         &self.limits
     }
 
-    /// Whether the uid is the operator's.
+    /// True for root and for the uid that the store runs as.
     pub const fn is_operator(&self, uid: u32) -> bool {
         uid == 0 || uid == self.operator
     }
@@ -367,7 +367,7 @@ impl Ledger {
     }
 }
 
-/// What was taken, until it is dropped.
+/// A part of a resource that is taken until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Booked {
     ledger: Ledger,

@@ -257,7 +257,7 @@ impl Client {
         self.document(&Request::Stat)
     }
 
-    /// What the store holds, to the byte.
+    /// Arenas, models and clients of the store, to the byte.
     ///
     /// # Errors
     /// [`ClientError::Gone`] from a store that is older than the request; see [`ClientError`].

@@ -165,7 +165,7 @@ pub enum Request {
     List,
     /// The store's figures.
     Stat,
-    /// What the store holds: a [`Status`](crate::status::Status).
+    /// Arenas, models and clients of the store: a [`Status`](crate::status::Status).
     Status,
 }
 

@@ -12,7 +12,7 @@
 //! | [`server`] | the store as a server on a Unix socket |
 //! | [`bounds`] | how much of the server each uid may take; pure |
 //! | [`client`] | asking it, from Rust |
-//! | [`status`] | what it holds, to the byte |
+//! | [`status`] | its arenas, models and clients, to the byte |
 //! | [`backend`] | memory that models live in |
 //! | [`frame`], [`manifest`] | what goes over the socket, and where tensors lie in an arena |
 //! | [`safetensors`], [`load`], [`content`] | files: checked, read in parallel, hashed on the way |

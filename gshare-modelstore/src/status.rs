@@ -1,4 +1,4 @@
-//! What a store holds, for comparing its books with those of a daemon or a packer.
+//! A store's arenas, models and clients, for comparing its books with those of a daemon or a packer.
 //!
 //! Sizes are those of files and of GPU allocations, in bytes: what the store has asked the system for, whether or not each page of it
 //! was touched.
@@ -11,23 +11,23 @@ pub const MAX_MODELS: usize = 1_024;
 /// Most uses of a status: those of some 200 uids.
 pub const MAX_USES: usize = 1_024;
 
-/// What a store holds.
+/// A store's arenas, models and clients.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Status {
     /// Clients that are connected.
     pub clients: u64,
-    /// What each tier holds; the GPU's first.
+    /// Memory of each tier; the GPU's first.
     pub tiers: Vec<TierStatus>,
     /// Models that the client may read, by name and owner; no more than [`MAX_MODELS`].
     pub models: Vec<ModelStatus>,
     /// Models that the client may read and that are not in `models`.
     pub models_left_out: u64,
-    /// What the client's uid has of each resource; for the operator, what each uid has; no more than [`MAX_USES`].
+    /// Resources that the client's uid has, or each uid where the operator asks; no more than [`MAX_USES`].
     pub uses: Vec<Use>,
 }
 
-/// What a tier holds.
+/// Memory of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct TierStatus {
@@ -45,7 +45,7 @@ pub struct TierStatus {
     pub arenas: u64,
 }
 
-/// What a model has.
+/// A model and its arenas.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct ModelStatus {
@@ -53,7 +53,7 @@ pub struct ModelStatus {
     pub name: String,
     /// The uid that put it.
     pub owner_uid: u32,
-    /// Who may read it.
+    /// The clients that may read it.
     pub access: Access,
     /// Its arenas; none where it is on disk only.
     pub arenas: Vec<ArenaStatus>,
@@ -73,7 +73,7 @@ pub struct ArenaStatus {
     pub references: u64,
 }
 
-/// What a uid has of a resource.
+/// The part of a resource that a uid has.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Use {

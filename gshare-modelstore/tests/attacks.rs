@@ -1,5 +1,5 @@
 //! Clients of one uid that take all they can get, and what that leaves to others: each attack is refused with the bound that it
-//! meets, another uid is served meanwhile, and everybody is served once the attacker is gone.
+//! meets, another uid is served meanwhile, and all are served once the attacker is gone.
 //!
 //! The store, the attacker and the neighbour are processes of three uids, where the test may choose uids; else the attacker's
 //! refusal and the time after it are all that can be shown.
@@ -46,7 +46,7 @@ const MEMORY: Bytes = Bytes::from_mib(256);
 /// A process in a role, which is killed with this.
 struct Role {
     child: Child,
-    /// What it said until it was ready.
+    /// Its output until it was ready.
     told: String,
 }
 
@@ -144,7 +144,7 @@ fn is_root() -> bool {
     root
 }
 
-/// What every client may expect, in particular beside an attacker.
+/// Uses the store as every client may, in particular beside an attacker.
 fn be_served(client: &Client, name: &str) {
     let options = GetOptions::default();
     assert_eq!(client.get("shared", &options).unwrap().bytes_of("w").unwrap(), data_of("w", 1_000));
@@ -157,7 +157,7 @@ fn be_served(client: &Client, name: &str) {
     client.list().unwrap();
 }
 
-/// What the other processes do. Without a role, nothing.
+/// The work of the other processes. Without a role, nothing.
 #[test]
 fn roles() {
     let (Ok(role), Ok(path)) = (std::env::var(ROLE), std::env::var(SOCKET)) else { return };
@@ -375,7 +375,7 @@ fn names_belong_to_the_uid_that_gave_them() {
         return;
     }
     let rig = Rig::new();
-    // The neighbour has models of the names that the attacker took, and everybody gets the operator's `shared`.
+    // The neighbour has models of the names that the attacker took, and all get the operator's `shared`.
     rig.withstands("names", Code::NotAllowed, "not allowed");
     let (client, options) = (rig.client(), GetOptions::default());
     let theirs = format!("{ATTACKER}:shared");
@@ -471,7 +471,7 @@ fn headers_are_parsed_for_one_uid_as_fast_as_its_bound_allows() {
     let rig = Rig::new();
     let before = rig.most_memory();
     rig.withstands("many headers", Code::HeaderWork, "header_work");
-    // What one uid may have, of a header that is as dense as can be.
+    // The bound of one uid holds for headers that are as dense as can be.
     let grown = rig.most_memory().saturating_sub(before);
     assert!(grown < Bytes::from_mib(16), "{grown} more for headers that were parsed");
 }

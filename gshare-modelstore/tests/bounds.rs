@@ -86,10 +86,10 @@ proptest! {
                 }
                 prop_assert_eq!(table.total(resource), sum(&|_| true));
                 prop_assert!(table.total(resource) <= bound.total);
-                // Whatever all tenants have, the operator can have a uid's part.
+                // However much all tenants have, the operator can have a uid's part.
                 let operators = sum(&|uid| !tenant(uid));
                 prop_assert!(operators + room(&mut table, OPERATOR, resource) >= per_uid);
-                // Whatever one uid has, every other can have its part, if nobody else has anything.
+                // However much one uid has, every other can have its part, if no third has anything.
                 let users: Vec<u32> = UIDS.into_iter().filter(|&uid| table.held(uid, resource) > 0).collect();
                 if let &[attacker] = &users[..] {
                     // Root and the store's uid are one.

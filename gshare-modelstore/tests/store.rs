@@ -5,9 +5,11 @@ mod common;
 use common::{TestStore, data_of, model_file, refused};
 use gshare_core::store::{Access, ContentHash, MemoryTier};
 use gshare_core::{BasisPoints, Bytes};
+use gshare_modelstore::bounds::{Bound, Resource};
 use gshare_modelstore::client::{Client, ClientError, GetOptions};
 use gshare_modelstore::frame::{Answer, Code, Handle, MAX_FRAME, Request};
 use gshare_modelstore::safetensors::{Dtype, Header};
+use gshare_modelstore::server::{Server, ServerConfig};
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
 use rustix::net::{
@@ -229,6 +231,25 @@ fn a_store_that_is_full_refuses_and_evicts_what_nobody_holds() {
     );
     let gpu = GetOptions { tier: MemoryTier::Gpu, ..GetOptions::default() };
     assert_eq!(refused(client.get("a", &gpu)), Code::ModelTooLarge, "there is no such tier");
+}
+
+#[test]
+fn a_server_keeps_the_bounds_that_it_is_given_and_refuses_those_that_cannot_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |bound| ServerConfig::at(dir.path().join("store.sock")).with_bound(Resource::Models, bound);
+    let refused_at_start = Server::new(at(Bound { total: 3, per_uid: 2 })).unwrap_err().to_string();
+    assert_eq!(refused_at_start, "models is 2 of 3: from 1 to a third of the total for each uid");
+    let running = Server::new(at(Bound { total: 3, per_uid: 1 })).unwrap().spawn().unwrap();
+    let client = Client::connect(dir.path().join("store.sock")).unwrap();
+    let put = |name: &str| client.store(name, Dtype::U8, &[1], &name.as_bytes()[..1]);
+    // The client's user is the store's: all but the part of one other.
+    put("a").unwrap();
+    put("b").unwrap();
+    assert_eq!(refused(put("c")), Code::UidModels);
+    assert_eq!(refused(client.get("c", &GetOptions::default())), Code::UnknownModel, "and has no name");
+    client.evict("a", true).unwrap();
+    put("c").unwrap();
+    running.stop();
 }
 
 #[test]

@@ -41,7 +41,7 @@ pub(super) struct Conn {
     _booked: Admitted,
 }
 
-/// What a connection takes.
+/// The part of its uid's bounds that a connection takes.
 #[derive(Debug)]
 struct Admitted {
     _connection: Booked,
@@ -56,7 +56,7 @@ impl Admitted {
     }
 }
 
-/// What an answer takes until it is read.
+/// The part of its uid's bounds that an answer takes until it is read.
 #[derive(Debug)]
 struct Sent {
     _descriptors: Booked,
@@ -205,7 +205,7 @@ fn admit(socket: OwnedFd, shared: &Arc<Shared>) {
     });
 }
 
-/// One client, from its first packet to the end of its socket.
+/// Serves a client, from its first packet to the end of its socket.
 fn serve(conn: &Arc<Conn>, shared: &Arc<Shared>) {
     if !shared.stopping() {
         let mut bytes = [0; MAX_FRAME + 1];
@@ -377,11 +377,11 @@ fn get(
     }
 }
 
-/// What a byte of a header may take while it is parsed: the worst are tensors without a name to speak of, of some 54 bytes, which
+/// Bytes of memory that a byte of a header may take while it is parsed: the worst are tensors with short names, of 54 bytes, which
 /// take 10 times that, and an allocator wastes some.
 const HEADER_FACTOR: u64 = 12;
 
-/// Whether a uid may have a header of so many bytes parsed now; what that takes meanwhile.
+/// Lets a header of so many bytes be parsed for a uid now, and takes the memory that this needs meanwhile.
 fn admit_header(conn: &Conn, shared: &Shared, bytes: u64) -> Result<Booked, LoadError> {
     let booked = shared.book(conn.uid, Resource::Memory, bytes.saturating_mul(HEADER_FACTOR))?;
     shared.ledger.work(shared.now(), conn.uid, bytes)?;

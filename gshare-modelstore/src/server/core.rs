@@ -239,7 +239,7 @@ impl Core {
         }
     }
 
-    /// What a uid may take. Where no bytes were said, a tenant may have half of all memory, so that another can have as much.
+    /// The limits of a uid. Where no bytes were said, a tenant may have half of all memory, so that another can have as much.
     fn limits_of(&self, uid: u32) -> StoreLimits {
         let mut limits = self.config.limits.get(&uid).copied().unwrap_or(self.config.default_limits);
         let operator = self.ledger.read(|bounds| bounds.is_operator(uid));
@@ -778,7 +778,7 @@ impl Shared {
         self.filled(arena, memory, &layout, filled);
     }
 
-    /// What became of an arena's content. The engine may have the memory freed at once, so that this lets go of it before it tells.
+    /// Completes an arena or gives it up. The engine may have the memory freed at once, so that this lets go of it before it tells.
     fn filled(
         self: &Arc<Self>,
         arena: ArenaId,
@@ -894,7 +894,7 @@ impl Shared {
         })
     }
 
-    /// What the store holds, as far as a client may see it.
+    /// Arenas, models and clients, as far as a client may see them.
     pub(super) fn status(&self, conn: &Conn) -> Status {
         let core = self.lock();
         let arenas = core.engine.arenas();

@@ -17,11 +17,11 @@
 //! A name belongs to the uid that put it: another uid can neither replace nor evict it, and can get it only where it was put as
 //! shared (`Group`, `Public`). The same name of two uids is two models. Root and the uid that the store runs as may read, pin and
 //! evict all models. A name means the client's own model, then the operator's, then the first that another uid shares;
-//! `UID:NAME` means that uid's and no other. Memory of a model that nobody holds may be needed for another uid's; its name and its
+//! `UID:NAME` means that uid's and no other. Memory of a model without references may be needed for another uid's; its name and its
 //! source stay.
 //!
 //! # Limits
-//! What one client can do to another through the store is take room, within its owner's limits and [`bounds`](crate::bounds): a
+//! A client can do no more to another through the store than take room, within its owner's limits and [`bounds`](crate::bounds): a
 //! request that would pass one of them is refused with its name. An answer with descriptors counts until its client has read it
 //! or closed its socket, also when the store has ended the connection. The time of loads and of `Verify` is not bounded. A client
 //! that keeps a document open, or an arena mapped after it gave the reference back, keeps that memory to itself; a memory cgroup
@@ -64,7 +64,7 @@ pub struct ServerConfig {
     /// A directory whose `*.safetensors` files are models from the start, by their names without the ending, for
     /// everybody. Default none.
     pub models: Option<PathBuf>,
-    /// What each user may take who is not in `limits`. Where no bytes are said, a user other than root and the store's own may have
+    /// The limits of each user who is not in `limits`. Where no bytes are said, a user other than root and the store's own may have
     /// half of all memory: what is in use, pinned or without a source goes for no other.
     pub default_limits: StoreLimits,
     /// What a user may take, by uid.
@@ -110,7 +110,7 @@ impl ServerConfig {
         self
     }
 
-    /// What holds where the process may have so many descriptors open.
+    /// The bounds of a process that may have so many descriptors open.
     fn bounds(&self, descriptors: u64) -> Limits {
         let limits = Limits::of_process(descriptors, &self.store).with_work(self.header_work);
         self.bounds.iter().fold(limits, |limits, (&resource, &bound)| limits.with_bound(resource, bound))

@@ -1,4 +1,4 @@
-//! Whose model a name means.
+//! The model that a name means, and its owner.
 //!
 //! Each uid has names of its own: the same name of two uids is two models, so that no uid can take a name away from another, nor
 //! put something else behind one. What a client asks for by name is looked for in this order:
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 pub(super) struct Names(BTreeMap<String, BTreeMap<u32, ModelId>>);
 
 impl Names {
-    /// Whether the uid has a model of that name.
+    /// True if the uid has a model of that name.
     pub(super) fn has(&self, uid: u32, name: &str) -> bool {
         self.of(uid, name).is_some()
     }
@@ -94,7 +94,7 @@ mod tests {
                 .resolve(uid, text, |uid| uid == OPERATOR, |model| !private.contains(&model))
                 .map(|model| model.0)
         };
-        assert_eq!([means(7, "m"), means(8, "m")], [Some(0), Some(1)], "one's own, whoever was first");
+        assert_eq!([means(7, "m"), means(8, "m")], [Some(0), Some(1)], "one's own, not the first");
         assert_eq!(means(9, "m"), Some(2), "the operator's, although it came last");
         assert_eq!(means(10, "n"), Some(4), "the first was not shared");
         assert_eq!([means(9, "7:m"), means(9, "8:n"), means(OPERATOR, "9:n")], [Some(0), Some(5), Some(3)]);

@@ -11,7 +11,8 @@ use gshare_modelstore::backend::cuda::{IpcBackend, PinnedBackend, VmmBackend};
 use gshare_modelstore::server::{Server, ServerConfig};
 use gshare_runner::libraries::SimulatorDir;
 use rustix::process::{
-    Pid, Resource, Rlimit, Signal, getppid, getrlimit, kill_process, set_parent_process_death_signal, setrlimit,
+    Pid, Resource, Rlimit, Signal, getppid, getrlimit, kill_process, set_parent_process_death_signal,
+    setrlimit,
 };
 use serde::Deserialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -59,7 +60,7 @@ pub(super) struct Serve {
     /// Directory whose *.safetensors files are models for everybody, loaded when they are asked for.
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
-    /// What each user other than those of --user-limit may have in memory [default: half of it, for users other than root and the
+    /// Memory for the models of each user other than those of --user-limit [default: half of it, for users other than root and the
     /// store's own].
     #[arg(long, value_name = "BYTES")]
     limit: Option<Bytes>,
