@@ -11,9 +11,8 @@ use gshare_core::profile::ProfileTable;
 use gshare_core::request::NodeId;
 use gshare_core::{Bytes, Duration, GpuShare, Quota, QuotaRange, SmShare};
 use gshare_sched::platform::PlatformSettings;
-use gshare_sim::arrivals::Arrivals;
 use gshare_sim::Rng;
-use gshare_sim::world::{self, Depth, Function, Plan};
+use gshare_sim::world::{self, Depth, Function, Load, Plan};
 use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -158,20 +157,40 @@ impl Host {
     }
 }
 
-/// Latencies of requests that are sent at times of a Poisson process, in ms.
-fn load(url: &str, served: &Served, seconds: u64, seed: u64) -> Vec<f64> {
-    let (address, mut random) = (format!("{url}/function/{}", served.name), Rng::new(seed));
-    let begun = Instant::now();
-    let mut due = 0.0_f64;
+/// Times of a Poisson process in s.
+fn times(rate: f64, seconds: u64, seed: u64) -> Vec<f64> {
+    let (mut random, mut due) = (Rng::new(seed), 0.0_f64);
+    let mut next = || {
+        let uniform: f64 = (random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
+        due -= (1.0 - uniform).ln() / rate;
+        Some(due).filter(|due| *due < seconds as f64)
+    };
+    std::iter::from_fn(&mut next).collect()
+}
+
+/// The same times for `World`: so many in each tenth of a second, after some seconds in which the first instance starts.
+fn counts(times: &[f64], seconds: u64) -> Load {
+    const BINS: usize = 10;
+    let mut counts = vec![0; (LEAD + usize::try_from(seconds).unwrap_or(0)) * BINS];
+    for time in times {
+        let bin = LEAD * BINS + (time * BINS as f64) as usize;
+        if let Some(count) = counts.get_mut(bin) {
+            *count += 1;
+        }
+    }
+    Load::Counts { bin: Duration::from_millis(1_000 / BINS as u64), counts }
+}
+
+/// Seconds before the load, in `World`.
+const LEAD: usize = 3;
+
+/// Latencies of requests that are sent at these times, in ms.
+fn load(url: &str, name: &str, times: &[f64]) -> Vec<f64> {
+    let (address, begun) = (format!("{url}/function/{name}"), Instant::now());
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
-        loop {
-            let uniform: f64 = (random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
-            due -= (1.0 - uniform).ln() / served.rate;
-            if due > seconds as f64 {
-                break;
-            }
-            let at = std::time::Duration::from_secs_f64(due);
+        for due in times {
+            let at = std::time::Duration::from_secs_f64(*due);
             std::thread::sleep(at.saturating_sub(begun.elapsed()));
             let address = &address;
             threads.push(scope.spawn(move || {
@@ -202,9 +221,10 @@ fn real(options: &Options, scenario: &Scenario) -> Result<Vec<(Seen, Value)>> {
     let before: Vec<Value> =
         scenario.functions.iter().map(|of| host.function(of.name)).collect::<Result<_>>()?;
     let latencies: Vec<Vec<f64>> = std::thread::scope(|scope| {
-        let begin = |served| {
+        let begin = |served: &'static Served| {
             let url = host.url.as_str();
-            scope.spawn(move || load(url, served, options.seconds, options.seed))
+            let times = times(served.rate, options.seconds, options.seed);
+            scope.spawn(move || load(url, served.name, &times))
         };
         let threads: Vec<_> = scenario.functions.iter().map(begin).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_default()).collect()
@@ -241,7 +261,9 @@ fn simulated(options: &Options, scenario: &Scenario, measured: &[Value], depth: 
             .with_slo(Duration::from_millis(served.slo_ms))
             .with_instances(1, 20)
             .with_loads(load, load);
-        functions.push(Function::new(served.name, spec).with_arrivals(Arrivals::poisson(served.rate)?));
+        let mut function = Function::new(served.name, spec);
+        function.load = counts(&times(served.rate, options.seconds, options.seed), options.seconds);
+        functions.push(function);
         let sm = state["instances"][0]["parts"][0]["share"]["sm_bp"].as_f64();
         parts.push(sm.context("an instance with a share")? / 1e4);
     }
@@ -253,7 +275,7 @@ fn simulated(options: &Options, scenario: &Scenario, measured: &[Value], depth: 
         trainer.train = Duration::from_secs(3_600);
         functions.push(trainer);
     }
-    let mut plan = Plan::new(devices, functions, Duration::from_secs(options.seconds));
+    let mut plan = Plan::new(devices, functions, Duration::from_secs(options.seconds + LEAD as u64));
     plan.depth = depth;
     let make = || PlatformSettings::default().build().map_err(|error| error.to_string());
     let outcome = world::run(&plan, options.seed, make).map_err(|failure| anyhow::anyhow!("{failure}"))?;

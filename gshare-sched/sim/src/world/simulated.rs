@@ -271,7 +271,9 @@ impl<'a> Floor<'a> {
             let work = vary(batch.map_or(Duration::ZERO, |(_, time)| time));
             self.begin(now, id, body, Some(request), work);
             let shared = batch.map_or(1, |(batch, _)| u128::from(batch));
-            return u128::from(work.as_nanos()) * u128::from(body.area) / shared;
+            let gpu =
+                body.gpu_times.iter().find(|(of, _)| u128::from(*of) == shared).map(|(_, time)| vary(*time));
+            return u128::from(gpu.unwrap_or(work).min(work).as_nanos()) * u128::from(body.area) / shared;
         };
         let staged = Staged { dag, goal, seed, number: request.0 };
         let (mut stage, mut at, mut end, mut used) = (0, now, now, 0);
@@ -409,15 +411,17 @@ fn job_of(task: u64) -> (usize, u32) {
     (usize::try_from(task >> 32).unwrap_or(usize::MAX), epoch)
 }
 
-/// GPU times by batch size at the measured SM share that is nearest, at the largest quota that was measured with it: a lower one
-/// makes a request wait, and the device does the same work.
+/// GPU times by batch size at the measured SM share that is nearest, at the largest quota that was measured with it: what a
+/// function that is always busy takes of its quota for each batch. A latency would count waiting as work.
 fn gpu_times(profile: &ProfileTable, sm: u16) -> Vec<(u32, Duration)> {
     let off = |point: &&ProfilePoint| (point.sm.get().abs_diff(sm), core::cmp::Reverse(point.quota));
     let Some(nearest) = profile.points().iter().min_by_key(off) else { return Vec::new() };
     let there =
         profile.points().iter().filter(|point| (point.sm, point.quota) == (nearest.sm, nearest.quota));
     let work = |point: &ProfilePoint| {
-        Duration::from_nanos(point.p50.as_nanos() / 10_000 * u64::from(point.quota.get()))
+        let quota = u128::from(point.batch) * u128::from(point.quota.get()) * 100_000_000;
+        let busy = quota / u128::from(point.throughput.as_milli().max(1));
+        Duration::from_nanos(u64::try_from(busy).unwrap_or(u64::MAX)).min(point.p50)
     };
     there.map(|point| (point.batch, work(point))).collect()
 }
