@@ -169,6 +169,7 @@ fn times(rate: f64, seconds: u64, seed: u64) -> Vec<f64> {
 }
 
 /// The same times for `World`: so many in each tenth of a second, after some seconds in which the first instance starts.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tenths of some seconds")]
 fn counts(times: &[f64], seconds: u64) -> Load {
     const BINS: usize = 10;
     let mut counts = vec![0; (LEAD + usize::try_from(seconds).unwrap_or(0)) * BINS];
