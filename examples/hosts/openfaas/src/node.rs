@@ -16,6 +16,7 @@ use gshare_core::{Bytes, Quota, QuotaRange, Timestamp};
 use gshare_runner::manager::{Hook, HookedProcess};
 use gshare_sched::platform::Platform;
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Command, Stdio};
@@ -63,6 +64,23 @@ pub struct Node {
     pub changes: tokio::sync::Mutex<()>,
     /// The next deadline may have come closer.
     deadline: Notify,
+    /// Connections to processes that are free, by instance and stage.
+    idle: Mutex<BTreeMap<(InstanceId, usize), Vec<Sender>>>,
+}
+
+/// The sending end of a connection to a process.
+pub type Sender = hyper::client::conn::http1::SendRequest<axum::body::Body>;
+
+/// Free connections that are kept of a process: as many as it takes requests at once.
+const IDLE: usize = 64;
+
+/// A way to a process.
+#[derive(Debug)]
+pub enum Line {
+    /// A connection that has served before.
+    Used(Sender, u16),
+    /// A new one.
+    New(TcpStream),
 }
 
 /// The host, for one event after the other. Never held over an await.
@@ -115,7 +133,8 @@ impl Node {
         let host = Mutex::new(Host::new(platform, guess, orders));
         let changes = tokio::sync::Mutex::new(());
         let (began, logs, deadline) = (Instant::now(), Logs::default(), Notify::new());
-        let node = Arc::new(Self { host, began, runner, logs, store, changes, deadline });
+        let idle = Mutex::default();
+        let node = Arc::new(Self { host, began, runner, logs, store, changes, deadline, idle });
         let (weak, runtime) = (Arc::downgrade(&node), tokio::runtime::Handle::current());
         // Processes die with the thread that started them: one thread starts all, and lives as long as the host.
         std::thread::Builder::new().name("starter".into()).spawn(move || {
@@ -156,6 +175,27 @@ impl Node {
         let (sender, turns) = unbounded_channel();
         let request = self.host().arrive(self.now(), name, sender)?;
         Ok(Ticket { node: Arc::clone(self), request, turns, instance: None, broken: false })
+    }
+
+    /// A free connection to a process, if there is one that is open still.
+    fn idle(&self, instance: InstanceId, stage: usize) -> Option<Sender> {
+        let mut idle = self.idle.lock();
+        let free = idle.get_mut(&(instance, stage))?;
+        while let Some(sender) = free.pop() {
+            if sender.is_ready() {
+                return Some(sender);
+            }
+        }
+        None
+    }
+
+    /// A connection is free again.
+    pub fn free(&self, instance: InstanceId, stage: usize, sender: Sender) {
+        let mut idle = self.idle.lock();
+        let free = idle.entry((instance, stage)).or_default();
+        if free.len() < IDLE && !sender.is_closed() {
+            free.push(sender);
+        }
     }
 
     /// The command of a process of an instance, with its environment; it is to listen at `port`.
@@ -235,7 +275,7 @@ impl Ticket {
     ///
     /// # Errors
     /// When it will not be served.
-    pub async fn connect(&mut self) -> Result<Vec<TcpStream>, ApiError> {
+    pub async fn connect(&mut self) -> Result<Vec<Line>, ApiError> {
         loop {
             let (instance, ports) = match self.turns.recv().await {
                 Some(Turn::Go { instance, ports }) => (instance, ports),
@@ -247,11 +287,15 @@ impl Ticket {
                 }
             };
             let mut streams = Vec::with_capacity(ports.len());
-            for port in &ports {
+            for (stage, port) in ports.iter().enumerate() {
+                if let Some(sender) = self.node.idle(instance, stage) {
+                    streams.push(Line::Used(sender, *port));
+                    continue;
+                }
                 match TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).await {
                     Ok(stream) => {
                         let _ = stream.set_nodelay(true);
-                        streams.push(stream);
+                        streams.push(Line::New(stream));
                     }
                     Err(_) => break,
                 }
@@ -263,6 +307,13 @@ impl Ticket {
                 return Ok(streams);
             }
             // It has been given to another one meanwhile, or will be.
+        }
+    }
+
+    /// A connection has served the request, and is free for another one.
+    pub fn free(&self, stage: usize, sender: Sender) {
+        if let Some(instance) = self.instance.filter(|_| !self.broken) {
+            self.node.free(instance, stage, sender);
         }
     }
 
@@ -450,6 +501,9 @@ async fn exited(
         node.host().explain(launch.instance, why);
     }
     let ended = node.host().has_ended(node.now(), launch.instance, launch.index);
+    if ended {
+        node.idle.lock().remove(&(launch.instance, launch.index));
+    }
     if ended {
         node.logs.add(name, instance, "ended".into());
     }

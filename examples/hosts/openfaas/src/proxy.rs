@@ -1,7 +1,7 @@
 //! `/function/{name}`: a request and its answer, both streamed, through a replica chosen by the request scheduler.
 
 use super::api::ApiError;
-use super::node::{Node, Ticket};
+use super::node::{Line, Node, Sender, Ticket};
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
@@ -65,7 +65,7 @@ pub async fn forward(
     let last = streams.len().saturating_sub(1);
     for (stage, stream) in streams.into_iter().enumerate() {
         let again = (stage < last).then(|| (request.method().clone(), request.uri().clone()));
-        let mut answer = ask(&mut ticket, name, stream, request, upgrade, patience).await?;
+        let (mut answer, sender) = ask(&mut ticket, name, stream, request, upgrade, patience).await?;
         let Some((method, uri)) = again.filter(|_| answer.status().is_success()) else {
             if answer.status() == StatusCode::SWITCHING_PROTOCOLS
                 && let Some(theirs) = theirs
@@ -77,9 +77,14 @@ pub async fn forward(
             for name in HOP {
                 answer.headers_mut().remove(name);
             }
-            return Ok(answer.map(|body| Body::new(Served { body, ticket })));
+            let sender = Some(sender).filter(|_| !upgrade);
+            return Ok(answer.map(|body| {
+                let over = body.is_end_stream();
+                Body::new(Served { body, ticket, stage, sender, over })
+            }));
         };
         request = hand_on(&mut ticket, name, method, uri, answer).await?;
+        ticket.free(stage, sender);
     }
     Err(ApiError::internal(name, "an instance without a process"))
 }
@@ -110,27 +115,53 @@ async fn hand_on(
     Ok(next)
 }
 
-/// One request to one process.
+/// One request to one process: its answer, and the connection for when that was read.
 async fn ask(
     ticket: &mut Ticket,
     name: &str,
-    stream: tokio::net::TcpStream,
-    request: Request,
+    line: Line,
+    mut request: Request,
     upgrade: bool,
     patience: std::time::Duration,
-) -> Result<hyper::Response<hyper::body::Incoming>, ApiError> {
+) -> Result<(hyper::Response<hyper::body::Incoming>, Sender), ApiError> {
+    let late = |_| {
+        let message = format!("{name}: no answer within {} s", patience.as_secs());
+        ApiError::new(StatusCode::GATEWAY_TIMEOUT, message)
+    };
+    let stream = match line {
+        Line::New(stream) => stream,
+        Line::Used(mut sender, port) => {
+            // A connection that is handed over to the client is not used again.
+            if !upgrade {
+                let sent = tokio::time::timeout(patience, sender.try_send_request(request)).await;
+                match sent.map_err(late)? {
+                    Ok(answer) => return Ok((answer, sender)),
+                    // The process has closed a connection that was idle: it has seen nothing of the request.
+                    Err(mut error) => match error.take_message() {
+                        Some(unsent) => request = unsent,
+                        None => return Err(broke_off(ticket, name, error.error())),
+                    },
+                }
+            }
+            let stream = tokio::net::TcpStream::connect((std::net::Ipv4Addr::LOCALHOST, port)).await;
+            stream.map_err(|error| {
+                ticket.broken();
+                ApiError::new(
+                    StatusCode::BAD_GATEWAY,
+                    format!("{name}: the replica takes no connection: {error}"),
+                )
+            })?
+        }
+    };
+    let _ = stream.set_nodelay(true);
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| broke_off(ticket, name, &error))?;
     tokio::spawn(async move {
         // Its errors are the request's.
         let _ = if upgrade { connection.with_upgrades().await } else { connection.await };
     });
-    let answer = tokio::time::timeout(patience, sender.send_request(request)).await;
-    let answer = answer.map_err(|_| {
-        let message = format!("{name}: no answer within {} s", patience.as_secs());
-        ApiError::new(StatusCode::GATEWAY_TIMEOUT, message)
-    })?;
-    answer.map_err(|error| broke_off(ticket, name, &error))
+    let answer = tokio::time::timeout(patience, sender.send_request(request)).await.map_err(late)?;
+    answer.map(|answer| (answer, sender)).map_err(|error| broke_off(ticket, name, &error))
 }
 
 async fn splice(theirs: OnUpgrade, ours: OnUpgrade, ticket: Ticket) {
@@ -173,6 +204,18 @@ fn prepare(request: &mut Request, path: &str, upgrade: bool) -> Result<(), ApiEr
 struct Served<B> {
     body: B,
     ticket: Ticket,
+    stage: usize,
+    sender: Option<Sender>,
+    /// Whether the body has come to its end.
+    over: bool,
+}
+
+impl<B> Drop for Served<B> {
+    fn drop(&mut self) {
+        if let Some(sender) = self.sender.take().filter(|_| self.over) {
+            self.ticket.free(self.stage, sender);
+        }
+    }
 }
 
 impl<B: HttpBody<Data = Bytes> + Unpin> HttpBody for Served<B> {
@@ -184,8 +227,11 @@ impl<B: HttpBody<Data = Bytes> + Unpin> HttpBody for Served<B> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        if matches!(frame, Poll::Ready(Some(Err(_)))) {
-            self.ticket.broken();
+        match &frame {
+            Poll::Ready(Some(Err(_))) => self.ticket.broken(),
+            Poll::Ready(None) => self.over = true,
+            Poll::Ready(Some(Ok(_))) => self.over = self.body.is_end_stream(),
+            Poll::Pending => {}
         }
         frame
     }
