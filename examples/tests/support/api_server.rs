@@ -391,10 +391,14 @@ impl Server {
             self.edit(path, &json!({ "spec": { "replicas": body["spec"]["replicas"] } }));
         }
         let object = &self.objects[path];
-        let scale = json!({
+        let mut scale = json!({
             "apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": object["metadata"],
-            "spec": { "replicas": object["spec"]["replicas"] }, "status": { "replicas": 0 },
+            "spec": {}, "status": { "replicas": 0 },
         });
+        // The field is `omitempty` in Kubernetes: a Scale of zero reads `{"spec":{}}`.
+        if object["spec"]["replicas"] != 0 {
+            scale["spec"]["replicas"] = object["spec"]["replicas"].clone();
+        }
         success(200, &scale)
     }
 
