@@ -18,6 +18,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
@@ -170,6 +171,67 @@ async fn a_kubelet_registers_prepares_and_unprepares_and_each_of_them_twice() {
     running.end.send(()).unwrap();
     running.served.await.unwrap().unwrap();
     assert!(!registration.exists(), "the kubelet asks no more");
+}
+
+/// A frame of HTTP/2.
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(payload.len()).unwrap();
+    [&[0, 0, length, kind, flags, 0, 0, 0, stream], payload].concat()
+}
+
+/// A unary call, as gRPC for Go writes it. The authority goes into the dynamic table, where later calls find it.
+fn call(stream: u8, method: &str, authority: Option<&str>, message: &impl prost::Message) -> Vec<u8> {
+    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let mut block = vec![0x83, 0x86, 0x04];
+    block.extend(text(&format!("/pluginregistration.Registration/{method}")));
+    match authority {
+        Some(authority) => block.extend([vec![0x41], text(authority)].concat()),
+        None => block.push(0x80 | 62),
+    }
+    block
+        .extend([vec![0x0f, 0x10], text("application/grpc"), vec![0], text("te"), text("trailers")].concat());
+    let body = message.encode_to_vec();
+    let body = [&[0, 0, 0, 0, u8::try_from(body.len()).unwrap()], &body[..]].concat();
+    [frame(1, 4, stream, &block), frame(0, 1, stream, &body)].concat()
+}
+
+/// The message that answers a call, or what the server resets it with.
+async fn answer(socket: &mut tokio::net::UnixStream, stream: u8) -> Result<Vec<u8>, u32> {
+    loop {
+        let mut head = [0; 9];
+        socket.read_exact(&mut head).await.unwrap();
+        let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+        socket.read_exact(&mut payload).await.unwrap();
+        match (head[3], head[8]) {
+            (0, of) if of == stream => return Ok(payload[5..].to_vec()),
+            (3, of) if of == stream => return Err(u32::from_be_bytes(payload.try_into().unwrap())),
+            _ => {}
+        }
+    }
+}
+
+/// The kubelet dials the registration socket by its path, and gRPC for Go sends that as the authority.
+#[tokio::test]
+async fn a_kubelet_that_sends_the_path_of_the_socket_as_authority_is_answered_and_so_is_a_stock_client() {
+    let dir = TempDir::new().unwrap();
+    let running = start(&dir);
+    registered(&running).await;
+    let path = running.sockets.registration();
+    for authority in ["%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fgpu.gshare.io-reg.sock", "localhost"] {
+        let mut socket = tokio::net::UnixStream::connect(&path).await.unwrap();
+        let greeting = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(4, 0, 0, &[])].concat();
+        socket.write_all(&greeting).await.unwrap();
+        socket.write_all(&call(1, "GetInfo", Some(authority), &InfoRequest {})).await.unwrap();
+        let info = answer(&mut socket, 1).await.expect("an answer to GetInfo");
+        let info = <PluginInfo as prost::Message>::decode(&info[..]).unwrap();
+        assert_eq!(info.endpoint, running.sockets.plugin().display().to_string());
+        let status = RegistrationStatus { plugin_registered: true, error: String::new() };
+        // In pieces, and by the table.
+        for piece in call(3, "NotifyRegistrationStatus", None, &status).chunks(7) {
+            socket.write_all(piece).await.unwrap();
+        }
+        assert_eq!(answer(&mut socket, 3).await, Ok(Vec::new()));
+    }
 }
 
 #[tokio::test]

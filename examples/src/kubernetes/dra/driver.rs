@@ -1,5 +1,6 @@
 //! The driver as the kubelet sees it: two sockets, and what is asked on them.
 
+use super::authority::Tolerant;
 use super::cdi::Directory;
 use super::claim::{ClaimError, answer, check_uid, prepare};
 use super::kubelet::registration_server::{Registration, RegistrationServer};
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
@@ -135,7 +137,11 @@ impl Registration for Registrar {
         &self,
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
-        self.status.send_replace(Some(request.into_inner()));
+        let status = request.into_inner();
+        if status.plugin_registered {
+            println!("gshare-dra: registered with the kubelet");
+        }
+        self.status.send_replace(Some(status));
         Ok(Response::new(RegistrationStatusResponse {}))
     }
 }
@@ -207,10 +213,10 @@ pub async fn serve(
     };
     let plugin_server = tonic::transport::Server::builder()
         .add_service(plugin_server::DRAPluginServer::new(driver))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(plugin_listener), until(stopped.clone()));
+        .serve_with_incoming_shutdown(accepted(plugin_listener), until(stopped.clone()));
     let registrar = tonic::transport::Server::builder()
         .add_service(RegistrationServer::new(Registrar { info, status }))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(registration_listener), until(stopped.clone()));
+        .serve_with_incoming_shutdown(accepted(registration_listener), until(stopped.clone()));
     // One that ends by itself ends the other.
     let plugin_server = async {
         let served = plugin_server.await;
@@ -247,6 +253,11 @@ pub async fn serve(
     served?;
     registered?;
     ended
+}
+
+/// Connections of a kubelet.
+fn accepted(listener: UnixListener) -> impl tokio_stream::Stream<Item = io::Result<Tolerant>> {
+    UnixListenerStream::new(listener).map(|stream| stream.map(Tolerant::from))
 }
 
 /// A socket in the place of one that an earlier driver has left.

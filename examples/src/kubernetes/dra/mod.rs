@@ -43,6 +43,7 @@
 //! One share per claim: shares reach a process as environment variables, which say one thing. What the hook limits is
 //! cooperative; MPS and MIG are what isolates. A GPU given to this driver must not be given out by another.
 
+pub mod authority;
 pub mod cdi;
 pub mod claim;
 pub mod command;
