@@ -12,7 +12,7 @@ use gshare_examples::kubernetes::dra::kubelet::plugin_client::DRAPluginClient;
 use gshare_examples::kubernetes::dra::kubelet::registration_client::RegistrationClient;
 use gshare_examples::kubernetes::dra::kubelet::*;
 use gshare_examples::kubernetes::dra::publish::{PublishError, publish};
-use gshare_examples::kubernetes::dra::{DRIVER, Injection, Node, cdi, gpus};
+use gshare_examples::kubernetes::dra::{DRIVER, Injection, Node, cdi, command, gpus};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
@@ -46,10 +46,14 @@ fn stray(driver: &str) -> Value {
 }
 
 fn node() -> Arc<Node> {
+    node_of("/opt/gshare/libgshare_hook.so".as_ref())
+}
+
+fn node_of(hook: &Path) -> Arc<Node> {
     Arc::new(Node {
         name: "n1".into(),
         gpus: gpus::simulated(2, Bytes::from_gib(16)),
-        hook: "/opt/gshare/libgshare_hook.so".into(),
+        hook: hook.to_owned(),
         injection: Injection::File,
         preload_file: "/opt/gshare/ld.so.preload".into(),
         socket: "/run/gshare/pods/gshare.sock".into(),
@@ -78,6 +82,11 @@ async fn connect(path: &Path) -> Channel {
     endpoint.connect().await.unwrap()
 }
 
+/// The hook on the host.
+fn hook(dir: &TempDir) -> std::path::PathBuf {
+    dir.path().join("opt/libgshare_hook.so")
+}
+
 struct Running {
     sockets: Sockets,
     end: oneshot::Sender<()>,
@@ -88,10 +97,11 @@ struct Running {
 /// A driver on the directories of `dir`, and an API server.
 fn start(dir: &TempDir) -> Running {
     let (api, client) = server();
-    let cdi = cdi::Directory::open(dir.path().join("cdi")).unwrap();
+    let hook = hook(dir);
+    let cdi = cdi::Directory::open(dir.path().join("cdi"), &hook).unwrap();
     let sockets = Sockets { registry: dir.path().join("registry"), plugins: dir.path().join("plugins") };
     let (end, ended) = oneshot::channel();
-    let driver = Driver::new(node(), client, cdi);
+    let driver = Driver::new(node_of(&hook), client, cdi);
     let served = tokio::spawn({
         let sockets = sockets.clone();
         async move {
@@ -159,13 +169,22 @@ async fn a_kubelet_registers_prepares_and_unprepares_and_each_of_them_twice() {
     assert_eq!((&spec["cdiVersion"], &spec["kind"]), (&json!("0.6.0"), &json!("gpu.gshare.io/share")));
     let edits = &spec["devices"][0]["containerEdits"];
     assert!(edits["env"].as_array().unwrap().contains(&json!("GSHARE_QUOTA=30%:30%")), "{edits}");
+    // The same in a file, which stays when a program clears its environment.
+    let file = cdi::share_file(&hook(&dir), UID);
+    let share = json!({"hostPath": file, "containerPath": "/usr/lib/gshare/share.env",
+        "options": ["ro", "nosuid", "nodev", "rbind"]});
+    assert!(edits["mounts"].as_array().unwrap().contains(&share), "{edits}");
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.contains("GSHARE_QUOTA=30%:30%\n") && text.contains("GSHARE_MEM=1073741824\n"), "{text}");
+    std::fs::remove_file(&file).unwrap();
     assert_eq!(running.api.lock().lines(), [format!("GET {CLAIM}")]);
 
     assert_eq!(prepare(&mut plugin, UID).await.unwrap(), device);
     assert!(running.api.lock().take().is_empty(), "the spec has all that is needed to answer again");
+    assert!(file.exists(), "what a container needs is there again");
     assert_eq!(unprepare(&mut plugin, UID).await, "");
     assert_eq!(unprepare(&mut plugin, UID).await, "");
-    assert!(specs(&dir).is_empty());
+    assert!(specs(&dir).is_empty() && !file.exists());
 
     let registration = running.sockets.registration();
     running.end.send(()).unwrap();
@@ -286,6 +305,55 @@ async fn one_bad_claim_is_refused_alone_and_leaves_nothing_behind() {
 }
 
 #[tokio::test]
+async fn files_of_claims_that_are_over_are_swept_and_no_others() {
+    let dir = TempDir::new().unwrap();
+    let (api, client) = server();
+    let cdi = cdi::Directory::open(dir.path().join("cdi"), &hook(&dir)).unwrap();
+    let driver = Driver::new(node_of(&hook(&dir)), client, cdi);
+    use gshare_examples::kubernetes::dra::kubelet::plugin_server::DRAPlugin as _;
+    let prepare = || {
+        let request = NodePrepareResourcesRequest { claims: claims(&[UID]) };
+        driver.node_prepare_resources(tonic::Request::new(request))
+    };
+    prepare().await.unwrap();
+    std::fs::write(dir.path().join("cdi/nvidia.yaml"), "{}").unwrap();
+    assert_eq!(driver.sweep().await.unwrap(), [""; 0], "in use");
+    api.lock().fail(format!("GET {CLAIM}"), 500, "InternalError");
+    assert!(driver.sweep().await.is_err());
+    assert_eq!(specs(&dir).len(), 2, "what is not known is not swept");
+    // Its pod is gone, or it was made anew under its name, or is gone itself.
+    let mut free = allocated();
+    free.as_object_mut().unwrap().remove("status");
+    let mut other = allocated();
+    other["metadata"]["uid"] = json!("other");
+    for now in [Some(free), Some(other), None] {
+        match now {
+            Some(now) => api.lock().put(CLAIM, now),
+            None => api.lock().delete(CLAIM),
+        }
+        assert_eq!(driver.sweep().await.unwrap(), [UID]);
+        assert_eq!(specs(&dir), ["nvidia.yaml"]);
+        assert!(!cdi::share_file(&hook(&dir), UID).exists());
+        api.lock().put(CLAIM, allocated());
+        prepare().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_driver_waits_for_the_hook_that_the_daemons_pod_puts_there() {
+    let dir = TempDir::new().unwrap();
+    let hook = hook(&dir);
+    let mut waits = std::pin::pin!(command::hook_is_there(&hook));
+    tokio::select! {
+        () = &mut waits => panic!("there is none"),
+        () = tokio::time::sleep(std::time::Duration::from_secs(600)) => {}
+    }
+    std::fs::create_dir_all(hook.parent().unwrap()).unwrap();
+    std::fs::write(&hook, "").unwrap();
+    waits.await;
+}
+
+#[tokio::test]
 async fn a_driver_that_the_kubelet_refuses_ends_with_its_reason() {
     let dir = TempDir::new().unwrap();
     let running = start(&dir);
@@ -325,13 +393,16 @@ async fn the_slice_is_made_kept_replaced_and_strays_are_deleted() {
     assert_eq!(api.lock().lines(), [LOOK[0], LOOK[1], &format!("DELETE {old}")]);
     assert_eq!(publish(&client, &node()).await.unwrap(), 1, "it was there still");
     api.lock().take();
+    // The server spells the same quantities in its own way.
+    let path = format!("{SLICES}/n1-gpu.gshare.io");
+    let stored = api.lock().object(&path).unwrap()["spec"]["devices"][0]["capacity"].clone();
+    assert_eq!((&stored["sm"]["value"], &stored["memory"]["value"]), (&json!("10k"), &json!("16Gi")));
     assert_eq!(publish(&client, &node()).await.unwrap(), 0);
     assert_eq!(api.lock().lines(), LOOK);
     assert!(api.lock().object(&foreign).is_some() && api.lock().object(&old).is_none());
 
     let mut fewer = (*node()).clone();
     fewer.gpus.pop();
-    let path = format!("{SLICES}/n1-gpu.gshare.io");
     let version = api.lock().object(&path).unwrap()["metadata"]["resourceVersion"].clone();
     assert_eq!(publish(&client, &fewer).await.unwrap(), 1);
     let replaced = api.lock().take();
@@ -373,7 +444,8 @@ async fn the_role_allows_what_is_used_and_no_more() {
     fewer.gpus.pop();
     publish(&client, &fewer).await.unwrap();
     let dir = TempDir::new().unwrap();
-    let driver = Driver::new(node(), client, cdi::Directory::open(dir.path()).unwrap());
+    let driver =
+        Driver::new(node(), client, cdi::Directory::open(dir.path().join("cdi"), &hook(&dir)).unwrap());
     let request = NodePrepareResourcesRequest { claims: claims(&[UID]) };
     use gshare_examples::kubernetes::dra::kubelet::plugin_server::DRAPlugin as _;
     driver.node_prepare_resources(tonic::Request::new(request)).await.unwrap();
