@@ -4,9 +4,14 @@
 #[path = "support/api_server.rs"]
 mod api_server;
 
-use api_server::{Api, rights};
+#[path = "support/policy.rs"]
+mod policy;
+
+use api_server::{Api, documents, rights};
+use policy::{Request, admit, policy};
 
 use gshare_core::Bytes;
+use gshare_examples::kubernetes::dra::claim::check;
 use gshare_examples::kubernetes::dra::driver::{Driver, ServeError, Sockets, serve};
 use gshare_examples::kubernetes::dra::kubelet::plugin_client::DRAPluginClient;
 use gshare_examples::kubernetes::dra::kubelet::registration_client::RegistrationClient;
@@ -24,6 +29,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 
 const UID: &str = "5c1d9a52-7f0e-4c5b-9d55-1f6b2d0e8a11";
+const POLICY: &str = include_str!("../kubernetes/dra/policy.yaml");
 const RBAC: &str = include_str!("../kubernetes/dra/rbac.yaml");
 const NODE: &str = "/api/v1/nodes/n1";
 const CLAIM: &str = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/rnnt";
@@ -452,6 +458,91 @@ async fn the_role_allows_what_is_used_and_no_more() {
     assert_eq!(api.lock().used, rights(RBAC));
 }
 
+/// The policy of the manifests and [`check`] agree on each.
+#[test]
+fn parameters_are_validated_when_a_claim_is_made() {
+    let policy = policy(POLICY, "gshare-dra-claims");
+    let template = documents(include_str!("../kubernetes/dra/example.yaml")).remove(0);
+    let class = documents(include_str!("../kubernetes/dra/device-class.yaml")).remove(0);
+    let decide = |object: Value| {
+        let user = "system:serviceaccount:team:someone".to_owned();
+        admit(&policy, &Request { operation: "CREATE", user, node: None, object, old: Value::Null })
+    };
+    assert_eq!(decide(class.clone()), Ok(()));
+    let mut bad = class;
+    bad["spec"]["config"][0]["opaque"]["parameters"]["onDaemonLoss"] = json!("panic");
+    assert!(decide(bad).unwrap_err().contains("onDaemonLoss"));
+    let (options, exactly) = ("/devices/config/0/opaque/parameters", "/devices/requests/0/exactly");
+    let requests = format!("{exactly}/capacity/requests");
+    let twice = json!([template["spec"]["spec"]["devices"]["requests"][0], {"name": "other", "exactly": {
+        "deviceClassName": DRIVER}}]);
+    let cases = [
+        ("/devices/config/0/requests", json!([]), None),
+        (&format!("{options}/quotaLimitPercent"), json!(30), None),
+        (&format!("{options}/quotaLimitPercent"), json!(29), Some("quotaLimitPercent")),
+        ("/devices/config/0/requests", json!(["another"]), None),
+        (&format!("{options}/quotaLimitPercent"), json!(0), Some("quotaLimitPercent")),
+        (&format!("{options}/quotaLimitPercent"), json!(101), Some("quotaLimitPercent")),
+        (&format!("{options}/quotaLimitPercent"), json!(50.5), Some("quotaLimitPercent")),
+        (&format!("{options}/quotaLimitPercent"), json!("80"), Some("quotaLimitPercent")),
+        (&format!("{options}/class"), json!("slo-sensitive:7%"), None),
+        (&format!("{options}/class"), json!("slo-sensitive:0"), Some("class")),
+        (&format!("{options}/class"), json!("slo-sensitive:101"), Some("class")),
+        (&format!("{options}/class"), json!("vip"), Some("class")),
+        (&format!("{options}/onDaemonLoss"), json!("panic"), Some("onDaemonLoss")),
+        (&format!("{options}/colour"), json!("red"), Some("parameters")),
+        (&format!("{options}/kind"), json!("Other"), Some("apiVersion, kind")),
+        (&format!("{options}/apiVersion"), json!("gshare.io/v2"), Some("apiVersion, kind")),
+        (&format!("{requests}/sm"), json!("101"), Some("requests")),
+        (&format!("{requests}/sm"), json!("0"), Some("requests")),
+        (&format!("{requests}/sm"), json!("1500m"), None),
+        (&format!("{requests}/quota"), json!("81"), Some("quotaLimitPercent")),
+        (&format!("{requests}/quota"), json!("lots"), Some("quota")),
+        (&format!("{requests}/memory"), json!("0"), Some("requests")),
+        (&format!("{exactly}/adminAccess"), json!(true), Some("adminAccess")),
+        (&format!("{exactly}/count"), json!(2), Some("count")),
+        ("/devices/requests", twice, Some("one claim")),
+        // Of another driver: none of ours to judge.
+        ("/devices/config/0/opaque", json!({"driver": "gpu.nvidia.com", "parameters": {"sharing": 1}}), None),
+        (&format!("{exactly}/deviceClassName"), json!("gpu.nvidia.com"), None),
+    ];
+    for (path, value, why) in cases {
+        let mut object = template.clone();
+        let (parent, key) = path.rsplit_once('/').unwrap();
+        object.pointer_mut(&format!("/spec/spec{parent}")).unwrap()[key] = value.clone();
+        let spec = object["spec"]["spec"].clone();
+        let claim = json!({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": spec});
+        let said = check(&serde_json::from_value(spec).unwrap()).map_err(|error| error.to_string());
+        for said in [said, decide(object), decide(claim)] {
+            match (&said, why) {
+                (Ok(()), None) => {}
+                (Err(said), Some(why)) => assert!(said.contains(why), "{path} {value}: {said}"),
+                _ => panic!("{path} {value}: {said:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_driver_writes_the_slice_of_its_own_node_only() {
+    let policy = policy(POLICY, "gshare-dra-slices");
+    let decide = |operation, node, slice: Value| {
+        let user = "system:serviceaccount:gshare-system:gshare-dra".to_owned();
+        let (object, old) = if operation == "DELETE" { (Value::Null, slice) } else { (slice, Value::Null) };
+        admit(&policy, &Request { operation, user, node, object, old })
+    };
+    for operation in ["CREATE", "UPDATE", "DELETE"] {
+        assert_eq!(decide(operation, Some("n1"), stray(DRIVER)), Ok(()));
+        for node in [Some("n2"), None] {
+            assert!(decide(operation, node, stray(DRIVER)).unwrap_err().contains("spec.nodeName"));
+        }
+        assert!(decide(operation, Some("n1"), stray("gpu.nvidia.com")).unwrap_err().contains("spec.driver"));
+    }
+    let user = "system:serviceaccount:kube-system:other".to_owned();
+    let (object, old) = (stray("gpu.nvidia.com"), Value::Null);
+    assert_eq!(admit(&policy, &Request { operation: "CREATE", user, node: None, object, old }), Ok(()));
+}
+
 #[test]
 fn without_a_cluster_the_slice_and_a_claims_spec_are_printed_as_the_readme_shows() {
     let command = |arguments: &[&str]| {
@@ -471,6 +562,8 @@ fn without_a_cluster_the_slice_and_a_claims_spec_are_printed_as_the_readme_shows
     let spec = printed.split_once("---\n").unwrap().1;
     assert!(readme.contains(spec), "{spec}");
     assert!(printed.contains("allowMultipleAllocations: true"), "{printed}");
+    let (ok, printed, stderr) = command(&["--check", "examples/kubernetes/dra/example.yaml"]);
+    assert!(ok && printed == "rnnt: can be granted\n", "{printed} {stderr}");
     let (ok, _, stderr) = command(&["--sim", "--dry-run", "--claim", "no-such-file", "--node", "n1"]);
     assert!(!ok && stderr.contains("no-such-file"), "{stderr}");
 }
