@@ -4,25 +4,32 @@
 #[path = "support/api_server.rs"]
 mod api_server;
 
-use api_server::{Api, rights};
+#[path = "support/policy.rs"]
+mod policy;
+
+use api_server::{Api, documents, rights};
+use policy::{Request, admit, policy};
 
 use gshare_core::Bytes;
+use gshare_examples::kubernetes::dra::claim::check;
 use gshare_examples::kubernetes::dra::driver::{Driver, ServeError, Sockets, serve};
 use gshare_examples::kubernetes::dra::kubelet::plugin_client::DRAPluginClient;
 use gshare_examples::kubernetes::dra::kubelet::registration_client::RegistrationClient;
 use gshare_examples::kubernetes::dra::kubelet::*;
 use gshare_examples::kubernetes::dra::publish::{PublishError, publish};
-use gshare_examples::kubernetes::dra::{DRIVER, Injection, Node, cdi, gpus};
+use gshare_examples::kubernetes::dra::{DRIVER, Injection, Node, cdi, command, gpus};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 
 const UID: &str = "5c1d9a52-7f0e-4c5b-9d55-1f6b2d0e8a11";
+const POLICY: &str = include_str!("../kubernetes/dra/policy.yaml");
 const RBAC: &str = include_str!("../kubernetes/dra/rbac.yaml");
 const NODE: &str = "/api/v1/nodes/n1";
 const CLAIM: &str = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/rnnt";
@@ -45,10 +52,14 @@ fn stray(driver: &str) -> Value {
 }
 
 fn node() -> Arc<Node> {
+    node_of("/opt/gshare/libgshare_hook.so".as_ref())
+}
+
+fn node_of(hook: &Path) -> Arc<Node> {
     Arc::new(Node {
         name: "n1".into(),
         gpus: gpus::simulated(2, Bytes::from_gib(16)),
-        hook: "/opt/gshare/libgshare_hook.so".into(),
+        hook: hook.to_owned(),
         injection: Injection::File,
         preload_file: "/opt/gshare/ld.so.preload".into(),
         socket: "/run/gshare/pods/gshare.sock".into(),
@@ -77,6 +88,11 @@ async fn connect(path: &Path) -> Channel {
     endpoint.connect().await.unwrap()
 }
 
+/// The hook on the host.
+fn hook(dir: &TempDir) -> std::path::PathBuf {
+    dir.path().join("opt/libgshare_hook.so")
+}
+
 struct Running {
     sockets: Sockets,
     end: oneshot::Sender<()>,
@@ -87,10 +103,11 @@ struct Running {
 /// A driver on the directories of `dir`, and an API server.
 fn start(dir: &TempDir) -> Running {
     let (api, client) = server();
-    let cdi = cdi::Directory::open(dir.path().join("cdi")).unwrap();
+    let hook = hook(dir);
+    let cdi = cdi::Directory::open(dir.path().join("cdi"), &hook).unwrap();
     let sockets = Sockets { registry: dir.path().join("registry"), plugins: dir.path().join("plugins") };
     let (end, ended) = oneshot::channel();
-    let driver = Driver::new(node(), client, cdi);
+    let driver = Driver::new(node_of(&hook), client, cdi);
     let served = tokio::spawn({
         let sockets = sockets.clone();
         async move {
@@ -158,18 +175,88 @@ async fn a_kubelet_registers_prepares_and_unprepares_and_each_of_them_twice() {
     assert_eq!((&spec["cdiVersion"], &spec["kind"]), (&json!("0.6.0"), &json!("gpu.gshare.io/share")));
     let edits = &spec["devices"][0]["containerEdits"];
     assert!(edits["env"].as_array().unwrap().contains(&json!("GSHARE_QUOTA=30%:30%")), "{edits}");
+    // The same in a file, which stays when a program clears its environment.
+    let file = cdi::share_file(&hook(&dir), UID);
+    let share = json!({"hostPath": file, "containerPath": "/usr/lib/gshare/share.env",
+        "options": ["ro", "nosuid", "nodev", "rbind"]});
+    assert!(edits["mounts"].as_array().unwrap().contains(&share), "{edits}");
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.contains("GSHARE_QUOTA=30%:30%\n") && text.contains("GSHARE_MEM=1073741824\n"), "{text}");
+    std::fs::remove_file(&file).unwrap();
     assert_eq!(running.api.lock().lines(), [format!("GET {CLAIM}")]);
 
     assert_eq!(prepare(&mut plugin, UID).await.unwrap(), device);
     assert!(running.api.lock().take().is_empty(), "the spec has all that is needed to answer again");
+    assert!(file.exists(), "what a container needs is there again");
     assert_eq!(unprepare(&mut plugin, UID).await, "");
     assert_eq!(unprepare(&mut plugin, UID).await, "");
-    assert!(specs(&dir).is_empty());
+    assert!(specs(&dir).is_empty() && !file.exists());
 
     let registration = running.sockets.registration();
     running.end.send(()).unwrap();
     running.served.await.unwrap().unwrap();
     assert!(!registration.exists(), "the kubelet asks no more");
+}
+
+/// A frame of HTTP/2.
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(payload.len()).unwrap();
+    [&[0, 0, length, kind, flags, 0, 0, 0, stream], payload].concat()
+}
+
+/// A unary call, as gRPC for Go writes it. The authority goes into the dynamic table, where later calls find it.
+fn call(stream: u8, method: &str, authority: Option<&str>, message: &impl prost::Message) -> Vec<u8> {
+    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let mut block = vec![0x83, 0x86, 0x04];
+    block.extend(text(&format!("/pluginregistration.Registration/{method}")));
+    match authority {
+        Some(authority) => block.extend([vec![0x41], text(authority)].concat()),
+        None => block.push(0x80 | 62),
+    }
+    block
+        .extend([vec![0x0f, 0x10], text("application/grpc"), vec![0], text("te"), text("trailers")].concat());
+    let body = message.encode_to_vec();
+    let body = [&[0, 0, 0, 0, u8::try_from(body.len()).unwrap()], &body[..]].concat();
+    [frame(1, 4, stream, &block), frame(0, 1, stream, &body)].concat()
+}
+
+/// The message that answers a call, or what the server resets it with.
+async fn answer(socket: &mut tokio::net::UnixStream, stream: u8) -> Result<Vec<u8>, u32> {
+    loop {
+        let mut head = [0; 9];
+        socket.read_exact(&mut head).await.unwrap();
+        let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+        socket.read_exact(&mut payload).await.unwrap();
+        match (head[3], head[8]) {
+            (0, of) if of == stream => return Ok(payload[5..].to_vec()),
+            (3, of) if of == stream => return Err(u32::from_be_bytes(payload.try_into().unwrap())),
+            _ => {}
+        }
+    }
+}
+
+/// The kubelet dials the registration socket by its path, and gRPC for Go sends that as the authority.
+#[tokio::test]
+async fn a_kubelet_that_sends_the_path_of_the_socket_as_authority_is_answered_and_so_is_a_stock_client() {
+    let dir = TempDir::new().unwrap();
+    let running = start(&dir);
+    registered(&running).await;
+    let path = running.sockets.registration();
+    for authority in ["%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fgpu.gshare.io-reg.sock", "localhost"] {
+        let mut socket = tokio::net::UnixStream::connect(&path).await.unwrap();
+        let greeting = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(4, 0, 0, &[])].concat();
+        socket.write_all(&greeting).await.unwrap();
+        socket.write_all(&call(1, "GetInfo", Some(authority), &InfoRequest {})).await.unwrap();
+        let info = answer(&mut socket, 1).await.expect("an answer to GetInfo");
+        let info = <PluginInfo as prost::Message>::decode(&info[..]).unwrap();
+        assert_eq!(info.endpoint, running.sockets.plugin().display().to_string());
+        let status = RegistrationStatus { plugin_registered: true, error: String::new() };
+        // In pieces, and by the table.
+        for piece in call(3, "NotifyRegistrationStatus", None, &status).chunks(7) {
+            socket.write_all(piece).await.unwrap();
+        }
+        assert_eq!(answer(&mut socket, 3).await, Ok(Vec::new()));
+    }
 }
 
 #[tokio::test]
@@ -224,6 +311,55 @@ async fn one_bad_claim_is_refused_alone_and_leaves_nothing_behind() {
 }
 
 #[tokio::test]
+async fn files_of_claims_that_are_over_are_swept_and_no_others() {
+    let dir = TempDir::new().unwrap();
+    let (api, client) = server();
+    let cdi = cdi::Directory::open(dir.path().join("cdi"), &hook(&dir)).unwrap();
+    let driver = Driver::new(node_of(&hook(&dir)), client, cdi);
+    use gshare_examples::kubernetes::dra::kubelet::plugin_server::DRAPlugin as _;
+    let prepare = || {
+        let request = NodePrepareResourcesRequest { claims: claims(&[UID]) };
+        driver.node_prepare_resources(tonic::Request::new(request))
+    };
+    prepare().await.unwrap();
+    std::fs::write(dir.path().join("cdi/nvidia.yaml"), "{}").unwrap();
+    assert_eq!(driver.sweep().await.unwrap(), [""; 0], "in use");
+    api.lock().fail(format!("GET {CLAIM}"), 500, "InternalError");
+    assert!(driver.sweep().await.is_err());
+    assert_eq!(specs(&dir).len(), 2, "what is not known is not swept");
+    // Its pod is gone, or it was made anew under its name, or is gone itself.
+    let mut free = allocated();
+    free.as_object_mut().unwrap().remove("status");
+    let mut other = allocated();
+    other["metadata"]["uid"] = json!("other");
+    for now in [Some(free), Some(other), None] {
+        match now {
+            Some(now) => api.lock().put(CLAIM, now),
+            None => api.lock().delete(CLAIM),
+        }
+        assert_eq!(driver.sweep().await.unwrap(), [UID]);
+        assert_eq!(specs(&dir), ["nvidia.yaml"]);
+        assert!(!cdi::share_file(&hook(&dir), UID).exists());
+        api.lock().put(CLAIM, allocated());
+        prepare().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_driver_waits_for_the_hook_that_the_daemons_pod_puts_there() {
+    let dir = TempDir::new().unwrap();
+    let hook = hook(&dir);
+    let mut waits = std::pin::pin!(command::hook_is_there(&hook));
+    tokio::select! {
+        () = &mut waits => panic!("there is none"),
+        () = tokio::time::sleep(std::time::Duration::from_secs(600)) => {}
+    }
+    std::fs::create_dir_all(hook.parent().unwrap()).unwrap();
+    std::fs::write(&hook, "").unwrap();
+    waits.await;
+}
+
+#[tokio::test]
 async fn a_driver_that_the_kubelet_refuses_ends_with_its_reason() {
     let dir = TempDir::new().unwrap();
     let running = start(&dir);
@@ -263,13 +399,16 @@ async fn the_slice_is_made_kept_replaced_and_strays_are_deleted() {
     assert_eq!(api.lock().lines(), [LOOK[0], LOOK[1], &format!("DELETE {old}")]);
     assert_eq!(publish(&client, &node()).await.unwrap(), 1, "it was there still");
     api.lock().take();
+    // The server spells the same quantities in its own way.
+    let path = format!("{SLICES}/n1-gpu.gshare.io");
+    let stored = api.lock().object(&path).unwrap()["spec"]["devices"][0]["capacity"].clone();
+    assert_eq!((&stored["sm"]["value"], &stored["memory"]["value"]), (&json!("10k"), &json!("16Gi")));
     assert_eq!(publish(&client, &node()).await.unwrap(), 0);
     assert_eq!(api.lock().lines(), LOOK);
     assert!(api.lock().object(&foreign).is_some() && api.lock().object(&old).is_none());
 
     let mut fewer = (*node()).clone();
     fewer.gpus.pop();
-    let path = format!("{SLICES}/n1-gpu.gshare.io");
     let version = api.lock().object(&path).unwrap()["metadata"]["resourceVersion"].clone();
     assert_eq!(publish(&client, &fewer).await.unwrap(), 1);
     let replaced = api.lock().take();
@@ -311,11 +450,97 @@ async fn the_role_allows_what_is_used_and_no_more() {
     fewer.gpus.pop();
     publish(&client, &fewer).await.unwrap();
     let dir = TempDir::new().unwrap();
-    let driver = Driver::new(node(), client, cdi::Directory::open(dir.path()).unwrap());
+    let driver =
+        Driver::new(node(), client, cdi::Directory::open(dir.path().join("cdi"), &hook(&dir)).unwrap());
     let request = NodePrepareResourcesRequest { claims: claims(&[UID]) };
     use gshare_examples::kubernetes::dra::kubelet::plugin_server::DRAPlugin as _;
     driver.node_prepare_resources(tonic::Request::new(request)).await.unwrap();
     assert_eq!(api.lock().used, rights(RBAC));
+}
+
+/// The policy of the manifests and [`check`] agree on each.
+#[test]
+fn parameters_are_validated_when_a_claim_is_made() {
+    let policy = policy(POLICY, "gshare-dra-claims");
+    let template = documents(include_str!("../kubernetes/dra/example.yaml")).remove(0);
+    let class = documents(include_str!("../kubernetes/dra/device-class.yaml")).remove(0);
+    let decide = |object: Value| {
+        let user = "system:serviceaccount:team:someone".to_owned();
+        admit(&policy, &Request { operation: "CREATE", user, node: None, object, old: Value::Null })
+    };
+    assert_eq!(decide(class.clone()), Ok(()));
+    let mut bad = class;
+    bad["spec"]["config"][0]["opaque"]["parameters"]["onDaemonLoss"] = json!("panic");
+    assert!(decide(bad).unwrap_err().contains("onDaemonLoss"));
+    let (options, exactly) = ("/devices/config/0/opaque/parameters", "/devices/requests/0/exactly");
+    let requests = format!("{exactly}/capacity/requests");
+    let twice = json!([template["spec"]["spec"]["devices"]["requests"][0], {"name": "other", "exactly": {
+        "deviceClassName": DRIVER}}]);
+    let cases = [
+        ("/devices/config/0/requests", json!([]), None),
+        (&format!("{options}/quotaLimitPercent"), json!(30), None),
+        (&format!("{options}/quotaLimitPercent"), json!(29), Some("quotaLimitPercent")),
+        ("/devices/config/0/requests", json!(["another"]), None),
+        (&format!("{options}/quotaLimitPercent"), json!(0), Some("quotaLimitPercent")),
+        (&format!("{options}/quotaLimitPercent"), json!(101), Some("quotaLimitPercent")),
+        (&format!("{options}/quotaLimitPercent"), json!(50.5), Some("quotaLimitPercent")),
+        (&format!("{options}/quotaLimitPercent"), json!("80"), Some("quotaLimitPercent")),
+        (&format!("{options}/class"), json!("slo-sensitive:7%"), None),
+        (&format!("{options}/class"), json!("slo-sensitive:0"), Some("class")),
+        (&format!("{options}/class"), json!("slo-sensitive:101"), Some("class")),
+        (&format!("{options}/class"), json!("vip"), Some("class")),
+        (&format!("{options}/onDaemonLoss"), json!("panic"), Some("onDaemonLoss")),
+        (&format!("{options}/colour"), json!("red"), Some("parameters")),
+        (&format!("{options}/kind"), json!("Other"), Some("apiVersion, kind")),
+        (&format!("{options}/apiVersion"), json!("gshare.io/v2"), Some("apiVersion, kind")),
+        (&format!("{requests}/sm"), json!("101"), Some("requests")),
+        (&format!("{requests}/sm"), json!("0"), Some("requests")),
+        (&format!("{requests}/sm"), json!("1500m"), None),
+        (&format!("{requests}/quota"), json!("81"), Some("quotaLimitPercent")),
+        (&format!("{requests}/quota"), json!("lots"), Some("quota")),
+        (&format!("{requests}/memory"), json!("0"), Some("requests")),
+        (&format!("{exactly}/adminAccess"), json!(true), Some("adminAccess")),
+        (&format!("{exactly}/count"), json!(2), Some("count")),
+        ("/devices/requests", twice, Some("one claim")),
+        // Of another driver: none of ours to judge.
+        ("/devices/config/0/opaque", json!({"driver": "gpu.nvidia.com", "parameters": {"sharing": 1}}), None),
+        (&format!("{exactly}/deviceClassName"), json!("gpu.nvidia.com"), None),
+    ];
+    for (path, value, why) in cases {
+        let mut object = template.clone();
+        let (parent, key) = path.rsplit_once('/').unwrap();
+        object.pointer_mut(&format!("/spec/spec{parent}")).unwrap()[key] = value.clone();
+        let spec = object["spec"]["spec"].clone();
+        let claim = json!({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": spec});
+        let said = check(&serde_json::from_value(spec).unwrap()).map_err(|error| error.to_string());
+        for said in [said, decide(object), decide(claim)] {
+            match (&said, why) {
+                (Ok(()), None) => {}
+                (Err(said), Some(why)) => assert!(said.contains(why), "{path} {value}: {said}"),
+                _ => panic!("{path} {value}: {said:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_driver_writes_the_slice_of_its_own_node_only() {
+    let policy = policy(POLICY, "gshare-dra-slices");
+    let decide = |operation, node, slice: Value| {
+        let user = "system:serviceaccount:gshare-system:gshare-dra".to_owned();
+        let (object, old) = if operation == "DELETE" { (Value::Null, slice) } else { (slice, Value::Null) };
+        admit(&policy, &Request { operation, user, node, object, old })
+    };
+    for operation in ["CREATE", "UPDATE", "DELETE"] {
+        assert_eq!(decide(operation, Some("n1"), stray(DRIVER)), Ok(()));
+        for node in [Some("n2"), None] {
+            assert!(decide(operation, node, stray(DRIVER)).unwrap_err().contains("spec.nodeName"));
+        }
+        assert!(decide(operation, Some("n1"), stray("gpu.nvidia.com")).unwrap_err().contains("spec.driver"));
+    }
+    let user = "system:serviceaccount:kube-system:other".to_owned();
+    let (object, old) = (stray("gpu.nvidia.com"), Value::Null);
+    assert_eq!(admit(&policy, &Request { operation: "CREATE", user, node: None, object, old }), Ok(()));
 }
 
 #[test]
@@ -337,6 +562,8 @@ fn without_a_cluster_the_slice_and_a_claims_spec_are_printed_as_the_readme_shows
     let spec = printed.split_once("---\n").unwrap().1;
     assert!(readme.contains(spec), "{spec}");
     assert!(printed.contains("allowMultipleAllocations: true"), "{printed}");
+    let (ok, printed, stderr) = command(&["--check", "examples/kubernetes/dra/example.yaml"]);
+    assert!(ok && printed == "rnnt: can be granted\n", "{printed} {stderr}");
     let (ok, _, stderr) = command(&["--sim", "--dry-run", "--claim", "no-such-file", "--node", "n1"]);
     assert!(!ok && stderr.contains("no-such-file"), "{stderr}");
 }

@@ -13,6 +13,9 @@
 //! | `GSHARE_TRACE`, `GSHARE_TRACE_RING` | what is written down for `gshare trace`: [`crate::trace`] | waits, denials and the link |
 //! | `GSHARE_ON_DAEMON_LOSS` | `open`: keep the share by the local clock; `closed`: launches fail | `open` |
 //!
+//! A file `share.env` beside the library, of lines `GSHARE_QUOTA=30%:80%`, goes before the environment: a program that clears its
+//! environment (`su`, `sudo`, `cron`, `env -i`) keeps the share that its container was given.
+//!
 //! The daemon's own configuration goes before what is asked here. With no daemon and no limits the hook stands aside.
 //! A value that cannot be read is reported on stderr, once, and left out: the hook never stops a program from starting.
 
@@ -25,6 +28,15 @@ use gshare_core::{Bytes, QuotaRange, ResourceSpec, RunId, SmShare};
 
 /// Where the daemon listens unless told otherwise.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/gshare/gshare.sock";
+
+/// The file beside the library.
+pub(crate) const FILE: &str = "share.env";
+
+/// The value that a line `KEY=VALUE` of the file gives; the last one of several.
+pub(crate) fn line<'a>(file: &'a str, key: &str) -> Option<&'a str> {
+    let lines = file.lines().rev().filter_map(|line| line.trim().split_once('='));
+    lines.filter(|(name, _)| name.trim_end() == key).map(|(_, value)| value.trim_start()).next()
+}
 
 /// What the environment says.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -79,14 +79,19 @@ pub(crate) fn loaded_driver() -> Option<*mut c_void> {
 
 /// Whether an address lies in a library whose file name begins like this.
 pub(crate) fn lies_in(address: *const c_void, prefix: &[u8]) -> bool {
+    library_of(address).is_some_and(|path| file_name(&path).starts_with(prefix))
+}
+
+/// The path of the library that an address lies in, as the loader has it.
+pub(crate) fn library_of(address: *const c_void) -> Option<Vec<u8>> {
     // SAFETY: all-zero is a valid Dl_info, and dladdr fills it or fails.
     let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
     // SAFETY: dladdr accepts any address.
     if unsafe { libc::dladdr(address, &raw mut info) } == 0 || info.dli_fname.is_null() {
-        return false;
+        return None;
     }
     // SAFETY: dli_fname is a C string of the loader's, alive while the library is loaded.
-    file_name(unsafe { CStr::from_ptr(info.dli_fname.cast::<c_char>()) }.to_bytes()).starts_with(prefix)
+    Some(unsafe { CStr::from_ptr(info.dli_fname.cast::<c_char>()) }.to_bytes().to_owned())
 }
 
 fn file_name(path: &[u8]) -> &[u8] {

@@ -12,6 +12,9 @@
 
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration as StdDuration;
 
@@ -351,11 +354,22 @@ impl Watch {
     }
 }
 
+/// A setting: from the file `share.env` beside the library, which no program clears, or else from the environment.
+fn variable(key: &str) -> Option<OsString> {
+    static FILE: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    let file = FILE.get_or_init(|| {
+        let own = crate::driver::library_of(variable as *const c_void).unwrap_or_default();
+        let file = Path::new(OsStr::from_bytes(&own)).with_file_name(crate::config::FILE);
+        std::fs::read_to_string(file).unwrap_or_default()
+    });
+    crate::config::line(file, key).map(OsString::from).or_else(|| std::env::var_os(key))
+}
+
 /// `GSHARE_MEM`, for questions that come before any device is in use. Read once.
 pub(crate) fn limit_from_environment() -> Option<u64> {
     static LIMIT: std::sync::OnceLock<Option<u64>> = std::sync::OnceLock::new();
     *LIMIT.get_or_init(|| {
-        let config = Config::read(|key| std::env::var_os(key));
+        let config = Config::read(variable);
         config.spec.memory().filter(|_| !config.disabled).map(|bytes| bytes.0)
     })
 }
@@ -430,7 +444,7 @@ pub(crate) fn arm_on(device: Option<CUdevice>) -> bool {
 
 /// `None`: too early to say.
 fn decide(device: Option<CUdevice>) -> Option<State> {
-    let config = Config::read(|key| std::env::var_os(key));
+    let config = Config::read(variable);
     if config.disabled {
         return Some(State::Off);
     }
@@ -438,7 +452,7 @@ fn decide(device: Option<CUdevice>) -> Option<State> {
     for complaint in &config.complaints {
         tell(&format!("{complaint} (left out)"));
     }
-    let daemon_expected = config.name.is_some() || std::env::var_os("GSHARE_SOCKET").is_some();
+    let daemon_expected = config.name.is_some() || variable("GSHARE_SOCKET").is_some();
     if !config.limited && !daemon_expected && std::fs::metadata(&config.socket).is_err() {
         return Some(State::Off);
     }

@@ -290,6 +290,19 @@ fn the_loader_preloads_it_without_the_environment() {
         "{}",
         limited.stderr
     );
+    // A file beside the library holds in an empty environment, and goes before another one.
+    let place = tempfile::tempdir().unwrap();
+    let copy = place.path().join("libgshare_hook.so");
+    std::fs::copy(&built().hook, &copy).unwrap();
+    std::fs::write(place.path().join("share.env"), "# of the container\nGSHARE_MEM=32MiB\n").unwrap();
+    let mut told = arguments;
+    told[1] = copy.to_str().expect("a UTF-8 path");
+    for run in [Run::bare(loader, &told), Run::bare(loader, &told).env("GSHARE_MEM", "64MiB")] {
+        let nobody = run.device().with_file_name("nobody.sock");
+        let kept = run.env("GSHARE_SOCKET", nobody).finish();
+        let expected = "took 32 MiB; then free 32 total 32 device 32\n".repeat(2);
+        assert_eq!(kept.stdout, expected, "{}", kept.stderr);
+    }
     // The kill switch works there too; and programs without CUDA never notice.
     let off = run().env("GSHARE_MEM", "64MiB").env("GSHARE_DISABLE", "1").finish();
     assert_same("switched off", &Run::bare(&program, &["1"]).finish(), &off);

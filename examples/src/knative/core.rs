@@ -28,7 +28,8 @@
 //!    | Active, less than the window | 1 pod |
 //!    | Active, longer | Inactive, `NoTraffic`; pods stay |
 //!    | Inactive, pods left | 0 pods, once requests have gone to the activator for the grace period and it answers for the service |
-//! 6. A want above 0: that many pods, Active with enough of them, else Activating, `Queued`.
+//! 6. A want above 0: that many pods, Active with enough of them, else Activating, `Queued`; or `TargetNotFound`, if there is
+//!    no Deployment.
 //! 7. Requests go to the activator (Proxy) if want is 0, or nothing is known of an Inactive target; else to pods (Serve).
 //! 8. Ready is False if any of the three conditions is, else Unknown if any is, else True.
 //!
@@ -256,8 +257,15 @@ pub fn reconcile(observed: &Observed<'_>, settings: &Settings, defaults: &Defaul
     }
 
     let waits = sks_status.condition(READY).map_or("", |ready| ready.message.as_str());
+    let target = &pa.spec.scale_target_ref;
+    let kind = target.kind.as_deref().unwrap_or_default();
+    let missing = format!("There is no {kind} \"{}\" to scale.", target.name.as_deref().unwrap_or_default());
+    let active = match phase {
+        Phase::Activating { .. } if observed.replicas.is_none() => ("Unknown", "TargetNotFound", &*missing),
+        phase => phase.said(),
+    };
     let conditions: [(&str, Said<'_>); 3] = [
-        (ACTIVE, phase.said()),
+        (ACTIVE, active),
         (
             SKS_READY,
             match sks_ready {

@@ -216,10 +216,11 @@ impl Shell {
         let (namespace, name) = (pa.namespace().unwrap_or_default(), target_name(pa));
         let targets: Api<Deployment> = Api::namespaced(self.client.clone(), &namespace);
         match targets.get_scale(name).await {
-            // Nothing said means one.
-            Ok(scale) => Ok(Some(
-                scale.spec.and_then(|spec| spec.replicas).map_or(1, |n| u32::try_from(n).unwrap_or(0)),
-            )),
+            // A Scale leaves out a zero. A Deployment without a number was given one when it was stored.
+            Ok(scale) => {
+                let replicas = scale.spec.and_then(|spec| spec.replicas).unwrap_or(0);
+                Ok(Some(u32::try_from(replicas).unwrap_or(0)))
+            }
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
             Err(error) => Err(PassError::Api("read the scale", Box::new(error))),
         }

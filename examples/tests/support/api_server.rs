@@ -223,7 +223,12 @@ impl Server {
         self.tell(path, object, "DELETED");
     }
 
-    fn store(&mut self, path: &str, object: Value, kind: &str) {
+    fn store(&mut self, path: &str, mut object: Value, kind: &str) {
+        if path.contains("/resourceslices/") {
+            for device in object["spec"]["devices"].as_array_mut().into_iter().flatten() {
+                canonical(&mut device["capacity"]);
+            }
+        }
         let object = self.tell(path, object, kind);
         self.objects.insert(path.to_owned(), object);
     }
@@ -391,10 +396,14 @@ impl Server {
             self.edit(path, &json!({ "spec": { "replicas": body["spec"]["replicas"] } }));
         }
         let object = &self.objects[path];
-        let scale = json!({
+        let mut scale = json!({
             "apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": object["metadata"],
-            "spec": { "replicas": object["spec"]["replicas"] }, "status": { "replicas": 0 },
+            "spec": {}, "status": { "replicas": 0 },
         });
+        // The field is `omitempty` in Kubernetes: a Scale of zero reads `{"spec":{}}`.
+        if object["spec"]["replicas"] != 0 {
+            scale["spec"]["replicas"] = object["spec"]["replicas"].clone();
+        }
         success(200, &scale)
     }
 
@@ -412,6 +421,28 @@ impl Server {
             self.watches.push(Watch { collection: collection.to_owned(), selectors, events });
         }
         Response::builder().status(200).body(Body::from_stream(received)).unwrap()
+    }
+}
+
+/// Quantities as the real server stores them: without a rest in the largest unit of their kind, `10000` as `10k` and `16384Mi`
+/// as `16Gi`.
+fn canonical(value: &mut Value) {
+    match value {
+        Value::Object(fields) => fields.values_mut().for_each(canonical),
+        Value::String(text) => {
+            let (base, units) = match text.strip_suffix('i') {
+                Some(_) => (1024, ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"]),
+                None => (1000, ["", "k", "M", "G", "T", "P", "E"]),
+            };
+            let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+            let Some(mut unit) = units.iter().position(|unit| *unit == &text[number.len()..]) else { return };
+            let Ok(mut number) = number.parse::<u64>() else { return };
+            while number > 0 && number.is_multiple_of(base) && unit < 6 {
+                (number, unit) = (number / base, unit + 1);
+            }
+            *text = format!("{number}{}", units[unit]);
+        }
+        _ => {}
     }
 }
 

@@ -6,8 +6,16 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
 
-const CLUSTER_WIDE: [&str; 5] =
-    ["ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "DeviceClass", "Namespace"];
+const CLUSTER_WIDE: [&str; 8] = [
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+    "DeviceClass",
+    "Namespace",
+    "PriorityClass",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+];
 
 fn read(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));

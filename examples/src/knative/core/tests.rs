@@ -267,7 +267,9 @@ fn a_service_of_somebody_else_is_left_alone() {
 
 #[test]
 fn a_target_that_is_not_there_is_looked_for_again() {
-    let (cluster, settings, defaults) = running(1);
+    let (mut cluster, settings, defaults) = running(1);
+    let target = &mut cluster.pa.spec.scale_target_ref;
+    (target.kind, target.name) = (Some("Deployment".into()), Some("d".into()));
     let observed = Observed {
         pa: &cluster.pa,
         sks: cluster.sks.as_ref(),
@@ -279,6 +281,10 @@ fn a_target_that_is_not_there_is_looked_for_again() {
     let pass = reconcile(&observed, &settings, &defaults, after(61));
     assert!(pass.writes.iter().all(|write| !matches!(write, Write::Scale(_))));
     assert_eq!(pass.wake, Some(MISSING));
+    let Some(Write::Status(status)) = pass.writes.last() else { panic!("{pass:?}") };
+    let active = status.condition(ACTIVE).unwrap();
+    assert_eq!((active.status.as_str(), active.reason.as_str()), ("Unknown", "TargetNotFound"));
+    assert_eq!(active.message, "There is no Deployment \"d\" to scale.");
 }
 
 #[test]

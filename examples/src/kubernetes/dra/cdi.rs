@@ -1,5 +1,6 @@
 //! CDI specs: the part of the format that is used here, and the directory they are written to.
 
+use crate::kubernetes::DOMAIN;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -58,26 +59,57 @@ pub struct Mount {
     pub options: Vec<String>,
 }
 
-/// The directory of the specs. One file per claim, which appears and disappears at once.
+/// The directory of the specs, and that of the files with which containers are told their share. One of each per claim,
+/// which appears and disappears at once.
 #[derive(Debug, Clone)]
-pub struct Directory(PathBuf);
+pub struct Directory {
+    specs: PathBuf,
+    shares: PathBuf,
+}
+
+/// Directory of the files of shares, beside the hook.
+const SHARES: &str = "shares";
+
+/// The file on the host that tells the containers of a claim their share: the hook reads it as `share.env` beside itself.
+pub fn share_file(hook: &Path, uid: &str) -> PathBuf {
+    hook.with_file_name(SHARES).join(format!("{uid}.env"))
+}
+
+impl Spec {
+    /// What the hook reads: the variables that are for it, one to a line.
+    fn share(&self) -> String {
+        let variables = self.devices.iter().flat_map(|device| &device.container_edits.env);
+        variables.filter(|line| line.starts_with("GSHARE_")).map(|line| format!("{line}\n")).collect()
+    }
+
+    /// A note of the driver: `key` without its domain.
+    pub fn note(&self, key: &str) -> Option<&str> {
+        self.annotations.get(&format!("{DOMAIN}/{key}")).map(String::as_str)
+    }
+}
 
 /// Of names of temporary files.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 impl Directory {
-    /// Makes it if need be, and removes what a driver that was killed while it wrote has left.
+    /// Makes the directories if need be, and removes what a driver that was killed while it wrote has left. Files of shares
+    /// lie beside `hook`.
     ///
     /// # Errors
-    /// When it cannot be made or read.
-    pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
-        let directory = Self(path.into());
-        fs::create_dir_all(&directory.0)?;
-        for entry in fs::read_dir(&directory.0)? {
-            let path = entry?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
+    /// When one cannot be made or read.
+    pub fn open(specs: impl Into<PathBuf>, hook: &Path) -> io::Result<Self> {
+        let directory = Self { specs: specs.into(), shares: hook.with_file_name(SHARES) };
+        fs::create_dir_all(&directory.specs)?;
+        fs::create_dir_all(&directory.shares)?;
+        for name in names(&directory.specs)? {
             if name.starts_with(&prefix()) && name.ends_with(".tmp") {
-                fs::remove_file(path)?;
+                fs::remove_file(directory.specs.join(name))?;
+            }
+        }
+        for name in names(&directory.shares)? {
+            // Of a claim whose spec is gone: with the node's last start, or by an unprepare that was killed.
+            if name.strip_suffix(".env").is_none_or(|uid| !directory.file(uid).exists()) {
+                fs::remove_file(directory.shares.join(name))?;
             }
         }
         Ok(directory)
@@ -85,7 +117,20 @@ impl Directory {
 
     /// The file of a claim, whose UID has been checked.
     pub fn file(&self, uid: &str) -> PathBuf {
-        self.0.join(format!("{}{uid}.json", prefix()))
+        self.specs.join(format!("{}{uid}.json", prefix()))
+    }
+
+    fn share_file(&self, uid: &str) -> PathBuf {
+        self.shares.join(format!("{uid}.env"))
+    }
+
+    /// The UIDs of all claims that have a spec.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub fn uids(&self) -> io::Result<Vec<String>> {
+        let uid = |name: String| Some(name.strip_prefix(&prefix())?.strip_suffix(".json")?.to_owned());
+        Ok(names(&self.specs)?.into_iter().filter_map(uid).collect())
     }
 
     /// The spec of a claim, if there is one. A file that cannot be read as one counts as none: it is written anew.
@@ -100,42 +145,60 @@ impl Directory {
         }
     }
 
-    /// Writes the spec of a claim: whoever reads sees the old one or the new one, also after a crash.
+    /// Writes the spec of a claim, and first the file of its share: each reader sees the old one or the new one, also after a
+    /// crash.
     ///
     /// # Errors
-    /// When it cannot be written; what was there stays.
+    /// When one cannot be written; what was there stays.
     pub fn write(&self, uid: &str, spec: &Spec) -> io::Result<()> {
-        let file = self.file(uid);
-        let serial = NEXT.fetch_add(1, Ordering::Relaxed);
-        let temporary = file.with_extension(format!("{}-{serial}.tmp", std::process::id()));
-        let written = write_synced(&temporary, spec).and_then(|()| fs::rename(&temporary, &file));
-        if written.is_err() {
-            let _ = fs::remove_file(&temporary);
-        }
-        written?;
-        File::open(&self.0)?.sync_all()
+        replace(&self.share_file(uid), spec.share().as_bytes())?;
+        replace(&self.file(uid), &serde_json::to_vec_pretty(spec)?)
     }
 
-    /// Removes the spec of a claim; there need not be one.
+    /// Removes the spec of a claim and the file of its share; they need not be there.
     ///
     /// # Errors
-    /// When it is there and cannot be removed.
+    /// When one is there and cannot be removed.
     pub fn remove(&self, uid: &str) -> io::Result<()> {
-        match fs::remove_file(self.file(uid)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error),
-            Ok(()) => File::open(&self.0)?.sync_all(),
+        for file in [self.file(uid), self.share_file(uid)] {
+            match fs::remove_file(&file) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+                Ok(()) => sync(&file)?,
+            }
         }
+        Ok(())
     }
+}
+
+fn names(directory: &Path) -> io::Result<Vec<String>> {
+    let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
+    fs::read_dir(directory)?.map(name).collect()
+}
+
+fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let serial = NEXT.fetch_add(1, Ordering::Relaxed);
+    let temporary = file.with_extension(format!("{}-{serial}.tmp", std::process::id()));
+    let written = write_synced(&temporary, bytes).and_then(|()| fs::rename(&temporary, file));
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written?;
+    sync(file)
+}
+
+/// Makes what was done to the directory of a file outlive a crash.
+fn sync(file: &Path) -> io::Result<()> {
+    File::open(file.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
 fn prefix() -> String {
     format!("{}-{CLASS}_", super::DRIVER)
 }
 
-fn write_synced(path: &Path, spec: &Spec) -> io::Result<()> {
+fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
-    file.write_all(&serde_json::to_vec_pretty(spec)?)?;
+    file.write_all(bytes)?;
     file.sync_all()
 }
 
@@ -146,26 +209,40 @@ mod tests {
     #[test]
     fn a_spec_is_there_whole_or_not_at_all_and_leftovers_go() {
         let dir = tempfile::tempdir().unwrap();
-        let left = dir.path().join(format!("{}u.1-0.tmp", prefix()));
-        let others = dir.path().join("nvidia.yaml");
+        let (specs, hook) = (dir.path().join("cdi"), dir.path().join("opt/hook.so"));
+        fs::create_dir_all(&specs).unwrap();
+        let left = specs.join(format!("{}u.1-0.tmp", prefix()));
+        let others = specs.join("nvidia.yaml");
         for file in [&left, &others] {
             fs::write(file, "{").unwrap();
         }
-        let cdi = Directory::open(dir.path()).unwrap();
+        let cdi = Directory::open(&specs, &hook).unwrap();
         assert!(!left.exists() && others.exists(), "what is another's stays");
+        let env = ["GSHARE_SM=24%", "CUDA_MPS_PIPE_DIRECTORY=/p", "GSHARE_MEM=1"].map(str::to_owned).into();
         let spec = Spec {
             cdi_version: VERSION.into(),
             kind: "v/c".into(),
             annotations: BTreeMap::new(),
-            devices: Vec::new(),
+            devices: vec![Device { name: "u".into(), container_edits: Edits { env, mounts: Vec::new() } }],
         };
         assert_eq!(cdi.read("u").unwrap(), None);
         cdi.write("u", &spec).unwrap();
-        assert_eq!(cdi.read("u").unwrap(), Some(spec));
+        assert_eq!(cdi.read("u").unwrap().as_ref(), Some(&spec));
+        assert_eq!(cdi.uids().unwrap(), ["u"]);
+        let share = share_file(&hook, "u");
+        assert_eq!(fs::read_to_string(&share).unwrap(), "GSHARE_SM=24%\nGSHARE_MEM=1\n");
+        // With its spec it stays, without it goes.
+        Directory::open(&specs, &hook).unwrap();
+        assert!(share.exists());
         fs::write(cdi.file("u"), "{").unwrap();
         assert_eq!(cdi.read("u").unwrap(), None, "not a spec: written anew");
+        cdi.write("u", &spec).unwrap();
         cdi.remove("u").unwrap();
         cdi.remove("u").unwrap();
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        assert!(!share.exists());
+        fs::write(&share, "").unwrap();
+        Directory::open(&specs, &hook).unwrap();
+        assert!(!share.exists());
+        assert_eq!(fs::read_dir(&specs).unwrap().count(), 1);
     }
 }

@@ -5,13 +5,15 @@ use super::{DRIVER, Gpu, Injection, Node, cdi, kubelet};
 use crate::kubernetes::{DOMAIN, run_of, share_environment};
 use gshare_core::scale::ServiceClass;
 use gshare_core::{Bytes, Quota, QuotaRange, ResourceSpec, SmShare, SpecError};
-use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim, ResourceClaimSpec};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Where the hook is in a container.
 pub const HOOK: &str = "/usr/lib/gshare/libgshare_hook.so";
+/// Where the hook finds its share in a container, whatever becomes of the environment: beside itself.
+const SHARE: &str = "/usr/lib/gshare/share.env";
 /// Where the daemon's socket is in a container, in a directory of its own.
 const SOCKET_DIR: &str = "/run/gshare";
 
@@ -196,6 +198,83 @@ fn read_options(later: &serde_json::Value, earlier: ShareOptions) -> Result<Shar
     })
 }
 
+/// A field of a claim that has no answer yet, and what is wrong with it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {reason}")]
+pub struct BadField {
+    /// Path within the `ResourceClaimSpec`.
+    pub field: String,
+    /// The value with the bound that it breaks.
+    pub reason: String,
+}
+
+/// Whether a claim can be granted by some GPU, as far as it says by itself: what [`prepare`] would refuse on every node. The
+/// admission policy of the manifests says the same when a claim or a template is made.
+///
+/// # Errors
+/// Names the field.
+pub fn check(spec: &ResourceClaimSpec) -> Result<(), BadField> {
+    let bad = |field: String, reason: String| Err(BadField { field, reason });
+    let devices = spec.devices.clone().unwrap_or_default();
+    let requests = devices.requests.unwrap_or_default();
+    let shares = requests.iter().enumerate().filter_map(|(index, request)| {
+        let exact = request.exactly.as_ref().filter(|exact| exact.device_class_name == DRIVER)?;
+        Some((format!("devices.requests[{index}].exactly"), request.name.as_str(), exact))
+    });
+    let shares: Vec<_> = shares.collect();
+    let mut quotas = BTreeMap::new();
+    for (field, name, exact) in &shares {
+        if exact.admin_access == Some(true) {
+            return bad(format!("{field}.adminAccess"), "true: need a share".into());
+        }
+        if exact.count.is_some_and(|count| count != 1) {
+            return bad(format!("{field}.count"), "need 1, with a claim for each share".into());
+        }
+        let asked = exact.capacity.iter().flat_map(|capacity| capacity.requests.iter().flatten());
+        for (key, quantity) in asked {
+            let number = rounded_up(&quantity.0);
+            let most = if key == MEMORY { u64::MAX } else { 100 };
+            let Some(number) = number.filter(|number| (1..=most).contains(number)) else {
+                let need = if key == MEMORY { "1 or more".into() } else { format!("1 to {most}") };
+                return bad(
+                    format!("{field}.capacity.requests[{key}]"),
+                    format!("`{}`: need {need}", quantity.0),
+                );
+            };
+            if key == QUOTA {
+                quotas.insert(*name, number);
+            }
+        }
+    }
+    if shares.len() > 1 {
+        let reason = format!("{} shares in one claim: need one, with a claim for each share", shares.len());
+        return bad("devices.requests".into(), reason);
+    }
+    for (index, config) in devices.config.iter().flatten().enumerate() {
+        let Some(opaque) = config.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER) else { continue };
+        let field = format!("devices.config[{index}].opaque.parameters");
+        let options = read_options(&opaque.parameters.0, ShareOptions::default())
+            .map_err(|reason| BadField { field: field.clone(), reason })?;
+        let names = config.requests.as_deref().unwrap_or_default();
+        for (name, quota) in &quotas {
+            let limit = options.quota_limit_percent.map(u64::from);
+            let meant = names.is_empty() || names.iter().any(|meant| meant == name);
+            if let Some(limit) = limit.filter(|limit| meant && limit < quota) {
+                return bad(
+                    format!("{field}.quotaLimitPercent"),
+                    format!("{limit}: need {quota} or more, which the claim asks for"),
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A capacity as the scheduler takes it: up to the next whole number.
+fn rounded_up(text: &str) -> Option<u64> {
+    whole(text).or_else(|| Some(text.strip_suffix('m')?.parse::<u64>().ok()?.div_ceil(1000)))
+}
+
 fn share(
     field: &str,
     gpu: &Gpu,
@@ -251,6 +330,7 @@ fn spec(
     env.extend(options.on_daemon_loss.iter().map(|policy| format!("GSHARE_ON_DAEMON_LOSS={policy}")));
     let mut mounts = vec![
         mount(&node.hook, HOOK, "ro"),
+        mount(&cdi::share_file(&node.hook, uid), SHARE, "ro"),
         mount(node.socket.parent().unwrap_or(Path::new("/")), SOCKET_DIR, "ro"),
     ];
     match node.injection {
@@ -289,19 +369,18 @@ fn spec(
 
 /// What the kubelet is told of a prepared claim. None if the spec is not one of ours for it.
 pub fn answer(uid: &str, spec: &cdi::Spec) -> Option<kubelet::Device> {
-    let note = |key: &str| spec.annotations.get(&format!("{DOMAIN}/{key}"));
-    if note("uid")? != uid {
+    if spec.note("uid")? != uid {
         return None;
     }
-    let request = note("request")?;
+    let request = spec.note("request")?;
     // The kubelet knows a subrequest by its request.
-    let request = request.split_once('/').map_or(request.as_str(), |(request, _)| request);
+    let request = request.split_once('/').map_or(request, |(request, _)| request);
     Some(kubelet::Device {
         request_names: vec![request.to_owned()],
-        pool_name: note("pool")?.clone(),
-        device_name: note("device")?.clone(),
-        cdi_device_ids: note("cdi-devices")?.split(' ').map(str::to_owned).collect(),
-        share_id: note("share-id").cloned(),
+        pool_name: spec.note("pool")?.to_owned(),
+        device_name: spec.note("device")?.to_owned(),
+        cdi_device_ids: spec.note("cdi-devices")?.split(' ').map(str::to_owned).collect(),
+        share_id: spec.note("share-id").map(str::to_owned),
     })
 }
 
@@ -370,6 +449,8 @@ mod tests {
         assert!(!edits.env.iter().any(|env| env.starts_with("LD_PRELOAD")));
         let preload = edits.mounts.iter().find(|m| m.container_path == "/etc/ld.so.preload").unwrap();
         assert!(preload.options.contains(&"ro".into()));
+        let share = edits.mounts.iter().find(|m| m.container_path == SHARE).unwrap();
+        assert_eq!(share.host_path, format!("/opt/gshare/shares/{UID}.env"));
         let device = answer(UID, &spec).unwrap();
         assert_eq!(
             device.cdi_device_ids,
@@ -391,7 +472,7 @@ mod tests {
         assert!(has("LD_PRELOAD=/usr/lib/gshare/libgshare_hook.so"));
         assert!(has("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=24"));
         let mounted: Vec<_> = edits.mounts.iter().map(|m| m.container_path.as_str()).collect();
-        assert_eq!(mounted, [HOOK, "/run/gshare", "/tmp/nvidia-mps", "/dev/shm"]);
+        assert_eq!(mounted, [HOOK, SHARE, "/run/gshare", "/tmp/nvidia-mps", "/dev/shm"]);
         assert_eq!(answer(UID, &spec).unwrap().cdi_device_ids.len(), 1);
     }
 

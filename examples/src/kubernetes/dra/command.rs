@@ -13,6 +13,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Time between two looks at the slice, and after one that failed.
 const LOOK: Duration = Duration::from_secs(60);
+/// Looks between two sweeps of the files of claims.
+const SWEEP: u64 = 10;
+/// Time between two looks for the hook.
+const HOOK_LOOK: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Publish this node's GPUs as devices with consumable capacity, and give claims their share.
@@ -58,6 +62,9 @@ pub struct Options {
     /// An allocated `ResourceClaim`, in YAML or JSON.
     #[arg(long, value_name = "FILE", requires = "dry_run")]
     pub claim: Option<PathBuf>,
+    /// Without a cluster: whether the `ResourceClaim`s and `ResourceClaimTemplate`s of a file can be granted.
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    pub check: Option<PathBuf>,
 }
 
 impl Options {
@@ -87,11 +94,23 @@ impl Options {
 /// # Errors
 /// When it cannot start, or the kubelet refuses it.
 pub async fn run(options: Options) -> anyhow::Result<()> {
+    if let Some(file) = &options.check {
+        return check(file).with_context(|| file.display().to_string());
+    }
     let node = options.describe()?;
     if options.dry_run {
         return dry_run(&node, options.claim.as_deref());
     }
-    ensure!(node.hook.is_file(), "--hook: {}: no such file", options.hook);
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let end = async move {
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+    };
+    let mut end = std::pin::pin!(end);
+    tokio::select! {
+        () = &mut end => return Ok(()),
+        () = hook_is_there(&node.hook) => {}
+    }
     let admin = gshared::config::admin_socket_of(&node.socket);
     ensure!(
         !admin.exists(),
@@ -102,7 +121,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         std::fs::write(&node.preload_file, format!("{}\n", claim::HOOK))
             .with_context(|| node.preload_file.display().to_string())?;
     }
-    let directory = cdi::Directory::open(&options.cdi).with_context(|| options.cdi.display().to_string())?;
+    let directory =
+        cdi::Directory::open(&options.cdi, &node.hook).with_context(|| options.cdi.display().to_string())?;
     let client = kube::Client::try_default().await.context("no API server. Without a cluster: --dry-run")?;
     let sockets = Sockets {
         registry: options.kubelet.join("plugins_registry"),
@@ -110,15 +130,19 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     };
     let node = Arc::new(node);
     let driver = Driver::new(Arc::clone(&node), client.clone(), directory);
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let end = async move {
-        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
-    };
     let simulated = if options.sim.is_some() { ", simulated" } else { "" };
     println!("gshare-dra: {DRIVER} on {}  {} GPU{simulated}", node.name, node.gpus.len());
+    let sweeper = driver.clone();
     let publisher = tokio::spawn(async move {
-        loop {
+        for look in 0_u64.. {
+            if look.is_multiple_of(SWEEP) {
+                match sweeper.sweep().await {
+                    Ok(swept) => {
+                        swept.iter().for_each(|uid| println!("gshare-dra: claim {uid} is over: swept"))
+                    }
+                    Err(error) => eprintln!("gshare-dra: sweep: {error}"),
+                }
+            }
             let pause = match publish::publish(&client, &node).await {
                 Ok(0) => LOOK,
                 Ok(_) => {
@@ -136,6 +160,35 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let served = serve(driver, &sockets, end).await;
     publisher.abort();
     Ok(served?)
+}
+
+/// Names the first claim that cannot be granted.
+fn check(file: &Path) -> anyhow::Result<()> {
+    let objects: Vec<serde_json::Value> = serde_saphyr::from_multiple(&std::fs::read_to_string(file)?)?;
+    for object in objects {
+        let spec = match object["kind"].as_str() {
+            Some("ResourceClaim") => &object["spec"],
+            Some("ResourceClaimTemplate") => &object["spec"]["spec"],
+            _ => continue,
+        };
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let spec = serde_path_to_error::deserialize(spec).with_context(|| name.to_owned())?;
+        claim::check(&spec).with_context(|| name.to_owned())?;
+        println!("{name}: can be granted");
+    }
+    Ok(())
+}
+
+/// Waits for the hook, which the daemon's pod puts on a fresh node.
+pub async fn hook_is_there(hook: &Path) {
+    let mut told = false;
+    while !hook.is_file() {
+        if !told {
+            println!("gshare-dra: waits for --hook {}: the daemon's pod puts it there", hook.display());
+            told = true;
+        }
+        tokio::time::sleep(HOOK_LOOK).await;
+    }
 }
 
 /// What the driver would publish and write.

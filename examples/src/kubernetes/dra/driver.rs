@@ -1,5 +1,6 @@
 //! The driver as the kubelet sees it: two sockets, and what is asked on them.
 
+use super::authority::Tolerant;
 use super::cdi::Directory;
 use super::claim::{ClaimError, answer, check_uid, prepare};
 use super::kubelet::registration_server::{Registration, RegistrationServer};
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
@@ -67,7 +69,11 @@ impl Driver {
         check_uid(uid)?;
         let file = |source| PrepareError::File { path: self.cdi.file(uid), source };
         // An allocation never changes while it is in use, so what was answered once is answered again.
-        if let Some(device) = self.cdi.read(uid).map_err(file)?.and_then(|spec| answer(uid, &spec)) {
+        if let Some(spec) = self.cdi.read(uid).map_err(file)?
+            && let Some(device) = answer(uid, &spec)
+        {
+            // With the file of its share, which may be missing.
+            self.cdi.write(uid, &spec).map_err(file)?;
             return Ok(device);
         }
         let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
@@ -79,6 +85,32 @@ impl Driver {
         self.cdi.write(uid, &spec).map_err(file)?;
         // Made from the claim just now, so it is one of ours.
         answer(uid, &spec).ok_or_else(|| file(io::ErrorKind::InvalidData.into()))
+    }
+
+    /// Removes the files of claims that are over, whose unprepare was missed: those that the API server no longer has, or has
+    /// under another UID or without an allocation. Gives the UIDs. A claim that is in use stays in the API server until its
+    /// pods are gone.
+    ///
+    /// # Errors
+    /// When the API server or a file cannot be asked. What was removed before that stays so.
+    pub async fn sweep(&self) -> Result<Vec<String>, PrepareError> {
+        let mut swept = Vec::new();
+        let all =
+            self.cdi.uids().map_err(|source| PrepareError::File { path: self.cdi.file("*"), source })?;
+        for uid in all.into_iter().filter(|uid| check_uid(uid).is_ok()) {
+            let file = |source| PrepareError::File { path: self.cdi.file(&uid), source };
+            let Some(spec) = self.cdi.read(&uid).map_err(file)? else { continue };
+            let Some((namespace, name)) = spec.note("claim").and_then(|name| name.split_once('/')) else {
+                continue;
+            };
+            let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
+            let found = claims.get_opt(name).await?.filter(|found| found.metadata.uid.as_ref() == Some(&uid));
+            if found.and_then(|found| found.status?.allocation).is_none() {
+                self.unprepare(&uid)?;
+                swept.push(uid);
+            }
+        }
+        Ok(swept)
     }
 
     fn unprepare(&self, uid: &str) -> Result<(), PrepareError> {
@@ -135,7 +167,11 @@ impl Registration for Registrar {
         &self,
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
-        self.status.send_replace(Some(request.into_inner()));
+        let status = request.into_inner();
+        if status.plugin_registered {
+            println!("gshare-dra: registered with the kubelet");
+        }
+        self.status.send_replace(Some(status));
         Ok(Response::new(RegistrationStatusResponse {}))
     }
 }
@@ -207,10 +243,10 @@ pub async fn serve(
     };
     let plugin_server = tonic::transport::Server::builder()
         .add_service(plugin_server::DRAPluginServer::new(driver))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(plugin_listener), until(stopped.clone()));
+        .serve_with_incoming_shutdown(accepted(plugin_listener), until(stopped.clone()));
     let registrar = tonic::transport::Server::builder()
         .add_service(RegistrationServer::new(Registrar { info, status }))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(registration_listener), until(stopped.clone()));
+        .serve_with_incoming_shutdown(accepted(registration_listener), until(stopped.clone()));
     // One that ends by itself ends the other.
     let plugin_server = async {
         let served = plugin_server.await;
@@ -247,6 +283,11 @@ pub async fn serve(
     served?;
     registered?;
     ended
+}
+
+/// Connections of a kubelet.
+fn accepted(listener: UnixListener) -> impl tokio_stream::Stream<Item = io::Result<Tolerant>> {
+    UnixListenerStream::new(listener).map(|stream| stream.map(Tolerant::from))
 }
 
 /// A socket in the place of one that an earlier driver has left.

@@ -36,13 +36,17 @@
 //! # Invariants
 //! - A claim is prepared entirely or not at all, and preparing it again answers the same; the CDI spec is written to a
 //!   temporary file, synced and renamed, and carries all that is needed to answer again.
-//! - The driver holds no state: after a restart it answers from the CDI directory, without the API server.
+//! - The driver holds no state: after a restart it answers from the CDI directory, without the API server. Files of claims
+//!   that are over are swept at the start and every ten minutes.
+//! - A slice is written when its values change, not when the API server spells them otherwise.
+//! - A container is told its share by variables and by a file beside the hook, which goes before them.
 //! - A claim that cannot be granted as it stands is refused with an error that names the field.
 //!
 //! # Limits
-//! One share per claim: shares reach a process as environment variables, which say one thing. What the hook limits is
+//! One share per claim: a process has one environment and one file of its share, which say one thing. What the hook limits is
 //! cooperative; MPS and MIG are what isolates. A GPU given to this driver must not be given out by another.
 
+pub mod authority;
 pub mod cdi;
 pub mod claim;
 pub mod command;
@@ -81,9 +85,10 @@ impl Gpu {
 /// How a container's processes come to load the hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Injection {
-    /// A read-only `/etc/ld.so.preload`: stays when a program clears its environment.
+    /// A read-only `/etc/ld.so.preload`: stays when a program clears its environment, leaves its `LD_PRELOAD` as it is, and
+    /// is not read by the loader of musl, which could not load the hook.
     File,
-    /// `LD_PRELOAD`: for images that have an `/etc/ld.so.preload` of their own.
+    /// `LD_PRELOAD`: for images that have an `/etc/ld.so.preload` of their own, and are of glibc.
     Environment,
 }
 

@@ -1,5 +1,6 @@
 //! What the driver publishes: one `ResourceSlice` with the GPUs of its node.
 
+use super::claim::whole;
 use super::{DRIVER, Gpu, Node};
 use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity, ResourcePool,
@@ -114,7 +115,7 @@ pub fn plan(node: &Node, owner: &OwnerReference, found: &[ResourceSlice]) -> Pla
         None => plan.create = Some(slice(node, owner.clone(), newest + 1)),
         Some(old) => {
             let same_owner = old.metadata.owner_references.iter().flatten().any(|o| o.uid == owner.uid);
-            if old.spec != spec(node, newest) || !same_owner {
+            if by_value(&old.spec) != by_value(&spec(node, newest)) || !same_owner {
                 let mut new = slice(node, owner.clone(), newest + 1);
                 new.metadata.resource_version.clone_from(&old.metadata.resource_version);
                 plan.replace = Some(new);
@@ -122,6 +123,27 @@ pub fn plan(node: &Node, owner: &OwnerReference, found: &[ResourceSlice]) -> Pla
         }
     }
     plan
+}
+
+/// With each quantity as a plain number: the API server stores `10000` as `10k`, and `16384Mi` as `16Gi`.
+fn by_value(spec: &ResourceSliceSpec) -> ResourceSliceSpec {
+    let plain = |quantity: &mut Quantity| {
+        if let Some(number) = whole(&quantity.0) {
+            quantity.0 = number.to_string();
+        }
+    };
+    let mut spec = spec.clone();
+    let devices = spec.devices.iter_mut().flatten();
+    for capacity in devices.flat_map(|device| device.capacity.iter_mut().flat_map(BTreeMap::values_mut)) {
+        plain(&mut capacity.value);
+        let Some(policy) = &mut capacity.request_policy else { continue };
+        policy.default.iter_mut().for_each(plain);
+        if let Some(range) = &mut policy.valid_range {
+            plain(&mut range.min);
+            range.max.iter_mut().chain(range.step.iter_mut()).for_each(plain);
+        }
+    }
+    spec
 }
 
 /// Whether the API server kept what makes a device shareable; without its feature gate it drops that silently.
@@ -171,7 +193,7 @@ mod tests {
             node.mps = mps.then(|| super::super::MpsDirs { pipes: "/p".into(), shm: "/s".into() });
             for device in spec(&node, 1).devices.unwrap() {
                 for (key, capacity) in device.capacity.unwrap() {
-                    let number = |q: &Quantity| super::super::claim::whole(&q.0).unwrap();
+                    let number = |q: &Quantity| whole(&q.0).unwrap();
                     let policy = capacity.request_policy.unwrap();
                     let (range, default) = (policy.valid_range.unwrap(), number(&policy.default.unwrap()));
                     let (min, max) = (number(&range.min), number(&range.max.unwrap()));
