@@ -76,10 +76,12 @@ impl<P: Program> Http<P> {
         let todo = Arc::new(Mutex::new(todo));
         let url = format!("http://127.0.0.1:{port}{}", self.call.path);
         for _ in 0..self.call.connections.clamp(1, 64) {
-            let (todo, done, url, body) = (Arc::clone(&todo), done.clone(), url.clone(), self.call.body.clone());
+            let (todo, done, url, body) =
+                (Arc::clone(&todo), done.clone(), url.clone(), self.call.body.clone());
             let patience = Some(self.call.patience.into());
             let worker = move || {
-                let config = ureq::Agent::config_builder().timeout_global(patience).http_status_as_error(false);
+                let config =
+                    ureq::Agent::config_builder().timeout_global(patience).http_status_as_error(false);
                 let agent = ureq::Agent::new_with_config(config.build());
                 loop {
                     // A worker holds the lock only while it waits for its turn.
@@ -100,7 +102,8 @@ fn request(agent: &ureq::Agent, url: &str, body: &[u8]) -> Result<Instant, Strin
     let answer = if body.is_empty() { agent.get(url).call() } else { agent.post(url).send(body) };
     let mut answer = answer.map_err(|error| error.to_string())?;
     // The connection is used again once the answer was read.
-    std::io::copy(&mut answer.body_mut().as_reader(), &mut std::io::sink()).map_err(|error| error.to_string())?;
+    std::io::copy(&mut answer.body_mut().as_reader(), &mut std::io::sink())
+        .map_err(|error| error.to_string())?;
     Ok(Instant::now())
 }
 
@@ -187,7 +190,9 @@ mod tests {
                 let Ok(mut stream) = stream else { return };
                 std::thread::spawn(move || {
                     let mut buffer = [0; 1024];
-                    while stream.read(&mut buffer).is_ok_and(|read| read > 0) && stream.write_all(answer).is_ok() {}
+                    while stream.read(&mut buffer).is_ok_and(|read| read > 0)
+                        && stream.write_all(answer).is_ok()
+                    {}
                 });
             }
         });

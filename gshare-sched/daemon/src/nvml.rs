@@ -211,7 +211,13 @@ impl Nvml {
             // A device that knows no MIG answers with an error.
             if self.mig_enabled(index).unwrap_or(false) {
                 let mut most = 0;
-                call!(self, b"nvmlDeviceGetMaxMigDeviceCount\0", (*mut c_void, *mut c_uint), handle, &raw mut most);
+                call!(
+                    self,
+                    b"nvmlDeviceGetMaxMigDeviceCount\0",
+                    (*mut c_void, *mut c_uint),
+                    handle,
+                    &raw mut most
+                );
                 for place in 0..most {
                     let Ok(slice) = self.mig_device(handle, place) else { continue };
                     let (uuid, name) = (self.uuid(slice)?, self.name(slice)?);
