@@ -1,7 +1,7 @@
 //! The devices of this node: what they are called for the platform, and what a process gets to find one.
 //!
 //! NVML lists them, the simulated driver's as well as a real one's. A process of this host sees no simulated driver itself, so
-//! it asks a copy of itself that does ([`Inventory`]): one for each `--sim`, each a board with a device file of its own.
+//! it asks a copy of itself that does (`--inventory`): one for each `--sim`, each a board with a device file of its own.
 
 use anyhow::{Context as _, bail, ensure};
 use gshare_core::mig::{ProfileId, SliceAt};

@@ -11,7 +11,7 @@
 //!
 //! # Measuring
 //! A function that is to be measured gets a companion: a training job of one worker with the share that is measured on, placed
-//! and booked like every other job. The shell runs the trials in it. The largest of [`TRIAL_SHARES`] that finds room at
+//! and booked like every other job. The shell runs the trials in it. The largest of `TRIAL_SHARES` that finds room at
 //! once is taken, else the smallest waits for it.
 
 use super::api::{ApiError, FunctionDeployment};

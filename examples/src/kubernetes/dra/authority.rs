@@ -6,11 +6,11 @@
 //!
 //! # Algorithm
 //! HTTP/2 (RFC 9113) is cut into its frames. In the header block of a `HEADERS` frame, each literal field named `:authority`
-//! gets the value [`PLAIN`]; all else passes as it came. A block is read without its dynamic table: a field that refers to an
+//! gets the value `PLAIN`; all else passes as it came. A block is read without its dynamic table: a field that refers to an
 //! earlier one finds there what was put there.
 //!
 //! # Invariants
-//! - HPACK (RFC 7541) evicts by size and counts entries from the newest. [`PLAIN`] is not longer than what it replaces, so the
+//! - HPACK (RFC 7541) evicts by size and counts entries from the newest. `PLAIN` is not longer than what it replaces, so the
 //!   reader's table holds at least what the writer's does, and every reference finds its entry.
 //! - What cannot be read passes unchanged: a block over several frames, a field that is cut short. The library refuses it, or
 //!   not, as it would have.
