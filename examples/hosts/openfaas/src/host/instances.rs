@@ -1,0 +1,252 @@
+//! The processes of instances: ordered, started, ended, and what that tells of their instance.
+
+use super::{Doing, Host, Instance, Known, Launch, Order, Process};
+use gshare_core::platform::{InstanceReport, Part, PlatformEvent};
+use gshare_core::scale::InstanceId;
+use gshare_core::{FunctionId, Timestamp};
+use gshare_runner::manager::HookedProcess;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+impl Host {
+    /// A process took no connection, or broke one off as it ends: it is ended, and its requests get another instance.
+    pub fn unreachable(&mut self, instance: InstanceId) {
+        if let Some(known) = self.instances.get_mut(&instance) {
+            known.ends = true;
+        }
+        self.kill(instance);
+    }
+
+    /// A process of an instance runs, and will listen at `port`.
+    pub fn started(
+        &mut self,
+        now: Timestamp,
+        instance: InstanceId,
+        index: usize,
+        process: HookedProcess,
+        port: u16,
+    ) {
+        let Some(known) = self.instances.get_mut(&instance) else { return };
+        let unwanted = matches!(known.doing, Doing::Stopping | Doing::Parking);
+        let trains = self.versions.get(&known.function).is_some_and(|of| of.trains());
+        let Some(place) = known.processes.get_mut(index) else { return };
+        if unwanted {
+            process.kill();
+        }
+        (place.process, place.port) = (Some(process), port);
+        if trains {
+            // A worker does not listen: it works from its start.
+            self.listens(now, instance, index);
+        }
+    }
+
+    /// A process of an instance takes connections.
+    pub fn listens(&mut self, now: Timestamp, instance: InstanceId, index: usize) {
+        self.last = self.last.max(now);
+        let Some(known) = self.instances.get_mut(&instance) else { return };
+        if let Some(process) = known.processes.get_mut(index) {
+            process.listens = true;
+        }
+        if known.processes.iter().all(|process| process.listens) {
+            let report = match known.doing {
+                Doing::Starting => InstanceReport::Ready,
+                Doing::Unparking => InstanceReport::Unparked,
+                _ => return,
+            };
+            known.doing = Doing::Ready;
+            if let Some(of) = self.versions.get_mut(&known.function) {
+                of.problem = None;
+            }
+            self.report(instance, report);
+            self.settle();
+        }
+    }
+
+    /// Whether a process has ended; what it served has failed then.
+    pub fn has_ended(&mut self, now: Timestamp, instance: InstanceId, index: usize) -> bool {
+        let Some(known) = self.instances.get_mut(&instance) else { return true };
+        let Some(place) = known.processes.get_mut(index) else { return true };
+        let ended = place.process.as_mut().is_some_and(HookedProcess::has_ended);
+        if ended {
+            place.status = place.process.as_ref().and_then(HookedProcess::status);
+            self.ended(now, instance, index);
+        }
+        ended
+    }
+
+    /// A process could not be started, or its trials gave nothing.
+    pub fn failed(&mut self, now: Timestamp, instance: InstanceId, index: usize, why: String) {
+        let function = self.instances.get(&instance).map(|known| known.function);
+        let measured = function.and_then(|id| self.versions.get(&id)?.measures).map(|(of, _)| of);
+        if let Some(of) = measured.or(function).and_then(|id| self.versions.get_mut(&id)) {
+            of.problem = Some(why);
+        }
+        self.ended(now, instance, index);
+    }
+
+    /// Why the function of this instance does not start.
+    pub fn explain(&mut self, instance: InstanceId, why: String) {
+        let function = self.instances.get(&instance).map(|known| known.function);
+        if let Some(of) = function.and_then(|id| self.versions.get_mut(&id)) {
+            of.problem = Some(why);
+        }
+    }
+
+    pub(super) fn ended(&mut self, now: Timestamp, instance: InstanceId, index: usize) {
+        self.last = self.last.max(now);
+        let Some(known) = self.instances.get_mut(&instance) else { return };
+        if let Some(process) = known.processes.get_mut(index) {
+            process.ended = true;
+            process.process = None;
+        }
+        let trains = self.versions.get(&known.function).is_some_and(|of| of.trains());
+        let done = |process: &Process| process.ended && process.status.is_some_and(|status| status.success());
+        let completes = trains && known.processes.get(index).is_some_and(done);
+        if !completes {
+            // Stages and workers are of no use without each other.
+            self.kill(instance);
+        }
+        self.if_all_ended(instance);
+        self.settle();
+    }
+
+    /// Reports an instance none of whose processes is left.
+    pub(super) fn if_all_ended(&mut self, instance: InstanceId) {
+        let Some(known) = self.instances.get_mut(&instance) else { return };
+        if !known.processes.iter().all(|process| process.ended) {
+            return;
+        }
+        let function = known.function;
+        let completed = known.doing == Doing::Ready
+            && known.processes.iter().all(|process| process.status.is_some_and(|status| status.success()));
+        if known.doing == Doing::Parking {
+            (known.doing, known.ends) = (Doing::Parked, false);
+            known.processes.clear();
+            Self::settle_time(&mut self.versions, known);
+            return self.report(instance, InstanceReport::Parked);
+        }
+        let starting = known.doing == Doing::Starting;
+        let requests = core::mem::take(&mut known.requests);
+        Self::settle_time(&mut self.versions, known);
+        self.instances.remove(&instance);
+        for request in requests {
+            let Some(of) = self.requests.get_mut(&request) else { continue };
+            if of.reached {
+                // Its client sees the connection end.
+                let took = self.last.saturating_since(of.since);
+                self.requests.remove(&request);
+                self.events.push_back(PlatformEvent::RequestDone { request, took });
+            } else {
+                of.on = None;
+            }
+        }
+        let trains = self.versions.get(&function).is_some_and(|of| of.trains());
+        let report = match () {
+            () if trains && completed => {
+                if let Some(of) = self.versions.get_mut(&function) {
+                    of.completed = true;
+                }
+                InstanceReport::Completed
+            }
+            // So that one that dies as it starts is not started again at once.
+            () if starting => InstanceReport::Refused,
+            () => InstanceReport::Gone,
+        };
+        self.report(instance, report);
+        self.forget_if_gone(function);
+    }
+
+    pub(super) fn settle_time(versions: &mut BTreeMap<FunctionId, Known>, instance: &mut Instance) {
+        let used: u64 = core::mem::take(&mut instance.gpu_ns).into_values().sum();
+        if let Some(of) = versions.get_mut(&instance.function) {
+            of.gpu_ns += used;
+        }
+    }
+
+    /// Forgets a version that no name has and nothing of which runs.
+    pub(super) fn forget_if_gone(&mut self, id: FunctionId) {
+        let named = self.functions.values().any(|of| of.serving == id || of.next == Some(id));
+        let runs = self.instances.values().any(|instance| instance.function == id);
+        let measures = self.versions.get(&id).and_then(|known| known.measures);
+        let wanted = measures.is_some_and(|(of, _)| self.versions.contains_key(&of));
+        if !named && !runs && !wanted {
+            self.versions.remove(&id);
+        }
+    }
+
+    pub(super) fn start(
+        &mut self,
+        instance: InstanceId,
+        function: FunctionId,
+        parts: Vec<Part>,
+        parked: bool,
+    ) {
+        let doing = if parked { Doing::Parked } else { Doing::Starting };
+        let known = Instance {
+            function,
+            doing,
+            parts,
+            processes: Vec::new(),
+            requests: BTreeSet::new(),
+            ends: false,
+            stop: None,
+            gpu_ns: BTreeMap::new(),
+        };
+        self.instances.insert(instance, known);
+        match parked {
+            true => self.report(instance, InstanceReport::Ready),
+            false => self.launch(instance),
+        }
+    }
+
+    /// Orders the processes of an instance.
+    pub(super) fn launch(&mut self, instance: InstanceId) {
+        let Some(known) = self.instances.get_mut(&instance) else { return };
+        let Some(of) = self.versions.get(&known.function) else { return };
+        known.processes = known.parts.iter().map(|_| Process::default()).collect();
+        for index in 0..known.parts.len() {
+            let (parts, version) = (known.parts.clone(), Arc::clone(&of.version));
+            let launch = Launch { instance, index, parts, version };
+            let order = if of.measures.is_some() {
+                let stop = Arc::new(AtomicBool::new(false));
+                known.stop = Some(Arc::clone(&stop));
+                Order::Measure(launch, stop)
+            } else {
+                Order::Run(launch)
+            };
+            // Nobody listens only when the host ends.
+            let _ = self.orders.send(order);
+        }
+    }
+
+    pub(super) fn kill(&mut self, instance: InstanceId) {
+        let Some(known) = self.instances.get_mut(&instance) else { return };
+        if let Some(stop) = &known.stop {
+            stop.store(true, Ordering::Release);
+        }
+        for process in known.processes.iter().filter_map(|place| place.process.as_ref()) {
+            process.kill();
+        }
+    }
+
+    /// A process of an instance, to look at.
+    pub fn pids(&self, instance: InstanceId) -> Vec<u32> {
+        let processes = self.instances.get(&instance).map(|known| &known.processes);
+        processes
+            .into_iter()
+            .flatten()
+            .filter_map(|place| place.process.as_ref().map(HookedProcess::pid))
+            .collect()
+    }
+
+    /// Device time since its start of the process with this name at the node's daemon, in ns.
+    pub fn used(&mut self, client: &str, ns: u64) {
+        let Some((_, number)) = client.rsplit_once('-') else { return };
+        let number = number.split_once('.').map_or(number, |(number, _)| number);
+        let Ok(number) = number.parse() else { return };
+        if let Some(known) = self.instances.get_mut(&InstanceId(number)) {
+            known.gpu_ns.insert(client.to_owned(), ns);
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! Functions by name, their processes and requests: what [`Platform`] decides, carried out.
+//!
+//! Nothing is decided here but what belongs to names: which version of a function serves while another one starts, and on which
+//! share a function is measured. This part is told the time and starts no process itself: what is to be started goes out as
+//! an [`Order`], and a shell ([`super::node`]) tells what came of it.
+//!
+//! # Versions
+//! Each deployment of a name is a function of its own for the platform. The one before it serves until the new one has a
+//! ready instance, or finds no room while the old one holds it; then the old one is removed, and requests that waited for it
+//! wait for the new one.
+//!
+//! # Measuring
+//! A function that is to be measured gets a companion: a training job of one worker with the share that is measured on, placed
+//! and booked like every other job. The shell runs the trials in it. The largest of `TRIAL_SHARES` that finds room at
+//! once is taken, else the smallest waits for it.
+
+mod instances;
+mod requests;
+mod versions;
+mod view;
+
+pub use requests::refusal;
+pub use view::{Decision, InstanceView, View};
+
+use super::api::{ApiError, FunctionDeployment};
+use super::models::Errand;
+use super::plan::{Plan, Wants};
+use gshare_core::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Rejection};
+use gshare_core::request::{RequestId, TenantId};
+use gshare_core::scale::InstanceId;
+use gshare_core::{Bytes, Engine as _, FunctionId, Timestamp};
+use gshare_runner::manager::HookedProcess;
+use gshare_sched::platform::{FunctionStats, Platform};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use tokio::sync::mpsc::UnboundedSender;
+
+/// What a shell has to start. It answers with [`Host::started`], or with [`Host::failed`].
+#[derive(Debug, Clone)]
+pub enum Order {
+    /// A process of an instance.
+    Run(Launch),
+    /// The trials of a function; answered with [`Host::measured`].
+    Measure(Launch, Arc<AtomicBool>),
+    /// Something for the model store to do; needs no answer.
+    Model(Errand),
+}
+
+/// A process to start.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    /// The instance that it is of.
+    pub instance: InstanceId,
+    /// Its place among the parts of the instance.
+    pub index: usize,
+    /// All parts of the instance; this one's is at `index`.
+    pub parts: Vec<Part>,
+    /// The function's version: which deployment, and what that asks for.
+    pub version: Arc<Version>,
+}
+
+impl Launch {
+    /// Its device and share.
+    pub fn part(&self) -> &Part {
+        &self.parts[self.index]
+    }
+}
+
+/// A deployment of a function.
+#[derive(Debug, PartialEq)]
+pub struct Version {
+    /// What was deployed.
+    pub deployment: FunctionDeployment,
+    /// What that asks for.
+    pub plan: Plan,
+}
+
+/// What becomes of a request that waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Turn {
+    /// An instance is free for it.
+    Go {
+        /// The instance that is free.
+        instance: InstanceId,
+        /// Where its processes listen, stage by stage.
+        ports: Vec<u16>,
+    },
+    /// It will not be served.
+    No(Rejection),
+    /// No share does for what its function wants: why.
+    Hopeless(String),
+}
+
+#[derive(Debug)]
+struct Function {
+    serving: FunctionId,
+    /// The version that takes over when it is ready.
+    next: Option<FunctionId>,
+    created_ms: u64,
+    replicas: Option<u32>,
+    invocations: u64,
+    /// What versions before this one have done.
+    before: Totals,
+}
+
+/// What a function has done, over all of its versions.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Totals {
+    /// What the platform counts.
+    pub stats: FunctionStats,
+    /// Device time of its instances, in ns.
+    pub gpu_ns: u64,
+    /// Times that an instance was parked for another function.
+    pub parked: u64,
+}
+
+impl Totals {
+    fn add(&mut self, other: Self) {
+        let (of, more) = (&mut self.stats, other.stats);
+        of.arrived += more.arrived;
+        of.answered += more.answered;
+        of.within_slo += more.within_slo;
+        of.rejected += more.rejected;
+        of.starts += more.starts;
+        of.unmet += more.unmet;
+        self.gpu_ns += other.gpu_ns;
+        self.parked += other.parked;
+    }
+}
+
+#[derive(Debug)]
+struct Known {
+    version: Arc<Version>,
+    /// The function that this one measures, and the share's place in `TRIAL_SHARES`.
+    measures: Option<(FunctionId, usize)>,
+    gpu_ns: u64,
+    parked: u64,
+    /// Why an instance of it did not start, or its trials gave nothing, the last time.
+    problem: Option<String>,
+    /// Whether no share does for what it wants.
+    hopeless: bool,
+    /// Whether it was a training job, and has done its work.
+    completed: bool,
+    /// Progress of its trials.
+    progress: Option<String>,
+}
+
+/// What an instance is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Doing {
+    Starting,
+    Ready,
+    Draining,
+    Parking,
+    Parked,
+    Unparking,
+    Stopping,
+}
+
+#[derive(Debug, Default)]
+struct Process {
+    process: Option<HookedProcess>,
+    port: u16,
+    listens: bool,
+    ended: bool,
+    status: Option<ExitStatus>,
+}
+
+#[derive(Debug)]
+struct Instance {
+    function: FunctionId,
+    doing: Doing,
+    parts: Vec<Part>,
+    processes: Vec<Process>,
+    requests: BTreeSet<RequestId>,
+    /// Whether a process of it takes no connections any more, and will end.
+    ends: bool,
+    /// Set to end the trials that it runs.
+    stop: Option<Arc<AtomicBool>>,
+    /// Device time by process, as last heard.
+    gpu_ns: BTreeMap<String, u64>,
+}
+
+#[derive(Debug)]
+struct Request {
+    name: String,
+    turn: UnboundedSender<Turn>,
+    on: Option<InstanceId>,
+    since: Timestamp,
+    /// Whether the instance has it: from then on it is not tried again.
+    reached: bool,
+}
+
+/// All functions, instances and requests of this host.
+#[derive(Debug)]
+pub struct Host {
+    platform: Platform,
+    /// Memory that is booked for a function of which nothing is known.
+    guess: Bytes,
+    functions: BTreeMap<String, Function>,
+    versions: BTreeMap<FunctionId, Known>,
+    instances: BTreeMap<InstanceId, Instance>,
+    requests: BTreeMap<RequestId, Request>,
+    next_function: u32,
+    next_request: u64,
+    orders: std::sync::mpsc::Sender<Order>,
+    last: Timestamp,
+    /// What the platform is to be told because of its own orders.
+    events: VecDeque<PlatformEvent>,
+    /// The last decisions, the oldest first.
+    decisions: VecDeque<Decision>,
+}
+
+impl Host {
+    /// A host without functions over a platform that knows its devices.
+    pub fn new(platform: Platform, guess: Bytes, orders: std::sync::mpsc::Sender<Order>) -> Self {
+        Self {
+            platform,
+            guess,
+            functions: BTreeMap::new(),
+            versions: BTreeMap::new(),
+            instances: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            next_function: 0,
+            next_request: 0,
+            orders,
+            last: Timestamp::ZERO,
+            events: VecDeque::new(),
+            decisions: VecDeque::new(),
+        }
+    }
+
+    /// When [`Host::deadline`] is to be called.
+    pub fn next_deadline(&self) -> Option<Timestamp> {
+        self.platform.next_deadline()
+    }
+
+    /// Lets deadlines pass.
+    pub fn deadline(&mut self, now: Timestamp) {
+        self.inform(now, PlatformEvent::DeadlineReached);
+    }
+
+    /// Tells the platform of a device or a tenant.
+    ///
+    /// # Errors
+    /// What the platform says against it.
+    pub fn tell(&mut self, now: Timestamp, event: PlatformEvent) -> Result<(), ApiError> {
+        self.last = self.last.max(now);
+        let mut actions = Vec::new();
+        let told = self.platform.handle(self.last, event, &mut actions);
+        told.map_err(|error| ApiError::bad(error.to_string()))?;
+        self.carry_out(actions);
+        while let Some(event) = self.events.pop_front() {
+            let mut actions = Vec::new();
+            let learns = match &event {
+                PlatformEvent::ProfileLearned { function, .. } => Some(*function),
+                _ => None,
+            };
+            match (self.platform.handle(self.last, event, &mut actions), learns) {
+                (Ok(()), _) => {}
+                (Err(error), Some(function)) => self.give_up(function, &error.to_string()),
+                // An instance may be reported that the platform has given up meanwhile.
+                (Err(error), None) => eprintln!("openfaas: {error}"),
+            }
+            self.carry_out(actions);
+        }
+        self.change_over();
+        Ok(())
+    }
+
+    fn inform(&mut self, now: Timestamp, event: PlatformEvent) {
+        if let Err(error) = self.tell(now, event) {
+            eprintln!("openfaas: {}", error.message);
+        }
+    }
+
+    fn report(&mut self, instance: InstanceId, report: InstanceReport) {
+        self.events.push_back(PlatformEvent::Instance { instance, report });
+    }
+
+    /// Tells the platform what came of its orders.
+    fn settle(&mut self) {
+        if let Some(event) = self.events.pop_front() {
+            self.inform(self.last, event);
+        }
+    }
+
+    fn carry_out(&mut self, actions: Vec<PlatformAction>) {
+        for action in actions {
+            self.note(&action);
+            match action {
+                PlatformAction::Profile { function } => self.measure(function, 0),
+                PlatformAction::Start { instance, function, parts, parked, .. } => {
+                    self.start(instance, function, parts, parked);
+                }
+                PlatformAction::Park { instance } => {
+                    let Some(known) = self.instances.get_mut(&instance) else { continue };
+                    known.doing = Doing::Parking;
+                    if let Some(of) = self.versions.get_mut(&known.function) {
+                        of.parked += 1;
+                    }
+                    self.kill(instance);
+                    self.if_all_ended(instance);
+                }
+                PlatformAction::Unpark { instance, parts, .. } => {
+                    if let Some(known) = self.instances.get_mut(&instance) {
+                        (known.doing, known.parts) = (Doing::Unparking, parts);
+                        self.launch(instance);
+                    }
+                }
+                PlatformAction::Drain { instance } => {
+                    if let Some(known) = self.instances.get_mut(&instance) {
+                        known.doing = Doing::Draining;
+                    }
+                }
+                PlatformAction::Stop { instance, .. } => {
+                    let Some(known) = self.instances.get_mut(&instance) else { continue };
+                    known.doing = Doing::Stopping;
+                    self.kill(instance);
+                    self.if_all_ended(instance);
+                }
+                PlatformAction::Dispatch { request, instance } => self.dispatch(request, instance),
+                PlatformAction::Reject { request, reason } => self.reject(request, reason),
+                PlatformAction::Fetch { function, .. } => self.errand(function, true),
+                PlatformAction::Forget { function, .. } => self.errand(function, false),
+            }
+        }
+    }
+
+    fn errand(&self, function: FunctionId, fetch: bool) {
+        let errand = self.versions.get(&function).and_then(|of| Errand::of(&of.version, fetch));
+        // Nobody listens only when the host ends.
+        let _ = errand.map(|errand| self.orders.send(Order::Model(errand)));
+    }
+}
+
+impl Known {
+    fn trains(&self) -> bool {
+        self.measures.is_none() && matches!(self.version.plan.wants, Wants::Training { .. })
+    }
+}
+
+/// What the process with this place in an instance is called.
+pub fn client(name: &str, instance: InstanceId, index: usize, count: usize) -> String {
+    match count {
+        1 => format!("{name}-{}", instance.0),
+        _ => format!("{name}-{}.{index}", instance.0),
+    }
+}
+
+/// A tenant's number, by its place in the list of tenants; the first is 1, since 0 is who names none.
+pub fn tenant(place: usize) -> TenantId {
+    TenantId(u32::try_from(place + 1).unwrap_or(u32::MAX))
+}

@@ -1,0 +1,115 @@
+//! Requests: which instance one is given, and what becomes of it when that ends.
+
+use super::{Host, Known, Request, Turn};
+use crate::api::ApiError;
+use axum::http::StatusCode;
+use gshare_core::platform::{PlatformEvent, Rejection};
+use gshare_core::request::RequestId;
+use gshare_core::scale::InstanceId;
+use gshare_core::{Duration, Timestamp};
+use tokio::sync::mpsc::UnboundedSender;
+
+impl Host {
+    /// A new request: its turn comes over `turn`.
+    ///
+    /// # Errors
+    /// When there is no such function, or it answers no requests.
+    pub fn arrive(
+        &mut self,
+        now: Timestamp,
+        name: &str,
+        turn: UnboundedSender<Turn>,
+    ) -> Result<RequestId, ApiError> {
+        let function = self.functions.get_mut(name).ok_or_else(|| ApiError::unknown_function(name))?;
+        function.invocations += 1;
+        let function = function.serving;
+        if let Some(Known { problem: Some(why), hopeless: true, .. }) = self.versions.get(&function) {
+            return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why.clone()));
+        }
+        let request = RequestId(self.next_request);
+        self.next_request += 1;
+        let kept = Request { name: name.to_owned(), turn, on: None, since: now, reached: false };
+        self.requests.insert(request, kept);
+        let told = self.tell(now, PlatformEvent::RequestArrived { request, function, deadline: None });
+        if told.is_err() {
+            self.requests.remove(&request);
+        }
+        told.map(|()| request)
+    }
+
+    /// The instance has taken the request: it is not given to another one from here on. Not so if it was given to
+    /// another one already.
+    pub fn reached(&mut self, request: RequestId, instance: InstanceId) -> bool {
+        let Some(of) = self.requests.get_mut(&request) else { return false };
+        of.reached = of.on == Some(instance);
+        of.reached
+    }
+
+    /// The request is over, or its client has gone.
+    pub fn end(&mut self, now: Timestamp, request: RequestId) {
+        let Some(of) = self.requests.get(&request) else { return };
+        let on = of.on.and_then(|instance| self.instances.get_mut(&instance));
+        if on.as_ref().is_some_and(|instance| instance.ends) {
+            // Its place is not free: it is over when the instance is gone.
+            return;
+        }
+        let event = match of.on {
+            None => PlatformEvent::RequestCancelled { request },
+            Some(_) => {
+                if let Some(instance) = on {
+                    instance.requests.remove(&request);
+                }
+                PlatformEvent::RequestDone { request, took: now.saturating_since(of.since) }
+            }
+        };
+        self.requests.remove(&request);
+        self.inform(now, event);
+    }
+
+    pub(super) fn dispatch(&mut self, request: RequestId, instance: InstanceId) {
+        let Some(of) = self.requests.get_mut(&request) else {
+            // Its client has gone between two events.
+            return self.events.push_back(PlatformEvent::RequestDone { request, took: Duration::ZERO });
+        };
+        let Some(known) = self.instances.get_mut(&instance) else { return };
+        if of.turn.is_closed() {
+            self.requests.remove(&request);
+            return self.events.push_back(PlatformEvent::RequestDone { request, took: Duration::ZERO });
+        }
+        (of.on, of.since) = (Some(instance), self.last);
+        known.requests.insert(request);
+        if known.ends {
+            // The platform gives it to another one when this one is gone.
+            return;
+        }
+        let ports = known.processes.iter().map(|process| process.port).collect();
+        // A client that has gone says so itself.
+        let _ = of.turn.send(Turn::Go { instance, ports });
+    }
+
+    pub(super) fn reject(&mut self, request: RequestId, reason: Rejection) {
+        let Some(of) = self.requests.get(&request) else { return };
+        // Another version serves its function now.
+        if let (Rejection::Removed, Some(function)) = (reason, self.functions.get(&of.name)) {
+            let function = function.serving;
+            let again = PlatformEvent::RequestArrived { request, function, deadline: None };
+            return self.events.push_back(again);
+        }
+        if let Some(of) = self.requests.remove(&request) {
+            let _ = of.turn.send(Turn::No(reason));
+        }
+    }
+}
+
+/// The answer to a request that will not be served.
+pub fn refusal(reason: Rejection) -> ApiError {
+    let status = match reason {
+        Rejection::QueueFull | Rejection::TenantQueueFull => StatusCode::TOO_MANY_REQUESTS,
+        Rejection::WaitedTooLong | Rejection::DeadlineMissed | Rejection::WouldBeLate => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
+        Rejection::AttemptsExhausted => StatusCode::BAD_GATEWAY,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    ApiError::new(status, reason.to_string())
+}

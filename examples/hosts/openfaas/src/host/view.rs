@@ -1,0 +1,239 @@
+//! What there is to show of functions, and what must hold between the books.
+
+use super::{Doing, Host, Totals, Version, client};
+use crate::plan::Wants;
+use gshare_core::platform::{Life, Part, PlatformAction, Work};
+use gshare_core::profile::ProfileTable;
+use gshare_core::scale::InstanceId;
+use gshare_core::{Bytes, FunctionId, Timestamp};
+use gshare_sched::platform::FunctionStats;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// An instance, to show.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct InstanceView {
+    /// Its number.
+    pub instance: InstanceId,
+    /// The state in its life.
+    pub life: Life,
+    /// Where it runs.
+    pub parts: Vec<Part>,
+    /// Requests that it has.
+    pub requests: usize,
+    /// Its processes.
+    pub pids: Vec<u32>,
+    /// Names of its processes at the node's daemon.
+    pub clients: Vec<String>,
+}
+
+/// What a function is doing.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// What was deployed.
+    pub version: Arc<Version>,
+    /// When, in ms since 1970.
+    pub created_ms: u64,
+    /// Requests so far.
+    pub invocations: u64,
+    /// Its instances.
+    pub instances: Vec<InstanceView>,
+    /// Requests that wait for an instance.
+    pub waiting: u64,
+    /// What it has done.
+    pub totals: Totals,
+    /// Whether it is being measured, and how far that is.
+    pub measuring: Option<String>,
+    /// Its measured points, once it was measured.
+    pub profile: Option<ProfileTable>,
+    /// GPU memory in bytes that is booked for an instance.
+    pub memory: Bytes,
+    /// Why an instance of it did not start, the last time.
+    pub problem: Option<String>,
+    /// Whether it was a training job, and has done its work.
+    pub completed: bool,
+}
+
+impl View {
+    /// Instances that serve, or will, and hold or wait for a device.
+    pub fn replicas(&self) -> u64 {
+        self.count(|life| matches!(life, Life::Starting | Life::Ready | Life::Parked))
+    }
+
+    /// Instances that serve.
+    pub fn available(&self) -> u64 {
+        self.count(|life| life == Life::Ready)
+    }
+
+    fn count(&self, of: impl Fn(Life) -> bool) -> u64 {
+        self.instances.iter().filter(|instance| of(instance.life)).count() as u64
+    }
+}
+
+/// Decisions that are kept.
+const DECISIONS: usize = 200;
+
+/// A decision of the platform, to show.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Decision {
+    /// When, in ns since the host began.
+    #[serde(rename = "at_ns")]
+    pub at: Timestamp,
+    /// What was decided and why, for people.
+    pub what: String,
+}
+
+impl Host {
+    /// What one version has done.
+    pub(super) fn totals(&self, id: FunctionId) -> Totals {
+        let stats = self.platform.function(id).map_or_else(FunctionStats::default, |view| view.stats);
+        let known = self.versions.get(&id);
+        let live = self.instances.values().filter(|instance| instance.function == id);
+        let live: u64 = live.flat_map(|instance| instance.gpu_ns.values()).sum();
+        Totals {
+            stats,
+            gpu_ns: known.map_or(0, |known| known.gpu_ns) + live,
+            parked: known.map_or(0, |known| known.parked),
+        }
+    }
+
+    /// Keeps a decision for people to read. Which instance serves a request is no news.
+    pub(super) fn note(&mut self, action: &PlatformAction) {
+        let name = |id: &FunctionId| {
+            self.versions.get(id).map_or_else(
+                || id.to_string(),
+                |of| match of.measures {
+                    Some(_) => format!("measurement of {}", of.version.deployment.service),
+                    None => of.version.deployment.service.clone(),
+                },
+            )
+        };
+        let of = |id: &InstanceId| {
+            let function = self.instances.get(id).map(|known| name(&known.function));
+            format!("{} {}", function.unwrap_or_default(), id.0)
+        };
+        let places = |parts: &[Part]| {
+            let place = |part: &Part| match part.slice {
+                Some(slice) => format!("GPU {} slice {}", part.gpu.0, slice.start),
+                None => format!(
+                    "GPU {} with {} of the time, {} of the SMs",
+                    part.gpu.0,
+                    part.share.time(),
+                    part.share.sm()
+                ),
+            };
+            parts.iter().map(place).collect::<Vec<_>>().join(", ")
+        };
+        let what = match action {
+            PlatformAction::Dispatch { .. }
+            | PlatformAction::Fetch { .. }
+            | PlatformAction::Forget { .. } => return,
+            PlatformAction::Profile { function } => format!("{} is to be measured", name(function)),
+            PlatformAction::Start { instance, function, parts, parked, .. } => {
+                let parked = if *parked { ", parked" } else { "" };
+                format!("{} {} starts on {}{parked}", name(function), instance.0, places(parts))
+            }
+            PlatformAction::Park { instance } => format!("{} makes room for another function", of(instance)),
+            PlatformAction::Unpark { instance, parts, .. } => {
+                format!("{} comes back to {}", of(instance), places(parts))
+            }
+            PlatformAction::Drain { instance } => format!("{} gets no more requests", of(instance)),
+            PlatformAction::Stop { instance, cause } => format!("{} is stopped: {cause}", of(instance)),
+            PlatformAction::Reject { request, reason } => {
+                let name = self.requests.get(request).map(|of| of.name.clone()).unwrap_or_default();
+                format!("a request of {name} is refused: {reason}")
+            }
+        };
+        if self.decisions.len() >= DECISIONS {
+            self.decisions.pop_front();
+        }
+        self.decisions.push_back(Decision { at: self.last, what });
+    }
+
+    /// The last decisions, the newest first.
+    pub fn decisions(&self) -> Vec<Decision> {
+        self.decisions.iter().rev().cloned().collect()
+    }
+
+    /// Names of all functions.
+    pub fn names(&self) -> Vec<String> {
+        self.functions.keys().cloned().collect()
+    }
+
+    /// The functions, by name.
+    pub fn views(&self) -> Vec<View> {
+        self.functions.keys().filter_map(|name| self.view(name)).collect()
+    }
+
+    /// A function.
+    pub fn view(&self, name: &str) -> Option<View> {
+        let function = self.functions.get(name)?;
+        let newest = function.next.unwrap_or(function.serving);
+        let known = self.versions.get(&newest)?;
+        let ids = [Some(function.serving), function.next];
+        let mut lives = BTreeMap::new();
+        self.platform.instances(&mut |view| {
+            if ids.contains(&Some(view.function)) {
+                lives.insert(view.instance, view.life);
+            }
+        });
+        let instance = |(id, life): (&InstanceId, &Life)| {
+            let known = self.instances.get(id)?;
+            let clients =
+                (0..known.processes.len()).map(|index| client(name, *id, index, known.processes.len()));
+            Some(InstanceView {
+                instance: *id,
+                life: *life,
+                parts: known.parts.clone(),
+                requests: known.requests.len(),
+                pids: self.pids(*id),
+                clients: clients.collect(),
+            })
+        };
+        let (platform, mut totals) = (self.platform.function(newest), self.totals(function.serving));
+        if let Some(next) = function.next {
+            totals.add(self.totals(next));
+        }
+        totals.add(function.before);
+        let profile = platform.as_ref().and_then(|view| match &view.spec.work {
+            Work::Inference { profile } => profile.clone(),
+            _ => None,
+        });
+        Some(View {
+            version: Arc::clone(&known.version),
+            created_ms: function.created_ms,
+            invocations: function.invocations,
+            instances: lives.iter().filter_map(instance).collect(),
+            waiting: ids.into_iter().flatten().map(|id| self.platform.waiting(id) as u64).sum(),
+            totals,
+            measuring: known.progress.clone().filter(|_| profile.is_none()),
+            profile: profile
+                .filter(|_| matches!(known.version.plan.wants, Wants::Measured | Wants::Profile { .. })),
+            memory: platform.map_or(Bytes::ZERO, |view| view.spec.memory),
+            problem: known.problem.clone(),
+            completed: known.completed,
+        })
+    }
+
+    /// Checks the books against the platform's.
+    ///
+    /// # Panics
+    /// When they differ.
+    pub fn invariants(&self) {
+        let mut known = BTreeSet::new();
+        self.platform.instances(&mut |view| {
+            known.insert(view.instance);
+        });
+        for (id, instance) in &self.instances {
+            // One that has ended is reported in the same breath.
+            assert!(known.contains(id) || instance.doing == Doing::Stopping, "{id} is not the platform's");
+            for request in &instance.requests {
+                assert_eq!(self.requests[request].on, Some(*id), "{request} is elsewhere");
+            }
+        }
+        for (id, request) in &self.requests {
+            let on = request.on.and_then(|instance| self.instances.get(&instance));
+            assert!(request.on.is_none() || on.is_some_and(|on| on.requests.contains(id)), "{id} is nowhere");
+        }
+    }
+}
