@@ -32,6 +32,7 @@ pub(crate) fn policy(manifest: &str, name: &str) -> Value {
 }
 
 /// Thousandths, of those quantities that the tests use.
+#[expect(clippy::needless_pass_by_value, reason = "the interpreter hands strings over so")]
 fn quantity(text: Arc<String>) -> Result<i64, ExecutionError> {
     let thousandths = text.strip_suffix('m').and_then(|number| number.parse().ok());
     let number = thousandths.or_else(|| i64::try_from(whole(&text)?.saturating_mul(1000)).ok());

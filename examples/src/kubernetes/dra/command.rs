@@ -138,7 +138,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             if look.is_multiple_of(SWEEP) {
                 match sweeper.sweep().await {
                     Ok(swept) => {
-                        swept.iter().for_each(|uid| println!("gshare-dra: claim {uid} is over: swept"))
+                        swept.iter().for_each(|uid| println!("gshare-dra: claim {uid} is over: swept"));
                     }
                     Err(error) => eprintln!("gshare-dra: sweep: {error}"),
                 }
