@@ -169,8 +169,6 @@ impl<P> core::fmt::Debug for Http<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::Load;
-    use crate::trial::{TrialConfig, measure};
     use gshare_core::{Quota, SmShare};
     use std::io::{Read as _, Write as _};
 
@@ -212,16 +210,23 @@ mod tests {
             serve(port, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
             Ok(Served(None))
         });
-        let mut config = TrialConfig::default();
-        (config.load, config.min_calls) = (Load::Closed { in_flight: 2 }, 40);
-        (config.max_time, config.max_warmup) = (Duration::from_secs(1), Duration::from_secs(1));
-        let measured = measure(&mut function, setting(), &config).unwrap();
-        assert!(measured.calls >= 40, "{measured:?}");
+        let patience = Duration::from_secs(60);
+        assert!(function.start(setting(), patience).unwrap().load.is_some());
+        for _ in 0..20 {
+            // Two at once, as there are connections.
+            function.submit().unwrap();
+            function.submit().unwrap();
+            let until = function.now().saturating_add(patience);
+            let answers = [function.wait(until).unwrap(), function.wait(until).unwrap()];
+            assert!(answers.iter().all(Option::is_some), "{answers:?}");
+        }
+        function.stop();
+        assert!(function.submit().is_err(), "one that was stopped takes no call");
 
         let mut ended = Http::new(call(), |_, _| Ok(Served(Some("exit status: 3".into()))));
-        let error = ended.start(setting(), Duration::from_secs(5)).unwrap_err();
+        let error = ended.start(setting(), Duration::from_secs(60)).unwrap_err();
         assert_eq!(error, ExecError::Ended("exit status: 3".into()));
         let mut none = Http::<Served>::new(call(), |_, _| Err("no such file".into()));
-        assert!(matches!(none.start(setting(), Duration::from_secs(5)), Err(ExecError::Unavailable(_))));
+        assert!(matches!(none.start(setting(), Duration::from_secs(60)), Err(ExecError::Unavailable(_))));
     }
 }
