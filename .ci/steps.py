@@ -68,7 +68,7 @@ def browser():
     """Chromium for the test of the host's page, from the distribution. Without one that test says that it was skipped."""
     if shutil.which("chromium") or os.geteuid() or not shutil.which("apt-get"):
         return
-    for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"]):
+    for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "chromium"]):
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=240, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"})
         except (subprocess.SubprocessError, OSError) as error:
