@@ -77,13 +77,13 @@ const SCENARIOS: [Scenario; 3] = [
     },
 ];
 
-/// What became of a function.
+/// The figures of a function after a run.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     requests: u64,
     attainment: f64,
     mean_ms: f64,
-    /// Device time of a request, whatever its part of the SMs, in ms.
+    /// Device time that a request takes, in ms, not weighted by its share of the SMs.
     gpu_ms: f64,
 }
 
@@ -203,7 +203,7 @@ fn load(url: &str, name: &str, times: &[f64]) -> Vec<f64> {
     })
 }
 
-/// What a host with real processes makes of a scenario, with the function's state before the load.
+/// Runs a scenario on a host with real processes: figures of each function, and its state after the load.
 fn real(options: &Options, scenario: &Scenario) -> Result<Vec<(Seen, Value)>> {
     let dir = tempfile::tempdir()?;
     let programs = options.programs.canonicalize()?;
@@ -230,7 +230,7 @@ fn real(options: &Options, scenario: &Scenario) -> Result<Vec<(Seen, Value)>> {
         let threads: Vec<_> = scenario.functions.iter().map(begin).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_default()).collect()
     });
-    // What was used last is told within two seconds.
+    // The host learns within two seconds what was used last.
     std::thread::sleep(std::time::Duration::from_secs(3));
     let mut seen = Vec::new();
     for ((served, before), latencies) in scenario.functions.iter().zip(before).zip(&latencies) {

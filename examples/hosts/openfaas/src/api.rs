@@ -81,7 +81,7 @@ pub struct FunctionDeployment {
     /// `com.openfaas.scale.min` and `.max` are looked at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Map,
-    /// What it wants or gets, see [`super::plan`].
+    /// Wishes and shares of the function, see [`super::plan`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub annotations: Map,
     /// Kept and shown; not enforced.
@@ -115,7 +115,7 @@ pub struct FunctionStatus {
     /// If it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
-    /// What the contract does not know: how it is served.
+    /// State of the function beyond the contract: how it is served.
     #[serde(rename = "gshare")]
     pub status: Status,
 }
@@ -152,10 +152,10 @@ pub struct Status {
     pub gpu_seconds: f64,
     /// GPU memory of an instance in bytes, as it is booked.
     pub memory_bytes: u64,
-    /// Its measured points.
+    /// Points of the function that were measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<gshare_core::profile::ProfileTable>,
-    /// Its instances.
+    /// Instances of the function that are not gone.
     pub instances: Vec<super::host::InstanceView>,
 }
 

@@ -80,7 +80,7 @@ fn main() -> Result<()> {
     })
 }
 
-/// What a request costs.
+/// Cost of a request: kernels, the time of each in us, and bytes of weights.
 #[derive(Debug, Clone, Copy)]
 struct Work {
     kernels: u32,
@@ -176,7 +176,7 @@ async fn infer(State(jobs): State<Sender<Job>>, body: Bytes) -> Response {
             if let Ok(stage) = std::env::var("GSHARE_STAGE") {
                 seen["stage"] = stage.into();
                 seen["components"] = std::env::var("GSHARE_COMPONENTS").unwrap_or_default().into();
-                // What the stage before this one answered.
+                // The body is the answer of the stage before this one.
                 if let Ok(before) = serde_json::from_slice::<serde_json::Value>(&body) {
                     seen["before"] = before;
                 }
