@@ -51,9 +51,8 @@ fn every_kind_of_launch_is_transparent_and_metered() {
             assert!(used > 0, "{kind}");
             continue;
         }
-        // A machine that does other things as well takes the hook's thread away for some of that.
-        assert!(used >= worked / 4, "{kind}: used {used}, device {worked}");
-        assert!(used <= worked * 4 + 1_000_000, "{kind}: used {used}, device {worked}");
+        assert!(used >= worked / 2, "{kind}: used {used}, device {worked}");
+        assert!(used <= worked * 2 + 1_000_000, "{kind}: used {used}, device {worked}");
     }
 }
 
