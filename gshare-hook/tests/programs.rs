@@ -32,7 +32,7 @@ const LAUNCHES: [&str; 19] = [
 #[test]
 fn every_kind_of_launch_is_transparent_and_metered() {
     let program = program("launch", &[]);
-    for kind in LAUNCHES.into_iter().chain(["sync_each", "sync_longer"]) {
+    for kind in LAUNCHES.into_iter().chain(["sync_each", "sync_longer", "sync_turns"]) {
         let bare = Run::bare(&program, &[kind]).finish();
         assert_eq!(bare.code, Some(0), "{kind}: {} {}", bare.stdout, bare.stderr);
         let place = tempfile::tempdir().unwrap();

@@ -17,8 +17,8 @@
 //! A row's cost is an exponential average that moves half-way down and a quarter up: an interval that was
 //! measured too long (something else ran in between) is forgotten fast. The first sample is taken as it is.
 //!
-//! A sample that began when the device had been idle for this process may hold the end of another process's turn: it is an
-//! upper bound and no more. Such samples raise a known cost only when [`SUSPECTS`] of them in a row lie above it, and then
+//! The first sample of a turn may hold the end of another process's turn, as may each one after a pause where no lease keeps the
+//! device: such a sample is an upper bound and no more. These samples raise a known cost only when [`SUSPECTS`] of them in a row lie above it, and then
 //! to the smallest of them ([`Suspicion`]), less what all of them may hold ([`surely`]): turns are handed over a little before the
 //! device is done with them.
 //!

@@ -322,6 +322,7 @@ impl<G: Ground> Device<G> {
     }
 
     fn end_lease(&mut self) {
+        self.line.turn_began = u64::MAX;
         self.ledger.close(self.ground.gate());
         self.tenure = Tenure::Idle;
     }
@@ -385,6 +386,9 @@ impl<G: Ground> Device<G> {
         }
         let before = self.tenure;
         self.tenure = Tenure::Open { expires, requested: false };
+        if !matches!(before, Tenure::Open { .. }) {
+            self.line.turn_began = now;
+        }
         let closed = match before {
             Tenure::Draining { settlement, .. } | Tenure::Owing { settlement, .. } => {
                 Some(self.ledger.revise(settlement))
@@ -420,6 +424,7 @@ impl<G: Ground> Device<G> {
         };
         self.last_closed = self.last_closed.max(Some(lease));
         if let Some(settlement) = settlement {
+            self.line.turn_began = u64::MAX;
             self.tenure = Tenure::Owing { settlement, requested: false };
             self.decide_owing(client, now, actions);
         }

@@ -19,6 +19,9 @@ pub(crate) struct Timeline {
     coverage: Coverage,
     /// Until when the device is known to have worked for this process, in ns.
     pub(crate) worked_until: u64,
+    /// Since when a lease of the daemon's keeps the device for this process, in ns; `u64::MAX` without one: others may be on it
+    /// whenever this process is not.
+    pub(crate) turn_began: u64,
     /// How long turns of this process waited for the end of others'.
     behind: Behind,
     pub(crate) turns: Turns,
@@ -35,6 +38,7 @@ impl Timeline {
         Self {
             coverage: Coverage::new(),
             worked_until: 0,
+            turn_began: u64::MAX,
             behind: Behind::default(),
             turns: Turns::default(),
             overlap: Overlap::default(),
@@ -75,11 +79,11 @@ impl Timeline {
         let oldest = self.running.iter().map(|(_, other)| other.opened).min();
         let oldest = oldest.map_or(segment.opened, |oldest| oldest.min(segment.opened));
         let length = end.saturating_sub(start);
-        // The device was idle for us before: the interval may hold the end of another process's turn. What is over after its own
-        // turn was handed over may hold the beginning of one. Keeping a stream waiting made the device idle by itself.
+        // The first work of a turn may hold the end of another process's turn, and work that is over after its own turn was handed
+        // over the beginning of one. Keeping a stream waiting made the device idle by itself.
         let held = segment.of == Measured::Held;
-        let after_idle = self.is_first(if held { segment.opened } else { start });
-        let shared = after_idle || self.turns.outlasted(segment.opened, end) || (held && crowded);
+        let comes_first = self.is_first(if held { segment.opened } else { start });
+        let shared = comes_first || self.turns.outlasted(segment.opened, end) || (held && crowded);
         self.worked_until = self.worked_until.max(end);
         let start = start + segment.gap.min(length.saturating_sub(LEAST));
         let length = end.saturating_sub(start);
@@ -88,7 +92,7 @@ impl Timeline {
             let room = self.coverage.room(start, end);
             self.learning.take(costs, segment, row, Sample { length, room, shared, crowded });
         }
-        if let Some(known) = known.filter(|_| segment.dense && after_idle) {
+        if let Some(known) = known.filter(|_| segment.dense && comes_first) {
             let launches = u64::from(segment.launches);
             self.behind.seen(length.saturating_sub(known * launches).min(REMAINDER));
         }
@@ -128,8 +132,9 @@ impl Timeline {
         self.worked_until.max(segment.opened.saturating_add(behind)).min(now)
     }
 
-    /// Whether work that came at `start` is the first of a turn.
+    /// Whether another process's work may have been on the device just before `start`: the device was idle for this process, and
+    /// none of its work is known to have ended within this turn.
     fn is_first(&self, start: u64) -> bool {
-        start > self.worked_until + IDLE_GAP
+        start > self.worked_until + IDLE_GAP && self.worked_until < self.turn_began
     }
 }

@@ -129,6 +129,36 @@ fn prediction_errors_are_charged_to_the_lease_that_is_open() {
     assert!(used + next <= bench.busy && bench.busy - used - next <= MS, "{next} ns after {before}");
 }
 
+/// A program that waits for each of its kernels leaves the device idle in between. While it holds its lease no other process's work
+/// can be there, so a function that takes longer than it did is charged at once; the first kernel of a turn may hold the end of
+/// another process's.
+#[test]
+fn within_a_turn_a_kernel_that_became_longer_is_charged_in_full() {
+    let short = Kernel { ns: 20 * US, ..KERNEL };
+    let mut bench = Bench::served(limited(50));
+    bench.learn(short.function, short.ns);
+    bench.launches(1, short);
+    bench.run(MS / 2);
+    bench.grant(1, 40 * MS, 200 * MS);
+    for kernel in [short, KERNEL, KERNEL, short, KERNEL] {
+        bench.run(MS);
+        bench.launches(1, kernel);
+        bench.run(MS + 100 * US);
+    }
+    bench.run(10 * MS);
+    assert_eq!(bench.busy, 3 * MS + 60 * US);
+    assert_eq!(bench.returns(), [(1, bench.busy)]);
+
+    bench.learn(short.function, short.ns);
+    let known = |bench: &Bench| bench.ground.costs.find(short.function, 0).1;
+    let before = known(&bench);
+    bench.launches(1, Kernel { ns: 5 * MS, ..KERNEL });
+    bench.run(MS / 2);
+    bench.grant(2, 40 * MS, 200 * MS);
+    bench.run(20 * MS);
+    assert_eq!(known(&bench), before, "the first kernel of a turn proves nothing");
+}
+
 #[test]
 fn a_kernel_that_outlasts_its_lease_is_reported_in_full() {
     // Nothing is known of the kernel: it is charged a guess of 0.5 ms, and the daemon revokes the lease while it runs.

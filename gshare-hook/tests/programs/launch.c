@@ -68,6 +68,12 @@ int main(int argc, char **argv) {
                 r |= cuLaunchKernel(varying, ONE, stream, arguments, 0);
                 r |= cuStreamSynchronize(stream);
             }
+        } else if (!strcmp(kind, "sync_turns")) {
+            /* One function of one size, of 20 us and of 2 ms in turns. */
+            unsigned long long ns = i % 2 ? 2000000 : 20000;
+            void *arguments[] = {&ns};
+            r |= cuLaunchKernel(varying, ONE, stream, arguments, 0);
+            r |= cuStreamSynchronize(stream);
         } else if (!strcmp(kind, "refused")) r = cuLaunchKernel(f, 0, 0, 0, 0, 0, 0, 0, stream, 0, 0);
         else return 2;
         sum += r;
