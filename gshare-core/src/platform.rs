@@ -506,6 +506,8 @@ pub enum StopCause {
     NotNeeded,
     /// Its model has to make room for another one.
     Evicted,
+    /// Another instance of its function has taken its place on better slices.
+    Replaced,
     /// Its function was removed.
     Removed,
 }
@@ -519,6 +521,7 @@ impl fmt::Display for StopCause {
             Self::DrainTimedOut => "it did not finish its requests by its deadline",
             Self::NotNeeded => "it was not ready yet, and the load does not need it",
             Self::Evicted => "its model makes room for another one",
+            Self::Replaced => "another instance of its function has taken its place on better slices",
             Self::Removed => "its function was removed, or has another version",
         })
     }

@@ -3,10 +3,14 @@
 //! A scenario is deployed to a host that this program starts; the host measures the functions, and `World` is given the points
 //! that it measured. Then both get Poisson arrivals of the same rates. Processes, HTTP, the hook and the daemon are real on one
 //! side, and on the other nothing is.
+//!
+//! The last scenario is partition P1 of FluidFaaS (Table 7) on two GPUs: pipelines of three components under bursts. Their
+//! times on slices are given, not measured: a kernel of the program takes the less the more SMs its slice has.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
-use gshare_core::platform::{DeviceSpec, FunctionSpec, Work};
+use gshare_core::pipeline::Goal;
+use gshare_core::platform::{DeviceSpec, FunctionSpec, MigLayout, Work};
 use gshare_core::profile::ProfileTable;
 use gshare_core::request::NodeId;
 use gshare_core::{Bytes, Duration, GpuShare, Quota, QuotaRange, SmShare};
@@ -31,49 +35,77 @@ struct Options {
     /// The seed of the arrivals.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Only the scenarios in whose name this is.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
     /// Print one JSON object for each function and depth.
     #[arg(long)]
     json: bool,
 }
 
-/// A function: kernels of 2 ms in a request, requests per second, and the SLO in ms.
+/// A function: kernels of 2 ms in a request (of each component, in a pipeline), requests per second in one step after the other,
+/// over and over, and the SLO in ms.
 struct Served {
     name: &'static str,
     kernels: u32,
-    rate: f64,
+    rates: &'static [f64],
     slo_ms: u64,
 }
 
-/// A scenario: its GPUs, its functions, and whether a trainer runs beside them.
+/// A scenario: its GPUs, the MIG slices of each, its functions, and whether a trainer runs beside them. Functions on slices are
+/// pipelines.
 struct Scenario {
     name: &'static str,
     gpus: usize,
+    slices: &'static [&'static str],
     functions: &'static [Served],
     trainer: bool,
 }
 
-const SCENARIOS: [Scenario; 3] = [
+/// Components of a pipeline.
+const COMPONENTS: [&str; 3] = ["first", "second", "third"];
+/// Memory of a component: three fit no slice of 10 GB at once.
+const COMPONENT: Bytes = Bytes::from_gib(4);
+/// Length of a step of the load in s.
+const STEP: f64 = 10.0;
+
+const SCENARIOS: [Scenario; 4] = [
     Scenario {
         name: "one function",
         gpus: 1,
-        functions: &[Served { name: "resnet", kernels: 5, rate: 20.0, slo_ms: 150 }],
+        slices: &[],
+        functions: &[Served { name: "resnet", kernels: 5, rates: &[20.0], slo_ms: 150 }],
         trainer: false,
     },
     Scenario {
         name: "three functions",
         gpus: 2,
+        slices: &[],
         functions: &[
-            Served { name: "resnet", kernels: 5, rate: 25.0, slo_ms: 150 },
-            Served { name: "bert", kernels: 10, rate: 8.0, slo_ms: 300 },
-            Served { name: "ocr", kernels: 20, rate: 3.0, slo_ms: 800 },
+            Served { name: "resnet", kernels: 5, rates: &[25.0], slo_ms: 150 },
+            Served { name: "bert", kernels: 10, rates: &[8.0], slo_ms: 300 },
+            Served { name: "ocr", kernels: 20, rates: &[3.0], slo_ms: 800 },
         ],
         trainer: false,
     },
     Scenario {
         name: "beside a trainer",
         gpus: 1,
-        functions: &[Served { name: "resnet", kernels: 5, rate: 15.0, slo_ms: 200 }],
+        slices: &[],
+        functions: &[Served { name: "resnet", kernels: 5, rates: &[15.0], slo_ms: 200 }],
         trainer: true,
+    },
+    Scenario {
+        name: "P1 of FluidFaaS",
+        gpus: 2,
+        slices: &["4g.40gb", "2g.20gb", "1g.10gb"],
+        functions: &[
+            Served { name: "images", kernels: 20, rates: &[20.0, 1.0, 1.0, 10.0], slo_ms: 360 },
+            Served { name: "depth", kernels: 24, rates: &[12.0, 1.0, 8.0, 1.0], slo_ms: 430 },
+            Served { name: "background", kernels: 16, rates: &[24.0, 20.0, 1.0, 1.0], slo_ms: 290 },
+            Served { name: "expanded", kernels: 30, rates: &[9.0, 1.0, 1.0, 6.0], slo_ms: 540 },
+        ],
+        trainer: false,
     },
 ];
 
@@ -83,8 +115,39 @@ struct Seen {
     requests: u64,
     attainment: f64,
     mean_ms: f64,
-    /// Device time that a request takes, in ms, not weighted by its share of the SMs.
+    /// Device time that a request takes, in ms, not weighted by its share of the SMs; 0 on slices.
     gpu_ms: f64,
+    /// Requests that went through several stages, and instances that took another one's place.
+    pipelined: u64,
+    migrated: u64,
+}
+
+/// The graph of a pipeline, whose components take these kernels each: less on a slice with more SMs.
+fn dag(served: &Served) -> Value {
+    const SLICES: [(&str, u64); 4] = [("1g.10gb", 14), ("2g.20gb", 28), ("3g.40gb", 42), ("4g.40gb", 56)];
+    let component = |name: &str| {
+        let on = |(slice, sms): (&str, u64)| {
+            let time = u64::from(served.kernels) * (2_000_000 * 14 / sms);
+            json!({"slice": slice, "time_ns": time, "memory_bytes": COMPONENT.get()})
+        };
+        json!({"name": name, "profiles": SLICES.map(on)})
+    };
+    let edge = |pair: &[&str]| json!({"from": pair[0], "to": pair[1], "bytes": 4 << 20});
+    let edges: Vec<_> = COMPONENTS.windows(2).map(edge).collect();
+    json!({"name": served.name, "components": COMPONENTS.map(component), "edges": edges})
+}
+
+/// Both sides know how long the program takes: it is started anew when it comes back to a slice, and has next to no weights. Use
+/// is measured in windows of a second instead of ten, so that the load of two minutes has as many as twenty minutes would.
+fn settings() -> PlatformSettings {
+    const RESTART_MS: u64 = 250;
+    let mut settings = PlatformSettings::default();
+    settings.sliced.keeper.window = Duration::from_secs(1);
+    let load = &mut settings.sliced.keeper.load;
+    load.start = Duration::ZERO;
+    load.host_bytes_per_second = COMPONENTS.len() as u64 * COMPONENT.get() * 1_000 / RESTART_MS;
+    load.storage_bytes_per_second = 1 << 40;
+    settings
 }
 
 /// How long starting and measuring may take.
@@ -103,10 +166,18 @@ impl Drop for Host {
 }
 
 impl Host {
-    fn start(programs: &Path, gpus: usize, state: &Path) -> Result<Self> {
+    fn start(programs: &Path, scenario: &Scenario, state: &Path) -> Result<Self> {
         let program = programs.join("gshare-openfaas");
+        let sim = match scenario.slices {
+            [] => format!("--sim=v100,devices={}", scenario.gpus),
+            slices => format!("--sim=a100,devices={},mig={}", scenario.gpus, slices.join("+")),
+        };
+        let file = state.join("settings.json");
+        std::fs::write(&file, serde_json::to_string(&settings())?)?;
         let mut child = Command::new(&program)
-            .args(["--listen", "127.0.0.1:0", &format!("--sim=v100,devices={gpus}"), "--state"])
+            .args(["--listen", "127.0.0.1:0", &sim, "--settings"])
+            .arg(file)
+            .arg("--state")
             .arg(state)
             .stdout(Stdio::piped())
             .spawn()
@@ -157,15 +228,23 @@ impl Host {
     }
 }
 
-/// Times of a Poisson process in s.
-fn times(rate: f64, seconds: u64, seed: u64) -> Vec<f64> {
+/// Times of a Poisson process in s, whose rate changes with each step: those of the highest rate, thinned.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "steps of some seconds")]
+fn times(rates: &[f64], seconds: u64, seed: u64) -> Vec<f64> {
     let (mut random, mut due) = (Rng::new(seed), 0.0_f64);
-    let mut next = || {
-        let uniform: f64 = (random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
-        due -= (1.0 - uniform).ln() / rate;
-        Some(due).filter(|due| *due < seconds as f64)
-    };
-    std::iter::from_fn(&mut next).collect()
+    let mut uniform = || (random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
+    let most = rates.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+    let mut times = Vec::new();
+    loop {
+        due -= (1.0 - uniform()).ln() / most;
+        if due >= seconds as f64 {
+            return times;
+        }
+        let rate = rates[(due / STEP) as usize % rates.len()];
+        if rates.len() == 1 || uniform() * most < rate {
+            times.push(due);
+        }
+    }
 }
 
 /// The same times for `World`: so many in each tenth of a second, after some seconds in which the first instance starts.
@@ -207,12 +286,24 @@ fn load(url: &str, name: &str, times: &[f64]) -> Vec<f64> {
 fn real(options: &Options, scenario: &Scenario) -> Result<Vec<(Seen, Value)>> {
     let dir = tempfile::tempdir()?;
     let programs = options.programs.canonicalize()?;
-    let host = Host::start(&programs, scenario.gpus, dir.path())?;
+    let host = Host::start(&programs, scenario, dir.path())?;
     for served in scenario.functions {
-        let annotations = json!({"gshare/slo": format!("{}ms", served.slo_ms), "gshare/load": "400ms"});
-        host.deploy(&programs, served.name, &annotations, &json!({"KERNELS": served.kernels.to_string()}))?;
+        let mut annotations = json!({"gshare/slo": format!("{}ms", served.slo_ms), "gshare/load": "400ms"});
+        let mut variables = json!({"KERNELS": served.kernels.to_string()});
+        if !scenario.slices.is_empty() {
+            let file = dir.path().join(format!("{}.json", served.name));
+            std::fs::write(&file, dag(served).to_string())?;
+            annotations["gshare/workload"] = "pipeline".into();
+            annotations["gshare/dag"] = file.to_string_lossy().into();
+            variables["KERNEL_SMS"] = "14".into();
+        }
+        host.deploy(&programs, served.name, &annotations, &variables)?;
     }
     let mut names: Vec<&str> = scenario.functions.iter().map(|served| served.name).collect();
+    if !scenario.slices.is_empty() {
+        // A pipeline starts with its first request.
+        names.clear();
+    }
     if scenario.trainer {
         let annotations = json!({"gshare/workload": "training", "fastgshare/gpu_mem": "1GiB"});
         host.deploy(&programs, "trainer", &annotations, &json!({"STEPS": "1000000"}))?;
@@ -224,7 +315,7 @@ fn real(options: &Options, scenario: &Scenario) -> Result<Vec<(Seen, Value)>> {
     let latencies: Vec<Vec<f64>> = std::thread::scope(|scope| {
         let begin = |served: &'static Served| {
             let url = host.url.as_str();
-            let times = times(served.rate, options.seconds, options.seed);
+            let times = times(served.rates, options.seconds, options.seed);
             scope.spawn(move || load(url, served.name, &times))
         };
         let threads: Vec<_> = scenario.functions.iter().map(begin).collect();
@@ -243,30 +334,52 @@ fn real(options: &Options, scenario: &Scenario) -> Result<Vec<(Seen, Value)>> {
         let mean_ms = latencies.iter().sum::<f64>() / latencies.len() as f64;
         let requests = latencies.len() as u64;
         let attainment = more("within_slo") / answered;
-        seen.push((Seen { requests, attainment, mean_ms, gpu_ms: gpu_s * 1e3 / answered }, after));
+        let gpu_ms = if scenario.slices.is_empty() { gpu_s * 1e3 / answered } else { 0.0 };
+        let count = |key: &str| after[key].as_u64().unwrap_or(0);
+        let (pipelined, migrated) = (count("pipelined"), count("migrated"));
+        seen.push((Seen { requests, attainment, mean_ms, gpu_ms, pipelined, migrated }, after));
     }
     Ok(seen)
 }
 
-/// The same in `World`, with what the host has measured.
+/// What is deployed in `World`, with what the host has measured; and the SMs of an instance, where it has a share of them.
+fn spec(scenario: &Scenario, served: &Served, state: &Value) -> Result<(FunctionSpec, Option<f64>)> {
+    let mut memory = Bytes(state["memory_bytes"].as_u64().context("the measured memory")?);
+    let (work, sm) = if scenario.slices.is_empty() {
+        let profile: ProfileTable =
+            serde_json::from_value(state["profile"].clone()).context("the measured points")?;
+        let sm = state["instances"][0]["parts"][0]["share"]["sm_bp"].as_f64();
+        (Work::Inference { profile: Some(profile) }, Some(sm.context("an instance with a share")? / 1e4))
+    } else {
+        let goal = Goal::default().with_runtime_memory(Bytes::from_mib(256));
+        let dag = serde_json::from_value(dag(served))?;
+        // The weights that the program has: what is moved when it makes room.
+        memory = Bytes::from_mib(64);
+        (Work::Pipeline { dag: Box::new(dag), goal: Box::new(goal) }, None)
+    };
+    let load = Duration::from_millis(400);
+    let spec = FunctionSpec::new(work, memory).with_slo(Duration::from_millis(served.slo_ms));
+    Ok((spec.with_instances(1, 20).with_loads(load, load), sm))
+}
+
+/// The same in `World`.
 fn simulated(options: &Options, scenario: &Scenario, measured: &[Value], depth: Depth) -> Result<Vec<Seen>> {
-    let devices = vec![DeviceSpec::new(NodeId(0), Bytes(17_066_885_120)); scenario.gpus];
+    let device = match scenario.slices {
+        [] => DeviceSpec::new(NodeId(0), Bytes(17_066_885_120)),
+        slices => {
+            let layout = MigLayout::named("A100-80", slices)?;
+            DeviceSpec::new(NodeId(0), Bytes::from_gib(80)).with_mig(layout)
+        }
+    };
+    let devices = vec![device; scenario.gpus];
     let mut functions = Vec::new();
     let mut parts = Vec::new();
     for (served, state) in scenario.functions.iter().zip(measured) {
-        let profile: ProfileTable =
-            serde_json::from_value(state["profile"].clone()).context("the measured points")?;
-        let memory = Bytes(state["memory_bytes"].as_u64().context("the measured memory")?);
-        let load = Duration::from_millis(400);
-        let spec = FunctionSpec::new(Work::Inference { profile: Some(profile) }, memory)
-            .with_slo(Duration::from_millis(served.slo_ms))
-            .with_instances(1, 20)
-            .with_loads(load, load);
+        let (spec, sm) = spec(scenario, served, state)?;
         let mut function = Function::new(served.name, spec);
-        function.load = counts(&times(served.rate, options.seconds, options.seed), options.seconds);
+        function.load = counts(&times(served.rates, options.seconds, options.seed), options.seconds);
         functions.push(function);
-        let sm = state["instances"][0]["parts"][0]["share"]["sm_bp"].as_f64();
-        parts.push(sm.context("an instance with a share")? / 1e4);
+        parts.push(sm);
     }
     if scenario.trainer {
         let time = QuotaRange::new(Quota::from_percent(10).context("10 %")?, Quota::WHOLE)?;
@@ -278,7 +391,7 @@ fn simulated(options: &Options, scenario: &Scenario, measured: &[Value], depth: 
     }
     let mut plan = Plan::new(devices, functions, Duration::from_secs(options.seconds + LEAD as u64));
     plan.depth = depth;
-    let make = || PlatformSettings::default().build().map_err(|error| error.to_string());
+    let make = || settings().build().map_err(|error| error.to_string());
     let outcome = world::run(&plan, options.seed, make).map_err(|failure| anyhow::anyhow!("{failure}"))?;
     let seen = scenario.functions.iter().zip(&outcome.functions).zip(parts).map(|((_, of), sm)| {
         let mean =
@@ -287,7 +400,9 @@ fn simulated(options: &Options, scenario: &Scenario, measured: &[Value], depth: 
             requests: of.requests,
             attainment: of.attainment().unwrap_or(1.0),
             mean_ms: mean * 1e3,
-            gpu_ms: of.used.as_secs_f64() * 1e3 / sm / of.answered.max(1) as f64,
+            gpu_ms: sm.map_or(0.0, |sm| of.used.as_secs_f64() * 1e3 / sm / of.answered.max(1) as f64),
+            pipelined: of.pipelined,
+            migrated: of.migrated,
         }
     });
     Ok(seen.collect())
@@ -301,37 +416,73 @@ fn main() -> Result<()> {
             options.seconds
         );
         println!(
-            "{:<18} {:<8} {:<9} {:>8} {:>9} {:>9} {:>9}",
-            "scenario", "function", "where", "requests", "within", "mean ms", "GPU ms"
+            "{:<18} {:<10} {:<9} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9}",
+            "scenario",
+            "function",
+            "where",
+            "requests",
+            "within",
+            "mean ms",
+            "GPU ms",
+            "pipelined",
+            "migrated"
         );
     }
-    for scenario in &SCENARIOS {
+    let wanted =
+        |scenario: &&Scenario| options.only.as_deref().is_none_or(|only| scenario.name.contains(only));
+    for scenario in SCENARIOS.iter().filter(wanted) {
         let real = real(&options, scenario).with_context(|| scenario.name)?;
         let measured: Vec<Value> = real.iter().map(|(_, state)| state.clone()).collect();
         let mut rows: Vec<(&str, Vec<Seen>)> = vec![("real", real.iter().map(|(seen, _)| *seen).collect())];
-        for (name, depth) in [("requests", Depth::Requests), ("kernels", Depth::Kernels)] {
+        // Kernels are simulated on shares of a device alone.
+        let depths = [("requests", Depth::Requests), ("kernels", Depth::Kernels)];
+        for (name, depth) in depths.into_iter().take(if scenario.slices.is_empty() { 2 } else { 1 }) {
             rows.push((name, simulated(&options, scenario, &measured, depth)?));
         }
         for (index, served) in scenario.functions.iter().enumerate() {
             for (place, seen) in &rows {
-                let of = seen[index];
-                if options.json {
-                    let line = json!({"scenario": scenario.name, "function": served.name, "where": place,
-                        "requests": of.requests, "within_slo": of.attainment, "mean_ms": of.mean_ms, "gpu_ms": of.gpu_ms});
-                    println!("{line}");
-                } else {
-                    println!(
-                        "{:<18} {:<8} {place:<9} {:>8} {:>8.1}% {:>9.1} {:>9.2}",
-                        scenario.name,
-                        served.name,
-                        of.requests,
-                        of.attainment * 100.0,
-                        of.mean_ms,
-                        of.gpu_ms
-                    );
-                }
+                print(&options, (scenario.name, served.name, place), seen[index]);
+            }
+        }
+        if scenario.functions.len() > 1 {
+            for (place, seen) in &rows {
+                print(&options, (scenario.name, "all", place), sum(seen));
             }
         }
     }
     Ok(())
+}
+
+/// The figures of all functions together.
+fn sum(seen: &[Seen]) -> Seen {
+    let requests = seen.iter().map(|of| of.requests).sum();
+    let mean = |of: fn(&Seen) -> f64| {
+        seen.iter().map(|one| of(one) * one.requests as f64).sum::<f64>() / requests as f64
+    };
+    Seen {
+        requests,
+        attainment: mean(|of| of.attainment),
+        mean_ms: mean(|of| of.mean_ms),
+        gpu_ms: mean(|of| of.gpu_ms),
+        pipelined: seen.iter().map(|of| of.pipelined).sum(),
+        migrated: seen.iter().map(|of| of.migrated).sum(),
+    }
+}
+
+fn print(options: &Options, (scenario, function, place): (&str, &str, &str), of: Seen) {
+    if options.json {
+        let line = json!({"scenario": scenario, "function": function, "where": place, "requests": of.requests,
+            "within_slo": of.attainment, "mean_ms": of.mean_ms, "gpu_ms": of.gpu_ms, "pipelined": of.pipelined,
+            "migrated": of.migrated});
+        return println!("{line}");
+    }
+    println!(
+        "{scenario:<18} {function:<10} {place:<9} {:>8} {:>8.1}% {:>9.1} {:>9.2} {:>9} {:>9}",
+        of.requests,
+        of.attainment * 100.0,
+        of.mean_ms,
+        of.gpu_ms,
+        of.pipelined,
+        of.migrated
+    );
 }

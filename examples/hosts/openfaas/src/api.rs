@@ -148,6 +148,10 @@ pub struct Status {
     pub starts: u64,
     /// Times that an instance was parked for another function.
     pub parked: u64,
+    /// Times that an instance took the place of another one on better slices.
+    pub migrated: u64,
+    /// Requests that went through several stages, each on a slice of its own.
+    pub pipelined: u64,
     /// Device time that it used, in s.
     pub gpu_seconds: f64,
     /// GPU memory of an instance in bytes, as it is booked.
@@ -192,6 +196,8 @@ impl Status {
             rejected: stats.rejected,
             starts: stats.starts,
             parked: totals.parked,
+            migrated: totals.migrated,
+            pipelined: totals.pipelined,
             gpu_seconds: totals.gpu_ns as f64 / 1e9,
             memory_bytes: view.memory.get(),
             profile: view.profile.clone(),

@@ -87,7 +87,8 @@ impl Devices {
                 .context("no devices are found: --sim simulates some, --no-gpu does without")?;
             devices.add(found, &[])?;
         }
-        for (number, spec) in boards.iter().enumerate() {
+        for (number, spec) in boards.iter().flat_map(single).enumerate() {
+            spec.resolve().with_context(|| format!("--sim={spec}"))?;
             let dir = SimulatorDir::new()?;
             let mut environment: Vec<(OsString, OsString)> =
                 spec.variables().into_iter().map(|(key, value)| (key.into(), value.into())).collect();
@@ -127,6 +128,18 @@ impl Devices {
         let same = self.all.values().find(|device| device.name == name).map(|device| device.spec.kind);
         let next = self.all.values().map(|device| device.spec.kind.0 + 1).max().unwrap_or(0);
         same.unwrap_or(GpuKind(next))
+    }
+}
+
+/// A simulated GPU that is cut is the only one of its driver: several of them have a driver each.
+fn single(spec: &Spec) -> Vec<Spec> {
+    match spec.devices {
+        Some(count) if !spec.mig.is_empty() => {
+            let mut one = spec.clone();
+            one.devices = None;
+            vec![one; count as usize]
+        }
+        _ => vec![spec.clone()],
     }
 }
 

@@ -146,6 +146,10 @@ pub struct Options {
     /// Seconds that a request may wait for an instance, and then for the head of its answer.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub timeout: u32,
+    /// JSON file with settings of the platform, such as `{"sliced": {"keeper": {"load": {"start_ns": 400000000}}}}`: how long
+    /// programs take to start, which policies scale and place; what it leaves out keeps its default.
+    #[arg(long, value_name = "FILE")]
+    pub settings: Option<PathBuf>,
     /// Deploy functions, a pipeline and a training job on simulated devices, load them for 30 s, print what became of them, and
     /// serve on until interrupted; with `--demo=end`, end.
     #[arg(long, value_name = "end", num_args = 0..=1, require_equals = true, default_missing_value = "stay", value_parser = ["stay", "end"])]
@@ -216,19 +220,27 @@ fn tenants(path: Option<&Path>) -> anyhow::Result<BTreeMap<String, Tenant>> {
     serde_json::from_slice(&text).with_context(|| format!("--tenants {}", path.display()))
 }
 
-fn settings(options: &Options) -> PlatformSettings {
+fn settings(options: &Options) -> anyhow::Result<PlatformSettings> {
     let patience = Duration::from_secs(options.timeout.into());
-    let mut settings = PlatformSettings::default();
+    let mut settings = match &options.settings {
+        Some(path) => {
+            let text = std::fs::read(path).with_context(|| format!("--settings {}", path.display()))?;
+            serde_json::from_slice(&text).with_context(|| format!("--settings {}", path.display()))?
+        }
+        None => PlatformSettings::default(),
+    };
     settings.platform = settings.platform.with_max_held(patience);
     let pool = settings.fractional.pool.with_max_wait(patience).with_max_waiting(options.queue.max(1));
     // An attempt is an instance that was lost before the request reached it.
     settings.fractional.pool = pool.with_max_attempts(u8::MAX).with_host_memory(options.model_memory);
-    let mut scaler = HeuristicHorizontalConfig::default();
     // A process that does not start is tried again soon: its file may just have been put there.
-    scaler.fleet.retry_after = Duration::from_secs(5);
-    settings.fractional.scaler = ScalerSettings::Heuristic(scaler);
+    if options.settings.is_none() {
+        let mut scaler = HeuristicHorizontalConfig::default();
+        scaler.fleet.retry_after = Duration::from_secs(5);
+        settings.fractional.scaler = ScalerSettings::Heuristic(scaler);
+    }
     (settings.whole.max_wait, settings.whole.max_attempts) = (Some(patience), u8::MAX);
-    settings
+    Ok(settings)
 }
 
 async fn run(options: &Options) -> anyhow::Result<()> {
@@ -239,7 +251,7 @@ async fn run(options: &Options) -> anyhow::Result<()> {
         options.listen
     );
     let tenants = tenants(options.tenants.as_deref())?;
-    let platform = settings(options).build()?;
+    let platform = settings(options)?.build().context("--settings")?;
     let store = records::Store::open(&options.state).with_context(|| options.state.display().to_string())?;
     let state = options.state.canonicalize()?;
     let listener = tokio::net::TcpListener::bind(options.listen).await;

@@ -47,6 +47,7 @@ pub struct Metrics {
     within_slo: Family<Function, Gauge>,
     starts: Family<Function, Gauge>,
     parked: Family<Function, Gauge>,
+    migrated: Family<Function, Gauge>,
 }
 
 impl Default for Metrics {
@@ -65,6 +66,7 @@ impl Default for Metrics {
             within_slo: Family::default(),
             starts: Family::default(),
             parked: Family::default(),
+            migrated: Family::default(),
         };
         let Self { registry, requests, durations, invocations, seconds, replicas, waiting, .. } =
             &mut metrics;
@@ -93,6 +95,11 @@ impl Default for Metrics {
             ),
             ("gshare_instance_starts", "Instances started since the host began", &metrics.starts),
             ("gshare_instances_parked", "Times an instance made room for another function", &metrics.parked),
+            (
+                "gshare_instances_migrated",
+                "Times an instance took the place of another one on better slices",
+                &metrics.migrated,
+            ),
         ] {
             metrics.registry.register(name, text, family.clone());
         }
@@ -118,9 +125,15 @@ impl Metrics {
     /// The text form.
     pub fn encode(&self, node: &Node) -> String {
         self.gpu_seconds.clear();
-        for family in
-            [&self.replicas, &self.waiting, &self.answered, &self.within_slo, &self.starts, &self.parked]
-        {
+        for family in [
+            &self.replicas,
+            &self.waiting,
+            &self.answered,
+            &self.within_slo,
+            &self.starts,
+            &self.parked,
+            &self.migrated,
+        ] {
             family.clear();
         }
         let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
@@ -135,6 +148,7 @@ impl Metrics {
                 (&self.within_slo, totals.stats.within_slo),
                 (&self.starts, totals.stats.starts),
                 (&self.parked, totals.parked),
+                (&self.migrated, totals.migrated),
             ] {
                 family.get_or_create(&labels).set(gauge(value));
             }

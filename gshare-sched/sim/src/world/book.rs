@@ -516,9 +516,9 @@ impl Book {
         let counted = found.life != Life::Draining;
         found.life = Life::Stopped;
         let function = found.function;
-        if counted {
-            self.function(function)?.instances -= 1;
-        }
+        let function = self.function(function)?;
+        function.instances -= u32::from(counted);
+        function.outcome.migrated += u64::from(cause == StopCause::Replaced);
         Ok(())
     }
 
@@ -597,11 +597,12 @@ impl Book {
         let Some((asked, on)) = ended.and_then(|asked| asked.on.map(|on| (asked, on))) else {
             return Err(format!("the host answers {request}, which runs nowhere"));
         };
-        let mut cold = false;
+        let (mut cold, mut staged) = (false, false);
         if let Some(found) = self.instances.get_mut(&on) {
             found.requests.retain(|one| *one != request);
             cold = found.ready.is_some_and(|ready| ready > asked.arrived);
             let parts = core::mem::take(&mut found.parts);
+            staged = parts.len() > 1;
             self.count_running(&parts, -1);
             if let Some(found) = self.instances.get_mut(&on) {
                 found.parts = parts;
@@ -613,6 +614,7 @@ impl Book {
         let outcome = &mut function.outcome;
         outcome.answered += 1;
         outcome.cold_starts += u64::from(cold);
+        outcome.pipelined += u64::from(staged);
         outcome.within_slo += u64::from(slo.is_some_and(|slo| latency <= slo));
         outcome.latencies.push(latency);
         Ok(())

@@ -36,6 +36,10 @@ pub struct FunctionOutcome {
     pub starts: u64,
     /// Requests that were answered by an instance that was not ready when they came, nor parked.
     pub cold_starts: u64,
+    /// Times that an instance took the place of another one on better slices.
+    pub migrated: u64,
+    /// Requests that were answered by an instance with several stages.
+    pub pipelined: u64,
     /// Training jobs that were completed.
     pub completed: u64,
     /// GPU time that its instances held, share x time, from their start to their end. On a whole device a model holds its
@@ -81,6 +85,8 @@ impl FunctionOutcome {
         self.latencies.sort_unstable();
         self.starts += other.starts;
         self.cold_starts += other.cold_starts;
+        self.migrated += other.migrated;
+        self.pipelined += other.pipelined;
         self.completed += other.completed;
         self.held = self.held.saturating_add(other.held);
         self.used = self.used.saturating_add(other.used);

@@ -333,6 +333,7 @@ const fn cause(reason: InstanceReason) -> StopCause {
     match reason {
         InstanceReason::Reclaimed { .. } => StopCause::Evicted,
         InstanceReason::Removed => StopCause::Removed,
+        InstanceReason::Replaced { .. } => StopCause::Replaced,
         _ => StopCause::Drained,
     }
 }

@@ -10,8 +10,9 @@
 //! | `/secret/NAME` | a secret |
 //! | `/exit` | none: the process ends |
 //!
-//! With `$KERNELS` 0 no GPU is looked for. A kernel takes `$KERNEL_US` (2000) us, the weights `$WEIGHTS_MIB` (64) MiB, or they
-//! are those of `$GSHARE_MODEL` from the store at `$GSHARE_STORE`. As a stage
+//! With `$KERNELS` 0 no GPU is looked for. A kernel takes `$KERNEL_US` (2000) us; with `$KERNEL_SMS` it takes so long on that many SMs,
+//! and less on a device that has more. The weights take `$WEIGHTS_MIB` (64) MiB, or are
+//! those of `$GSHARE_MODEL` from the store at `$GSHARE_STORE`. As a stage
 //! of a pipeline it runs the kernels of its components, `$KERNELS` for each of `$GSHARE_COMPONENTS`, and answers with one JSON
 //! object that has what the stages before it have said; `$STEPS` makes it a training job: that many steps, and it ends.
 #![allow(unsafe_code, reason = "a kernel launch is unsafe in any CUDA API")]
@@ -22,6 +23,7 @@ use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
+use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaContext, LaunchConfig};
 use cudarc::nvrtc::Ptx;
 use std::collections::BTreeMap;
@@ -39,6 +41,7 @@ fn main() -> Result<()> {
     let work = Work {
         kernels: number("KERNELS", 5)? * u32::try_from(components)?,
         micros: number("KERNEL_US", 2_000)?,
+        sms: number("KERNEL_SMS", 0)?,
         weights: usize::try_from(number("WEIGHTS_MIB", 64)?)? << 20,
     };
     if let steps @ 1.. = number("STEPS", 0)? {
@@ -80,11 +83,12 @@ fn main() -> Result<()> {
     })
 }
 
-/// Cost of a request: kernels, the time of each in us, and bytes of weights.
+/// Cost of a request: kernels, the time of each in us, the SMs on which a kernel takes that (0: on any device), and bytes of weights.
 #[derive(Debug, Clone, Copy)]
 struct Work {
     kernels: u32,
     micros: u32,
+    sms: u32,
     weights: usize,
 }
 
@@ -113,8 +117,13 @@ impl Gpu {
     fn open(work: Work) -> Result<Self> {
         let context = CudaContext::new(0)?;
         let stream = context.new_stream()?;
-        let name = format!("spin_{}us", work.micros);
-        let module = context.load_module(Ptx::from_src(spin_ptx(&name, work.micros)))?;
+        let sms = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let micros = match work.sms {
+            0 => work.micros,
+            of => work.micros * of / u32::try_from(context.attribute(sms)?)?.max(1),
+        };
+        let name = format!("spin_{micros}us");
+        let module = context.load_module(Ptx::from_src(spin_ptx(&name, micros)))?;
         let kernel = module.load_function(&name)?;
         let (weights, model) = match (std::env::var("GSHARE_MODEL"), std::env::var("GSHARE_STORE")) {
             (Ok(name), Ok(store)) => {

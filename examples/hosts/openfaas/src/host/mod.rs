@@ -25,7 +25,7 @@ pub use view::{Decision, InstanceView, View};
 use super::api::{ApiError, FunctionDeployment};
 use super::models::Errand;
 use super::plan::{Plan, Wants};
-use gshare_core::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Rejection};
+use gshare_core::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Rejection, StopCause};
 use gshare_core::request::{RequestId, TenantId};
 use gshare_core::scale::InstanceId;
 use gshare_core::{Bytes, Engine as _, FunctionId, Timestamp};
@@ -114,6 +114,10 @@ pub struct Totals {
     pub gpu_ns: u64,
     /// Times that an instance was parked for another function.
     pub parked: u64,
+    /// Times that an instance took the place of another one on better slices.
+    pub migrated: u64,
+    /// Requests that went through several stages.
+    pub pipelined: u64,
 }
 
 impl Totals {
@@ -127,6 +131,8 @@ impl Totals {
         of.unmet += more.unmet;
         self.gpu_ns += other.gpu_ns;
         self.parked += other.parked;
+        self.migrated += other.migrated;
+        self.pipelined += other.pipelined;
     }
 }
 
@@ -137,6 +143,8 @@ struct Known {
     measures: Option<(FunctionId, usize)>,
     gpu_ns: u64,
     parked: u64,
+    migrated: u64,
+    pipelined: u64,
     /// Why an instance of it did not start, or its trials gave nothing, the last time.
     problem: Option<String>,
     /// Whether no share does for what it wants.
@@ -315,9 +323,14 @@ impl Host {
                         known.doing = Doing::Draining;
                     }
                 }
-                PlatformAction::Stop { instance, .. } => {
+                PlatformAction::Stop { instance, cause } => {
                     let Some(known) = self.instances.get_mut(&instance) else { continue };
                     known.doing = Doing::Stopping;
+                    if cause == StopCause::Replaced
+                        && let Some(of) = self.versions.get_mut(&known.function)
+                    {
+                        of.migrated += 1;
+                    }
                     self.kill(instance);
                     self.if_all_ended(instance);
                 }

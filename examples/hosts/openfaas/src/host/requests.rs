@@ -58,6 +58,11 @@ impl Host {
             Some(_) => {
                 if let Some(instance) = on {
                     instance.requests.remove(&request);
+                    if instance.parts.len() > 1
+                        && let Some(of) = self.versions.get_mut(&instance.function)
+                    {
+                        of.pipelined += 1;
+                    }
                 }
                 PlatformEvent::RequestDone { request, took: now.saturating_since(of.since) }
             }

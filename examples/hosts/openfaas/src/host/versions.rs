@@ -82,6 +82,8 @@ impl Host {
             measures,
             gpu_ns: 0,
             parked: 0,
+            migrated: 0,
+            pipelined: 0,
             problem: None,
             hopeless: false,
             completed: false,

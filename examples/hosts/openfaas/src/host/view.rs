@@ -94,6 +94,8 @@ impl Host {
             stats,
             gpu_ns: known.map_or(0, |known| known.gpu_ns) + live,
             parked: known.map_or(0, |known| known.parked),
+            migrated: known.map_or(0, |known| known.migrated),
+            pipelined: known.map_or(0, |known| known.pipelined),
         }
     }
 
