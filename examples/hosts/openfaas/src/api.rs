@@ -1,4 +1,4 @@
-//! What is said over the wire, and the one place where it is checked.
+//! Messages of the HTTP interface, and the one place where they are checked.
 
 use super::host::View;
 use super::plan::Wants;
@@ -54,7 +54,7 @@ impl IntoResponse for ApiError {
 
 type Map = Option<BTreeMap<String, String>>;
 
-/// What is deployed. Fields that the contract may get later are not looked at.
+/// A deployment as it is sent. Fields that the contract may get later are not looked at.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FunctionDeployment {
@@ -95,7 +95,7 @@ pub struct FunctionDeployment {
     pub read_only_root_filesystem: bool,
 }
 
-/// What a function is and does.
+/// Description and state of a function.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FunctionStatus {
@@ -206,7 +206,7 @@ impl Status {
     }
 }
 
-/// What its replicas use of the node.
+/// CPU time and memory of the node that its replicas use.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Usage {

@@ -196,7 +196,7 @@ fn load(url: &str, part: &Part) {
                 return;
             }
             std::thread::sleep(due.saturating_sub(begun.elapsed()));
-            // What is refused or late is in the host's own figures.
+            // Requests that are refused or late are in the host's own figures.
             scope.spawn(|| drop(ureq::get(&address).call()));
         }
     });

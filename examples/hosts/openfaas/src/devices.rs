@@ -30,18 +30,18 @@ pub fn print_inventory() -> anyhow::Result<()> {
 pub struct Device {
     /// The driver's name of it.
     pub name: String,
-    /// What it is for the platform.
+    /// The device as the platform knows it.
     pub spec: DeviceSpec,
     /// The UUID of a GPU without MIG devices.
     uuid: String,
     /// Its MIG devices with their UUIDs, by place.
     slices: Vec<(SliceAt, String)>,
-    /// What a process needs to find the driver of this device.
+    /// Variables that a process needs to find the driver of this device.
     environment: Vec<(OsString, OsString)>,
 }
 
 impl Device {
-    /// What `CUDA_VISIBLE_DEVICES` is to be for this part of an instance, and what else the process needs.
+    /// Variables of the process for this part of an instance: `CUDA_VISIBLE_DEVICES`, and those that find the driver.
     pub fn for_part(&self, part: &Part) -> (&str, &[(OsString, OsString)]) {
         let slice = part.slice.and_then(|at| self.slices.iter().find(|(place, _)| *place == at));
         (slice.map_or(&self.uuid, |(_, uuid)| uuid), &self.environment)
@@ -164,7 +164,7 @@ fn layout(gpu: &Found) -> anyhow::Result<(MigLayout, Vec<(SliceAt, String)>)> {
     Ok((layout, places))
 }
 
-/// What NVML says to a process with this environment.
+/// GPUs that NVML names to a process with this environment.
 fn inventory(environment: &[(OsString, OsString)]) -> anyhow::Result<Vec<Found>> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--inventory").envs(environment.iter().map(|(key, value)| (key, value)));

@@ -1,4 +1,4 @@
-//! What protects the host from those who can reach it: connections that say nothing, browsers, and too many of either.
+//! Guards against those who can reach the host: connections that say nothing, browsers, and too many of either.
 //!
 //! A page in a browser can send requests to a loopback address. It cannot leave out `Origin`, and it cannot say another `Host`
 //! than the name that it was loaded from: with a name of its own that leads to 127.0.0.1 (DNS rebinding) that is no

@@ -29,9 +29,9 @@ pub struct Call {
     pub id: String,
     /// The function.
     pub name: String,
-    /// What the replica sees.
+    /// The call as the replica sees it.
     pub path: String,
-    /// Who gets the answer.
+    /// Address to which the answer is sent.
     pub callback: Option<Uri>,
     /// The request, with its whole body.
     pub request: Request,

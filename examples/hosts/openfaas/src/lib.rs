@@ -193,7 +193,7 @@ fn credentials(dir: &Path) -> anyhow::Result<Credentials> {
     Ok(Credentials { pair: format!("{}:{}", read("basic-auth-user")?, read("basic-auth-password")?) })
 }
 
-/// What a file says of a tenant; what it leaves out is not limited.
+/// Limits of a tenant in the file; a limit that is left out does not apply.
 #[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Tenant {

@@ -1,4 +1,4 @@
-//! What replicas print: the last lines of each function, and those to come.
+//! Logs of replicas: the last lines of each function, and those to come.
 
 use super::api::{LogLine, NAMESPACE, rfc3339};
 use parking_lot::Mutex;
@@ -40,11 +40,11 @@ impl Logs {
         if tail.lines.len() > KEPT {
             tail.lines.pop_front();
         }
-        // Nobody may be reading.
+        // There may be no reader.
         let _ = tail.live.send((now, line));
     }
 
-    /// What there is, the oldest first, and what comes.
+    /// The lines so far, the oldest first, and those to come.
     pub fn read(&self, name: &str) -> (Vec<Stamped>, broadcast::Receiver<Stamped>) {
         let mut all = self.0.lock();
         let tail = all.entry(name.to_owned()).or_insert_with(Tail::new);

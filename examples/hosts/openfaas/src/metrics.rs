@@ -1,4 +1,4 @@
-//! What Prometheus sees, under the names that dashboards of OpenFaaS know.
+//! Metrics for Prometheus, under the names that dashboards of OpenFaaS know.
 
 use super::node::Node;
 use prometheus_client::encoding::EncodeLabelSet;

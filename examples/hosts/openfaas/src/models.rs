@@ -23,7 +23,7 @@ pub struct Models {
     running: Option<Running>,
 }
 
-/// What the platform orders of a model.
+/// An order of the platform about a model.
 #[derive(Debug, Clone)]
 pub enum Errand {
     /// A request is expected: its weights are to be in host memory.
@@ -89,7 +89,7 @@ impl Models {
         let _ = self.errands.send(errand);
     }
 
-    /// What the store holds.
+    /// Contents of the store.
     pub fn status(&self) -> Option<Status> {
         Client::connect(&self.socket).ok()?.status().ok()
     }

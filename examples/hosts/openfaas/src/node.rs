@@ -34,7 +34,7 @@ const PROBE: std::time::Duration = std::time::Duration::from_millis(10);
 /// How often the daemon is asked what processes use.
 const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// What processes are started with.
+/// Surroundings of the functions' processes: hook, daemon, devices and directories.
 #[derive(Debug)]
 pub struct Runner {
     /// The hook and the daemon, for processes with a share.
@@ -54,11 +54,11 @@ pub struct Runner {
 pub struct Node {
     host: Mutex<Host>,
     began: Instant,
-    /// What processes are started with.
+    /// Surroundings of the functions' processes.
     pub runner: Runner,
-    /// What they print.
+    /// Lines that processes print.
     pub logs: Logs,
-    /// What is kept of them.
+    /// Records that survive a restart.
     pub store: Store,
     /// One change of functions and secrets at a time, so that files and engines say the same.
     pub changes: tokio::sync::Mutex<()>,
@@ -118,7 +118,7 @@ pub struct Ticket {
     node: Arc<Node>,
     request: RequestId,
     turns: UnboundedReceiver<Turn>,
-    /// Whose turn it is.
+    /// The instance that serves the request, once its turn has come.
     instance: Option<InstanceId>,
     broken: bool,
 }
@@ -306,7 +306,7 @@ impl Ticket {
                 self.instance = Some(instance);
                 return Ok(streams);
             }
-            // It has been given to another one meanwhile, or will be.
+            // The request has been given to another instance meanwhile, or will be.
         }
     }
 
@@ -488,7 +488,7 @@ async fn exited(
     readers: &mut Vec<tokio::task::JoinHandle<()>>,
 ) -> bool {
     if !listening && !matches!(launch.version.plan.wants, Wants::Training { .. }) {
-        // What it printed last is in its pipes.
+        // The last lines that the process printed are in its pipes.
         for reader in readers.drain(..) {
             let _ = tokio::time::timeout(PROBE * 10, reader).await;
         }

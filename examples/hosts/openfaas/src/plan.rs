@@ -1,4 +1,4 @@
-//! What a deployment asks for: its command, and what its annotations and labels say, checked.
+//! The plan of a deployment: its command, and what its annotations and labels say, checked.
 //!
 //! A deployment says what it wants (a latency, a model, a kind of work) or, like the paper's, what it gets (a share). Without
 //! either its share is measured at the first deployment.
@@ -39,50 +39,50 @@ const KEYS: [(&str, &str); 14] = [
     ("gshare/probe_body", "file that is sent as the body while it is measured"),
 ];
 
-/// What a function does, and what of a device it gets for that.
+/// Kind of work of a function, and the share of a device that it gets for that.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Wants {
-    /// It answers requests and uses no GPU.
+    /// The function answers requests and uses no GPU.
     NoGpu {
         /// Requests per second of an instance; without, load starts no other one.
         rate: Option<f64>,
     },
-    /// It answers requests with this share.
+    /// The function answers requests with this share.
     Share {
-        /// What each instance gets.
+        /// Share of each instance.
         share: ResourceSpec,
         /// Requests per second of an instance; without, load starts no other one.
         rate: Option<f64>,
     },
-    /// It answers requests, and its share is to be measured.
+    /// The function answers requests, and its share is to be measured.
     Measured,
-    /// It answers requests, and was measured: its points, and the memory it took, where that is known.
+    /// The function answers requests, and was measured: its points, and the memory it took, where that is known.
     Profile {
         /// Its measured points.
         table: ProfileTable,
         /// The memory that was measured.
         memory: Option<Bytes>,
     },
-    /// It answers requests, in stages on MIG devices.
+    /// The function answers requests, in stages on MIG devices.
     Pipeline {
         /// Its components.
         dag: Box<Dag>,
     },
-    /// It trains.
+    /// The function is a training job.
     Training {
         /// Its workers, each on a device of its own.
         workers: u32,
-        /// What each of them gets.
+        /// Share of each worker.
         share: GpuShare,
     },
 }
 
-/// What a deployment amounts to.
+/// The plan of a deployment, checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// Program and arguments.
     pub command: Vec<String>,
-    /// What it does.
+    /// Kind of work.
     pub wants: Wants,
     /// Requests at once of an instance.
     pub concurrency: u32,
@@ -102,7 +102,7 @@ pub struct Plan {
     pub regime: Option<Regime>,
     /// Time from its start to its first answer.
     pub load: Duration,
-    /// What is called while it is measured.
+    /// Request that is sent while the function is measured.
     pub probe: Probe,
 }
 
@@ -174,7 +174,7 @@ impl Plan {
     /// 400 that names the field.
     pub fn spec(&self, bounds: (u32, u32), guess: Bytes) -> Result<FunctionSpec, ApiError> {
         let memory = self.memory.unwrap_or(match &self.wants {
-            // Nobody limits what it takes, and nothing is known of it.
+            // No limit is set, and nothing is known of the function.
             Wants::NoGpu { .. } | Wants::Share { .. } => Bytes(1),
             Wants::Profile { memory, .. } => memory.unwrap_or(guess),
             _ => guess,

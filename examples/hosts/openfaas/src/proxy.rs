@@ -89,7 +89,7 @@ pub async fn forward(
     Err(ApiError::internal(name, "an instance without a process"))
 }
 
-/// What a stage answered is what the next one is asked.
+/// The answer of a stage is the request to the next one.
 async fn hand_on(
     ticket: &mut Ticket,
     name: &str,

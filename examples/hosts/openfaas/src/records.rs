@@ -1,4 +1,4 @@
-//! What survives a restart: a file per function and per secret, each replaced as a whole.
+//! Records that survive a restart: a file per function and per secret, each replaced as a whole.
 
 use super::api::FunctionDeployment;
 use super::trials::Measured;
@@ -21,7 +21,7 @@ pub struct Record {
     pub replicas: Option<u32>,
 }
 
-/// What was measured of a function, and of what.
+/// The measurement of a function, and the program that was measured.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Profile {
@@ -29,7 +29,7 @@ struct Profile {
     measured: Measured,
 }
 
-/// What a measurement depends on: another program, environment or way to call it is measured anew.
+/// Key on which a measurement depends: another program, environment or way to call it is measured anew.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Program {
@@ -143,7 +143,7 @@ impl Store {
         )
     }
 
-    /// What was measured of a function, if it is the same program still. A file that cannot be read is measured anew.
+    /// The measurement of a function, if the program is the same still. A function whose file cannot be read is measured anew.
     pub fn profile(&self, deployment: &FunctionDeployment) -> Option<Measured> {
         let bytes = std::fs::read(self.profiles.join(format!("{}.json", deployment.service))).ok()?;
         let profile: Profile = serde_json::from_slice(&bytes).ok()?;

@@ -52,7 +52,7 @@ impl Credentials {
     }
 }
 
-/// What handlers share.
+/// State that handlers share.
 #[derive(Debug)]
 pub struct App {
     /// Functions and replicas.
@@ -72,7 +72,7 @@ pub struct App {
 }
 
 impl App {
-    /// What a deployment asks for.
+    /// The plan that a deployment asks for.
     ///
     /// # Errors
     /// 400 that names the field.
@@ -267,7 +267,7 @@ async fn put(app: &App, body: &[u8], must_exist: bool) -> Result<StatusCode, Api
         put.map_err(|error| ApiError::internal("the model store", error))??;
     }
     let record = Record { deployment: deployment.clone(), created_ms, replicas: None };
-    // What the platform refuses is not kept; what cannot be kept is not deployed.
+    // A function that the platform refuses is not kept; one that cannot be kept is not deployed.
     let kept = app.node.store.function(name);
     let keep = app.node.store.put_function(&record);
     keep.map_err(|error| ApiError::internal("keeping the function", error))?;

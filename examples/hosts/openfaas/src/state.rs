@@ -1,4 +1,4 @@
-//! What the page and `gshare ps` show: devices with what runs on them, functions, and the last decisions.
+//! State that the page and `gshare ps` show: devices with what runs on them, functions, and the last decisions.
 
 use super::api::Status;
 use super::host::{Decision, View};
@@ -17,7 +17,7 @@ pub struct State {
     pub devices: Vec<Device>,
     /// The functions, by name.
     pub functions: Vec<Function>,
-    /// What the node's model store holds; null where it does not answer.
+    /// Contents of the node's model store; null where the store does not answer.
     pub models: Option<gshare_modelstore::status::Status>,
     /// The last decisions, the newest first.
     pub decisions: Vec<Decision>,
@@ -78,7 +78,7 @@ pub struct Client {
     pub memory: Bytes,
 }
 
-/// What there is to show now. Asks the node's daemon: not for a thread that serves requests.
+/// The state now. The node's daemon is asked, so a thread that serves requests must not call this.
 pub fn now(node: &Node) -> State {
     let snapshot = node.runner.daemon.as_ref().and_then(|socket| gshared::admin::snapshot(socket).ok());
     let mut clients: Vec<Client> = Vec::new();

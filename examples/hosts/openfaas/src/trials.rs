@@ -42,7 +42,7 @@ const READY: Duration = Duration::from_secs(120);
 /// The time in which a call must be answered.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// What trials found, as it is kept.
+/// Result of the trials of a function, as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {

@@ -50,7 +50,7 @@ fn kill(pid: i64) {
     let _ = Command::new("/bin/kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
-/// What is left of a host: processes with its functions' variables whose parent is not it.
+/// Processes that a host left behind: those with its functions' variables whose parent it is not.
 fn orphans(state: &Path, host: u32) -> Vec<i32> {
     let all = std::fs::read_dir("/proc")
         .unwrap()

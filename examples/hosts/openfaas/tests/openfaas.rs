@@ -119,7 +119,7 @@ fn a_dead_replica_costs_what_it_was_serving_and_comes_back() {
     let (status, body) = std::thread::scope(|scope| {
         let slow = scope.spawn(|| call(address, "POST", "/function/plain/slow?ms=3600000", "").unwrap());
         within(|| provider.call("GET", "/system/logs?name=plain", "").1.contains("sleeping for 3600000 ms"));
-        // It waits behind that one, and is served by the next replica.
+        // The second request waits behind that one, and is served by the next replica.
         let waits = scope.spawn(|| call(address, "POST", "/function/plain/echo", "patient").unwrap());
         within(|| provider.call("GET", "/system/telemetry", "").1.contains("\"waiting\":1"));
         kill(child_of(provider.child.id(), "KERNELS=0"));

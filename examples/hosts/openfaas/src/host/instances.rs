@@ -215,7 +215,7 @@ impl Host {
             } else {
                 Order::Run(launch)
             };
-            // Nobody listens only when the host ends.
+            // The receiver is gone only when the host ends.
             let _ = self.orders.send(order);
         }
     }

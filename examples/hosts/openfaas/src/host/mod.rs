@@ -37,7 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use tokio::sync::mpsc::UnboundedSender;
 
-/// What a shell has to start. It answers with [`Host::started`], or with [`Host::failed`].
+/// An order to the shell to start a process. The shell answers with [`Host::started`], or with [`Host::failed`].
 #[derive(Debug, Clone)]
 pub enum Order {
     /// A process of an instance.
@@ -71,13 +71,13 @@ impl Launch {
 /// A deployment of a function.
 #[derive(Debug, PartialEq)]
 pub struct Version {
-    /// What was deployed.
+    /// The deployment.
     pub deployment: FunctionDeployment,
-    /// What that asks for.
+    /// The plan that the deployment asks for.
     pub plan: Plan,
 }
 
-/// What becomes of a request that waits.
+/// Outcome for a request that waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Turn {
     /// An instance is free for it.
@@ -87,7 +87,7 @@ pub enum Turn {
         /// Where its processes listen, stage by stage.
         ports: Vec<u16>,
     },
-    /// It will not be served.
+    /// The request will not be served.
     No(Rejection),
     /// No share does for what its function wants: why.
     Hopeless(String),
@@ -101,14 +101,14 @@ struct Function {
     created_ms: u64,
     replicas: Option<u32>,
     invocations: u64,
-    /// What versions before this one have done.
+    /// Work that versions before this one have done.
     before: Totals,
 }
 
-/// What a function has done, over all of its versions.
+/// Work that a function has done, over all of its versions.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Totals {
-    /// What the platform counts.
+    /// Counters of the platform.
     pub stats: FunctionStats,
     /// Device time of its instances, in ns.
     pub gpu_ns: u64,
@@ -155,7 +155,7 @@ struct Known {
     progress: Option<String>,
 }
 
-/// What an instance is about.
+/// The order that an instance carries out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Doing {
     Starting,
@@ -215,7 +215,7 @@ pub struct Host {
     next_request: u64,
     orders: std::sync::mpsc::Sender<Order>,
     last: Timestamp,
-    /// What the platform is to be told because of its own orders.
+    /// Events that the platform is to be told because of its own orders.
     events: VecDeque<PlatformEvent>,
     /// The last decisions, the oldest first.
     decisions: VecDeque<Decision>,
@@ -253,7 +253,7 @@ impl Host {
     /// Tells the platform of a device or a tenant.
     ///
     /// # Errors
-    /// What the platform says against it.
+    /// The platform's refusal.
     pub fn tell(&mut self, now: Timestamp, event: PlatformEvent) -> Result<(), ApiError> {
         self.last = self.last.max(now);
         let mut actions = Vec::new();
@@ -344,7 +344,7 @@ impl Host {
 
     fn errand(&self, function: FunctionId, fetch: bool) {
         let errand = self.versions.get(&function).and_then(|of| Errand::of(&of.version, fetch));
-        // Nobody listens only when the host ends.
+        // The receiver is gone only when the host ends.
         let _ = errand.map(|errand| self.orders.send(Order::Model(errand)));
     }
 }
@@ -355,7 +355,7 @@ impl Known {
     }
 }
 
-/// What the process with this place in an instance is called.
+/// Name of the process with this place in an instance.
 pub fn client(name: &str, instance: InstanceId, index: usize, count: usize) -> String {
     match count {
         1 => format!("{name}-{}", instance.0),

@@ -184,7 +184,7 @@ impl Host {
         Ok(())
     }
 
-    /// What came of the trials of an instance.
+    /// Takes the result of the trials of an instance.
     pub fn measured(
         &mut self,
         now: Timestamp,

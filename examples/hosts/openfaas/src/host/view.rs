@@ -1,4 +1,4 @@
-//! What there is to show of functions, and what must hold between the books.
+//! Views of functions, and the checks that must hold between the books.
 
 use super::{Doing, Host, Totals, Version, client};
 use crate::plan::Wants;
@@ -27,10 +27,10 @@ pub struct InstanceView {
     pub clients: Vec<String>,
 }
 
-/// What a function is doing.
+/// A function at one moment.
 #[derive(Debug, Clone)]
 pub struct View {
-    /// What was deployed.
+    /// The deployment.
     pub version: Arc<Version>,
     /// When, in ms since 1970.
     pub created_ms: u64,
@@ -40,7 +40,7 @@ pub struct View {
     pub instances: Vec<InstanceView>,
     /// Requests that wait for an instance.
     pub waiting: u64,
-    /// What it has done.
+    /// Work done so far.
     pub totals: Totals,
     /// Whether it is being measured, and how far that is.
     pub measuring: Option<String>,
@@ -79,12 +79,12 @@ pub struct Decision {
     /// When, in ns since the host began.
     #[serde(rename = "at_ns")]
     pub at: Timestamp,
-    /// What was decided and why, for people.
+    /// A sentence for people: the decision and its reason.
     pub what: String,
 }
 
 impl Host {
-    /// What one version has done.
+    /// Work that one version has done.
     pub(super) fn totals(&self, id: FunctionId) -> Totals {
         let stats = self.platform.function(id).map_or_else(FunctionStats::default, |view| view.stats);
         let known = self.versions.get(&id);

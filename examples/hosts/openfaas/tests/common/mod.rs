@@ -13,7 +13,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Provider {
     pub(crate) child: Child,
     pub(crate) address: SocketAddr,
-    /// What it printed.
+    /// Lines that the host printed.
     pub(crate) line: String,
 }
 
