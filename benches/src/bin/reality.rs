@@ -1,7 +1,8 @@
 //! `reality`: the same functions and load in `World` and as real processes on the simulated driver, and how far the two are apart.
 //!
 //! A scenario is deployed to a host that this program starts; the host measures the functions, and `World` is given the points
-//! that it measured. Then both get Poisson arrivals of the same rates. Processes, HTTP, the hook and the daemon are real on one
+//! that it measured, and the time of a call that uses no GPU. Then both get the same Poisson arrivals, whose rates change in
+//! steps, so that instances are started under load and some requests are late. Processes, HTTP, the hook and the daemon are real on one
 //! side, and on the other nothing is.
 //!
 //! The last scenario is partition P1 of FluidFaaS (Table 7) on two GPUs: pipelines of three components under bursts. Their
@@ -74,7 +75,7 @@ const SCENARIOS: [Scenario; 4] = [
         name: "one function",
         gpus: 1,
         slices: &[],
-        functions: &[Served { name: "resnet", kernels: 5, rates: &[20.0], slo_ms: 150 }],
+        functions: &[Served { name: "resnet", kernels: 5, rates: &[10.0, 60.0, 20.0], slo_ms: 100 }],
         trainer: false,
     },
     Scenario {
@@ -82,9 +83,9 @@ const SCENARIOS: [Scenario; 4] = [
         gpus: 2,
         slices: &[],
         functions: &[
-            Served { name: "resnet", kernels: 5, rates: &[25.0], slo_ms: 150 },
-            Served { name: "bert", kernels: 10, rates: &[8.0], slo_ms: 300 },
-            Served { name: "ocr", kernels: 20, rates: &[3.0], slo_ms: 800 },
+            Served { name: "resnet", kernels: 5, rates: &[10.0, 45.0, 10.0], slo_ms: 100 },
+            Served { name: "bert", kernels: 10, rates: &[4.0, 4.0, 15.0], slo_ms: 200 },
+            Served { name: "ocr", kernels: 20, rates: &[3.0, 1.0, 6.0], slo_ms: 400 },
         ],
         trainer: false,
     },
@@ -92,7 +93,7 @@ const SCENARIOS: [Scenario; 4] = [
         name: "beside a trainer",
         gpus: 1,
         slices: &[],
-        functions: &[Served { name: "resnet", kernels: 5, rates: &[15.0], slo_ms: 200 }],
+        functions: &[Served { name: "resnet", kernels: 5, rates: &[10.0, 40.0, 10.0], slo_ms: 120 }],
         trainer: true,
     },
     Scenario {
@@ -282,8 +283,29 @@ fn load(url: &str, name: &str, times: &[f64]) -> Vec<f64> {
     })
 }
 
-/// Runs a scenario on a host with real processes: figures of each function, and its state after the load.
-fn real(options: &Options, scenario: &Scenario) -> Result<Vec<(Seen, Value)>> {
+/// Median time of calls that use no GPU: of the client, HTTP and the host alone.
+fn overhead(url: &str, name: &str) -> Result<Duration> {
+    const CALLS: usize = 200;
+    let address = format!("{url}/function/{name}/echo");
+    let mut times = Vec::new();
+    // The first call may have to wait for an instance.
+    for _ in 0..=CALLS {
+        let begun = Instant::now();
+        ureq::get(&address).call().with_context(|| address.clone())?;
+        times.push(begun.elapsed());
+    }
+    times.sort_unstable();
+    Ok(Duration::from_nanos(u64::try_from(times[CALLS / 2].as_nanos())?))
+}
+
+/// Figures of each function on a host with real processes, its state after the load, and the time of a call without a GPU.
+struct Real {
+    functions: Vec<(Seen, Value)>,
+    overhead: Duration,
+}
+
+/// Runs a scenario on a host with real processes.
+fn real(options: &Options, scenario: &Scenario) -> Result<Real> {
     let dir = tempfile::tempdir()?;
     let programs = options.programs.canonicalize()?;
     let host = Host::start(&programs, scenario, dir.path())?;
@@ -310,6 +332,7 @@ fn real(options: &Options, scenario: &Scenario) -> Result<Vec<(Seen, Value)>> {
         names.push("trainer");
     }
     host.wait(&names)?;
+    let overhead = overhead(&host.url, scenario.functions[0].name)?;
     let before: Vec<Value> =
         scenario.functions.iter().map(|of| host.function(of.name)).collect::<Result<_>>()?;
     let latencies: Vec<Vec<f64>> = std::thread::scope(|scope| {
@@ -339,7 +362,7 @@ fn real(options: &Options, scenario: &Scenario) -> Result<Vec<(Seen, Value)>> {
         let (pipelined, migrated) = (count("pipelined"), count("migrated"));
         seen.push((Seen { requests, attainment, mean_ms, gpu_ms, pipelined, migrated }, after));
     }
-    Ok(seen)
+    Ok(Real { functions: seen, overhead })
 }
 
 /// What is deployed in `World`, with what the host has measured; and the SMs of an instance, where it has a share of them.
@@ -363,7 +386,7 @@ fn spec(scenario: &Scenario, served: &Served, state: &Value) -> Result<(Function
 }
 
 /// The same in `World`.
-fn simulated(options: &Options, scenario: &Scenario, measured: &[Value], depth: Depth) -> Result<Vec<Seen>> {
+fn simulated(options: &Options, scenario: &Scenario, real: &Real, depth: Depth) -> Result<Vec<Seen>> {
     let device = match scenario.slices {
         [] => DeviceSpec::new(NodeId(0), Bytes(17_066_885_120)),
         slices => {
@@ -374,7 +397,7 @@ fn simulated(options: &Options, scenario: &Scenario, measured: &[Value], depth: 
     let devices = vec![device; scenario.gpus];
     let mut functions = Vec::new();
     let mut parts = Vec::new();
-    for (served, state) in scenario.functions.iter().zip(measured) {
+    for (served, (_, state)) in scenario.functions.iter().zip(&real.functions) {
         let (spec, sm) = spec(scenario, served, state)?;
         let mut function = Function::new(served.name, spec);
         function.load = counts(&times(served.rates, options.seconds, options.seed), options.seconds);
@@ -390,7 +413,7 @@ fn simulated(options: &Options, scenario: &Scenario, measured: &[Value], depth: 
         functions.push(trainer);
     }
     let mut plan = Plan::new(devices, functions, Duration::from_secs(options.seconds + LEAD as u64));
-    plan.depth = depth;
+    (plan.depth, plan.overhead) = (depth, real.overhead);
     let make = || settings().build().map_err(|error| error.to_string());
     let outcome = world::run(&plan, options.seed, make).map_err(|failure| anyhow::anyhow!("{failure}"))?;
     let seen = scenario.functions.iter().zip(&outcome.functions).zip(parts).map(|((_, of), sm)| {
@@ -432,12 +455,12 @@ fn main() -> Result<()> {
         |scenario: &&Scenario| options.only.as_deref().is_none_or(|only| scenario.name.contains(only));
     for scenario in SCENARIOS.iter().filter(wanted) {
         let real = real(&options, scenario).with_context(|| scenario.name)?;
-        let measured: Vec<Value> = real.iter().map(|(_, state)| state.clone()).collect();
-        let mut rows: Vec<(&str, Vec<Seen>)> = vec![("real", real.iter().map(|(seen, _)| *seen).collect())];
+        let mut rows: Vec<(&str, Vec<Seen>)> =
+            vec![("real", real.functions.iter().map(|(seen, _)| *seen).collect())];
         // Kernels are simulated on shares of a device alone.
         let depths = [("requests", Depth::Requests), ("kernels", Depth::Kernels)];
         for (name, depth) in depths.into_iter().take(if scenario.slices.is_empty() { 2 } else { 1 }) {
-            rows.push((name, simulated(&options, scenario, &measured, depth)?));
+            rows.push((name, simulated(&options, scenario, &real, depth)?));
         }
         for (index, served) in scenario.functions.iter().enumerate() {
             for (place, seen) in &rows {

@@ -361,7 +361,7 @@ where
         let function = body.function;
         if let Some(request) = request {
             self.schedule_ends();
-            let took = self.now.saturating_since(began);
+            let took = self.now.saturating_since(began).saturating_add(self.plan.overhead);
             return self.say(id, Happening::Answers(request, id, took));
         }
         body.phase = Phase::Ended;
@@ -393,6 +393,8 @@ where
     fn say(&mut self, id: InstanceId, what: Happening) -> Result<(), String> {
         let late = if core::mem::take(&mut self.armed[Fault::ReportLate as usize]) {
             self.chances.duration(Duration::from_millis(100), Duration::from_secs(5))
+        } else if matches!(what, Happening::Answers(..)) {
+            self.plan.overhead
         } else {
             Duration::ZERO
         };

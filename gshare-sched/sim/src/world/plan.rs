@@ -95,6 +95,9 @@ pub struct Plan {
     pub length: Duration,
     /// Times of starts and requests are off by up to this much, in per cent; at most 100.
     pub jitter: u64,
+    /// Time that a host needs to hand a request to an instance and to take the answer, beside the time on devices. The instance is
+    /// busy with the request meanwhile.
+    pub overhead: Duration,
     /// After load and faults have ended, so much time may pass until everything is quiet, and as much until everything is
     /// gone after the functions were removed.
     pub settle: Duration,
@@ -114,6 +117,7 @@ impl Plan {
             faults: Faults::default(),
             length,
             jitter: 10,
+            overhead: Duration::ZERO,
             settle: Duration::from_secs(600),
             story: 60,
             depth: Depth::default(),
