@@ -146,8 +146,7 @@ impl LaunchGate {
                     if tag_of(self.pool.0.load(Ordering::Acquire)) == tag {
                         return false;
                     }
-                    // The shard is a lease behind (its sweep has not come by yet): try again with the new
-                    // word.
+                    // The shard is a lease behind (its sweep has not come by yet): try again with the new word.
                     if cell.load(Ordering::Acquire) == word {
                         return false;
                     }

@@ -632,8 +632,7 @@ pub fn in_order_of_demands(order: &[usize], answers: &mut [Placed]) {
     }
 }
 
-/// Operations of a packer beyond placing and releasing: plan moves between GPUs on a copy of itself and carry
-/// them out.
+/// Operations of a packer beyond placing and releasing: plan moves between GPUs on a copy of itself and carry them out.
 ///
 /// Five methods are the packer's own; probing and the plans follow from them.
 pub trait PackerExt: Packer {

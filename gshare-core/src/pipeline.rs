@@ -351,8 +351,7 @@ pub struct Balance {
 }
 
 impl Balance {
-    /// The balance of `stages` stages whose times add up to `total` and their squares to `squares`; none is
-    /// 0.
+    /// The balance of `stages` stages whose times add up to `total` and their squares to `squares`; none is 0.
     pub const fn new(stages: u32, total: u64, squares: u128) -> Self {
         Self { stages, total, squares }
     }

@@ -79,8 +79,7 @@ pub enum Tier {
     Disk,
 }
 
-/// Time and memory that a model costs on GPUs of one kind, as profiled (GPU-enabled FaaS, section IV-A and
-/// Table I).
+/// Time and memory that a model costs on GPUs of one kind, as profiled (GPU-enabled FaaS, section IV-A and Table I).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -97,8 +96,7 @@ pub struct ModelProfile {
     pub infer: Duration,
 }
 
-/// Bounds on the requests, GPU time and memory of a tenant (GPU-enabled FaaS, section VI). The default is no
-/// limit.
+/// Bounds on the requests, GPU time and memory of a tenant (GPU-enabled FaaS, section VI). The default is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

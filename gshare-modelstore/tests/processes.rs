@@ -149,8 +149,7 @@ fn whoever_is_killed_gives_everything_back() {
         child.wait().unwrap();
         store.until("references", 0);
         took.push(killed.elapsed());
-        // The model that the killed process had begun is gone; one that it had committed may stand until it
-        // is evicted.
+        // The model that the killed process had begun is gone; one that it had committed may stand until it is evicted.
         let client = store.client();
         for model in client.list().unwrap()["models"].as_array().unwrap() {
             let name = model["name"].as_str().unwrap();

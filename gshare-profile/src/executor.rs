@@ -65,8 +65,7 @@ pub trait Executor {
     /// [`stop`](Self::stop).
     fn begin_metering(&mut self) {}
 
-    /// The measured part has ended: how busy the GPU was during it. `None` where that cannot be known, as in
-    /// virtual time.
+    /// The measured part has ended: how busy the GPU was during it. `None` where that cannot be known, as in virtual time.
     fn end_metering(&mut self) -> Option<Utilisation> {
         None
     }

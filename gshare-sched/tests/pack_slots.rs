@@ -1,5 +1,4 @@
-//! The worth of a packing at run time: dispatch by missing quota as printed, against dispatch by the slot
-//! table.
+//! The worth of a packing at run time: dispatch by missing quota as printed, against dispatch by the slot table.
 //!
 //! A window of 100 quanta; every client is always backlogged; request = limit. A GPU is offered 60 demands, one by one,
 //! and takes what fits, so it is full to the brim.

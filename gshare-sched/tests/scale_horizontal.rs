@@ -664,8 +664,7 @@ proptest! {
         }
     }
 
-    /// The promises of Algorithm 1: enough after a step up, never below the need after a step down, and an
-    /// end.
+    /// The promises of Algorithm 1: enough after a step up, never below the need after a step down, and an end.
     #[test]
     fn heuristic_serves_the_load_and_never_cuts_into_it(
         points in prop::collection::btree_map((1u16..=20, 1u16..=10), 1u32..200_000, 1..8),

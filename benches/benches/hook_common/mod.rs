@@ -197,8 +197,7 @@ pub enum Kind {
 pub const KINDS: [(&str, Kind); 3] =
     [("kernel", Kind::Kernel), ("kernel_ex", Kind::KernelEx), ("graph", Kind::Graph)];
 
-/// Time that work took a thread: by the clock, and of a CPU. With more threads than CPUs the first counts the
-/// others, too.
+/// Time that work took a thread: by the clock, and of a CPU. With more threads than CPUs the first counts the others, too.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Time {
     pub wall: Duration,

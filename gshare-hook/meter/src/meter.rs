@@ -417,8 +417,7 @@ impl<G: Ground> Meter<G> {
     fn heard(&mut self, message: ToClient, now: u64, actions: &mut Actions) {
         match &mut self.link {
             Link::Up { heard, probe } => (*heard, *probe) = (now, None),
-            // The last part that a daemon named may be smaller: the difference has been given to another
-            // process.
+            // The last part that a daemon named may be smaller: the difference has been given to another process.
             Link::Closing { .. } if matches!(message, ToClient::MemoryPart { .. }) => {}
             Link::Greeting { .. }
                 if matches!(

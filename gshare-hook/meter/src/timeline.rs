@@ -1,5 +1,4 @@
-//! The work of a process on one device: segments under way, and the part of the time line that completed ones
-//! took.
+//! The work of a process on one device: segments under way, and the part of the time line that completed ones took.
 
 use std::collections::VecDeque;
 

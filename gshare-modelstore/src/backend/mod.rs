@@ -102,8 +102,7 @@ pub trait ArenaMemory: Debug + Send + Sync {
     /// `ResourceBusy` when somebody can still write to it.
     fn seal(&self) -> io::Result<()>;
 
-    /// The handle that readers are given; `None` before it is sealed. The descriptor is absent where the
-    /// handle says all.
+    /// The handle that readers are given; `None` before it is sealed. The descriptor is absent where the handle says all.
     fn export(&self) -> Option<(Handle, Option<Arc<OwnedFd>>)>;
 
     /// The arena, where it is page-locked in host memory; `None` before it is sealed.

@@ -86,8 +86,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Events taken from the kernel at a time.
 const BATCH: usize = 64;
 
-/// The subject of a readiness event: in the upper byte of its data; below are 24 bits of generation and 32 of
-/// slot.
+/// The subject of a readiness event: in the upper byte of its data; below are 24 bits of generation and 32 of slot.
 const LISTENER: u64 = 0;
 const INBOX: u64 = 1;
 const FRAME: u64 = 2;

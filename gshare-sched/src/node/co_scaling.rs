@@ -115,8 +115,7 @@ impl Scaling {
         Ok(())
     }
 
-    /// The promised quota changed, and the new one is in force. On an error the client takes no part any
-    /// more.
+    /// The promised quota changed, and the new one is in force. On an error the client takes no part any more.
     pub(super) fn quota_changed(
         &mut self,
         now: Timestamp,

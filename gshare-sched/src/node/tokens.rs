@@ -149,8 +149,7 @@ impl Node {
         self.sample(now, client);
     }
 
-    /// Charges late a client's use of a lease that is settled already. Answers whether there was anything to
-    /// charge.
+    /// Charges late a client's use of a lease that is settled already. Answers whether there was anything to charge.
     fn late(
         &mut self,
         id: TenantId,

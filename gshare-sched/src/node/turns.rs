@@ -140,8 +140,7 @@ impl Turns {
         if last.any(|(settled, _)| settled == lease) { Owner::Late } else { Owner::Other }
     }
 
-    /// GPU time to report to the engine when a member has used `used` of a lease in all: late charges come on
-    /// top.
+    /// GPU time to report to the engine when a member has used `used` of a lease in all: late charges come on top.
     pub(super) fn settles(&mut self, lease: LeaseId, used: Duration) -> Duration {
         let held = self.held.iter_mut().chain(&mut self.before).find(|held| held.lease == lease);
         let Some(held) = held else { return used };

@@ -42,8 +42,7 @@ pub type Want = (Quota, SmShare);
 #[non_exhaustive]
 pub enum Verdict {
     /// All quotas can be kept, in this way: each mix (indices into the set) runs for that many millionths of
-    /// a basis point of each window. Every quota is kept to within as many millionths of a basis point as
-    /// there are mixes.
+    /// a basis point of each window. Every quota is kept to within as many millionths of a basis point as there are mixes.
     Admitted(Vec<(Vec<usize>, u64)>),
     /// No schedule keeps all quotas.
     Refused,

@@ -101,8 +101,7 @@ pub enum Decision<'a> {
     Wait,
 }
 
-/// A rule's view of a request that is to be placed with an idle GPU at hand. Nothing is computed unless asked
-/// for.
+/// A rule's view of a request that is to be placed with an idle GPU at hand. Nothing is computed unless asked for.
 #[derive(Debug)]
 pub struct View<'a> {
     pub(super) scheduler: &'a LocalityScheduler,

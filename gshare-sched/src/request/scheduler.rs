@@ -415,8 +415,7 @@ impl LocalityScheduler {
         }
     }
 
-    /// Checks the properties that hold between two events; checked after each in debug builds. Costs
-    /// O(everything).
+    /// Checks the properties that hold between two events; checked after each in debug builds. Costs O(everything).
     #[cfg(debug_assertions)]
     pub(super) fn invariants(&self) {
         self.queue.invariants();

@@ -142,8 +142,7 @@ pub struct DiluVerticalConfig {
     /// Length of a period. 5 ms, as in the paper: several periods fit into one iteration of the fastest models.
     #[cfg_attr(feature = "serde", serde(rename = "period_ns"))]
     pub period: Duration,
-    /// The unit of tokens. Microseconds: the bound on a client is then a time, whatever its kernels look
-    /// like.
+    /// The unit of tokens. Microseconds: the bound on a client is then a time, whatever its kernels look like.
     pub unit: TokenUnit,
     /// Periods without a launch after which a client is idle. 100 periods are half a second.
     pub window_periods: u32,
@@ -294,8 +293,7 @@ struct Client {
     request: u64,
     limit: u64,
     last: u64,
-    /// The tokens of `last` count among those that the GPU has issued; false until the client's first period
-    /// ends.
+    /// The tokens of `last` count among those that the GPU has issued; false until the client's first period ends.
     issued: bool,
     /// The last period in which it launched something.
     active: Option<u64>,

@@ -100,8 +100,7 @@ struct Past {
     brought: Duration,
     /// Its lag at the end.
     lag: Duration,
-    /// Overuse of its share that was forgiven, zero or less; `None` if nothing of this window counts as
-    /// surplus.
+    /// Overuse of its share that was forgiven, zero or less; `None` if nothing of this window counts as surplus.
     forgiven: Option<i64>,
 }
 

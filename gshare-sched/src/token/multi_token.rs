@@ -282,8 +282,7 @@ impl MultiToken {
                     let free = self.ledger.gpus[index].free;
                     self.ledger.grant(rank.slot, budget, sm, until, actions);
                     if self.ledger.gpus[index].free > free {
-                        // The grant gave SMs back with the lease that was replaced: a client that did not fit
-                        // may fit now.
+                        // The grant gave SMs back with the lease that was replaced: a client that did not fit may fit now.
                         (reservation, behind, from) = (None, 0, None);
                         continue 'rounds;
                     }

@@ -1,5 +1,4 @@
-//! The base of every function: the process's attachment, handles, contexts and streams, and how work is
-//! queued.
+//! The base of every function: the process's attachment, handles, contexts and streams, and how work is queued.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};

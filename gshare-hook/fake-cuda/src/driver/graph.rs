@@ -198,8 +198,7 @@ pub(crate) struct Session {
 pub(crate) struct Capture {
     pub(crate) session: Arc<Session>,
     pub(crate) after: Vec<NodeRef>,
-    /// The nodes that cuStreamGetCaptureInfo last gave out: the caller reads them until the next call on the
-    /// stream.
+    /// The nodes that cuStreamGetCaptureInfo last gave out: the caller reads them until the next call on the stream.
     pub(crate) shown: Vec<usize>,
 }
 

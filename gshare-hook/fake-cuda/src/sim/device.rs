@@ -242,8 +242,7 @@ impl SimDevice {
         &self.profile
     }
 
-    /// The devices that a process may use, each with its own SMs and memory: GPUs, or MIG devices where the
-    /// GPU is cut.
+    /// The devices that a process may use, each with its own SMs and memory: GPUs, or MIG devices where the GPU is cut.
     pub fn devices(&self) -> &[Profile] {
         &self.devices
     }

@@ -537,8 +537,7 @@ impl Receiver {
             }
         };
         let (map, number) = (&message.receiver.side.map, message.receiver.next);
-        // The part that was copied before the message was published must be of this message, and of its last
-        // attempt.
+        // The part that was copied before the message was published must be of this message, and of its last attempt.
         fence(Ordering::Acquire);
         let came = map.coming(number);
         let whole = came.is_some_and(|coming| coming.chunks.is_none());

@@ -150,8 +150,7 @@ fn who_sleeps_is_woken_before_the_first_chunk_and_again_when_it_is_published() {
             published.sleep(0, &Kernel { at_most: Duration::from_secs(3_600) });
             woken.send(published.seen()).unwrap();
         }
-        // The message may have been published after the receiver told the last time and before it slept
-        // again.
+        // The message may have been published after the receiver told the last time and before it slept again.
         woken.send(published.seen()).unwrap();
     });
     let mut loan = sender.loan(SHORT).unwrap();

@@ -422,8 +422,7 @@ impl<'a> World<'a> {
         entry.end(now, &mut self.outside);
         self.look(now, gpu);
         self.drop_if_gone(process);
-        // The unreported use of its last token is charged to no process, and its sibling may be the next to
-        // use that time.
+        // The unreported use of its last token is charged to no process, and its sibling may be the next to use that time.
         self.outside.book.forgive(now, instance, Duration::from_millis(500));
     }
 

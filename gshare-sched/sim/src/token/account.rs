@@ -169,8 +169,7 @@ impl Account {
         self.brought(window, bound).carry
     }
 
-    /// The time that may be owed in a window, which must not be older than those kept: at [`Bound::Most`],
-    /// nothing.
+    /// The time that may be owed in a window, which must not be older than those kept: at [`Bound::Most`], nothing.
     pub fn owed(&self, window: u64, bound: Bound) -> Duration {
         self.brought(window, bound).owed
     }

@@ -79,8 +79,7 @@ mod tests {
     }
 
     proptest! {
-        /// No program has less than its request while the requests fit, and all together have no more than
-        /// the device.
+        /// No program has less than its request while the requests fit, and all together have no more than the device.
         #[test]
         fn requests_are_met_and_the_device_is_not_exceeded(
             drawn in prop::collection::vec((0u16..3_000, 1u16..7_000), 1..6)

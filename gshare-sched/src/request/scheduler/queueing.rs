@@ -1,5 +1,4 @@
-//! Requests that wait: from arrival to the global queue, back into it after a failure, and out of it with a
-//! rejection.
+//! Requests that wait: from arrival to the global queue, back into it after a failure, and out of it with a rejection.
 
 use super::{LocalityScheduler, Model, memory_share};
 use crate::request::queue::{By, NONE, Place, Request};
