@@ -13,7 +13,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OPENERS = re.compile(r"(It|That|This|These|Those|What|Whoever|Whose|Whom|Who|Nobody|Of)\b")
-MOST_OPENERS = 9.5
+MOST_OPENERS = 3.0
 
 
 def comments(text):

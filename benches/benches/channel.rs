@@ -59,7 +59,7 @@ fn half(mut lane: impl Lane) -> f64 {
     median(&mut all).unwrap_or(0.0) / (2 * EMPTY) as f64
 }
 
-/// What an answer takes, which is taken off a round trip.
+/// Time of an answer, which is taken off a round trip.
 #[derive(Clone, Copy)]
 enum Back {
     /// Half of a round trip of that lane of those that take turns.
@@ -97,7 +97,7 @@ fn take_turns(samples: &mut Samples, waits: Waits, size: &'static str, bytes: us
     for (name, ..) in &lanes {
         samples.insert((*name, waits.name(), size), Vec::new());
     }
-    // Who wakes after 100 MB were copied wakes more slowly for a while.
+    // A thread that wakes after 100 MB were copied wakes more slowly for a while.
     let settle = |lane: &mut dyn Lane, rounds| {
         if rounds == empty {
             lane.round_trips(empty);

@@ -230,7 +230,7 @@ impl Stage {
     }
 }
 
-/// What came out of a case.
+/// The result of a case.
 #[derive(Debug)]
 struct Outcome {
     shares: Vec<f64>,

@@ -1,4 +1,5 @@
-//! What the hook adds to a launch, to an allocation and to a program's start, beside the bare call in the same run.
+//! The time that the hook adds to a launch, to an allocation and to a program's start, beside the bare call
+//! in the same run.
 //!
 //! The simulated driver's kernel `zero` costs nothing on the device, so that a bare launch is little more than the call.
 //! The benchmark starts a daemon whose tokens last for the whole run (what is measured is the path, not the waiting) and
@@ -170,7 +171,7 @@ fn main() {
         }
         Ok("hooked") => {
             let hook = std::env::var("LD_PRELOAD").expect("the hook is preloaded");
-            // What this process starts is bare unless it says otherwise.
+            // A process that this one starts is bare unless it says otherwise.
             let setup = Setup::new("zero", 1);
             let mut criterion = Criterion::default().configure_from_args();
             criterion_figures(&mut criterion, &setup, &hook);
@@ -194,7 +195,7 @@ fn main() {
                 .env("LD_PRELOAD", hook)
                 .env("LD_LIBRARY_PATH", driver)
                 .env("GSHARE_SIM_DEVICE", place.path().join("device"))
-                // What is added is measured, on a call that itself takes next to nothing.
+                // The time that the hook adds is measured, on a call that itself takes next to nothing.
                 .env("GSHARE_SIM_CALL_NS", "0")
                 .env("GSHARE_SOCKET", &socket)
                 .env("GSHARE_NAME", "bench")

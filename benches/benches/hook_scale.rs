@@ -22,7 +22,7 @@ const PROCESSES: usize = 64;
 const ALLOCATIONS: usize = 10_000;
 const THREADS: u64 = 8;
 
-/// What a child prints: one line of numbers.
+/// The output of a child: one line of numbers.
 fn numbers(mut command: Command) -> Vec<u64> {
     let done = command.stdin(Stdio::null()).output().expect("this program starts");
     let text = String::from_utf8_lossy(&done.stdout);

@@ -47,7 +47,7 @@ const LARGE: usize = 3;
 /// GPUs up to which pools are compared with peers.
 const COMPARED: u32 = 10_000;
 
-/// What a pool was measured at: nanoseconds, the least of [`SAMPLES`].
+/// The times of a pool: nanoseconds, the least of [`SAMPLES`].
 #[derive(Debug, Clone, Copy)]
 struct Measured {
     place_p50: u32,

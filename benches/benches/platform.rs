@@ -143,7 +143,7 @@ fn events(c: &mut Criterion) {
     memory(&sizes);
 }
 
-/// What the scaler and the packer do when an instance dies and is replaced, without anything around them.
+/// The work of the scaler and the packer when an instance dies and is replaced, without anything around them.
 fn engines(c: &mut Criterion, sizes: &Sizes) {
     let mut packer = MaxRects::new(MaxRectsConfig::default());
     for gpu in 0..sizes.devices {

@@ -49,7 +49,7 @@ fn engine(clients: u32) -> (MultiToken, Vec<TokenAction>) {
     (engine, actions)
 }
 
-/// What a client does next with a lease; void when it holds another or more of it by then.
+/// The next step of a client with a lease; void when it holds another or more of it by then.
 #[derive(Clone, Copy)]
 enum Step {
     Report,

@@ -120,7 +120,7 @@ impl<P: Pool> Churn<P> {
     }
 }
 
-/// What to do around calls: each of them, and all that come in a row.
+/// A recorder's code around calls: each of them, and all that come in a row.
 pub trait Record {
     /// Runs a place.
     fn place<T>(&mut self, call: impl FnOnce() -> T) -> T {

@@ -1,4 +1,4 @@
-//! What the benches and the replays share: seeded inputs, peers, and one module per replayed figure.
+//! The parts that the benches and the replays share: seeded inputs, peers, and one module per replayed figure.
 
 pub mod churn;
 pub mod mixes;

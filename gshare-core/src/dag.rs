@@ -91,19 +91,19 @@ impl ComponentSet {
         self.0 & !other.0 == 0
     }
 
-    /// Those in either.
+    /// The components that are in either set.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Those in both.
+    /// The components that are in both sets.
     #[must_use]
     pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// These without those of `other`.
+    /// The components of this set that are not in `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -136,7 +136,7 @@ impl serde::Serialize for ComponentSet {
     }
 }
 
-/// What a component needs on one slice profile with one batch size.
+/// Memory and time that a component needs on one slice profile with one batch size.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -174,7 +174,7 @@ pub struct Component {
         serde(rename = "runs_bp", default = "always", skip_serializing_if = "is_always")
     )]
     pub runs: BasisPoints,
-    /// What it needs where; at least one.
+    /// Memory and time per slice profile and batch size; at least one entry.
     pub profiles: Vec<Profile>,
 }
 
@@ -235,9 +235,9 @@ pub(crate) fn share_of(time: Duration, share: BasisPoints) -> Duration {
 /// Data that goes from one component to another. Indices are those of [`Dag::components`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Edge {
-    /// Who writes.
+    /// Index of the component that writes.
     pub from: usize,
-    /// Who reads; a higher index.
+    /// Index of the component that reads; higher than `from`.
     pub to: usize,
     /// Bytes per batch.
     pub bytes: Bytes,

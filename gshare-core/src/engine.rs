@@ -17,9 +17,9 @@ use crate::units::Timestamp;
 /// - `actions` is appended to, never cleared: the caller owns (and reuses) the buffer.
 /// - Events may come late. An engine first does what its deadlines before `now` asked for, then handles the event.
 pub trait Engine {
-    /// What happened.
+    /// Something that happened outside and that the engine is told of.
     type Event;
-    /// What to do about it.
+    /// An order that the caller carries out.
     type Action;
     /// Why an event was refused.
     type Error: core::error::Error;

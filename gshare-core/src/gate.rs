@@ -146,7 +146,7 @@ impl LaunchGate {
                     if tag_of(self.pool.0.load(Ordering::Acquire)) == tag {
                         return false;
                     }
-                    // This shard is a lease behind (its sweep has not come by yet): try again with the new word.
+                    // The shard is a lease behind (its sweep has not come by yet): try again with the new word.
                     if cell.load(Ordering::Acquire) == word {
                         return false;
                     }
@@ -211,8 +211,8 @@ impl LaunchGate {
             .sum()
     }
 
-    /// What shards owe is owed by the pool from now on: a nanosecond in there then lets a launch of any thread through. Only the
-    /// ledger's thread calls this.
+    /// Moves the debts of the shards to the pool: a nanosecond in the pool then lets a launch of any thread
+    /// through. Only the ledger's thread calls this.
     fn gather_debts(&self) {
         let tag = tag_of(self.pool.0.load(Ordering::Relaxed));
         for cell in &self.shards {
@@ -385,7 +385,7 @@ impl LeaseLedger {
         let charged = self.released - gate.drain() - gate.stray.swap(0, Ordering::AcqRel);
         let balance = charged + self.correction;
         let used = self.reported.max(balance).max(0);
-        // What was measured below what had been reported already counts for the next lease.
+        // Where less was measured than had been reported, the difference counts for the next lease.
         self.correction = balance - used;
         self.inherited += charged - self.completed;
         (self.budget, self.released, self.completed) = (0, 0, 0);
@@ -531,7 +531,7 @@ impl LocalShare {
         self.used = self.used.saturating_add(used);
     }
 
-    /// What may be used now (nothing is an answer), and when that changes.
+    /// The GPU time that may be used now (0 is an answer), and the time at which that changes.
     pub fn budget(&mut self, now: crate::units::Timestamp) -> (Duration, crate::units::Timestamp) {
         if now >= self.window_end {
             let windows = now.saturating_since(self.window_end).as_nanos() / self.window.as_nanos() + 1;

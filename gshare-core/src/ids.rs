@@ -171,7 +171,7 @@ impl TryFrom<String> for RunId {
     type Error = ParseRunIdError;
 
     fn try_from(text: String) -> Result<Self, ParseRunIdError> {
-        // What has no number is written as 0 too.
+        // A run without a number is written as 0 too.
         if text.bytes().all(|digit| digit == b'0') { Ok(Self::NONE) } else { text.parse() }
     }
 }

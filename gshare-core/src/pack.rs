@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::ids::{FunctionId, GpuId, PlacementId};
 use crate::units::{Bytes, Quota, SmShare};
 
-/// What a demand runs; Dilu places the three differently (Dilu, section 3.3).
+/// The kind of work behind a demand; Dilu places the three kinds differently (Dilu, section 3.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -45,7 +45,7 @@ pub enum Workload {
     Training,
 }
 
-/// What is asked of one GPU.
+/// Shares of GPU time and SMs, and memory, that an instance asks of one GPU.
 ///
 /// ```
 /// use gshare_core::pack::Demand;
@@ -289,7 +289,7 @@ impl RepackChange {
 pub struct RepackPlan {
     /// [`PackerExt::version`] that the plan was made at.
     pub version: u64,
-    /// What changes, by placement id. They hold together: all or none.
+    /// Changes by placement id. They hold together: all or none.
     pub changes: Vec<RepackChange>,
     /// GPUs that become empty.
     pub emptied: Vec<GpuId>,
@@ -390,7 +390,7 @@ pub enum PackError {
         /// The memory that was asked, in bytes.
         memory: Bytes,
     },
-    /// It would need another GPU, and the limit on GPUs in use is reached.
+    /// The demand needs another GPU, and the limit on GPUs in use is reached.
     #[error("it needs another GPU, and the limit of {limit} GPUs in use is reached")]
     GpuLimit {
         /// The most GPUs that may be in use at once.
@@ -594,7 +594,7 @@ pub trait Packer: Send {
     }
 }
 
-/// What [`Packer::place_set`] does unless a packer overrides it.
+/// The default of [`Packer::place_set`], in force unless a packer overrides it.
 ///
 /// # Errors
 /// [`PackError::Batch`].
@@ -632,7 +632,7 @@ pub fn in_order_of_demands(order: &[usize], answers: &mut [Placed]) {
     }
 }
 
-/// What a packer can do beyond placing and releasing: plan moves between GPUs on a copy of itself and carry them out.
+/// Operations of a packer beyond placing and releasing: plan moves between GPUs on a copy of itself and carry them out.
 ///
 /// Five methods are the packer's own; probing and the plans follow from them.
 pub trait PackerExt: Packer {
@@ -785,7 +785,8 @@ fn held_by<P: Packer + ?Sized>(packer: &P, gpu: GpuId) -> Vec<Placement> {
     held
 }
 
-/// What differs in `trial` for the placements that are on `gpus` now; `moved` names those that got another id there.
+/// The differences that `trial` makes for the placements that are on `gpus` now; `moved` names those that got
+/// another id there.
 fn changes_between<P: PackerExt + ?Sized>(
     now: &P,
     trial: &dyn PackerExt,

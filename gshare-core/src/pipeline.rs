@@ -62,7 +62,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What pipelines are ranked by.
+/// The measure by which pipelines are ranked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -76,7 +76,7 @@ pub enum RankMode {
     Bottleneck,
 }
 
-/// What a hand-off between two slices costs each of them.
+/// The time that a hand-off between two slices costs each of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -112,7 +112,7 @@ impl HandOff {
     }
 }
 
-/// What a pipeline is wanted for.
+/// Requirements that a pipeline is searched for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -333,7 +333,7 @@ pub enum NodeError {
     BadSlices {
         /// Which GPU.
         gpu: GpuId,
-        /// What is wrong.
+        /// The rule that the slices break.
         source: MigError,
     },
 }
@@ -351,12 +351,12 @@ pub struct Balance {
 }
 
 impl Balance {
-    /// Of `stages` stages with that sum of times and of squares; none is 0.
+    /// The balance of `stages` stages whose times add up to `total` and their squares to `squares`; none is 0.
     pub const fn new(stages: u32, total: u64, squares: u128) -> Self {
         Self { stages, total, squares }
     }
 
-    /// Of stages with these times.
+    /// The balance of stages with these times.
     pub fn of(times: impl IntoIterator<Item = Duration>) -> Self {
         let mut balance = Self { stages: 0, total: 0, squares: 0 };
         for time in times {
@@ -422,7 +422,7 @@ fn cmp_fractions((mut a, mut b): (u128, u128), (mut c, mut d): (u128, u128)) -> 
     }
 }
 
-/// What runs on one slice.
+/// The components that run together on one slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -532,7 +532,7 @@ pub enum Unfit {
     NoSlice {
         /// The part's stage, from 0.
         stage: u32,
-        /// What is missing.
+        /// The resource that is missing.
         why: Misfit,
     },
     /// Each part fits a free slice, but not all at the same time.
@@ -544,7 +544,7 @@ pub enum Unfit {
         /// The least latency on the free slices.
         #[cfg_attr(feature = "serde", serde(rename = "latency_ns"))]
         latency: Duration,
-        /// What was asked.
+        /// The SLO that was asked for, in ns.
         #[cfg_attr(feature = "serde", serde(rename = "slo_ns"))]
         slo: Duration,
     },
@@ -621,7 +621,7 @@ pub enum PartitionError {
         field: &'static str,
         /// Its value.
         value: u64,
-        /// What would do.
+        /// The values that are allowed, in words.
         bound: &'static str,
     },
 }
@@ -633,7 +633,7 @@ pub enum PartitionError {
 pub struct FallBack {
     /// The mode asked for.
     pub asked: Mode,
-    /// What there was too much of.
+    /// Name of the quantity that was too large.
     pub what: &'static str,
     /// Its bound.
     pub limit: u64,

@@ -191,7 +191,7 @@ impl DeviceSpec {
     }
 }
 
-/// What a function does with a device.
+/// The way in which a function uses a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -226,7 +226,7 @@ pub enum Work {
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 #[non_exhaustive]
 pub struct FunctionSpec {
-    /// What it does.
+    /// The way in which it uses devices.
     pub work: Work,
     /// On whose account it runs.
     #[cfg_attr(feature = "serde", serde(default = "nobody"))]
@@ -338,13 +338,13 @@ impl FunctionSpec {
 pub enum Life {
     /// Its processes start and load.
     Starting,
-    /// It answers requests, or trains.
+    /// The instance answers requests, or trains.
     Ready,
-    /// What it had on the device is in host memory, or on the way there or back.
+    /// The state that the instance had on the device is in host memory, or on the way there or back.
     Parked,
-    /// It finishes the requests it has and gets no more.
+    /// The instance finishes the requests it has and gets no more.
     Draining,
-    /// It was told to end.
+    /// The instance was told to end.
     Stopped,
 }
 
@@ -361,14 +361,14 @@ impl fmt::Display for Life {
     }
 }
 
-/// What of an instance runs on one device.
+/// The part of an instance that runs on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Part {
     /// The device.
     pub gpu: GpuId,
-    /// What it may take of the device, or of the slice where there is one.
+    /// The share that it may take of the device, or of the slice where there is one.
     pub share: GpuShare,
     /// The slice of a sliced device.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
@@ -379,7 +379,7 @@ pub struct Part {
     pub components: ComponentSet,
 }
 
-/// What a host tells of an instance.
+/// A change of an instance that its host reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -399,7 +399,7 @@ pub enum InstanceReport {
     Gone,
 }
 
-/// What happened.
+/// Something that happened and that a host tells the platform.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -409,7 +409,7 @@ pub enum PlatformEvent {
     DeviceFound {
         /// Its name.
         gpu: GpuId,
-        /// What it is like.
+        /// Kind, memory and node of the device.
         spec: DeviceSpec,
     },
     /// The device is gone, or its node is, with every instance that has a part on it or was parked from it. The host ends
@@ -418,18 +418,18 @@ pub enum PlatformEvent {
         /// Its name.
         gpu: GpuId,
     },
-    /// What a tenant may take from now on; a tenant that was never named has no limit.
+    /// The limits of a tenant from now on; a tenant that was never named has no limit.
     TenantLimited {
         /// The tenant.
         tenant: TenantId,
-        /// What it may take.
+        /// The new limits.
         limits: TenantLimits,
     },
     /// A function that was not there before.
     FunctionDeployed {
         /// Its name; free again once it was removed and its last instance is gone.
         function: FunctionId,
-        /// What it is.
+        /// The specification of the function.
         spec: Box<FunctionSpec>,
     },
     /// A `Profile` was carried out.
@@ -479,11 +479,11 @@ pub enum PlatformEvent {
         /// The request.
         request: RequestId,
     },
-    /// What a host tells of an instance.
+    /// A change of an instance, as its host reports it.
     Instance {
         /// Its name, from its `Start`.
         instance: InstanceId,
-        /// What there is to tell.
+        /// The change.
         report: InstanceReport,
     },
     /// [`Engine::next_deadline`] has come.
@@ -496,13 +496,13 @@ pub enum PlatformEvent {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum StopCause {
-    /// It has answered what it had, and the load does not need it.
+    /// The instance has answered the requests it had, and the load does not need it.
     Drained,
-    /// It was not ready, or not parked, by its deadline.
+    /// The instance was not ready, or not parked, by its deadline.
     TimedOut,
-    /// It did not finish its requests by its deadline.
+    /// The instance did not finish its requests by its deadline.
     DrainTimedOut,
-    /// It had not become ready, and the load does not need it.
+    /// The instance had not become ready, and the load does not need it.
     NotNeeded,
     /// Its model has to make room for another one.
     Evicted,
@@ -512,7 +512,7 @@ pub enum StopCause {
     Removed,
 }
 
-/// What a sentence about the instance says after "stopped: ".
+/// The words of a sentence about the instance that follow "stopped: ".
 impl fmt::Display for StopCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -527,7 +527,7 @@ impl fmt::Display for StopCause {
     }
 }
 
-/// What a host has to do. Each order is answered as it says; an instance that ends answers all of its orders.
+/// An order for a host. Each order is answered as it says; an instance that ends answers all of its orders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -621,11 +621,11 @@ pub enum Rejection {
     QueueFull,
     /// Too many requests of its tenant wait.
     TenantQueueFull,
-    /// Nobody waits for its answer any more.
+    /// The deadline of the request has passed.
     DeadlineMissed,
     /// By what waits before it, it cannot be answered within its deadline.
     WouldBeLate,
-    /// It has waited for the longest time that is allowed.
+    /// The request has waited for the longest time that is allowed.
     WaitedTooLong,
     /// The instances that it was dispatched to ended, as often as is allowed.
     AttemptsExhausted,
@@ -637,7 +637,7 @@ pub enum Rejection {
     Cancelled,
 }
 
-/// What a sentence about the request says after "rejected: ".
+/// The words of a sentence about the request that follow "rejected: ".
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -654,15 +654,15 @@ impl fmt::Display for Rejection {
     }
 }
 
-/// What happened, as a pool hears of it. The platform has checked it: the function, request, instance or device is one of
-/// the pool's.
+/// Something that happened, as a pool hears of it. The platform has checked it: the function, request,
+/// instance or device is one of the pool's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PoolEvent {
     /// The device is the pool's from now on; nothing runs on it.
     DeviceJoined {
         /// Its name.
         gpu: GpuId,
-        /// What it is like.
+        /// Kind, memory and node of the device.
         spec: DeviceSpec,
     },
     /// The device is gone, with every instance that has a part on it or was parked from it.
@@ -670,18 +670,18 @@ pub enum PoolEvent {
         /// Its name.
         gpu: GpuId,
     },
-    /// What a tenant may take from now on.
+    /// The limits of a tenant from now on.
     TenantLimited {
         /// The tenant.
         tenant: TenantId,
-        /// What it may take.
+        /// The new limits.
         limits: TenantLimits,
     },
     /// A function whose instances are the pool's business from now on. An inference function has its profile.
     FunctionAdded {
         /// Its name.
         function: FunctionId,
-        /// What it is.
+        /// The specification of the function.
         spec: Box<FunctionSpec>,
     },
     /// Another least and most number of instances.
@@ -721,18 +721,18 @@ pub enum PoolEvent {
         /// The request.
         request: RequestId,
     },
-    /// What a host tells of an instance, by the pool's own name of it.
+    /// A change of an instance, as its host reports it, by the pool's own name of the instance.
     Instance {
         /// The pool's name of the instance.
         instance: InstanceId,
-        /// What there is to tell.
+        /// The change.
         report: InstanceReport,
     },
     /// [`Engine::next_deadline`] has come.
     DeadlineReached,
 }
 
-/// What a pool orders.
+/// An order of a pool: for the host, or for the platform itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PoolAction {
     /// An order for the host, with the pool's own names of instances. A pool orders no `Profile`.

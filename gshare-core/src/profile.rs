@@ -128,7 +128,7 @@ impl fmt::Display for Setting {
     }
 }
 
-/// What was measured at one setting.
+/// Throughput and latencies that were measured at one setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -236,7 +236,7 @@ pub enum ProfileError {
         setting: Setting,
         /// The figure.
         field: &'static str,
-        /// What was given.
+        /// The value that was given, as text.
         value: String,
     },
     /// A 95th percentile below the median.

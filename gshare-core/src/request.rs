@@ -52,7 +52,7 @@ name! {
 }
 
 name! {
-    /// Who sends requests. Numbered by the host.
+    /// The sender of requests. Numbered by the host.
     TenantId(u32), "tenant"
 }
 
@@ -79,7 +79,7 @@ pub enum Tier {
     Disk,
 }
 
-/// What a model costs on GPUs of one kind, as profiled (GPU-enabled FaaS, section IV-A and Table I).
+/// Time and memory that a model costs on GPUs of one kind, as profiled (GPU-enabled FaaS, section IV-A and Table I).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -96,7 +96,7 @@ pub struct ModelProfile {
     pub infer: Duration,
 }
 
-/// What a tenant may take (GPU-enabled FaaS, section VI). The default is no limit.
+/// Bounds on the requests, GPU time and memory of a tenant (GPU-enabled FaaS, section VI). The default is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -140,7 +140,7 @@ pub enum RequestEvent {
     GpuJoined {
         /// Its name.
         gpu: GpuId,
-        /// What it is like.
+        /// The kind of the GPU.
         kind: GpuKind,
         /// Where it is.
         node: NodeId,
@@ -161,13 +161,13 @@ pub enum RequestEvent {
         #[cfg_attr(feature = "serde", serde(rename = "memory_bytes"))]
         memory: Bytes,
     },
-    /// What the model costs on a kind of GPU. It is never put on a kind for which this was not told.
+    /// The cost of a model on a kind of GPU. The model is never put on a kind for which this was not told.
     ModelProfiled {
         /// Which model.
         model: ModelId,
         /// On which kind.
         kind: GpuKind,
-        /// What it costs there.
+        /// The cost on that kind.
         profile: ModelProfile,
     },
     /// Keep the model on this GPU, from now on if it is there, else from its next load on; or no longer.
@@ -179,11 +179,11 @@ pub enum RequestEvent {
         /// Whether to keep it.
         pinned: bool,
     },
-    /// What a tenant may take from now on. One that was never named has no limit.
+    /// The limits of a tenant from now on. A tenant that was never named has no limit.
     TenantLimited {
         /// The tenant that is limited.
         tenant: TenantId,
-        /// What it may take.
+        /// The new limits.
         limits: TenantLimits,
     },
     /// A new request.
@@ -192,7 +192,7 @@ pub enum RequestEvent {
         request: RequestId,
         /// The model it needs.
         model: ModelId,
-        /// Whose it is.
+        /// The tenant that sent the request.
         tenant: TenantId,
         /// When it must be complete; it is rejected as soon as that cannot be.
         #[cfg_attr(feature = "serde", serde(rename = "deadline_ns", default))]
@@ -256,7 +256,7 @@ pub enum RequestEvent {
     DeadlineReached,
 }
 
-/// What to do about it.
+/// An order of the scheduler for the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -325,11 +325,11 @@ pub enum RejectReason {
     TenantQueueFull,
     /// Too many requests are waiting.
     QueueFull,
-    /// It can no longer be complete by its deadline.
+    /// The request can no longer be complete by its deadline.
     DeadlineMissed,
-    /// It waited for the longest time that is allowed.
+    /// The request waited for the longest time that is allowed.
     WaitedTooLong,
-    /// It was tried as often as is allowed: loads failed, or its GPUs were lost.
+    /// The request was tried as often as is allowed: loads failed, or its GPUs were lost.
     AttemptsExhausted,
     /// Its client gave up.
     Cancelled,
@@ -384,7 +384,7 @@ pub enum RequestError {
     BadModelMemory {
         /// The model whose memory is out of bounds.
         model: ModelId,
-        /// What was given.
+        /// The amount that was given.
         memory: Bytes,
     },
     /// A profile that cannot be.
@@ -546,7 +546,7 @@ pub enum StateError {
     /// Somebody else wrote in the meantime.
     #[error("record of {gpu} is at version {}, not {}", found.0, expected.0)]
     Conflict {
-        /// Whose record.
+        /// The GPU that the record is about.
         gpu: GpuId,
         /// The version the writer had seen.
         expected: Version,
@@ -561,7 +561,7 @@ pub enum StateError {
     },
 }
 
-/// What the GPUs of a cluster hold, as their nodes last said. Told the time, as an engine is.
+/// The models that the GPUs of a cluster hold, as their nodes last said. Told the time, as an engine is.
 ///
 /// A record lives as long as its lease: a node that is gone stops renewing it, and a reader sees nothing instead of
 /// something old. A write names the version it replaces, so that two managers of one GPU cannot both win. What a

@@ -50,7 +50,7 @@ pub enum SpecError {
     Field {
         /// The annotation, option or key.
         field: &'static str,
-        /// What is wrong with it.
+        /// The reason for which the value is no such quantity.
         source: ParseUnitError,
     },
     /// An annotation that FaSTPod does not know.
@@ -147,7 +147,7 @@ impl fmt::Display for QuotaRange {
     }
 }
 
-/// What a client is promised and what it may take at most, on one GPU.
+/// The request and the limit of a client on one GPU: time, SMs and memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -31,7 +31,7 @@ use crate::resource::QuotaRange;
 use crate::units::{BasisPoints, Duration, Timestamp};
 use core::fmt;
 
-/// What one token is.
+/// The unit that tokens count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -117,7 +117,7 @@ impl core::str::FromStr for ServiceClass {
     }
 }
 
-/// What happened on a GPU.
+/// Something that happened on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -154,7 +154,7 @@ pub enum VerticalEvent {
         /// The client that left.
         client: ClientId,
     },
-    /// What the client launched since it was last reported. Nothing launched need not be reported.
+    /// Tokens that the client launched since its last report. A client that launched nothing need not report.
     UsageReported {
         /// The client that used it.
         client: ClientId,
@@ -192,7 +192,7 @@ pub enum ScaleState {
     /// No SLO-sensitive client is here.
     #[default]
     None,
-    /// Nobody is in the owner's way: it is idle, or it is alone. Others may grow.
+    /// No client is in the owner's way: the owner is idle, or alone. Others may grow.
     Recovery,
     /// The owner and others are busy, and its KLC is well.
     Contention,
@@ -216,7 +216,7 @@ impl fmt::Display for ScaleState {
     }
 }
 
-/// What to do on a GPU.
+/// An order of the vertical scaler for a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -306,7 +306,7 @@ pub enum VerticalError {
         gpu: GpuId,
         /// Sum of the guarantees.
         guaranteed: u64,
-        /// What there is.
+        /// The tokens that there are in a window.
         max_tokens: u64,
     },
     /// A tolerance of 0: each KLC would be a violation.
@@ -474,13 +474,13 @@ impl fmt::Display for InstanceId {
     }
 }
 
-/// What a horizontal scaler must know of a function.
+/// The facts about a function that a horizontal scaler needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct FunctionScale {
-    /// What was measured of it.
+    /// Throughput and latencies as measured, per setting.
     pub profile: ProfileTable,
     /// The longest p95 of one batch that a point may have, in ns. Dilu takes half of the SLO, the rest is
     /// for queueing and the network (Dilu, section 3.2, footnote 2). `None`: any.
@@ -492,7 +492,7 @@ pub struct FunctionScale {
     pub max_instances: u32,
 }
 
-/// What happened to a function.
+/// Something that happened to a function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -503,7 +503,7 @@ pub enum HorizontalEvent {
     FunctionAdded {
         /// Its name.
         function: FunctionId,
-        /// What is known of it.
+        /// Profile, latency bound and numbers of instances of the function.
         spec: FunctionScale,
     },
     /// The function is gone, and the host stops its instances.
@@ -514,7 +514,7 @@ pub enum HorizontalEvent {
     /// Another least and most number of instances, in force at once: what is missing is started, what is too much is
     /// drained, the youngest first.
     BoundsChanged {
-        /// Of which function.
+        /// The function whose numbers of instances change.
         function: FunctionId,
         /// Instances that are kept whatever the load.
         min_instances: u32,
@@ -523,7 +523,7 @@ pub enum HorizontalEvent {
     },
     /// Requests that came in the tick that ended now, per second. One report per tick, 0 included.
     LoadReported {
-        /// Of which function.
+        /// The function whose arrival rate was measured.
         function: FunctionId,
         /// Requests per second, in thousandths.
         #[cfg_attr(feature = "serde", serde(rename = "rate_milli_rps"))]
@@ -548,7 +548,7 @@ pub enum HorizontalEvent {
     DeadlineReached,
 }
 
-/// What to do about it.
+/// An order of the horizontal scaler for the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -557,7 +557,7 @@ pub enum HorizontalEvent {
 pub enum HorizontalAction {
     /// Start an instance.
     Start {
-        /// Of which function.
+        /// The function that the instance serves.
         function: FunctionId,
         /// Its name from now on.
         instance: InstanceId,
@@ -578,7 +578,7 @@ pub enum HorizontalAction {
     },
     /// Load that no instance will serve: the function is at its most instances, or no GPU has room.
     Unmet {
-        /// Of which function.
+        /// The function that cannot serve its load.
         function: FunctionId,
         /// How much, in thousandths of a request per second.
         #[cfg_attr(feature = "serde", serde(rename = "rate_milli_rps"))]
@@ -593,11 +593,11 @@ pub enum HorizontalAction {
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum StopReason {
-    /// It was not ready by its deadline.
+    /// The instance was not ready by its deadline.
     StartTimedOut,
-    /// It still had requests at its deadline.
+    /// The instance still had requests at its deadline.
     DrainTimedOut,
-    /// It is not needed any more, and was not ready yet.
+    /// The instance is not needed any more, and was not ready yet.
     NotNeeded,
 }
 
@@ -676,7 +676,7 @@ pub enum HorizontalError {
     UnknownInstance {
         /// The id given.
         instance: InstanceId,
-        /// What it would have to be.
+        /// The states in which the event would apply.
         expected: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! What an instance gets of a device, in one type.
+//! The share that an instance has of a device, in one type.
 //!
 //! # Problem
 //! The papers write a share in three ways: FaST-GShare as a quota of time (request and limit) on a partition of SMs, Dilu

@@ -47,7 +47,7 @@ impl fmt::Display for TicketId {
     }
 }
 
-/// What a model consists of: a 256-bit hash over its tensors. Equal hashes are taken for equal content.
+/// The content of a model: a 256-bit hash over its tensors. Equal hashes are taken for equal content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -78,7 +78,7 @@ impl TryFrom<String> for ContentHash {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a content hash: need 64 hexadecimal digits")]
 pub struct ParseHashError {
-    /// What was given.
+    /// The text that was given.
     pub text: String,
 }
 
@@ -116,7 +116,7 @@ impl MemoryTier {
     pub const ALL: [Self; 2] = [Self::Gpu, Self::Host];
 }
 
-/// Who may read a model.
+/// The clients that may read a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -139,7 +139,7 @@ pub enum Access {
 #[cfg_attr(feature = "serde", serde(transparent))]
 pub struct GroupId(pub u32);
 
-/// What a tenant may take. The default is no limit.
+/// Bounds on the bytes, models and loads of a tenant. The default is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -189,7 +189,7 @@ pub enum StoreEvent {
     ClientJoined {
         /// Its name.
         client: ClientId,
-        /// Whose it is; the kernel says so, not the client.
+        /// The tenant that the client belongs to; the kernel says so, not the client.
         tenant: TenantId,
         /// Its group, likewise.
         group: GroupId,
@@ -201,7 +201,7 @@ pub enum StoreEvent {
         /// The client that left.
         client: ClientId,
     },
-    /// What a tenant may take from now on; nothing is taken away for it.
+    /// The limits of a tenant from now on; no model is evicted because of a lower limit.
     TenantLimited {
         /// The tenant that is limited.
         tenant: TenantId,
@@ -212,11 +212,11 @@ pub enum StoreEvent {
     ModelAdded {
         /// Its name.
         model: ModelId,
-        /// Whose it is.
+        /// The tenant that owns the model.
         owner: TenantId,
         /// Its group.
         group: GroupId,
-        /// Who may read it.
+        /// The clients that may read it.
         access: Access,
         /// Memory it needs; more than 0.
         bytes: Bytes,
@@ -240,7 +240,7 @@ pub enum StoreEvent {
     },
     /// A client wants to write a new model.
     PutBegun {
-        /// Who; the owner of the model, whose group is the model's.
+        /// The client that asks; the owner of the model, whose group is the model's.
         client: ClientId,
         /// The request; answered by `Write` or `Refuse`.
         ticket: TicketId,
@@ -250,7 +250,7 @@ pub enum StoreEvent {
         tier: MemoryTier,
         /// Memory it needs; more than 0.
         bytes: Bytes,
-        /// Who may read it.
+        /// The clients that may read it.
         access: Access,
     },
     /// The writer is done.
@@ -259,21 +259,21 @@ pub enum StoreEvent {
         client: ClientId,
         /// The request; answered by `Stored` or `Refuse`.
         ticket: TicketId,
-        /// What it wrote.
+        /// The arena that it wrote.
         arena: ArenaId,
     },
     /// The writer gives up.
     PutAborted {
         /// The writer.
         client: ClientId,
-        /// What it was writing.
+        /// The arena that it was writing.
         arena: ArenaId,
     },
     /// A `Load` or a `Seal` was carried out, and this is what the arena holds.
     Loaded {
         /// The arena that was loaded.
         arena: ArenaId,
-        /// What it holds.
+        /// Hash of the content that the arena holds.
         content: ContentHash,
     },
     /// A `Load` or a `Seal` failed.
@@ -285,12 +285,12 @@ pub enum StoreEvent {
     Released {
         /// The client that gives it back.
         client: ClientId,
-        /// Of what.
+        /// The arena that the event is about.
         arena: ArenaId,
     },
     /// Keep a model in memory once it is there, or no longer.
     PinAsked {
-        /// Who; its owner or an admin.
+        /// The client that asks; the model's owner or an admin.
         client: ClientId,
         /// The request; answered by `Done` or `Refuse`.
         ticket: TicketId,
@@ -301,7 +301,7 @@ pub enum StoreEvent {
     },
     /// Take a model out of memory. One without a source is gone with that.
     EvictAsked {
-        /// Who; its owner or an admin.
+        /// The client that asks; the model's owner or an admin.
         client: ClientId,
         /// The request; answered by `Done` or `Refuse`.
         ticket: TicketId,
@@ -319,7 +319,7 @@ pub enum StoreEvent {
     DeadlineReached,
 }
 
-/// What to do about it.
+/// An order of the store's engine for its host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -330,7 +330,7 @@ pub enum StoreAction {
     Load {
         /// Name of the new arena.
         arena: ArenaId,
-        /// What to load.
+        /// The model to load.
         model: ModelId,
         /// Where to.
         tier: MemoryTier,
@@ -424,7 +424,7 @@ pub enum RefuseReason {
     /// The model is larger than the tier, or the store has no such tier.
     #[error("the model is larger than the memory of the tier")]
     ModelTooLarge,
-    /// What is in memory is referenced, pinned or cannot be loaded again.
+    /// Every model in memory is referenced, pinned or without a source to load it from again.
     #[error("the store is full: what is in it is in use, pinned or has no source to load it from again")]
     StoreFull,
     /// The bytes of the model's owner.
@@ -442,7 +442,7 @@ pub enum RefuseReason {
     /// The load failed, or what was written was refused.
     #[error("the load failed, or what was written is not a model")]
     LoadFailed,
-    /// It was not there in time.
+    /// The model was not there in time.
     #[error("not there in time")]
     TimedOut,
     /// Somebody holds it, or it is being loaded.
@@ -506,7 +506,7 @@ pub enum StoreError {
     BadBytes {
         /// Which model.
         model: ModelId,
-        /// What was given.
+        /// The number of bytes that was given.
         bytes: Bytes,
     },
     /// A limit that cannot be.
@@ -520,7 +520,7 @@ pub enum StoreError {
     WrongState {
         /// The name given.
         arena: ArenaId,
-        /// What it would have to be.
+        /// The states in which the event would apply.
         expected: &'static str,
     },
     /// The client has no reference to the arena, or does not write it.
@@ -550,7 +550,7 @@ pub enum ArenaState {
     Evicting,
 }
 
-/// What a store says of one of its arenas.
+/// The state of one of a store's arenas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -566,7 +566,7 @@ pub struct ArenaView {
     pub state: ArenaState,
     /// References of clients.
     pub references: u64,
-    /// Who is charged for it.
+    /// The tenant whose limits the arena counts against.
     pub charged: TenantId,
     /// How many models it holds.
     pub names: u32,
@@ -590,7 +590,7 @@ pub trait ModelStore: Engine<Event = StoreEvent, Action = StoreAction, Error = S
     /// The arena that holds or will hold the model in a tier.
     fn arena_of(&self, model: ModelId, tier: MemoryTier) -> Option<ArenaId>;
 
-    /// What an arena is; `None` once it is gone.
+    /// The state of an arena; `None` once it is gone.
     fn arena(&self, arena: ArenaId) -> Option<ArenaView>;
 
     /// All arenas, in the order of their names.
@@ -599,6 +599,6 @@ pub trait ModelStore: Engine<Event = StoreEvent, Action = StoreAction, Error = S
     /// Whether the client may read the model; `false` when either is unknown.
     fn may_read(&self, client: ClientId, model: ModelId) -> bool;
 
-    /// What the tier can hold.
+    /// Bytes that the tier can hold.
     fn capacity(&self, tier: MemoryTier) -> Bytes;
 }

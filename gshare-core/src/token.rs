@@ -47,7 +47,7 @@ impl fmt::Display for LeaseId {
     }
 }
 
-/// What a client may take of one GPU's time and SMs.
+/// The time and the SMs that a client may take of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -71,7 +71,7 @@ pub enum TokenEvent {
         client: ClientId,
         /// The GPU it launches on.
         gpu: GpuId,
-        /// What it may take.
+        /// The share that it may take.
         share: Share,
     },
     /// Another share from now on. A token that is held keeps its SMs until it is returned.
@@ -109,8 +109,8 @@ pub enum TokenEvent {
         /// GPU time used under it in all, in ns; may be more than its budget (overuse).
         #[cfg_attr(feature = "serde", serde(rename = "used_ns"))]
         used: Duration,
-        /// It wants the next token at once, as by [`Self::TokenRequested`], but has its place among those who wait before
-        /// what it returned is given to anyone.
+        /// The client wants the next token at once, as by [`Self::TokenRequested`], but gets its place in the
+        /// wait queue before the returned token is granted to another client.
         #[cfg_attr(feature = "serde", serde(default))]
         again: bool,
     },
@@ -128,7 +128,7 @@ pub enum TokenEvent {
     DeadlineReached,
 }
 
-/// What to do about it.
+/// An order of the token scheduler for the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -176,7 +176,7 @@ pub enum TokenAction {
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RevokeReason {
-    /// It ran out and was not returned in the time allowed for that.
+    /// The lease ran out and was not returned in the time allowed for that.
     Expired,
     /// The client's share became smaller than what it holds.
     ShareReduced,
@@ -189,7 +189,7 @@ pub enum RevokeReason {
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum ThrottleReason {
-    /// It has used its limit in this window (`Q_remain` <= 0), overuse of earlier windows included.
+    /// The client has used its limit in this window (`Q_remain` <= 0), overuse of earlier windows included.
     LimitReached,
 }
 
@@ -238,7 +238,7 @@ pub enum TokenError {
     BadShare {
         /// The client whose share is out of bounds.
         client: ClientId,
-        /// What is wrong.
+        /// The rule that the specification breaks.
         source: SpecError,
     },
     /// The client does not hold that lease, and it is not the last one it held.
@@ -271,7 +271,7 @@ pub struct ClientStatus {
     pub client: ClientId,
     /// The GPU it runs on.
     pub gpu: GpuId,
-    /// What it may take.
+    /// The share that it may take.
     pub share: Share,
     /// GPU time used in the current window in ns, overuse of earlier windows included.
     #[cfg_attr(feature = "serde", serde(rename = "window_used_ns"))]

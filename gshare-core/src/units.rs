@@ -31,15 +31,15 @@ pub enum ParseUnitError {
     /// The text is no number of the expected form.
     #[error("`{text}` is not a {expected}")]
     Malformed {
-        /// What was given.
+        /// The text that was given.
         text: String,
-        /// What would have been accepted, with an example.
+        /// The form that would have been accepted, with an example.
         expected: &'static str,
     },
     /// The number is outside the bounds of the unit.
     #[error("`{text}` is out of range: {bounds}")]
     OutOfRange {
-        /// What was given.
+        /// The text that was given.
         text: String,
         /// The bounds, in words.
         bounds: &'static str,
@@ -123,7 +123,7 @@ impl BasisPoints {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// This share of `duration`, rounded down.
+    /// The part of `duration` that this share is, rounded down to a nanosecond.
     pub const fn of(self, duration: Duration) -> Duration {
         // u64 x 10_000 fits in u128, and the quotient is at most `duration`.
         #[expect(clippy::cast_possible_truncation, reason = "the quotient is at most the u64 it came from")]
@@ -245,7 +245,7 @@ share! {
 }
 
 impl Quota {
-    /// This share of a window, rounded down to a nanosecond.
+    /// The part of a window that this share is, rounded down to a nanosecond.
     pub const fn of(self, window: Duration) -> Duration {
         self.0.of(window)
     }
@@ -447,13 +447,13 @@ impl Timestamp {
         Duration(self.0.saturating_sub(earlier.0))
     }
 
-    /// This point moved later, at most to the end of time.
+    /// The time `duration` later, at most the end of time.
     #[must_use]
     pub const fn saturating_add(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(duration.0))
     }
 
-    /// This point moved earlier, at most to the epoch.
+    /// The time `duration` earlier, at least the epoch.
     #[must_use]
     pub const fn saturating_sub(self, duration: Duration) -> Self {
         Self(self.0.saturating_sub(duration.0))

@@ -123,7 +123,7 @@ impl WireError {
     }
 }
 
-/// What a client does when its daemon is gone.
+/// The behaviour of a client whose daemon is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -411,7 +411,7 @@ fn open(bytes: &[u8]) -> Result<(u8, u32, &[u8]), WireError> {
 }
 
 messages! {
-    /// What a hooked process says to its daemon.
+    /// Frames from a hooked process to its daemon.
     ToDaemon;
 
     /// First frame of a connection: who is calling. The daemon takes pid and uid from the socket, not from here.
@@ -427,9 +427,9 @@ messages! {
         name: String,
         /// The program, for people (`comm`).
         program: String,
-        /// What it asks for, where the daemon's configuration does not say.
+        /// The share that it asks for, where the daemon's configuration does not say.
         spec: ResourceSpec,
-        /// What it will do when this daemon is gone.
+        /// The behaviour that it will show when this daemon is gone.
         on_loss: OnDaemonLoss,
     }
     /// The process has made its first context on a GPU.
@@ -531,7 +531,7 @@ messages! {
 }
 
 messages! {
-    /// What a daemon says to a hooked process.
+    /// Frames from a daemon to a hooked process.
     ToClient;
 
     /// The process is let in.
@@ -554,7 +554,7 @@ messages! {
         client: ClientId,
         /// The daemon's number of the device.
         gpu: GpuId,
-        /// What it may take.
+        /// The share that it may take.
         spec: ResourceSpec,
         /// Length of the window over which quotas are settled.
         window: Duration,
@@ -622,7 +622,7 @@ messages! {
     11 MemoryPart {
         /// The client whose part it is.
         client: ClientId,
-        /// What it holds included, used or not.
+        /// Bytes that it may hold in all, those that it holds now included, used or not.
         bytes: Bytes,
     }
     /// Asks how much memory the program uses, to be answered by `MemoryUsed`.
@@ -636,7 +636,7 @@ messages! {
     }
     /// Another process of the instance on this GPU. One for each comes before a `MemoryView`.
     13 MemoryMember {
-        /// Who asked.
+        /// The client that asked.
         client: ClientId,
         /// The other process, by its own number of itself.
         pid: u32,
@@ -645,7 +645,7 @@ messages! {
     }
     /// Answers `MemoryQuery`: all members have been sent.
     14 MemoryView {
-        /// Who asked.
+        /// The client that asked.
         client: ClientId,
     }
     /// The daemon refuses the process or one of its devices, as with `Refused`, and the operator lets such processes run: within

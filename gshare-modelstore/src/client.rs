@@ -60,7 +60,7 @@ pub enum ClientError {
     /// The store's manifest cannot be read.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// What is to be put is no model.
+    /// The file or the data to be put is no model.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The model has no such tensor.
@@ -357,10 +357,10 @@ impl Connection {
 /// Name of the one tensor that [`Client::store`] stores.
 pub const TENSOR: &str = "tensor";
 
-/// What was stored.
+/// The result of a put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stored {
-    /// What the model consists of.
+    /// Hash of the model's content.
     pub content: ContentHash,
     /// Bytes of its arena.
     pub bytes: u64,
@@ -379,7 +379,7 @@ impl Drop for Reference {
     }
 }
 
-/// What a get brought.
+/// The descriptors and facts that a get brought.
 #[derive(Debug)]
 struct Files {
     /// Where it is not behind the arena.
@@ -472,7 +472,7 @@ impl Model {
         Ok(Manifest::open(self.maps()?.manifest(self.files.bytes))?)
     }
 
-    /// What it consists of.
+    /// Hash of the model's content.
     pub const fn content(&self) -> ContentHash {
         self.files.content
     }

@@ -74,7 +74,7 @@ pub enum FrameError {
     /// No such kind.
     #[error("kind {kind} is not known")]
     Kind {
-        /// What came.
+        /// The kind that came.
         kind: u8,
     },
     /// A field that cannot be.
@@ -85,7 +85,7 @@ pub enum FrameError {
     },
 }
 
-/// What is asked for.
+/// The model that is asked for, by name or by content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
     /// A model by its name.
@@ -109,14 +109,14 @@ pub enum Request {
     },
     /// Gives a reference back; not answered.
     Release {
-        /// Of which arena.
+        /// The arena to give back.
         arena: u64,
     },
     /// Loads a safetensors file, whose descriptor comes with it, and keeps it as the model's source.
     PutFile {
         /// Where to.
         tier: MemoryTier,
-        /// Who may read it.
+        /// The clients that may read it.
         access: Access,
         /// Name of the model.
         name: String,
@@ -125,19 +125,19 @@ pub enum Request {
     PutBegin {
         /// Where to.
         tier: MemoryTier,
-        /// Who may read it.
+        /// The clients that may read it.
         access: Access,
         /// Bytes of the header, its length not counted.
         header_bytes: u64,
         /// Name of the model.
         name: String,
     },
-    /// What was begun is written.
+    /// The model that was begun is written.
     Commit {
         /// The arena that was written.
         arena: u64,
     },
-    /// What was begun is given up.
+    /// The model that was begun is given up.
     Abort {
         /// The arena that is given up.
         arena: u64,
@@ -196,7 +196,7 @@ pub enum Answer {
         bytes: u64,
         /// Bytes of the manifest.
         manifest_bytes: u64,
-        /// What the model consists of.
+        /// Hash of the model's content.
         content: ContentHash,
         /// How the arena is handed out.
         handle: Handle,
@@ -212,18 +212,18 @@ pub enum Answer {
     },
     /// The model is there.
     Stored {
-        /// What it consists of.
+        /// Hash of the model's content.
         content: ContentHash,
         /// Bytes of its arena.
         bytes: u64,
     },
-    /// It is done.
+    /// The request is done.
     Done,
     /// A load goes on.
     Progress {
         /// Bytes loaded.
         done: u64,
-        /// Of how many.
+        /// Bytes of the whole load.
         total: u64,
     },
     /// JSON in the descriptor that comes with it.

@@ -35,16 +35,16 @@ pub enum LoadError {
     /// Its header is refused.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// It is no plain file.
+    /// The path names no plain file.
     #[error("not a regular file")]
     NotAFile,
-    /// It is too large for any arena.
+    /// The model is too large for any arena.
     #[error("the model is too large")]
     TooLarge,
     /// Its client may not take what it needs.
     #[error(transparent)]
     Bound(#[from] Exceeded),
-    /// It cannot be read, or the arena cannot be written.
+    /// The file cannot be read, or the arena cannot be written.
     #[error("{0}")]
     Io(#[from] io::Error),
 }
@@ -66,7 +66,7 @@ pub enum Origin {
     File(Arc<Source>),
     /// An arena of another tier.
     Arena {
-        /// What is in it.
+        /// The tensors in it and where they are.
         layout: Arc<Layout>,
         /// Its memory.
         memory: Arc<dyn ArenaMemory>,
@@ -221,9 +221,9 @@ pub fn fill(
     pieces(layout, threads, progress, &read)
 }
 
-/// Whose turn it is to write, while a disk is waited for. An arena in host memory takes one writer at little cost and further
-/// ones at twice that, so one thread waits for its turn: the others have the disk to wait for. More than one waiting would leave
-/// CPUs idle where there are many.
+/// The turns of threads to write, while a disk is waited for. An arena in host memory takes one writer at
+/// little cost and further ones at twice that, so one thread waits for its turn: the others have the disk to
+/// wait for. More than one waiting would leave CPUs idle where there are many.
 #[derive(Default)]
 struct Turn {
     writing: Mutex<()>,

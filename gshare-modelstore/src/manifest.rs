@@ -139,9 +139,9 @@ impl Layout {
 pub struct ManifestError {
     /// The field.
     pub field: &'static str,
-    /// What it is.
+    /// The value that was found.
     pub value: u64,
-    /// What it must be.
+    /// The values that are allowed, in words.
     pub bound: &'static str,
 }
 

@@ -131,7 +131,7 @@ pub enum HeaderError {
     /// A length that cannot be.
     #[error("header length is {bytes}: at most {limit} here (file or format)")]
     BadLength {
-        /// What the file says.
+        /// The number of bytes that the file states.
         bytes: u64,
         /// The bound.
         limit: u64,
@@ -139,7 +139,7 @@ pub enum HeaderError {
     /// No JSON of the right form.
     #[error("header is not as it should be: {why}")]
     Malformed {
-        /// What is wrong, and where.
+        /// The fault, and its place.
         why: String,
     },
     /// Too many tensors.
@@ -156,7 +156,7 @@ pub enum HeaderError {
     UnknownDtype {
         /// Name of the tensor that has it.
         tensor: String,
-        /// What was given.
+        /// The type that was given.
         dtype: String,
     },
     /// Too many dimensions, or more elements than a file can have.
@@ -190,9 +190,9 @@ pub enum HeaderError {
     /// The data ends before or after the file does.
     #[error("data of {data} bytes, but the file has {file} after its header")]
     WrongSize {
-        /// What the header says.
+        /// Bytes of data by the header.
         data: u64,
-        /// What there is.
+        /// Bytes of data in the file.
         file: u64,
     },
 }

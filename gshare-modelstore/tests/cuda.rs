@@ -19,7 +19,7 @@ const ROLE: &str = "CUDA_TEST_ROLE";
 const DIR: &str = "CUDA_TEST_DIR";
 const GPU: GetOptions = GetOptions { tier: MemoryTier::Gpu, timeout: std::time::Duration::from_secs(60) };
 
-/// This executable in another role, on the simulated device in `dir`.
+/// Starts the test's executable in another role, on the simulated device in `dir`.
 fn role(role: &str, dir: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "roles", "--nocapture", "--test-threads=1"]);
@@ -65,7 +65,7 @@ fn serve(dir: &Path, host: PinnedBackend, gpu: Box<dyn ModelBackend>, bytes: Byt
     running.join();
 }
 
-/// What the other processes do. Without a role, nothing.
+/// The work of the other processes. Without a role, nothing.
 #[test]
 fn roles() {
     let (Ok(role), Some(dir)) = (std::env::var(ROLE), std::env::var_os(DIR).map(PathBuf::from)) else {

@@ -207,7 +207,7 @@ fn a_writer_that_dies_at_any_step_leaves_all_of_the_model_or_nothing_of_it() {
             put.run(4);
             assert!(served(&put));
         } else {
-            // What was committed stands, whoever dies.
+            // A committed model stands, whichever process dies.
             if steps == 3 {
                 put.tell(StoreEvent::Loaded { arena: arena.unwrap(), content: ContentHash([7; 32]) });
             }

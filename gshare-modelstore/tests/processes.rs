@@ -25,7 +25,7 @@ const HOST: MemoryTier = MemoryTier::Host;
 const ROLE: &str = "STORE_TEST_ROLE";
 const SOCKET: &str = "STORE_TEST_SOCKET";
 
-/// This test's executable in another role.
+/// Starts the test's executable in another role.
 fn role(role: &str, socket: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "roles", "--nocapture", "--test-threads=1"]);
@@ -52,7 +52,7 @@ fn ready() {
     std::io::stdout().flush().unwrap();
 }
 
-/// What the other processes do. Without a role, nothing.
+/// The work of the other processes. Without a role, nothing.
 #[test]
 fn roles() {
     let (Ok(role), Ok(socket)) = (std::env::var(ROLE), std::env::var(SOCKET)) else { return };
@@ -149,7 +149,7 @@ fn whoever_is_killed_gives_everything_back() {
         child.wait().unwrap();
         store.until("references", 0);
         took.push(killed.elapsed());
-        // What it had begun is gone, what it had committed may stand until somebody evicts it.
+        // The model that the killed process had begun is gone; one that it had committed may stand until it is evicted.
         let client = store.client();
         for model in client.list().unwrap()["models"].as_array().unwrap() {
             let name = model["name"].as_str().unwrap();
@@ -251,7 +251,7 @@ fn a_client_that_writes_to_a_shared_map_is_refused_by_the_kernel() {
     assert_eq!(model.bytes_of("w").unwrap(), data_of("w", 1 << 20));
 }
 
-/// What a client of another uid is answered.
+/// The answers that a client of another uid gets.
 fn stranger(client: &Client) {
     assert_ne!(rustix::process::getuid().as_raw(), 0);
     let options = GetOptions::default();

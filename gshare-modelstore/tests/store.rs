@@ -54,7 +54,7 @@ fn a_model_is_the_same_bytes_for_all_who_get_it() {
     store.until("references", 0);
     clients[0].evict("m", false).unwrap();
     assert_eq!(store.stat("host", "committed_bytes"), 0);
-    // It has a source, so it comes back.
+    // The model has a source, so it comes back.
     assert_eq!(clients[3].get("m", &GetOptions::default()).unwrap().content(), stored.content);
     drop(clients);
     store.until("references", 0);
@@ -186,7 +186,7 @@ fn a_put_is_all_or_nothing() {
     assert_eq!(refused(waiting.join().unwrap()), Code::TimedOut, "not before it is committed");
     drop(put);
     assert_eq!(refused(client.get("m", &GetOptions::default())), Code::UnknownModel, "given up");
-    // Who writes through a map must let go of it first.
+    // A client that writes through a map must unmap it first.
     let put = begin();
     let mapped = common::map_for_writing(put.file().unwrap());
     assert_eq!(refused(put.commit()), Code::StillMapped);

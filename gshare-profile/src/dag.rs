@@ -44,7 +44,7 @@ pub struct Shape {
     pub name: String,
     /// The components, in any order.
     pub components: Vec<ShapeComponent>,
-    /// What flows between them.
+    /// Data that flows between the components.
     #[cfg_attr(feature = "serde", serde(default))]
     pub edges: Vec<ShapeEdge>,
 }
@@ -71,9 +71,9 @@ const fn always() -> BasisPoints {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct ShapeEdge {
-    /// Who writes.
+    /// Name of the component that writes.
     pub from: String,
-    /// Who reads.
+    /// Name of the component that reads.
     pub to: String,
     /// Bytes per batch.
     pub bytes: Bytes,

@@ -1,4 +1,4 @@
-//! What runs a function at a setting.
+//! Executors, which run a function at a setting.
 //!
 //! # Problem
 //! The same trial must run against a process on a GPU, against a GPU that is only a table, and in a test against whatever
@@ -23,16 +23,16 @@ pub enum ExecError {
     /// Nothing can be run at all: the run ends, and no trial is kept.
     #[error("cannot run the function: {0}")]
     Unavailable(String),
-    /// This setting cannot be run; others may.
+    /// The function cannot run at this setting; others may be possible.
     #[error("cannot run at this setting: {0}")]
     Refused(String),
     /// The function ended by itself.
     #[error("the function ended: {0}")]
     Ended(String),
-    /// It writes answers and does not read what it is asked.
+    /// The function writes answers and does not read its requests.
     #[error("the function does not read its input; one that computes by itself has the protocol of steps")]
     Deaf,
-    /// It was not ready in time.
+    /// The function was not ready in time.
     #[error("not ready within {within}")]
     NotReady {
         /// The time allowed.
@@ -61,10 +61,11 @@ pub trait Executor {
     /// Waits until a batch is answered and tells when that was, or until a time and gives `None`. Never longer.
     fn wait(&mut self, until: Timestamp) -> Result<Option<Timestamp>, ExecError>;
 
-    /// What is measured begins now. Called between [`start`](Self::start) and [`stop`](Self::stop).
+    /// The measured part of the trial begins now. Called between [`start`](Self::start) and
+    /// [`stop`](Self::stop).
     fn begin_metering(&mut self) {}
 
-    /// It has ended: how busy the GPU was since. `None` where nobody can tell, as in virtual time.
+    /// The measured part has ended: how busy the GPU was during it. `None` where that cannot be known, as in virtual time.
     fn end_metering(&mut self) -> Option<Utilisation> {
         None
     }
@@ -73,7 +74,7 @@ pub trait Executor {
     fn stop(&mut self);
 }
 
-/// What a function in virtual time does with a batch.
+/// The behaviour of a function in virtual time when it gets a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     /// Answers after so long.
@@ -84,14 +85,14 @@ pub enum Reply {
     Ends(String),
 }
 
-/// What a function in virtual time does when it is started.
+/// The behaviour of a function in virtual time when it is started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Begin {
-    /// It is ready after so long.
+    /// The function is ready after so long.
     Ready(Duration),
-    /// It cannot run there.
+    /// The function cannot run there.
     Refused(String),
-    /// It never gets ready.
+    /// The function never gets ready.
     Hangs,
 }
 

@@ -43,7 +43,7 @@ pub struct LoadError {
     pub field: &'static str,
     /// Its value.
     pub value: String,
-    /// What it must be.
+    /// The values that are allowed, in words.
     pub bound: &'static str,
 }
 

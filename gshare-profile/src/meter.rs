@@ -13,7 +13,7 @@
 
 use gshare_core::Bytes;
 
-/// What a meter saw. `None`: there is nobody to ask.
+/// The utilisation that a meter saw. `None`: there is no source to ask.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -31,10 +31,10 @@ pub struct Utilisation {
 
 /// Sees how busy a GPU is.
 pub trait Meter {
-    /// What is measured begins now.
+    /// The measured part of a trial begins now.
     fn begin(&mut self);
 
-    /// It has ended; what was seen since [`begin`](Self::begin). `None` if nothing can be said.
+    /// The measured part has ended; the utilisation since [`begin`](Self::begin). `None` if it is not known.
     fn end(&mut self) -> Option<Utilisation>;
 }
 
@@ -72,7 +72,8 @@ mod nvml {
     }
 
     impl NvmlMeter {
-        /// Of a device by its number or UUID, through a library: `libnvidia-ml.so.1`, or another of its kind by its path.
+        /// A meter of a device by its number or UUID, through a library: `libnvidia-ml.so.1`, or another of
+        /// its kind by its path.
         pub fn new(library: &Path, device: impl Into<String>) -> Self {
             Self { nvml: library.to_owned(), device: device.into(), opened: None, begun: None }
         }

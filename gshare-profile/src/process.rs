@@ -34,7 +34,7 @@ pub const GRACE: Duration = Duration::from_millis(500);
 pub enum Protocol {
     /// A line in is a batch to compute, a line out its answer.
     Requests,
-    /// It computes by itself; a line out is a step.
+    /// The function computes by itself; a line out is a step.
     Steps,
 }
 

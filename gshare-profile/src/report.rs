@@ -16,18 +16,18 @@ use std::fmt::Write as _;
 pub struct ReportError {
     /// Which plot.
     pub plot: &'static str,
-    /// What the drawing library says.
+    /// The reason that the drawing library gives.
     pub reason: String,
 }
 
-/// What a page says above its plots.
+/// The text of a page above its plots.
 #[derive(Debug, Clone, Default)]
 pub struct Head {
     /// Name of the profile.
     pub name: String,
-    /// What was profiled, and how.
+    /// The function that was profiled, and how.
     pub context: String,
-    /// What was found, a line each.
+    /// The findings, a line each.
     pub found: Vec<String>,
 }
 

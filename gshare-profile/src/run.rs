@@ -11,7 +11,7 @@ use gshare_core::profile::Setting;
 /// A trial, and all that was measured.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
-    /// What the planner sees.
+    /// The part of the trial that the planner sees.
     pub trial: Trial,
     /// The rest, if it was measured.
     pub measured: Option<Measured>,

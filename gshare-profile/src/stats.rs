@@ -103,7 +103,7 @@ pub fn rate(begin: Timestamp, done: &[Timestamp], confidence: Confidence) -> Opt
     if per_group < 2 {
         return None;
     }
-    // What does not fill a group is left out at the front.
+    // Answers at the front that do not fill a group are left out.
     let surplus = done.len() - per_group * GROUPS;
     let mut from = if surplus == 0 { begin } else { done[surplus - 1] };
     let mut lengths = Vec::with_capacity(GROUPS);

@@ -21,7 +21,7 @@ use std::path::Path;
 const APPLICATION: i64 = 0x6773_6850;
 const VERSION: i64 = 2;
 
-/// What version 2 has beyond version 1.
+/// Columns that version 2 has beyond version 1.
 const UTILISATION: [&str; 4] =
     ["busy_percent REAL", "sm_percent REAL", "occupancy_percent REAL", "memory_bytes INTEGER"];
 
@@ -57,7 +57,7 @@ pub enum StoreError {
         name: String,
         /// Which trial.
         number: i64,
-        /// What is wrong with it.
+        /// The fault that was found in it.
         what: String,
     },
     /// Two trials of one setting: somebody wrote into the file.

@@ -109,11 +109,11 @@ impl TrialConfig {
     }
 }
 
-/// What a trial measured.
+/// Figures that a trial measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Measured {
-    /// What a planner wants to know: throughput, and latency in the function.
+    /// Figures for a planner: throughput, and latency in the function.
     pub measurement: Measurement,
     /// Requests per second.
     pub throughput: Interval,
@@ -177,7 +177,7 @@ pub enum TrialError {
         /// How many it takes.
         need: usize,
     },
-    /// What was measured is no point of a profile.
+    /// The measured figures are no point of a profile.
     #[error(transparent)]
     Profile(#[from] ProfileError),
 }
@@ -280,7 +280,7 @@ impl<'a> Run<'a> {
             if let Some(done) = self.executor.wait(until)? {
                 // An answer that nobody asked for counts for nothing.
                 let Some((due, sent)) = self.sent.pop_front() else { continue };
-                // It gets to the next call only when it has answered the one before.
+                // The function gets to the next call only when it has answered the one before.
                 let call = Call { due, sent: sent.max(self.last_done), done };
                 self.last_done = done;
                 return Ok(Some(call));

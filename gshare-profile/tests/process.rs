@@ -23,7 +23,7 @@ fn shell(protocol: Protocol, script: &'static str) -> Process {
 fn quick() -> TrialConfig {
     let mut config = TrialConfig::default();
     let secs = Duration::from_secs;
-    // What a loaded machine does to a shell is not what is tested here.
+    // The effects of a loaded machine on a shell are not tested here.
     (config.max_warmup, config.max_time) = (secs(60), secs(60));
     (config.start_timeout, config.answer_timeout) = (secs(60), secs(60));
     config.steady_tolerance = gshare_core::BasisPoints::WHOLE;

@@ -138,7 +138,7 @@ fn recovered(seed: u64) -> usize {
 #[test]
 fn a_grid_recovers_the_gpu_within_its_own_intervals() {
     let held: usize = (0..40).map(recovered).sum();
-    // Of 1,400 points 14 are expected outside, give or take 4.
+    // 14 of 1,400 points are expected outside, give or take 4.
     assert!(held >= 1_400 - 30, "{held} of 1400");
 }
 

@@ -1,4 +1,4 @@
-//! What a node decides: who may launch when, and the node as a whole.
+//! The decisions of a node: who may launch when, and the node as a whole.
 
 #[path = "support/node.rs"]
 mod support;

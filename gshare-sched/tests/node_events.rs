@@ -110,7 +110,7 @@ fn config(which: u8) -> NodeConfig {
     config
 }
 
-/// What a node is, but for the time of the last event.
+/// The state of a node, but for the time of the last event.
 fn state(node: &Node, now: Timestamp) -> String {
     let text = format!("{node:?}");
     let cut = text.rfind(", now: ").expect("the last field");

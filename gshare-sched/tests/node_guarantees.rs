@@ -1,4 +1,4 @@
-//! What a node promises to its clients, in virtual time.
+//! The promises of a node to its clients, in virtual time.
 
 use crate::support::{Bench, DEVICE, attach_frame, spec};
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
@@ -41,7 +41,7 @@ fn unlisted_clients_do_not_dilute_a_listed_one() {
     let (_, alice) = bench.start(13, "alice", spec("0.9", 100));
     let shown = bench.node.clients(bench.now).find(|view| view.client == alice).unwrap();
     assert_eq!(shown.share.quota.to_string(), "30%:30%");
-    // What leaves can be had again.
+    // A share that is given up can be had again.
     bench.tell(NodeEvent::Closed { conn: ConnId::new(10, 0) });
     bench.attach(late).unwrap();
 }
@@ -181,7 +181,8 @@ fn a_devices_memory_is_what_the_configuration_or_the_driver_says_whatever_its_fi
     assert_eq!(error, "21 GiB allocated is more than the device has: 20 GiB");
     attach(&mut bench, 1, known, Bytes(1), gib(20)).unwrap();
     assert_eq!(shown(&bench, known), ("MIG".into(), gib(20), FactSource::Driver));
-    // Nobody to ask: the first client's word, which later ones cannot change, and which bounds what is believed.
+    // Without a source to ask, the first client's word counts, which later ones cannot change, and which
+    // bounds what is believed.
     let error = attach(&mut bench, 2, unknown, Bytes::ZERO, Bytes(1)).unwrap_err();
     assert_eq!(error, "1 B allocated is more than the device has: 0 B");
     attach(&mut bench, 3, unknown, gib(8), Bytes::ZERO).unwrap();
@@ -345,7 +346,7 @@ fn a_process_that_comes_before_its_siblings_are_back_takes_nothing_of_their_memo
         let labels = bench.sent.iter().filter(|(to, _)| *to == of).map(|(_, frame)| frame.label());
         labels.filter(|label| matches!(*label, "MemoryGrant" | "MemoryDeny")).collect()
     };
-    // What its sibling holds, and what becomes of the question.
+    // Bytes that its sibling holds, and the answer to the question.
     for (held, then) in [(0, "MemoryGrant"), (192, "MemoryGrant"), (240, "MemoryDeny")] {
         let mut bench = Bench::new(NodeConfig::default());
         let (new, client) = bench.start(0, "a", spec);

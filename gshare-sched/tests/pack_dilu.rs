@@ -61,7 +61,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What the packer should hold, read off its public face: one status a GPU, and the placements.
+/// The state that the packer should have, read off its public face: one status a GPU, and the placements.
 struct Scan<'a> {
     pool: &'a DiluPacker,
     config: DiluConfig,

@@ -1,4 +1,4 @@
-//! What a packing is worth at run time: dispatch by missing quota as printed, against dispatch by the slot table.
+//! The worth of a packing at run time: dispatch by missing quota as printed, against dispatch by the slot table.
 //!
 //! A window of 100 quanta; every client is always backlogged; request = limit. A GPU is offered 60 demands, one by one,
 //! and takes what fits, so it is full to the brim.
@@ -23,7 +23,7 @@ fn placements(pool: &MaxRects) -> Vec<Placement> {
     placements
 }
 
-/// What one GPU takes of these offers, one by one.
+/// The placements of these offers on one GPU, one by one, as far as they fit.
 fn pack(demands: impl Iterator<Item = Demand>) -> Vec<Placement> {
     let mut pool = pool();
     demands.for_each(|demand| drop(pool.place(&demand)));

@@ -149,7 +149,7 @@ fn planned(dag: &Dag, goal: &Goal, node: &Node, config: PartitionConfig) -> Opti
     }
 }
 
-/// What every plan must be, whoever made it.
+/// Checks the properties of every plan, whichever policy made it.
 fn check(dag: &Dag, goal: &Goal, node: &Node, plan: &Plan) {
     let parts: Vec<ComponentSet> = plan.pipeline.parts.iter().map(|part| part.components).collect();
     let all = parts.iter().fold(ComponentSet::EMPTY, |all, part| all.union(*part));
@@ -211,7 +211,7 @@ proptest! {
         }
     }
 
-    /// What follows on the list is the front of bottleneck and compute slices.
+    /// The following entries of the list are the front of bottleneck and compute slices.
     #[test]
     fn the_list_is_the_front_of_bottleneck_and_compute_slices((dag, free, slo) in case(7)) {
         let (goal, node) = (goal(slo), node(&free));

@@ -148,7 +148,7 @@ impl Literal {
         self.clocks.iter().find(|(other, _)| *other == slice).map_or(0, |(_, clock)| *clock)
     }
 
-    /// Who comes back to a line starts at the slice's clock.
+    /// A function that comes back to a line starts at the slice's clock.
     fn line_up(&mut self, function: FunctionId) {
         let waits = self.waiting(function).count() > 0;
         let clocks = self.clocks.clone();
@@ -161,7 +161,7 @@ impl Literal {
         }
     }
 
-    /// What is known of a slice is forgotten with its last instance.
+    /// The state of a slice is forgotten with its last instance.
     fn left(&mut self, slice: Option<SharedSlice>) {
         if !self.instances.iter().any(|up| up.slice() == slice) {
             self.worked.retain(|(other, _)| Some(*other) != slice);
@@ -179,7 +179,7 @@ impl Literal {
         self.instances.iter().filter(room).map(|up| (up.latency(), up.id)).min()
     }
 
-    /// What an instance that answers after `latency` takes instead of the head.
+    /// The request that an instance which answers after `latency` takes instead of the head.
     fn pick(&self, now: Timestamp, function: FunctionId, latency: Duration) -> Option<RequestId> {
         let overdue = self.head(function).filter(|head| head.late && !self.is_last(head));
         let in_time = |one: &&Waiting| !one.late && one.deadline >= now.saturating_add(latency);
@@ -281,7 +281,7 @@ impl Literal {
         self.actions.push(RouteAction::Short { function, waiting, behind });
     }
 
-    /// What a function was told is forgotten with the function.
+    /// The time at which a function was told to be short is forgotten with the function.
     fn blank(&mut self) {
         let known = |function: FunctionId| {
             self.requests.iter().any(|one| one.function == function && one.on.is_none())
@@ -474,7 +474,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Of a router with more requests than its instances do.
+/// Operations on a router with more requests than its instances can answer.
 fn busy() -> impl Strategy<Value = Op> {
     let index = any::<prop::sample::Index>;
     prop_oneof![

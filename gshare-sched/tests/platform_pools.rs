@@ -187,7 +187,7 @@ enum Break {
     DispatchesTwice,
     /// `Unpark` comes before the `Park` that makes room for it.
     UnparksFirst,
-    /// It takes the same device twice.
+    /// The pool takes the same device twice.
     TakesNonsense,
 }
 

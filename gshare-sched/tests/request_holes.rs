@@ -1,5 +1,5 @@
-//! What Algorithms 1 and 2 of GPU-enabled FaaS leave open or get wrong, one test for each, named for its claim. Numbers 3
-//! and 13 are tested beside the code (`queue`, `cache`).
+//! Gaps and mistakes of Algorithms 1 and 2 of GPU-enabled FaaS, one test for each, named for its claim.
+//! Numbers 3 and 13 are tested beside the code (`queue`, `cache`).
 
 use RequestAction::{Dispatch, Evict, Load, Reject};
 use gshare_core::request::{

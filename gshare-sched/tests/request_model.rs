@@ -96,7 +96,7 @@ fn equal_finish_times_are_broken_alike() {
     }
 }
 
-/// What fuzzing found once: `fuzz/regressions/request/*`, as the fuzzer wrote them.
+/// Histories that fuzzing found once: `fuzz/regressions/request/*`, as the fuzzer wrote them.
 #[test]
 fn runs_that_once_went_wrong_do_not_any_more() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/regressions/request");

@@ -634,7 +634,7 @@ proptest! {
         prop_assert_eq!(named(&actions), expected);
         let mut second = 0;
         for (level, length, chance) in runs {
-            // What happens to the instances between two runs of load.
+            // Changes of the instances between two runs of load.
             let starting = model.deployed.iter().position(|(_, ready)| !ready);
             let event = match (chance, starting, model.deployed.first().copied()) {
                 (0 | 1, Some(place), _) => {
@@ -664,7 +664,7 @@ proptest! {
         }
     }
 
-    /// What Algorithm 1 promises: enough after a step up, never below the need after a step down, and an end.
+    /// The promises of Algorithm 1: enough after a step up, never below the need after a step down, and an end.
     #[test]
     fn heuristic_serves_the_load_and_never_cuts_into_it(
         points in prop::collection::btree_map((1u16..=20, 1u16..=10), 1u32..200_000, 1..8),

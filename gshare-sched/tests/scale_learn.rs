@@ -221,7 +221,7 @@ fn while_the_owner_rests_others_are_lent_what_is_not_guaranteed() {
     bench.period();
     assert_eq!(bench.tokens().1, 1_000, "back where it was, one period after the launch");
     bench.period();
-    // It is in the middle of an iteration, and out of tokens.
+    // The client is in the middle of an iteration, and out of tokens.
     bench.rest(5);
     assert_eq!(bench.tokens().1, 1_000);
 

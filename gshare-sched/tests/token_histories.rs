@@ -98,7 +98,7 @@ fn programs_with_long_kernels_keep_the_contract() {
     }
 }
 
-/// What fuzzing found once: `fuzz/regressions/token/*.json`, as `cargo fuzz fmt token FILE` prints them.
+/// Histories that fuzzing found once: `fuzz/regressions/token/*.json`, as `cargo fuzz fmt token FILE` prints them.
 #[test]
 fn histories_that_once_went_wrong_do_not_any_more() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/regressions/token");

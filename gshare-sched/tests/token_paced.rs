@@ -23,8 +23,8 @@ fn share(points: u64) -> Share {
     Share { quota: QuotaRange::new(quota, quota).unwrap(), sm: SmShare::WHOLE }
 }
 
-/// What each of these programs (cap in basis points) gets over 50 windows, and its longest time without the GPU; and how
-/// far the first is from the cap at most, in points of the speed that the program has alone.
+/// GPU time that each of these programs (cap in basis points) gets over 50 windows, and its longest time without
+/// the GPU; and how far the first is from the cap at most, in points of the speed that the program has alone.
 fn run(programs: &[(u64, Pace)]) -> (Vec<Got>, f64) {
     run_with(MultiTokenConfig::default(), programs)
 }
@@ -112,8 +112,8 @@ fn programs_of_any_pace_get_their_parts() {
     println!("off by at most {worst:.2} points");
 }
 
-/// What a long kernel overruns is taken from those who wait, and is theirs in the next window. As the daemon does, the engine
-/// waits for a kernel that is longer than its token.
+/// The overrun of a long kernel is taken from those who wait, and is theirs in the next window. As the daemon
+/// does, the engine waits for a kernel that is longer than its token.
 #[test]
 fn kernels_much_longer_than_tokens_leave_everyone_his_part() {
     let mut config = MultiTokenConfig::default();
@@ -149,7 +149,7 @@ fn a_kernel_that_crosses_the_end_of_a_window_leaves_no_one_out() {
     }
 }
 
-/// Who returns a token asks for the next with it, and the turn goes to who has had the least.
+/// A client that returns a token asks for the next with it, and the turn goes to the client that has had the least.
 #[test]
 fn turns_follow_what_each_had_and_not_who_was_there_first() {
     let mut config = MultiTokenConfig::default();

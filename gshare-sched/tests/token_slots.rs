@@ -48,7 +48,7 @@ fn id(place: usize) -> ClientId {
     ClientId::new(u32::try_from(place).unwrap(), 0)
 }
 
-/// What each client used in each of three windows in a row.
+/// GPU time that each client used in each of three windows in a row.
 fn serve(scheduler: Box<dyn TokenScheduler>, clients: &[Placement], assign: bool) -> Vec<[Duration; 3]> {
     let mut driver = Driver::new(scheduler, terms(), check::always());
     let mut keen = Keen::new(&mut driver, AHEAD);

@@ -1,5 +1,5 @@
-//! What carries a message one way and an empty one back, between two threads: the channel, the same work without it, and
-//! the crates that one would look at instead.
+//! Carriers of a message one way and an empty one back, between two threads: the channel, the same work
+//! without it, and the crates that one would look at instead.
 
 use gshare_runner::channel::{Channel, ChannelOptions, Receiver, Sender};
 use iceoryx2::port::{listener::Listener, notifier::Notifier, publisher::Publisher, subscriber::Subscriber};
@@ -17,7 +17,7 @@ const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 /// Slots of every carrier, as of ours: the sender may write one while the other is read.
 const SLOTS: usize = 2;
 
-/// What the application does with a message.
+/// The application's use of a message.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {
     /// Nothing is written or read.
@@ -202,7 +202,7 @@ struct Word {
     asleep: AtomicU32,
 }
 
-/// What [`Bare`] is told at its end.
+/// The message that ends [`Bare`].
 const END: u32 = u32::MAX;
 
 impl Word {

@@ -1,4 +1,4 @@
-//! What benches of servers share: a server in a process of its own, from the code of the bench.
+//! The part that benches of servers share: a server in a process of its own, from the code of the bench.
 #![allow(unsafe_code, reason = "fork, to have other processes")]
 #![allow(dead_code, unreachable_pub, reason = "each benchmark uses its part")]
 

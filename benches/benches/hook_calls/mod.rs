@@ -28,7 +28,7 @@ const SPEED: f64 = 0.97;
 const POINTS: f64 = 2.0;
 const NAME: &str = "tenant-0";
 
-/// What a program does.
+/// The load of a program: length of its kernels and calls, and its threads.
 #[derive(Clone, Copy, Debug)]
 struct Program {
     kernel_us: u32,
@@ -52,7 +52,7 @@ fn programs() -> Vec<Program> {
     all
 }
 
-/// What came of it in a while, of the device's time and per second.
+/// The rates of a program over a while, of the device's time and per second.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     used: f64,

@@ -1,5 +1,5 @@
-//! What the hook's benchmarks share: the driver's C functions, a context with a kernel, the two libraries, and the
-//! simulated device's own account of what happened.
+//! The parts that the hook's benchmarks share: the driver's C functions, a context with a kernel, the two
+//! libraries, and the simulated device's own account of what happened.
 #![allow(unsafe_code, reason = "the driver's C functions")]
 #![allow(dead_code, unreachable_pub, reason = "each benchmark uses its part")]
 
@@ -197,7 +197,7 @@ pub enum Kind {
 pub const KINDS: [(&str, Kind); 3] =
     [("kernel", Kind::Kernel), ("kernel_ex", Kind::KernelEx), ("graph", Kind::Graph)];
 
-/// What something took a thread: by the clock, and of a CPU. With more threads than CPUs the first counts the others, too.
+/// Time that work took a thread: by the clock, and of a CPU. With more threads than CPUs the first counts the others, too.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Time {
     pub wall: Duration,

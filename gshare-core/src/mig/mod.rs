@@ -234,7 +234,7 @@ pub enum MigError {
         /// The most there can be.
         limit: u8,
     },
-    /// What NVML reports cannot be the geometry of this GPU.
+    /// A geometry that NVML reports and that this GPU cannot have.
     #[error(
         "reported profile {name}: {memory_slices} memory slices from place {start} on, of {limit} that the GPU has"
     )]

@@ -7,7 +7,7 @@ use super::{Family, GpuModel, MigProfile};
 use crate::units::Bytes;
 use std::borrow::Cow;
 
-/// What all GPUs of a family have in common about a profile.
+/// The numbers of a profile that all GPUs of a family have in common.
 struct Shape {
     compute: u8,
     memory: u8,

@@ -40,7 +40,7 @@ pub enum InstanceEvent {
         function: FunctionId,
         /// Its components.
         dag: Box<Dag>,
-        /// What its pipelines are wanted for.
+        /// Requirements on its pipelines.
         goal: Box<Goal>,
     },
     /// The function is not wanted any more: its instances drain, and those that start are stopped. Its name is free again
@@ -192,9 +192,9 @@ pub enum InstanceReason {
     FirstRequest,
     /// Its requests cannot be served in time.
     Short,
-    /// It is busy enough for slices of its own.
+    /// The instance is busy enough for slices of its own.
     Busy,
-    /// It has not been busy.
+    /// The instance has not been busy.
     NotBusy,
     /// Its keep-alive is over.
     KeepAlive,
@@ -224,7 +224,7 @@ pub enum InstanceReason {
     Removed,
 }
 
-/// What to do.
+/// An order of the keeper for the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -235,7 +235,7 @@ pub enum InstanceAction {
     Start {
         /// Its name from now on.
         instance: InstanceId,
-        /// Of which function.
+        /// The function that the instance serves.
         function: FunctionId,
         /// The slices on which the instance runs.
         home: Home,
@@ -343,7 +343,7 @@ pub enum InstanceError {
     /// The node cannot have that GPU beside its others.
     #[error(transparent)]
     BadGpu {
-        /// What is wrong.
+        /// The rule that the node's set of GPUs would break.
         source: NodeError,
     },
     /// No such instance (any more).
@@ -369,7 +369,7 @@ pub enum InstanceError {
         field: &'static str,
         /// Its value.
         value: u64,
-        /// What would do.
+        /// The values that are allowed, in words.
         bound: &'static str,
     },
 }

@@ -73,7 +73,7 @@ pub enum RouteEvent {
     InstanceUp {
         /// Its name; free again when it is down.
         instance: InstanceId,
-        /// Of which function.
+        /// The function that the instance serves.
         function: FunctionId,
         /// How it serves.
         service: Service,
@@ -135,7 +135,7 @@ pub enum RouteEvent {
     DeadlineReached,
 }
 
-/// What to do about it.
+/// An order of the router for the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -183,11 +183,11 @@ pub enum RouteAction {
 pub enum RouteReject {
     /// Too many wait.
     QueueFull,
-    /// What waits already would make it late (admission control).
+    /// The requests that wait already would make it late (admission control).
     WouldBeLate,
-    /// It can no longer be answered in time (admission control).
+    /// The request can no longer be answered in time (admission control).
     DeadlineMissed,
-    /// It was dispatched as often as is allowed, and its instances went down.
+    /// The request was dispatched as often as is allowed, and its instances went down.
     AttemptsExhausted,
     /// Its function was removed.
     Removed,
@@ -237,7 +237,7 @@ pub enum RouteError {
         /// The name given.
         instance: InstanceId,
     },
-    /// It gets no more requests.
+    /// The instance gets no more requests.
     #[error("{instance} is draining")]
     Draining {
         /// The instance that drains.
@@ -258,7 +258,7 @@ pub enum RouteError {
         field: &'static str,
         /// Its value.
         value: u64,
-        /// What would do.
+        /// The values that are allowed, in words.
         bound: &'static str,
     },
     /// A setting that cannot be.
@@ -268,7 +268,7 @@ pub enum RouteError {
         field: &'static str,
         /// Its value.
         value: u64,
-        /// What would do.
+        /// The values that are allowed, in words.
         bound: &'static str,
     },
 }

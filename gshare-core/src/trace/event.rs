@@ -1,9 +1,9 @@
-//! What is traced, and how it is a kind and four words.
+//! The events that are traced, and how each is encoded as a kind and four words.
 
 use crate::units::Quota;
 use crate::wire::RefusalCode;
 
-/// What a trace is asked for by: the words of `GSHARE_TRACE`.
+/// The categories that a trace is asked for by: the words of `GSHARE_TRACE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Category {
     /// Launches that waited.
@@ -116,7 +116,7 @@ pub enum Denial {
     NoAnswer,
 }
 
-/// What became of a device when the daemon was asked.
+/// The daemon's answer about a device, or its absence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 pub enum FromDaemon {
@@ -130,7 +130,7 @@ pub enum FromDaemon {
 
 macro_rules! whys {
     ($($(#[$doc:meta])* $kind:literal $name:ident { $([$limit:ident])? $($ns:ident $ns_doc:literal)? })*) => {
-        /// What a launch waits for.
+        /// The reason for which a launch waits.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "reason", rename_all = "snake_case"))]
         #[non_exhaustive]
@@ -154,7 +154,7 @@ macro_rules! whys {
                 }
             }
 
-            /// What [`pack`](Self::pack) gave; `None` for any other word.
+            /// The reason that [`pack`](Self::pack) encoded in this word; `None` for any other word.
             pub fn unpack(word: u64) -> Option<Self> {
                 let why = match word >> 56 {
                     $($kind => Self::$name {
@@ -193,7 +193,7 @@ mod why {
         7 LocalWindow { [limit] left_ns "How long until its next window." }
         /// No daemon, and nothing is decided yet.
         8 NoDaemon { retry_ns "How long until the next attempt to connect." }
-        /// What this function costs is being measured with the launch before.
+        /// The cost of this function is being measured with the launch before.
         9 Measuring {}
         /// The daemon refuses the process or the device: launches fail later.
         10 Refused { left_ns "How long until then." }
@@ -251,7 +251,7 @@ macro_rules! events {
                 match self { $(Self::$name { .. } => Lane::$lane,)* }
             }
 
-            /// What must be traced for it to be written. Denials are written in any case.
+            /// The category that must be traced for the event to be written. Denials are written in any case.
             pub const fn category(&self) -> Category {
                 match self { $(Self::$name { .. } => Category::$category,)* }
             }
@@ -311,12 +311,12 @@ events! {
     6 Seldom Gate DeviceAsked {
         /// How long.
         waited_ns: u64,
-        /// What came of it.
+        /// The answer.
         answer: FromDaemon,
     }
     /// A connection was made, and the process has said who it is.
     7 Seldom Link Connected {}
-    /// Nobody listens.
+    /// No daemon listens.
     8 Seldom Link NotConnected {
         /// The system's error number; 0 where it has none.
         errno: u64,

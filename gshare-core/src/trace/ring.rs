@@ -89,7 +89,7 @@ pub enum RingError {
     },
 }
 
-/// What was in a ring at some time.
+/// The content of a ring at some time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     /// The process, as it numbers itself in its own namespace.
@@ -98,7 +98,7 @@ pub struct Snapshot {
     pub begun_ns: u64,
     /// The set of [`Category::bit`](super::Category::bit)s that it writes.
     pub traced: u64,
-    /// What was readable, in the order of time.
+    /// The records that were readable, in the order of time.
     pub records: Vec<Record>,
     /// Records that were being written, or never finished.
     pub torn: u64,

@@ -54,7 +54,7 @@ pub(crate) struct Pointer(pub(crate) *const ());
 // SAFETY: the address of a function.
 unsafe impl Sync for Pointer {}
 
-/// What functions answer: `?` leaves with the driver's error.
+/// The answer of a function: `?` leaves with the driver's error.
 pub(crate) type Answer = Result<(), CUresult>;
 
 /// Turns an answer into a result, and a panic into `CUDA_ERROR_UNKNOWN`: none crosses into C.

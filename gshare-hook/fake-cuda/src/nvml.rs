@@ -56,12 +56,12 @@ fn open() -> Option<&'static SimDevice> {
     opened.as_ref()
 }
 
-/// What a handle stands for.
+/// The device that a handle stands for.
 struct Part {
     device: &'static SimDevice,
-    /// Of the GPU.
+    /// Number of the GPU.
     number: u32,
-    /// Of the MIG device, if it is one.
+    /// Number of the MIG device, if it is one.
     slice: Option<u32>,
 }
 

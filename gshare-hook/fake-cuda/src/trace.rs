@@ -1,4 +1,4 @@
-//! What programs ask of the simulated driver, one line per event: `GSHARE_TRACE`.
+//! The calls of programs to the simulated driver, one line per event: `GSHARE_TRACE`.
 //!
 //! | word | lines |
 //! |---|---|
@@ -189,10 +189,10 @@ pub(crate) fn nvml_call(name: &str, result: c_uint) {
     });
 }
 
-/// What `cuGetProcAddress` answers.
+/// The answer of `cuGetProcAddress`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// This variant, and whether the simulator has a function for it.
+    /// The variant that was found, and whether the simulator has a function for it.
     Variant(&'static str, bool),
     UnknownName,
     /// Variants are newer than the release that was asked for.

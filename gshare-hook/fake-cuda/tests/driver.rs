@@ -142,7 +142,7 @@ fn kernels_take_exactly_their_time_and_events_say_so() {
         let stream: sys::CUstream = get!(cuStreamCreate(1));
         let f = kernel("spin_3000us_full");
         let ends: Vec<sys::CUevent> = (0..4).map(|_| get!(cuEventCreate(0))).collect();
-        // What follows is queued back to back.
+        // The kernels that follow are queued back to back.
         let gate = Gate::shut(stream);
         assert_eq!(launch(f, stream), OK);
         for e in &ends {

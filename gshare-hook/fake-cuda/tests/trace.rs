@@ -1,4 +1,4 @@
-//! What a program's calls leave in a trace.
+//! The lines that a program's calls leave in a trace.
 #![allow(unsafe_code, clippy::macro_metavars_in_unsafe)] // a C client
 
 mod common;
@@ -15,7 +15,7 @@ fn look_up(name: &str, version: c_int) {
     ok!(cuGetProcAddress_v2(name.as_ptr(), &raw mut found, version, 0, &raw mut status));
 }
 
-/// What the traced process does.
+/// The calls of the traced process.
 fn program() {
     look_up("cuMemAlloc", 12080);
     look_up("cuNoSuchThing", 12080);

@@ -1,4 +1,4 @@
-//! What a launch will cost: GPU time predicted per function handle and size.
+//! The cost of a launch before it runs: GPU time predicted per function handle and size.
 //!
 //! # Problem
 //! Credit is spent when a kernel is launched, its duration is known after it has run. Block counts say nothing (a
@@ -86,7 +86,7 @@ impl Default for CostTable {
 }
 
 impl CostTable {
-    /// What an unknown function is taken for before anything was measured, in ns.
+    /// The cost assumed of an unknown function before anything was measured, in ns.
     pub const FIRST_GUESS: u64 = 500_000;
 
     /// An empty table.
@@ -164,7 +164,7 @@ impl CostTable {
         self.cost(row.0 as usize)
     }
 
-    /// What an unknown function is taken for, in ns.
+    /// The cost assumed of an unknown function, in ns.
     pub fn guess(&self) -> u64 {
         self.typical.load(Ordering::Relaxed)
     }

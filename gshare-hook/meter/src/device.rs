@@ -561,7 +561,7 @@ impl<G: Ground> Device<G> {
     fn bound_in_flight(&mut self, expires: u64, now: u64) -> u64 {
         let left = expires.saturating_sub(now);
         let bound = self.bound.min(Duration::from_nanos(left));
-        // What is prepaid is in flight for the ledger, but not on the device.
+        // Prepaid time is in flight for the ledger, but not on the device.
         self.ledger.set_in_flight_bound(bound.saturating_add(Duration::from_nanos(self.prepaid)));
         left
     }
@@ -647,7 +647,7 @@ impl<G: Ground> Device<G> {
     ) -> Option<()> {
         let segment = self.line.take(id)?;
         let whole = self.line.measure(self.ground.costs(), &segment, interval, crowded);
-        // What was presumed complete is charged already.
+        // Time that was presumed complete is charged already.
         let measured = whole.saturating_sub(segment.presumed) + segment.carried;
         self.charge(&segment, measured, now);
         if segment.row.is_some() {
@@ -809,7 +809,7 @@ impl<G: Ground> Device<G> {
 
     // ---- explanation --------------------------------------------------------------------------------------------------
 
-    /// What a launch waits for that finds no credit now.
+    /// The reason for which a launch that finds no credit now waits.
     fn why(&self, around: &Around, now: u64) -> Why {
         let limit = self.spec.quota().limit();
         let unspent = self.ledger.unspent(self.ground.gate());
@@ -838,7 +838,7 @@ impl<G: Ground> Device<G> {
     }
 }
 
-/// What is known of the process beside the device that is looked at.
+/// The state of the process beside the device that is looked at.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Around {
     /// Threads that wait for a device.

@@ -27,7 +27,7 @@ pub(crate) const LEAST: u64 = 1_000;
 const UNPROVEN: u64 = 1_000_000;
 const MOST_UNPROVEN: u64 = 16_000_000;
 
-/// What is known about the samples of one device's rows, beside their costs.
+/// Knowledge about the samples of one device's rows, beside their costs.
 #[derive(Debug)]
 pub(crate) struct Learning {
     /// Rows whose last samples were above their cost and may have been too long.

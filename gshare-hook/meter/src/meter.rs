@@ -37,7 +37,7 @@ struct Leaving {
     by: u64,
 }
 
-/// What one process decides. See the [crate](crate).
+/// The decisions of one process. See the [crate](crate).
 #[derive(Debug)]
 pub struct Meter<G> {
     settings: Settings,
@@ -241,7 +241,7 @@ impl<G: Ground> Meter<G> {
         Ok(())
     }
 
-    /// What passes with time, and what follows from what has just happened.
+    /// Does what the time asks for, and what follows from the event that was just handled.
     fn advance(&mut self, now: u64, actions: &mut Actions) {
         match self.link {
             Link::Down { retry_at, outage } if now >= retry_at => {
@@ -417,7 +417,7 @@ impl<G: Ground> Meter<G> {
     fn heard(&mut self, message: ToClient, now: u64, actions: &mut Actions) {
         match &mut self.link {
             Link::Up { heard, probe } => (*heard, *probe) = (now, None),
-            // What a daemon said last may be a smaller part: the difference has been given to another process.
+            // The last part that a daemon named may be smaller: the difference has been given to another process.
             Link::Closing { .. } if matches!(message, ToClient::MemoryPart { .. }) => {}
             Link::Greeting { .. }
                 if matches!(
@@ -581,7 +581,7 @@ impl<G: Ground> Meter<G> {
         {
             let device = &mut self.devices[index];
             (device.asked, device.unserved) = (false, Some(code));
-            // Nobody shares out a device that the daemon does not manage.
+            // No daemon shares out a device that the daemon does not manage.
             let unmanaged = (code == RefusalCode::UnknownDevice).then_some(self.settings.spec);
             let what = format!("device {}", device.ordinal.0);
             match runs.or(unmanaged) {
@@ -704,7 +704,7 @@ impl<G: Ground> Meter<G> {
         }
     }
 
-    /// What a new limit leaves of the granted memory goes back to the daemon; `None`: all of it is stated again.
+    /// Gives granted memory beyond a new limit back to the daemon; `None`: all of it is stated again.
     fn give_back(&mut self, client: ClientId, surplus: Option<Bytes>, now: u64, actions: &mut Actions) {
         match surplus {
             Some(Bytes::ZERO) => {}

@@ -1,4 +1,4 @@
-//! What a process has on one device: segments under way, and what completed ones took of the time line.
+//! The work of a process on one device: segments under way, and the part of the time line that completed ones took.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use crate::timing::{Behind, Coverage, Overlap, Turns, taken};
 
 /// The device was idle for this process before a segment that began more than this behind the one before, in ns.
 const IDLE_GAP: u64 = 20_000;
-/// What may be queued while the cost of a kernel in it is not known yet, in ns.
+/// The work that may be queued while the cost of a kernel in it is not known yet, in ns.
 pub(crate) const UNKNOWN: u64 = 1_000_000_000;
 
 /// Segments under way and the time line of one device.

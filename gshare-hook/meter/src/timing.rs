@@ -58,7 +58,7 @@ fn part(of: u64, some: u64, all: u64) -> u64 {
     u64::try_from(u128::from(of) * u128::from(some) / u128::from(all.max(1))).unwrap_or(of)
 }
 
-/// What is taken of a time line, in ns.
+/// The parts of a time line that are taken, in ns.
 #[derive(Debug, Default)]
 pub struct Coverage {
     /// Disjoint, ascending.
@@ -105,7 +105,7 @@ impl Coverage {
             piece.taken += fits;
             added += fits;
         }
-        // What did not fit in its place goes where there is room.
+        // The part of the amount that did not fit in its place goes where there is room.
         for piece in &mut within {
             let fits = (amount - added).min(piece.room());
             piece.taken += fits;
@@ -286,14 +286,14 @@ impl Overlap {
         }
     }
 
-    /// What work that was not measured is charged of the time that it was predicted to take.
+    /// The charge for work that was predicted to take this long and was not measured, in ns.
     pub fn of(&self, predicted: u64) -> u64 {
         let part = self.part.unwrap_or(1024);
         u64::try_from(u128::from(predicted) * u128::from(part) / 1024).unwrap_or(predicted)
     }
 }
 
-/// What a segment takes of its interval, in ns: `length` of it, `predicted` for its launches.
+/// The time that a segment takes of its interval, in ns: `length` of it, `predicted` for its launches.
 pub fn taken(length: u64, predicted: u64, dense: bool) -> u64 {
     if dense { length } else { length.min(predicted) }
 }

@@ -218,7 +218,7 @@ fn short_work_is_charged_the_part_that_it_covered_when_all_of_it_was_measured() 
     assert!(!overlap.look(ms, 1), "nobody else");
     assert!(overlap.look(2 * ms, 4) && overlap.look(3 * ms, 4));
     assert_eq!(overlap.of(80), 80, "nothing is known");
-    // Of four that ran at the same time three cover nothing new.
+    // Three of four segments that ran at the same time cover nothing new.
     (0..8).for_each(|n| overlap.seen(3 * ms, 80, if n % 4 == 0 { 80 } else { 0 }));
     overlap.seen(ms, 1_000, 1_000);
     assert!(!overlap.look(7 * ms, 4));

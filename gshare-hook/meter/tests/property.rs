@@ -88,7 +88,7 @@ impl Case {
 
     fn take(&mut self, step: Step) {
         let memory = &self.bench.ground.memory;
-        // What it holds of a limit, in use or not.
+        // Bytes that it holds of a limit, in use or not.
         let held = memory.used() + (memory.free_alone() - memory.within_part());
         match step {
             Step::Pass(ns) => self.bench.run(ns),

@@ -58,7 +58,7 @@ pub struct gshare_tensor {
     pub data: *const u8,
     /// In the arena.
     pub offset: u64,
-    /// Of its data.
+    /// Bytes of the tensor's data.
     pub bytes: u64,
     /// BLAKE3 of its data.
     pub hash: [u8; 32],

@@ -231,7 +231,7 @@ impl ArenaMemory for VmmArena {
     }
 }
 
-/// What a loader is told, in one packet; the list of tensors is in a memory file that comes with it.
+/// The order that a loader gets, in one packet; the list of tensors is in a memory file that comes with it.
 #[derive(Debug, Serialize, Deserialize)]
 struct Job {
     device: u32,
@@ -521,7 +521,7 @@ impl ModelBackend for IpcBackend {
         Ok(Arc::new(IpcArena { memory, bytes, handle, nothing, sealed: AtomicBool::new(false) }))
     }
 
-    /// What is page-locked is copied from where it is.
+    /// Fills an arena; page-locked memory is copied from where it is.
     fn fill(
         &self,
         memory: &dyn ArenaMemory,

@@ -24,7 +24,7 @@ pub struct HostBackend;
 struct HostArena {
     file: File,
     bytes: u64,
-    /// What a client was given that fills it.
+    /// The descriptor that was given to a client which fills the arena.
     shared: OnceLock<Arc<OwnedFd>>,
     /// The manifest is behind the arena.
     whole: AtomicBool,

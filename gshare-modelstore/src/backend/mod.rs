@@ -81,7 +81,7 @@ pub trait ArenaMemory: Debug + Send + Sync {
     /// Beyond the end.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
 
-    /// What a client or a loader that fills it is given.
+    /// The descriptor that a client or a loader is given to fill it.
     ///
     /// # Errors
     /// When the system has no more descriptors.
@@ -102,7 +102,7 @@ pub trait ArenaMemory: Debug + Send + Sync {
     /// `ResourceBusy` when somebody can still write to it.
     fn seal(&self) -> io::Result<()>;
 
-    /// What readers are given; `None` before it is sealed. The descriptor is absent where the handle says all.
+    /// The handle that readers are given; `None` before it is sealed. The descriptor is absent where the handle says all.
     fn export(&self) -> Option<(Handle, Option<Arc<OwnedFd>>)>;
 
     /// The arena, where it is page-locked in host memory; `None` before it is sealed.

@@ -64,7 +64,7 @@ use gshare_core::store::{
 use gshare_core::{ArenaId, BasisPoints, Bytes, ClientId, Duration, Engine, ModelId, Timestamp};
 use state::{Arena, Due, Model, Origin, State, Ticket, Wants};
 
-/// What a store may take, and when it makes room.
+/// Bounds on the memory of a store, and when it makes room.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
@@ -124,9 +124,9 @@ impl Default for StoreConfig {
 pub struct StoreConfigError {
     /// The field.
     pub field: &'static str,
-    /// What was given.
+    /// The value that was given.
     pub value: String,
-    /// What it must be.
+    /// The values that are allowed, in words.
     pub bound: &'static str,
 }
 
@@ -183,7 +183,7 @@ impl Store {
         self.state.models.contains_key(&model)
     }
 
-    /// What the model consisted of when it was last loaded or written.
+    /// Hash of the model's content when it was last loaded or written.
     pub fn content_of(&self, model: ModelId) -> Option<ContentHash> {
         self.state.models.get(&model)?.content
     }
@@ -521,7 +521,7 @@ impl Store {
         }
     }
 
-    /// What was due by now.
+    /// Does the work that was due by now.
     fn run_deadlines(&mut self, now: Timestamp, actions: &mut Vec<StoreAction>) {
         while let Some(&(at, due)) = self.state.deadlines.first()
             && at <= now
@@ -675,7 +675,7 @@ impl ModelStore for Store {
 }
 
 impl Store {
-    /// What an owner's limits are; for reports.
+    /// The limits of an owner; for reports.
     pub fn limits_of(&self, tenant: TenantId) -> StoreLimits {
         self.state.tenants.get(&tenant).map(|found| found.limits).unwrap_or_default()
     }

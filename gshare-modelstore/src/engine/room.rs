@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 /// Bounds the sum over an arena's models, so that its product with a size fits.
 const MAX_WORTH: u128 = 1 << 79;
 
-/// What an arena is worth keeping. Compared as a fraction, exactly.
+/// The worth of keeping an arena. Compared as a fraction, exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Value {
     worth: u128,
@@ -228,7 +228,7 @@ impl Store {
         }
     }
 
-    /// What the module's essay says always holds.
+    /// Checks the invariants of the module's essay.
     pub(super) fn invariants(&self) {
         let state = &self.state;
         for tier in MemoryTier::ALL {

@@ -315,7 +315,7 @@ impl State {
         Some(tier)
     }
 
-    /// Nobody writes the arena any more.
+    /// Notes that no client writes the arena any more.
     pub(super) fn end_of_write(&mut self, client: ClientId, arena: ArenaId) {
         if let Some(client) = self.clients.get_mut(&client) {
             client.writes.remove(&arena);

@@ -232,7 +232,8 @@ fn handle(
     match message {
         Request::Get { tier, timeout_ms, wanted } => get(conn, shared, request, tier, timeout_ms, &wanted),
         Request::Release { arena } => {
-            // Of nothing that it holds: nothing changes, and there is no answer that could say so.
+            // A release of an arena that the client does not hold changes nothing, and there is no answer
+            // that could say so.
             let event = StoreEvent::Released { client, arena: ArenaId::from(arena) };
             let _ = shared.with(|core| core.tell(event, None));
         }

@@ -1,4 +1,4 @@
-//! What is behind the lock: the engine, the names it does not know, and the memory it decides about.
+//! The state behind the lock: the engine, the names it does not know, and the memory it decides about.
 
 use super::ServerConfig;
 use super::conn::Conn;
@@ -76,7 +76,7 @@ pub(super) enum Kind {
     PutBegin(Arc<Layout>),
     Commit,
     Plain,
-    /// Nobody waits for it.
+    /// No client waits for it.
     Silent,
 }
 
@@ -115,7 +115,7 @@ pub(super) struct Load {
     origin: Origin,
     /// The tier that it comes from does the work: only a GPU's can read its memory.
     out: Option<Arc<dyn ModelBackend>>,
-    /// Who is told how far it is.
+    /// The requests that are told of the progress.
     told: Vec<(Arc<Conn>, u32)>,
 }
 
@@ -156,7 +156,7 @@ pub(super) struct Core {
 /// A client that has more requests open than this loses its connection.
 const MAX_WAITING: u32 = 64;
 
-/// What to tell the engine, and what explains a `LoadFailed`.
+/// Events for the engine, each with the explanation of a `LoadFailed`.
 type Events = VecDeque<(StoreEvent, Option<(Code, String)>)>;
 
 /// How long a load is expected to take.
@@ -500,7 +500,7 @@ impl Core {
                 };
                 self.refuse(&open, code, text);
                 if let Kind::PutFile(model) = open.kind {
-                    // It was named for this put alone.
+                    // The model was named for this put alone.
                     let client = open.conn.client;
                     let ticket = self.ticket(Open { kind: Kind::Silent, ..open });
                     events.push_back((StoreEvent::EvictAsked { client, ticket, model, forget: true }, None));
@@ -800,7 +800,7 @@ impl Shared {
         }
     }
 
-    /// What a client wrote: first nobody may write it any more, then it is hashed.
+    /// Seals an arena that a client wrote: first no process may write it any more, then it is hashed.
     fn seal(self: &Arc<Self>, arena: ArenaId, held: Held) {
         let Held { memory, layout, .. } = held;
         if let Err(error) = memory.seal() {

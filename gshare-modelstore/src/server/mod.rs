@@ -67,7 +67,7 @@ pub struct ServerConfig {
     /// The limits of each user who is not in `limits`. Where no bytes are said, a user other than root and the store's own may have
     /// half of all memory: what is in use, pinned or without a source goes for no other.
     pub default_limits: StoreLimits,
-    /// What a user may take, by uid.
+    /// The limits of each user, by uid.
     pub limits: BTreeMap<u32, StoreLimits>,
     /// Bounds other than those of [`Limits::of_process`].
     pub bounds: BTreeMap<Resource, Bound>,
@@ -135,7 +135,7 @@ pub enum ServerError {
     Model {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault that was found in it.
         error: LoadError,
     },
     /// The models of the directory are more than the bounds allow.
@@ -144,9 +144,9 @@ pub enum ServerError {
     /// The system refuses something.
     #[error("{what}: {error}")]
     Io {
-        /// What was tried.
+        /// The action that was tried.
         what: String,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
 }

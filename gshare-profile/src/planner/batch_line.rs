@@ -50,7 +50,7 @@ impl Line {
     }
 }
 
-/// What was found.
+/// The result of the planner.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct BatchTimes {
@@ -61,7 +61,7 @@ pub struct BatchTimes {
 }
 
 impl BatchLine {
-    /// These batch sizes, at least two, none twice or 0.
+    /// A planner for these batch sizes, at least two, none twice or 0.
     pub fn new(sm: SmShare, quota: Quota, batches: Vec<u32>) -> Result<Self, PlanError> {
         if sm.is_zero() || quota.is_zero() {
             return Err(config(

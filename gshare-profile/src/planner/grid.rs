@@ -12,11 +12,11 @@ pub struct Grid {
     batches: Vec<u32>,
 }
 
-/// What a grid measured.
+/// The result of a grid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct GridOutcome {
-    /// What could be measured.
+    /// The points that could be measured.
     pub table: ProfileTable,
     /// Where a trial failed: holes of the table. Their reasons are in the journal.
     pub failed: Vec<Setting>,

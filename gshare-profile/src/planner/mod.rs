@@ -40,7 +40,7 @@ use gshare_core::Duration;
 use gshare_core::profile::{ProfileError, ProfilePoint, Setting};
 use std::collections::BTreeMap;
 
-/// What a trial measured.
+/// Figures that a trial measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
@@ -52,15 +52,15 @@ pub struct Measurement {
     pub load: Option<Duration>,
 }
 
-/// What came of a trial.
+/// The result of a trial.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Outcome {
-    /// It was measured.
+    /// The setting was measured.
     Measured(Measurement),
-    /// It could not be: out of memory, a crash, a hang that was ended.
+    /// The setting could not be measured: out of memory, a crash, a hang that was ended.
     Failed {
         /// Why, for people.
         reason: String,
@@ -121,7 +121,7 @@ impl Journal {
         &self.trials
     }
 
-    /// What came of a setting.
+    /// The result at a setting, if it was tried.
     pub fn at(&self, setting: Setting) -> Option<&Outcome> {
         self.places.get(&setting).and_then(|&place| self.trials.get(place)).map(|trial| &trial.outcome)
     }
@@ -171,7 +171,7 @@ pub enum JournalError {
     },
 }
 
-/// What to do next.
+/// The next step of a plan.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step<R> {
     /// Measure here, and add the trial to the journal.
@@ -191,7 +191,7 @@ pub enum PlanError {
         field: &'static str,
         /// Its value.
         value: String,
-        /// What it must be.
+        /// The values that are allowed, in words.
         bound: &'static str,
     },
     /// No point meets the latency asked for.
@@ -212,7 +212,7 @@ pub enum PlanError {
         /// Why, as the trial said.
         reason: String,
     },
-    /// What was measured makes no table.
+    /// The measured points make no table.
     #[error(transparent)]
     Profile(#[from] ProfileError),
 }
@@ -232,9 +232,9 @@ fn failure(journal: &Journal, setting: Setting) -> PlanError {
 
 /// A strategy. See the [module](self) for how it keeps its place.
 pub trait Planner {
-    /// What it finds out.
+    /// The result of the plan.
     type Answer;
 
-    /// What to do next, given the trials so far.
+    /// The next step, given the trials so far.
     fn next(&self, journal: &Journal) -> Result<Step<Self::Answer>, PlanError>;
 }

@@ -29,7 +29,7 @@ pub struct TrainingSearch {
     tolerance: BasisPoints,
 }
 
-/// What a training function needs.
+/// The shares that a training function needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TrainingChoice {

@@ -82,7 +82,7 @@ pub enum ConfigError {
     },
 }
 
-/// What a daemon needs to know. `Default` is a daemon for the calling user that lets every client in.
+/// The configuration of a daemon. `Default` is a daemon for the calling user that lets every client in.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The socket of the hooks.
@@ -106,8 +106,8 @@ pub struct Config {
     pub allow_uids: Vec<u32>,
     /// Whether every user may connect.
     pub allow_any_user: bool,
-    /// Who decides about tokens, window over which quotas are settled, longest token, and time allowed to return one after
-    /// it ran out.
+    /// Token policy, window over which quotas are settled, longest token, and time allowed to return one
+    /// after it ran out.
     pub tokens: TokenConfig,
     /// Most GPU time that a client should have in flight. 5 ms: half a token, so that the device does not run dry while
     /// a launching thread waits for a CPU, and no more than its grace to wait for when a lease is called back.
@@ -117,7 +117,7 @@ pub struct Config {
     pub memory_headroom: Bytes,
     /// Where events are written down. Nowhere by default.
     pub journal: Option<JournalConfig>,
-    /// What to do about NVIDIA's MPS.
+    /// The use of NVIDIA's MPS.
     pub mps: MpsMode,
     /// Longest time that a CPU of the node may take to wake up while two processes and more share a device; the kernel is asked
     /// to keep it (`/dev/cpu_dma_latency`, which needs root). 0 keeps CPUs from sleeping at all, which costs power and is
@@ -131,12 +131,12 @@ pub struct Config {
     clients: BTreeMap<String, ClientConfig>,
 }
 
-/// Who decides about tokens.
+/// The policy that decides about tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum TokenPolicy {
-    /// Whoever misses most of its request first: [`MultiToken`].
+    /// The client that misses most of its request goes first: [`MultiToken`].
     #[default]
     MultiToken,
     /// A slot of each window for each client, the rest as above: [`SlotScheduler`]. For nodes whose clients' requests add
@@ -160,7 +160,7 @@ impl TokenPolicy {
 /// Policy and times of the token engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenConfig {
-    /// Who decides.
+    /// The policy.
     pub policy: TokenPolicy,
     /// Length of the window over which quotas are settled.
     pub window: Duration,
@@ -238,7 +238,7 @@ impl FromStr for MetricsAddress {
     }
 }
 
-/// What to do about NVIDIA's MPS.
+/// The daemon's use of NVIDIA's MPS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -316,7 +316,7 @@ impl Config {
         toml::from_str::<RawConfig>(text)?.check(text)
     }
 
-    /// What the node decides by.
+    /// The configuration of the node.
     pub fn node(&self) -> NodeConfig {
         let mut node = NodeConfig::default();
         node.max_clients = self.max_clients;
@@ -330,7 +330,7 @@ impl Config {
         node
     }
 
-    /// What the configuration promises a client of this name.
+    /// The share that the configuration promises a client of this name.
     pub fn client(&self, name: &str) -> Option<&ResourceSpec> {
         self.clients.get(name)?.spec.as_ref()
     }
@@ -440,7 +440,7 @@ struct RawConfig {
     client: Vec<RawClient>,
 }
 
-/// What becomes of a process that is refused.
+/// The treatment of a process that is refused.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Strangers {
@@ -778,7 +778,7 @@ mod tests {
         assert_eq!(config.admin_socket, Path::new("/run/gshare/gshare-admin.sock"));
         let example = include_str!("../dist/gshared.toml");
         assert!(Config::parse(example).is_ok());
-        // What is commented out in the example must be right too.
+        // Lines that are commented out in the example must be right too.
         let all: String = example
             .lines()
             .map(|line| line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line))

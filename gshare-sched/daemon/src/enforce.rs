@@ -1,4 +1,4 @@
-//! What keeps the limits of a client: the driver where it can, the hook for the rest.
+//! Enforcers of a client's limits: the driver where it can, the hook for the rest.
 //!
 //! # Problem
 //! A limit that is written down is not a limit that is kept. The hook keeps time and memory of programs that go through it, and
@@ -156,7 +156,7 @@ fn percentage(spec: &ResourceSpec) -> Option<(&'static str, String)> {
     partition.map(|sm| ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", sm.trim_end_matches('%').to_owned()))
 }
 
-/// What holds which limit of a client; `None`: nothing does.
+/// The enforcer of each limit of a client; `None`: the limit is not enforced.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HeldBy {
@@ -173,7 +173,7 @@ pub struct HeldBy {
 pub struct Enforcement(Vec<Box<dyn Enforcer>>);
 
 impl Enforcement {
-    /// Those that are there for programs on real or on simulated devices, the strongest first.
+    /// The enforcers that are there for programs on real or on simulated devices, the strongest first.
     pub fn of_node(simulated: bool) -> Self {
         let mut all: Vec<Box<dyn Enforcer>> = Vec::new();
         if simulated {
@@ -185,7 +185,7 @@ impl Enforcement {
         Self(all)
     }
 
-    /// These ones.
+    /// Enforcement by these enforcers, the strongest first.
     pub fn new(enforcers: Vec<Box<dyn Enforcer>>) -> Self {
         Self(enforcers)
     }
@@ -206,7 +206,7 @@ impl Enforcement {
         self.0.iter().map(AsRef::as_ref).find(proves).map(Enforcer::name)
     }
 
-    /// What holds the limits of a process; `partition` and `memory`: whether it has such a limit.
+    /// The enforcer of each limit of a process; `partition` and `memory`: whether it has such a limit.
     pub fn held_by(&self, target: Target, partition: bool, memory: bool) -> HeldBy {
         let holder = |limit| self.holder(limit, target).map(str::to_owned);
         HeldBy {

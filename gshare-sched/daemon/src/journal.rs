@@ -148,12 +148,12 @@ impl Line {
 pub enum TokenStep {
     /// The event.
     TokenEvent {
-        /// What happened.
+        /// The event.
         token: TokenEvent,
     },
     /// The order.
     TokenOrder {
-        /// What to do.
+        /// The order, as the token scheduler gave it.
         order: TokenAction,
     },
 }

@@ -45,7 +45,7 @@ pub enum DropReason {
     NotAllowed,
     /// A name that another run uses.
     DuplicateName,
-    /// It does not read what it is sent, or did not say Hello in time.
+    /// The peer does not read the frames it is sent, or did not say Hello in time.
     Slow,
     /// More clients or connections than configured.
     Full,
@@ -147,7 +147,7 @@ struct InstanceLabels {
     uid: u32,
 }
 
-/// What an instance, or a client, has used so far.
+/// Sums over the life of an instance, or a client, so far.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     used: Duration,

@@ -51,7 +51,7 @@ impl Mps {
         &self.program
     }
 
-    /// What `CUDA_MPS_PIPE_DIRECTORY` must be in programs that are to find it.
+    /// The value that `CUDA_MPS_PIPE_DIRECTORY` must have in programs that are to find it.
     pub fn pipe_dir(&self) -> &Path {
         &self.pipe_dir
     }

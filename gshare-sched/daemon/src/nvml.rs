@@ -19,7 +19,7 @@ pub enum NvmlError {
     Missing {
         /// Name of the library or the function.
         name: String,
-        /// What the loader says.
+        /// The loader's error.
         source: libloading::Error,
     },
     /// A call failed.
@@ -65,7 +65,7 @@ pub struct Found {
     pub mig: Vec<Found>,
 }
 
-/// Who knows the devices of a node. A host may have something else than NVML.
+/// The source of facts about a node's devices. A host may have something else than NVML.
 pub trait DeviceFacts: fmt::Debug + Send {
     /// The device with this UUID, whether it is written as a GPU or as a MIG instance; `None` where it is not known.
     fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact>;

@@ -1,4 +1,4 @@
-//! Who is at the other end of a UNIX socket, as the kernel says.
+//! The process at the other end of a UNIX socket, as the kernel says.
 #![allow(unsafe_code, reason = "rustix has no place for the pid of a peer that is not to be seen")]
 
 use gshare_sched::node::Peer;

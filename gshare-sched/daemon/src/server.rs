@@ -86,7 +86,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Events taken from the kernel at a time.
 const BATCH: usize = 64;
 
-/// What a readiness event is about: in the upper byte of its data; below are 24 bits of generation and 32 of slot.
+/// The subject of a readiness event: in the upper byte of its data; below are 24 bits of generation and 32 of slot.
 const LISTENER: u64 = 0;
 const INBOX: u64 = 1;
 const FRAME: u64 = 2;
@@ -277,12 +277,12 @@ pub struct Daemon {
     /// Connections by user.
     users: BTreeMap<u32, u32>,
     cpu_latency: CpuLatency,
-    /// Who knows the devices, and those that the node has been told of.
+    /// The source of facts about devices, and the devices that the node has been told of.
     facts: Box<dyn DeviceFacts>,
     known: BTreeSet<DeviceUuid>,
     /// Connections that have not said Hello, oldest first.
     hello_due: VecDeque<(Timestamp, ConnId)>,
-    /// What the node wants done, in order.
+    /// The node's orders that are to be carried out, in order.
     actions: Vec<NodeAction>,
     /// Questions for a snapshot that wait for the node to know what clients use, by their numbers; and the last number.
     asking: BTreeMap<u32, Reply<Snapshot>>,
@@ -362,7 +362,7 @@ impl Daemon {
                     (INBOX, _) => {
                         self.inbox.clear();
                         while let Ok(command) = self.inbox.commands.try_recv() {
-                            // It may have been sent after the answer to the one before.
+                            // The command may have been sent after the answer to the one before.
                             now = self.clock.now();
                             if !self.command(now, command) {
                                 return Ok(());
@@ -798,7 +798,7 @@ fn claim(socket: &Path) -> Result<File, DaemonError> {
             Err(TryLockError::WouldBlock) => return Err(DaemonError::InUse { path: socket.to_owned() }),
             Err(TryLockError::Error(error)) => return Err(setup(error)),
         }
-        // Who stops takes its lock away: this may be one that was opened just before.
+        // A daemon that stops removes its lock file: this may be one that was opened just before.
         let (locked, there) = (file.metadata().map_err(setup)?, std::fs::metadata(&path));
         if there.is_ok_and(|there| (there.dev(), there.ino()) == (locked.dev(), locked.ino())) {
             return Ok(file);
@@ -844,7 +844,7 @@ fn bind_admin(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Who may talk is decided by the peer's uid, so that who may not gets an answer.
+/// Lets every user connect: access is decided by the peer's uid, so that a user who may not gets an answer.
 fn open_to_all(path: &Path) -> io::Result<()> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))
 }

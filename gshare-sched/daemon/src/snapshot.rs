@@ -1,4 +1,4 @@
-//! What `gshare status`, `gshare top` and the metrics show.
+//! The snapshot that `gshare status`, `gshare top` and the metrics show.
 
 use crate::enforce::HeldBy;
 use gshare_core::scale::{ScaleState, ServiceClass};
@@ -53,7 +53,7 @@ pub struct DeviceSnapshot {
     pub simulated: bool,
     /// Its memory; 0 while unknown.
     pub memory_bytes: Bytes,
-    /// Who says so: the configuration, the driver, or the first client.
+    /// The source of the figure for the memory: the configuration, the driver, or the first client.
     #[serde(default)]
     pub memory_source: FactSource,
     /// Memory granted to clients, used or not.
@@ -102,7 +102,7 @@ pub struct ClientSnapshot {
     pub memory_bytes: Bytes,
     /// Most memory of its instance on this GPU.
     pub memory_limit_bytes: Option<Bytes>,
-    /// What it does when the daemon is gone.
+    /// The client's behaviour when the daemon is gone.
     pub on_daemon_loss: OnDaemonLoss,
     /// How it is treated beside others, if it said so and takes part in scaling.
     #[serde(default)]
@@ -113,7 +113,7 @@ pub struct ClientSnapshot {
     /// The most share of time that the co-scaler leaves its instance now.
     #[serde(default)]
     pub scaled_limit: Option<f64>,
-    /// What holds its limits, where somebody on its node has looked: `gshare status` does.
+    /// The enforcer of each of its limits, where a program on its node has looked: `gshare status` does.
     #[serde(default)]
     pub held_by: Option<HeldBy>,
 }

@@ -91,7 +91,7 @@ fn a_daemon_that_is_told_to_ends_some_time_after_its_last_client() {
         clock.set(Timestamp::from_millis(ms));
         handle.wake();
     };
-    // It may answer the first ones before it looks at what is due.
+    // The daemon may answer the first ones before it looks at what is due.
     let stays = || (0..100).all(|_| handle.snapshot().is_ok());
     pass(200);
     assert!(stays(), "it waits for the first one");
@@ -279,7 +279,7 @@ fn metrics_are_served_where_the_configuration_says() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
-/// Whoever cleans up a directory may be faster than the daemon that was told to stop.
+/// A process that cleans up a directory may be faster than the daemon that was told to stop.
 #[test]
 fn a_daemon_whose_sockets_are_gone_ends_all_the_same() {
     let dir = tempfile::tempdir().unwrap();

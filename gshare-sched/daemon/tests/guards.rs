@@ -1,4 +1,4 @@
-//! What silent, greedy and malicious peers cannot do.
+//! Limits on the harm that silent, greedy and malicious peers can do.
 
 use crate::common::{self, Client, Forked, Local, attached, spec, within};
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
@@ -81,7 +81,7 @@ fn one_user_cannot_take_all_connections() {
         let enters = move || drop(attached(&path, 2, &format!("user-{uid}"), ResourceSpec::UNLIMITED));
         assert!(Forked::run(Some(uid), enters).wait(), "user {uid}");
     }
-    // What is given back can be had again.
+    // Places that are given back can be had again.
     held.truncate(11);
     within(|| (daemon.snapshot().connections == 11).then_some(()));
     Client::connect(&path).enter(1, "flood", ResourceSpec::UNLIMITED);

@@ -1,4 +1,4 @@
-//! Who is let in, under which name, with which share.
+//! The registry: which processes are let in, under which name, with which share.
 
 use crate::common::{self, Client, DEVICE, DEVICE_MEMORY, Forked, Local, attached, spec, within};
 use gshare_core::token::RevokeReason;

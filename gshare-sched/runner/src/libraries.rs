@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What goes into `LD_PRELOAD`.
+/// The library that goes into `LD_PRELOAD`.
 pub const HOOK: Library = Library { file: "libgshare_hook.so", variable: "GSHARE_HOOK_LIBRARY" };
 /// The driver without a GPU.
 pub const SIMULATOR: Library = Library { file: "libfake_cuda.so", variable: "GSHARE_SIM_LIBRARY" };

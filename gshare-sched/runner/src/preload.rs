@@ -13,7 +13,7 @@ pub struct PreloadError {
     pub path: PathBuf,
 }
 
-/// What `LD_PRELOAD` must be for a library to come before whatever is preloaded already.
+/// The value of `LD_PRELOAD` with which a library comes before those that are preloaded already.
 ///
 /// # Errors
 /// When the path has a space or a colon in it.

@@ -35,13 +35,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub struct Load {
     /// Its components.
     pub dag: Dag,
-    /// What its pipelines are wanted for; `slo` is also the deadline of its requests.
+    /// Requirements on its pipelines; `slo` is also the deadline of its requests.
     pub goal: Goal,
     /// Times of its requests, in order.
     pub arrivals: Vec<Timestamp>,
 }
 
-/// What happens.
+/// The node, the load and the deaths of a run.
 #[derive(Debug, Clone)]
 pub struct Scenario {
     /// Model of all GPUs.
@@ -59,7 +59,7 @@ pub struct Scenario {
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// It was answered.
+    /// The request was answered.
     Served {
         /// Which function.
         function: FunctionId,
@@ -94,7 +94,7 @@ pub struct Spent {
     pub slices: usize,
 }
 
-/// What came out of a run.
+/// The result of a run.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Outcome {
@@ -155,7 +155,7 @@ struct Instance {
     ordered: bool,
     draining: bool,
     drained: bool,
-    /// What the router was told last: that it shares its slice.
+    /// The last word of the keeper to the router: whether the instance shares its slice.
     shares: bool,
     resident: bool,
     loading: bool,
@@ -418,7 +418,7 @@ where
         Ok(())
     }
 
-    /// What the router knows from now on.
+    /// Notes the state that the router knows from now on.
     fn note(&mut self, event: &RouteEvent) {
         match *event {
             RouteEvent::InstanceDraining { instance } => {
@@ -497,7 +497,7 @@ where
         self.execute(request, id)
     }
 
-    /// That nothing else runs on the slice the instance shares.
+    /// Checks that nothing else runs on the slice the instance shares.
     fn alone(&self, id: InstanceId) -> Result<(), Fault> {
         let Some(slice) = self.instances[&id].home.slices().next() else { return Ok(()) };
         let others = self.owners.get(&Place(node_of(id), slice)).into_iter().flatten();
@@ -795,7 +795,7 @@ where
         }
     }
 
-    /// That memory suffices and the SLO is kept.
+    /// Checks that memory suffices and the SLO is kept.
     fn fits(&self, function: FunctionId, home: &Home) -> Result<(), Fault> {
         let load = &self.scenario.loads[function.index()];
         let (dag, goal) = (&load.dag, &load.goal);

@@ -31,9 +31,9 @@ use std::collections::{BTreeMap, VecDeque};
 /// One kernel launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernel {
-    /// Who launches it.
+    /// The client that launches it.
     pub client: ClientId,
-    /// What the host wants back when it ends (a lease, a request).
+    /// A number that the host wants back when it ends (a lease, a request).
     pub tag: u64,
     /// Time it takes once it runs.
     pub duration: Duration,

@@ -33,7 +33,7 @@ impl Default for Churn {
     }
 }
 
-/// What came out.
+/// The result of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Packed {
     /// GPUs in use, summed over the rounds.
@@ -70,7 +70,7 @@ pub fn churn(mut packer: Box<dyn Packer>, load: &Churn) -> Result<Packed, PackEr
             let index = usize::try_from(rng.below(live.len() as u64)).unwrap_or(0);
             packer.release(live.swap_remove(index).0)?;
         }
-        // What finds no room counts as asked, so that a packer that refuses is not asked for ever.
+        // A demand that finds no room counts as asked, so that a packer that refuses is not asked for ever.
         let mut sum: u64 = live.iter().map(|(_, sm)| sm).sum();
         while sum < target {
             let demand = random_demand(&mut rng);

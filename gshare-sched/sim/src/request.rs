@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 /// A GPU of the cluster.
 #[derive(Debug, Clone, Copy)]
 pub struct GpuSpec {
-    /// What it is like.
+    /// The kind of the GPU.
     pub kind: GpuKind,
     /// Where it is.
     pub node: NodeId,
@@ -52,7 +52,7 @@ pub struct Arrival {
     pub deadline: Option<Timestamp>,
 }
 
-/// What goes wrong. Nothing by default.
+/// The faults of a run. None by default.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
     /// Mean time between losses of a GPU.
@@ -78,23 +78,23 @@ pub struct Workload {
     pub models: Vec<ModelSpec>,
     /// The requests, likewise.
     pub arrivals: Vec<Arrival>,
-    /// What goes wrong.
+    /// The faults of the run.
     pub faults: Faults,
-    /// What each further request of a batch takes, as a share of the first; basis points.
+    /// Time of each further request of a batch, as a share of the first; basis points.
     pub batch_marginal_bp: u64,
 }
 
-/// What became of a request.
+/// The end of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// It was served.
+    /// The request was served.
     Served {
         /// From its arrival to its (last) dispatch.
         waited: Duration,
         /// From its arrival to its completion.
         latency: Duration,
     },
-    /// It was not.
+    /// The request was rejected.
     Rejected {
         /// Why it was rejected.
         reason: RejectReason,
@@ -103,7 +103,7 @@ pub enum Fate {
     },
 }
 
-/// What happened in all.
+/// The result of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
     /// By request.
@@ -490,7 +490,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// What is really on each GPU that is here.
+    /// The true state of each GPU that is here.
     fn truth(&self) -> Vec<(GpuId, GpuRecord)> {
         let here = self.state.iter().enumerate().filter(|(_, gpu)| gpu.here);
         here.map(|(index, gpu)| {

@@ -30,7 +30,7 @@ use std::collections::VecDeque;
 /// One kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneKernel {
-    /// What the host wants back when it ends.
+    /// A number that the host wants back when it ends.
     pub tag: u64,
     /// Time it takes at its width.
     pub duration: Duration,
@@ -69,7 +69,7 @@ pub struct LaneEnd {
 #[derive(Debug, Clone, Default)]
 struct Lane {
     queue: VecDeque<LaneKernel>,
-    /// What is left of the head, in basis points x ns.
+    /// The work left of the head, in basis points x ns.
     left: u128,
     /// Predicted time of all that is queued.
     queued: Duration,
@@ -149,7 +149,7 @@ impl SharedGpu {
     }
 }
 
-/// What a kernel gets of the SMs where `total` is asked for, in basis points; at least one.
+/// The part of the SMs that a kernel gets where `total` is asked for, in basis points; at least one.
 fn speed(kernel: &LaneKernel, total: u128) -> u128 {
     let width = u128::from(kernel.width.get());
     if total <= WHOLE { width.max(1) } else { (width * WHOLE / total).max(1) }

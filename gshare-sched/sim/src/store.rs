@@ -270,7 +270,7 @@ impl<S: ModelStore> StoreDriver<S> {
         ticket
     }
 
-    /// What must be refused, and change nothing.
+    /// Tells the engine an event that must be refused, and change nothing.
     fn nonsense(&mut self, slot: u32, kind: u8) -> Result<(), String> {
         let gone = ClientId::new(slot, self.generations.get(&slot).copied().unwrap_or(0) + 1);
         let client = self.clients.get(&slot).copied().unwrap_or(gone);

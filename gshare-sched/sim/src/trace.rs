@@ -6,20 +6,20 @@ use std::io::{BufRead, Read};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// It could not be read.
+    /// The file could not be read.
     #[error("line {line}: {source}")]
     Read {
         /// The line.
         line: u64,
-        /// What went wrong.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// It is not CSV, or a row has another number of fields than the header.
+    /// The text is not CSV, or a row has another number of fields than the header.
     #[error("line {line}: {source}")]
     Csv {
         /// The line.
         line: u64,
-        /// What is wrong with it.
+        /// The fault that was found in it.
         source: csv::Error,
     },
     /// A column that must be there is not.
@@ -35,9 +35,9 @@ pub enum TraceError {
         line: u64,
         /// The column.
         field: String,
-        /// What was found.
+        /// The text that was found.
         text: String,
-        /// What should have been there.
+        /// The text that should have been there.
         expected: &'static str,
     },
 }

@@ -39,9 +39,9 @@ pub(super) struct Resize {
 struct Entry {
     /// Its name in the engine, which takes none back that has left: a client may leave and take part again.
     id: ClientId,
-    /// What was promised.
+    /// The quota that was promised.
     quota: QuotaRange,
-    /// What it has now.
+    /// The quota in force now, as the scaler last set it.
     current: QuotaRange,
     /// GPU time it had used when it was last looked at.
     used: Duration,
@@ -115,7 +115,7 @@ impl Scaling {
         Ok(())
     }
 
-    /// What was promised changed, and was put in force. On an error the client takes no part any more.
+    /// The promised quota changed, and the new one is in force. On an error the client takes no part any more.
     pub(super) fn quota_changed(
         &mut self,
         now: Timestamp,

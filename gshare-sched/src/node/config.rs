@@ -1,4 +1,4 @@
-//! What a node needs to know: limits of the node, its devices, and what is promised to whom.
+//! The configuration of a node: its limits, its devices, and the share that is promised to each name.
 
 use super::printable::{is_printable, printable};
 use gshare_core::scale::ServiceClass;
@@ -16,7 +16,7 @@ pub struct ConfigError {
     pub field: String,
     /// Its value.
     pub value: String,
-    /// What it must be.
+    /// The values that are allowed, in words.
     pub bound: String,
 }
 
@@ -84,7 +84,7 @@ pub struct DeviceConfig {
     pub memory: Option<Bytes>,
 }
 
-/// What a configuration says of a name.
+/// Settings of one name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(default))]
@@ -101,7 +101,7 @@ pub struct ClientConfig {
 }
 
 impl NodeConfig {
-    /// What the configuration says of a name.
+    /// The settings of `name`; the defaults if the name is not listed.
     pub(super) fn of(&self, name: &str) -> ClientConfig {
         self.clients.get(name).copied().unwrap_or_default()
     }

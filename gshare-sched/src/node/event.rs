@@ -1,4 +1,4 @@
-//! What a node is told, and what it answers: events, actions, notes for observers, errors.
+//! The events that a node is told, and its answers: actions, notes for observers, errors.
 
 use super::{ConfigError, NodeConfig, Refusal};
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
@@ -27,9 +27,9 @@ pub enum NodeEvent {
     Received {
         /// On which connection.
         conn: ConnId,
-        /// Who sent it.
+        /// The process that sent it.
         peer: Peer,
-        /// What it says; serialised as the hexadecimal digits of its wire encoding with sequence number 0.
+        /// The message; serialised as the hexadecimal digits of its wire encoding with sequence number 0.
         #[cfg_attr(feature = "serde", serde(with = "to_daemon_hex"))]
         frame: ToDaemon,
     },
@@ -59,7 +59,7 @@ pub enum NodeEvent {
     DeadlineReached,
 }
 
-/// What to do about it, in order.
+/// An order for the host. Orders are carried out in the order given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
@@ -80,17 +80,17 @@ pub enum NodeAction {
         /// Why it is closed.
         reason: RefusalCode,
     },
-    /// What clients use is known as well as it will be: the question can be answered from
+    /// All answers about memory in use that will come are in: the question can be answered from
     /// [`Node::clients`](super::Node::clients).
     UseKnown {
         /// Which question.
         question: u32,
     },
-    /// What an observer (journal, metrics, log) may want to know. A host need not do anything.
+    /// A remark for observers (journal, metrics, log). A host need not do anything.
     Note(Note),
 }
 
-/// What happened inside a node, with its figures. Token events and orders name tenants: one instance on one GPU.
+/// A step inside a node, with its figures. Token events and orders name tenants: one instance on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(tag = "note", rename_all = "snake_case"))]
@@ -115,7 +115,7 @@ pub enum Note {
     },
     /// A report or a return of a lease that its client cannot settle. The token scheduler was not asked.
     StaleReport {
-        /// Who sent it.
+        /// The client that sent it.
         client: ClientId,
     },
     /// The event has changed nothing: a replay does not need it.
@@ -191,22 +191,22 @@ pub enum Note {
     MemoryDenied {
         /// The client that wanted it.
         client: ClientId,
-        /// What it needs.
+        /// Bytes that it needs.
         #[cfg_attr(feature = "serde", serde(rename = "asked_bytes"))]
         asked: Bytes,
-        /// What is free for it.
+        /// Bytes that are free for it.
         #[cfg_attr(feature = "serde", serde(rename = "free_bytes"))]
         free: Bytes,
-        /// What is in the way.
+        /// The limit that is in the way.
         of: MemoryBound,
         /// The bound.
         #[cfg_attr(feature = "serde", serde(rename = "limit_bytes"))]
         limit: Bytes,
-        /// What is held of it.
+        /// Bytes held under that limit.
         #[cfg_attr(feature = "serde", serde(rename = "held_bytes"))]
         held: Bytes,
     },
-    /// What a tenant that left had beyond its limit is kept for the next of its name.
+    /// The overuse of a tenant that left is kept for the next tenant of its name.
     DebtKept {
         /// The tenant.
         tenant: ClientId,
@@ -222,7 +222,7 @@ pub enum Note {
     LateCharge {
         /// The client that named it.
         client: ClientId,
-        /// What is charged, with earlier late charges that are open.
+        /// GPU time that is charged, with earlier late charges that are open.
         #[cfg_attr(feature = "serde", serde(rename = "late_ns"))]
         late: Duration,
     },
@@ -239,7 +239,7 @@ pub enum Note {
     },
 }
 
-/// What is in the way of a reservation.
+/// The limit that is in the way of a reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]

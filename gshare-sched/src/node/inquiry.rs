@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// The most reservations of one client that wait for a round. A process has one under way per thread that allocates.
 const MAX_QUEUE: usize = 4_096;
 
-/// What is done when a round is over.
+/// The work that is done when a round is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// A reservation that did not fit is tried once more.

@@ -133,7 +133,7 @@ impl Ledger {
         fits
     }
 
-    /// What a tenant could still reserve.
+    /// Bytes that a tenant could still reserve.
     pub(super) fn free(&self, tenant: Tenant) -> Bytes {
         let device = self.devices.get(&tenant.0).copied().unwrap_or_default();
         let own = self.tenants.get(&tenant).copied().unwrap_or_default();
@@ -141,7 +141,7 @@ impl Ledger {
         device.free().min(own.free()).min(Bytes(u64::MAX - device.held.0))
     }
 
-    /// What the tenant's own limit leaves, whatever the device does.
+    /// Bytes that the tenant's own limit leaves, whatever the device does.
     pub(super) fn tenant_free(&self, tenant: Tenant) -> Bytes {
         self.tenants.get(&tenant).copied().unwrap_or_default().free()
     }
@@ -156,12 +156,12 @@ impl Ledger {
         self.devices.get(&gpu).and_then(|account| account.limit).unwrap_or(Bytes(u64::MAX))
     }
 
-    /// What all clients of a GPU hold.
+    /// Bytes that all clients of a GPU hold.
     pub(super) fn device_held(&self, gpu: GpuId) -> Bytes {
         self.devices.get(&gpu).map_or(Bytes::ZERO, |account| account.held)
     }
 
-    /// What a tenant holds.
+    /// Bytes that a tenant holds.
     pub(super) fn tenant_held(&self, tenant: Tenant) -> Bytes {
         self.tenants.get(&tenant).map_or(Bytes::ZERO, |account| account.held)
     }

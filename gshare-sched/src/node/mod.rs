@@ -166,7 +166,7 @@ struct Session {
     clients: Vec<ClientId>,
 }
 
-/// What tells runs of one name apart.
+/// The mark that tells runs of one name apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Run {
     /// The number that a starter gave to all processes of the run.
@@ -181,7 +181,7 @@ struct Instance {
     run: Run,
     /// User of its first process, and so of all.
     uid: u32,
-    /// What its first process asked for, used where the configuration says nothing.
+    /// The share that its first process asked for, used where the configuration says nothing.
     asked: ResourceSpec,
     spec: ResourceSpec,
     sessions: u32,
@@ -233,7 +233,7 @@ struct Client {
 struct Device {
     uuid: DeviceUuid,
     memory: Bytes,
-    /// Who says so.
+    /// The source of the figure for the memory.
     source: FactSource,
     /// In the configuration: stays when its last client goes.
     listed: bool,

@@ -56,7 +56,7 @@ pub enum Refusal {
     /// A process that says that it holds more memory than there is.
     #[error("{allocated} allocated is more than the device has: {device}")]
     MoreThanTheDevice {
-        /// What it says.
+        /// Bytes that the process says it holds.
         allocated: Bytes,
         /// The device's memory.
         device: Bytes,
@@ -84,7 +84,7 @@ pub enum Refusal {
     /// As many clients as configured.
     #[error("{limit} {what} are served already (max_clients)")]
     Full {
-        /// What there may be no more of.
+        /// The things that are limited, in the plural.
         what: &'static str,
         /// The bound.
         limit: u32,

@@ -5,13 +5,13 @@ use super::{Client, MemoryBound, Node, NodeAction, Note, SETTLE, TenantId, memor
 use gshare_core::wire::ToClient;
 use gshare_core::{Bytes, ClientId, ConnId, GpuId, Timestamp};
 
-/// What a client wants to reserve.
+/// Memory that a client wants to reserve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reservation {
     pub(super) client: ClientId,
-    /// What it needs.
+    /// Bytes that it needs.
     pub(super) bytes: Bytes,
-    /// What would be welcome.
+    /// Bytes that it would like to have.
     pub(super) wish: Bytes,
     /// Whether others were called to release what they do not use.
     pub(super) recalled: bool,

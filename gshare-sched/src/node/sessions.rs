@@ -297,7 +297,7 @@ impl Node {
         let (window, in_flight) = (self.tokens.0.window(), self.config.in_flight);
         let frame = ToClient::Attached { ordinal, client, gpu, spec: stated, window, in_flight };
         out.push(NodeAction::Send { conn, frame });
-        // What is back was served by a daemon before, and so may be what is not: the siblings of a new process too.
+        // A client that is back was served by a daemon before. A new process may have siblings that were, too.
         if kept.is_some() {
             // There was a daemon before, whatever the configuration says.
             self.begun.get_or_insert(now);

@@ -8,7 +8,7 @@ use gshare_core::scale::{ServiceClass, VerticalError};
 use gshare_core::wire::ToClient;
 use gshare_core::{Bytes, ClientId, GpuId, Quota, QuotaRange, ResourceSpec, Share, Timestamp, TokenEvent};
 
-/// What a process that would be alone on its device is stated in place of a request of the whole.
+/// The request that is stated to a process which would be alone on its device, in place of the whole.
 const NOT_ALONE: u16 = Quota::WHOLE.get() - 1;
 
 /// The `index`-th of `n` even parts of a quota; `None` when there is not a basis point for each.
@@ -120,7 +120,7 @@ impl Node {
         }
     }
 
-    /// What an instance gets under a configuration.
+    /// The share of an instance under a configuration.
     fn spec_under(config: &NodeConfig, instance: &Instance) -> ResourceSpec {
         config.of(&instance.name).spec.unwrap_or(instance.asked)
     }

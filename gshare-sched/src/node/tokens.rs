@@ -149,7 +149,7 @@ impl Node {
         self.sample(now, client);
     }
 
-    /// What a client used of a lease that is settled already.
+    /// Charges late a client's use of a lease that is settled already. Answers whether there was anything to charge.
     fn late(
         &mut self,
         id: TenantId,
@@ -292,8 +292,9 @@ impl Node {
         }
     }
 
-    /// What a tenant that is about to leave had beyond its limit, and the limit: what the scheduler carries; or, since it
-    /// leaves nothing behind for windows to come, what it had faster than at the limit's rate, late charges included.
+    /// GPU time that a tenant which is about to leave had beyond its limit, and the limit: the overuse that
+    /// the scheduler carries; or, since it leaves nothing behind for windows to come, the time that it had
+    /// faster than at the limit's rate, late charges included.
     pub(super) fn overuse(
         &mut self,
         now: Timestamp,
@@ -309,7 +310,7 @@ impl Node {
         let most = if now < largest.0 { largest.1 } else { limit }.of(self.tokens.0.window());
         let used = |tokens: &dyn TokenScheduler| {
             let status = tokens.client(id.0)?;
-            // What is late was used in windows before.
+            // Late charges are for use in windows before.
             Some((status.window_used, status.total_used.saturating_add(late)))
         };
         if used(&*self.tokens.0)?.0 > most {

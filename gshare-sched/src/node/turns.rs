@@ -63,7 +63,7 @@ struct Held {
     occupied: Duration,
 }
 
-/// Who may settle a lease.
+/// The member that may settle a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
     /// The member, and the engine may still know the lease.
@@ -140,7 +140,7 @@ impl Turns {
         if last.any(|(settled, _)| settled == lease) { Owner::Late } else { Owner::Other }
     }
 
-    /// What the engine is to be told when a member has used so much of a lease in all: late charges come on top.
+    /// GPU time to report to the engine when a member has used `used` of a lease in all: late charges come on top.
     pub(super) fn settles(&mut self, lease: LeaseId, used: Duration) -> Duration {
         let held = self.held.iter_mut().chain(&mut self.before).find(|held| held.lease == lease);
         let Some(held) = held else { return used };

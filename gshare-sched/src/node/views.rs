@@ -1,4 +1,4 @@
-//! What a node shows of itself: for `status`, metrics and a replay. Nothing here changes anything.
+//! Views of a node for `status`, metrics and a replay. Nothing here changes anything.
 
 use super::{Client, Device, DeviceUuid, Node, TenantId};
 use gshare_core::scale::{ScaleState, ServiceClass};
@@ -7,7 +7,7 @@ use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, ClientId, Duration, GpuId, Quota, Share, Timestamp};
 use std::collections::BTreeSet;
 
-/// Who says how much memory a device has.
+/// The source of a device's memory size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -32,7 +32,7 @@ pub struct DeviceView {
     pub uuid: DeviceUuid,
     /// Its memory; 0 while unknown.
     pub memory: Bytes,
-    /// Who says so.
+    /// The source of the figure for the memory.
     pub source: FactSource,
     /// Memory granted to clients, used or not.
     pub held: Bytes,
@@ -92,7 +92,7 @@ pub struct ClientView {
     pub memory: Bytes,
     /// Most memory of its instance on this device.
     pub memory_limit: Option<Bytes>,
-    /// What it does when the daemon is gone.
+    /// The client's behaviour when the daemon is gone.
     pub on_daemon_loss: OnDaemonLoss,
     /// How it is treated beside others, if it takes part in vertical scaling.
     pub class: Option<ServiceClass>,

@@ -1,4 +1,4 @@
-//! What can be promised together on one GPU: four tests, from sound to hopeful.
+//! Shares that can be promised together on one GPU: four tests, from sound to hopeful.
 //!
 //! | test | a set passes when | promise |
 //! |---|---|---|
@@ -34,17 +34,17 @@ use super::SlotTable;
 use super::geometry::Rect;
 use super::rearrange::Arranger;
 
-/// What one client wants of a GPU: share of time, share of SMs.
+/// Demand of one client on a GPU: share of time, share of SMs.
 pub type Want = (Quota, SmShare);
 
 /// The answer of [`fractional`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// It can be done, so: each mix (indices into the set) runs for that many millionths of a basis point of each
-    /// window. Every quota is kept to within as many millionths of a basis point as there are mixes.
+    /// All quotas can be kept, in this way: each mix (indices into the set) runs for that many millionths of
+    /// a basis point of each window. Every quota is kept to within as many millionths of a basis point as there are mixes.
     Admitted(Vec<(Vec<usize>, u64)>),
-    /// It cannot be done by any schedule.
+    /// No schedule keeps all quotas.
     Refused,
     /// Neither was proved. To be taken as a refusal.
     Undecided,
@@ -150,7 +150,8 @@ fn prove(
         let sm: u32 = mix.iter().map(|index| u32::from(wants[*index].1.get())).sum();
         sm <= u32::from(WINDOW)
     });
-    // What rounding added beyond the window is within the stated tolerance: shave it off the longest mix.
+    // The part of the schedule beyond the window that rounding added is within the stated tolerance: shave it
+    // off the longest mix.
     if served && fits && total <= whole + slack {
         let mut schedule = schedule;
         if let Some((_, longest)) = schedule.iter_mut().max_by_key(|(_, length)| *length) {

@@ -123,7 +123,7 @@ impl<'a> Search<'a> {
                 }
             }
         }
-        // What ended in the emptiest bin goes first; the rules take turns.
+        // The items that ended in the emptiest bin go first; the rules take turns.
         let (mut order, _) = best_order;
         for repair in 0..REPAIRS {
             let mut area = vec![0u64; self.best_bins + 1];

@@ -117,7 +117,7 @@ impl Rect {
         let size = Self::new(0, 0, w, h).size();
         let short = extent as u16 % (1 << SIDE_BITS);
         let long = ((extent >> SIDE_BITS) as u32 / u32::from(short)) as u16;
-        // What has this extent has one of two sizes.
+        // A rectangle of this extent has one of two sizes.
         let sizes = [Self::new(0, 0, long, short), Self::new(0, 0, short, long)];
         let [lying, standing] = sizes.map(|rect| if rect.holds(size) { rect.size() } else { u32::MAX });
         // Without a branch: which of them it is is as good as random.

@@ -187,7 +187,7 @@ impl Pod {
     }
 }
 
-/// What a placement asked for beside its size, by slot.
+/// The parts of a demand beside its size, by slot of its placement.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(align(16))]
 struct Extra {
@@ -196,7 +196,7 @@ struct Extra {
     function: u32,
 }
 
-/// What a placement did, to undo it when the rest of its batch does not fit.
+/// The changes that a placement made, to undo them when the rest of its batch does not fit.
 struct Undo {
     slot: u32,
     /// The slot was added to the table for it.
@@ -461,7 +461,7 @@ impl MaxRects {
         candidates.take(self.config.rearrange_gpus as usize).find(|gpu| {
             let state = &self.gpus[*gpu as usize];
             let (bin, pods) = (state.bin(), self.pods.get_few(&state.pods));
-            // What fits neither beside nor above one that is there fits in no arrangement.
+            // A newcomer that fits neither beside nor above one of the pods fits in no arrangement.
             let excludes =
                 |pod: &Pod| pod.rect.w() + newcomer.w() > bin.w() && pod.rect.h() + newcomer.h() > bin.h();
             let items = pods.iter().map(|pod| pod.rect).chain([newcomer]);
@@ -828,7 +828,7 @@ impl MaxRects {
         Placement::new(self.slots.id(pod.slot), GpuId(self.slots.gpu(pod.slot)), rectangle, demand)
     }
 
-    /// What must hold of a GPU after every change. Debug builds only.
+    /// Checks the properties that hold of a GPU after every change. Debug builds only.
     fn invariants(&self, gpu: u32) {
         if !cfg!(debug_assertions) {
             return;

@@ -110,7 +110,7 @@ impl Slots {
     }
 }
 
-/// What every packer knows of a GPU. `Default` is one that is not present.
+/// The facts that every packer knows of a GPU. `Default` is a GPU that is not present.
 pub(crate) trait PoolGpu: Clone + Default {
     fn is_present(&self) -> bool;
     fn spec(&self) -> GpuSpec;

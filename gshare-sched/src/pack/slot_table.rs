@@ -67,7 +67,7 @@ const MOST_ARRANGED: usize = 64;
 pub struct Waiting<K = PlacementId> {
     /// The owner that wants to run.
     pub owner: K,
-    /// What it takes while it runs.
+    /// Share of the SMs that it takes while it runs.
     pub sm: SmShare,
     /// Quota still missing in this window; what is at or below zero runs only in its slot.
     pub missing_bp: i32,
@@ -207,9 +207,9 @@ impl<K: Copy + Ord> SlotTable<K> {
         self.changes.get(next).copied().unwrap_or(WINDOW)
     }
 
-    /// Who runs from `at` until [`SlotTable::next_change`]: every waiting one whose slot covers `at`, then, in what is
-    /// left of the SMs, the others by missing quota (ties: by id), skipping what does not fit. Sorts `waiting` and
-    /// appends to `out`.
+    /// The owners that run from `at` until [`SlotTable::next_change`]: every waiting owner whose slot covers
+    /// `at`, then, on the SMs that are left, the others by missing quota (ties: by id), skipping those that
+    /// do not fit. Sorts `waiting` and appends to `out`.
     pub fn dispatch(&self, at: BasisPoints, waiting: &mut [Waiting<K>], out: &mut Vec<K>) {
         waiting.sort_unstable_by_key(|client| (core::cmp::Reverse(client.missing_bp), client.owner));
         let mut free = u32::from(SmShare::WHOLE.get());

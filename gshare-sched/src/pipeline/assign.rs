@@ -67,7 +67,7 @@ fn fit(dag: &Dag, goal: &Goal, pipeline: &Pipeline, node: &Node) -> Result<Assig
     Ok(assignment)
 }
 
-/// What each part needs on each offer, if it fits.
+/// Memory and time that each part needs on each offer, if it fits.
 fn needs(
     dag: &Dag,
     goal: &Goal,
@@ -315,7 +315,7 @@ fn fragmentation(model: &GpuModel, idle: u8) -> i64 {
         let by_number =
             (idle.count_ones() / u32::from(profile.memory_slices.max(1))).min(profile.max_count.into());
         let (mut left, mut by_place) = (idle, 0);
-        // Of equal slices the earliest place is always a good choice.
+        // The earliest of equal slices' places is always a good choice.
         for start in profile.start_places() {
             if let Some(mask) = profile.mask_at(start)
                 && left & mask == mask

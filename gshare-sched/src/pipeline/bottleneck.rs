@@ -27,7 +27,7 @@ pub(super) struct Front {
     below: u32,
 }
 
-/// What bounds the search, and what it is for.
+/// The bounds of the search, and its goal.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub(super) max_stages: usize,
@@ -49,7 +49,7 @@ struct Tables {
     /// The most of each digit.
     counts: Vec<usize>,
     codes: usize,
-    /// What each code holds.
+    /// The slices that each code holds.
     held: Vec<Held>,
     /// The most slices.
     most: usize,

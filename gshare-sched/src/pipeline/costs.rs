@@ -1,4 +1,4 @@
-//! What components need on the slices of a node.
+//! The memory and the time that components need on the slices of a node.
 
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::mig::ProfileId;
@@ -34,12 +34,12 @@ pub(super) struct Offer {
     pub(super) memory: u64,
     pub(super) compute_slices: u32,
     pub(super) memory_slices: u32,
-    /// What each component needs on it; `None` where it has no profile.
+    /// The need of each component on it; `None` where it has no profile.
     pub(super) needs: Vec<Option<Need>>,
 }
 
 impl Offer {
-    /// What a part needs, if it fits.
+    /// The need of a part, if it fits.
     pub(super) fn need(&self, part: ComponentSet) -> Option<Need> {
         let need = part.iter().try_fold(Need::default(), |sum, one| Some(sum.plus(self.needs[one]?)))?;
         (need.memory <= self.room?).then_some(need)

@@ -109,7 +109,7 @@ struct Hand {
     expected: u64,
 }
 
-/// What each edge costs the slice at either end, if its ends are on different slices.
+/// The cost of each edge to the slice at either end, if its ends are on different slices.
 #[derive(Debug)]
 pub(super) struct Hands(Vec<Hand>);
 
@@ -211,7 +211,7 @@ fn neighbours(dag: &Dag) -> Vec<ComponentSet> {
     neighbours
 }
 
-/// What hangs together, inside `set`, with its first component.
+/// The component of `set` that is connected with its first member.
 fn component_of(set: ComponentSet, neighbours: &[ComponentSet]) -> ComponentSet {
     let mut reached: ComponentSet = set.iter().take(1).collect();
     let mut new = reached;

@@ -19,7 +19,7 @@ use gshare_core::{BasisPoints, Duration};
 pub struct PartitionConfig {
     /// Which cuts are pipelines.
     pub mode: Mode,
-    /// What they are ranked by.
+    /// The measure by which they are ranked.
     pub rank: RankMode,
     /// The most stages; by bottleneck, the most slices. 64: no node has more to give to one function.
     pub max_stages: u32,

@@ -68,7 +68,7 @@ use gshare_core::scale::InstanceId;
 use gshare_core::{Duration, Engine, FunctionId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What becomes of requests that cannot be answered in time.
+/// The treatment of requests that cannot be answered in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -92,7 +92,7 @@ pub enum Late {
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 #[non_exhaustive]
 pub struct RouterConfig {
-    /// What becomes of requests that cannot be in time.
+    /// The treatment of requests that cannot be in time.
     pub late: Late,
     /// With [`Late::Last`]: how long after its deadline a late request goes before those that can be in time, at least.
     /// 20 s: about a burst, so that few are served that early, and short enough for somebody who waits. None: never.
@@ -248,7 +248,7 @@ struct Function {
     /// Requests per 10^15 ns of those.
     rate: u64,
     on_time: BTreeMap<Turn, RequestId>,
-    /// Those that cannot be in time any more.
+    /// Requests that cannot be in time any more.
     late: BTreeMap<Turn, RequestId>,
     /// From when the first of them is overdue, if nothing happens to the function until then. None without one.
     overdue_at: Option<Timestamp>,
@@ -299,7 +299,7 @@ const fn unknown(instance: InstanceId) -> Entry {
 
 #[derive(Debug, Clone, Default)]
 struct Slice {
-    /// Of instances in its memory, and of those that would have to be loaded.
+    /// Entries of instances in its memory, and of those that would have to be loaded.
     ready: BTreeSet<Entry>,
     cold: BTreeSet<Entry>,
     /// Instances that are not among the `open` of their function; none when it is idle.
@@ -678,7 +678,7 @@ impl SlackRouter {
             {
                 slice.parked.insert(id);
             } else if let Some(of) = self.functions.get_mut(&function) {
-                // It did not need a slice after all.
+                // The instance did not need a slice after all.
                 of.open.insert((latency, id));
                 break;
             }
@@ -735,7 +735,7 @@ impl SlackRouter {
         let Some(of) = self.functions.get_mut(&instance.function) else { return false };
         let entry = of.head().request().map(|(late, deadline)| {
             let step = self.config.fair_quantum.map_or(0, |quantum| {
-                // Who comes back starts at the slice's clock.
+                // An instance that comes back starts at the slice's clock.
                 if instance.entry.is_none() {
                     instance.used = instance.used.max(slice.clock);
                 }
@@ -766,8 +766,8 @@ impl SlackRouter {
         }
     }
 
-    /// Whose turn it is on a slice. One that is to be loaded and will be late all the same waits until the slice has worked
-    /// off some of the time that the last load took.
+    /// The entry whose turn it is on a slice. An entry that is to be loaded and will be late all the same
+    /// waits until the slice has worked off some of the time that the last load took.
     fn next_on(&mut self, now: Timestamp, at: SharedSlice) -> Option<Entry> {
         let ready = self.first(at, |slice| &slice.ready);
         let bound = self.slices.get(&at)?.cold.first();
@@ -972,7 +972,7 @@ impl SlackRouter {
         self.tidy(function);
     }
 
-    /// What must hold between events; a violation is a mistake of this module.
+    /// Checks the properties that hold between events; a violation is a mistake of this module.
     ///
     /// # Panics
     /// When it does not hold.

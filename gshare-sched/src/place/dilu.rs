@@ -498,7 +498,7 @@ impl DiluPacker {
         gpu.status(id, areas.sum())
     }
 
-    /// What must hold of a GPU after every change. Debug builds only.
+    /// Checks the properties that hold of a GPU after every change. Debug builds only.
     fn invariants(&self, gpu: u32) {
         if !cfg!(debug_assertions) {
             return;

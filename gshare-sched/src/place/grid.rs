@@ -33,7 +33,7 @@ const fn class_of(step: u8) -> usize {
     (step >> CLASS_BITS) as usize
 }
 
-/// What is free on a GPU, and its size.
+/// The free request, limit and memory of a GPU, and its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Free {
     /// Basis points of the largest GPU.
@@ -48,7 +48,7 @@ pub(super) struct Free {
     pub(super) capacity: u64,
 }
 
-/// What a demand needs on one GPU.
+/// The request, limit and memory that a demand needs on one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Need {
     pub(super) request: u32,
@@ -61,7 +61,7 @@ impl Free {
         self.request >= need.request && self.limit >= need.limit && self.memory >= need.memory
     }
 
-    /// What is free once `need` is taken, if it fits.
+    /// The rest that is free once `need` is taken, if it fits.
     pub(super) fn without(self, need: Need) -> Option<Self> {
         let request = self.request.checked_sub(need.request)?;
         let limit = self.limit.checked_sub(need.limit)?;

@@ -33,7 +33,7 @@ pub enum PlatformError {
         /// Their regime.
         regime: Regime,
     },
-    /// Nobody shares out devices of that regime.
+    /// No pool shares out devices of that regime.
     #[error("no pool of {regime} devices is part of this platform")]
     NoPool {
         /// The regime that is missing.

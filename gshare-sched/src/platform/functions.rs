@@ -1,4 +1,4 @@
-//! What is wanted: functions from their deployment to their removal.
+//! Functions from their deployment to their removal.
 
 use super::{
     BTreeMap, Bytes, FunctionId, Platform, PlatformAction, PlatformError, PoolEvent, Rejection, RequestId,
@@ -17,11 +17,11 @@ pub enum FunctionState {
     Profiling,
     /// A pool serves it.
     Deployed,
-    /// It was removed, and instances of it are not gone yet.
+    /// The function was removed, and instances of it are not gone yet.
     Removed,
 }
 
-/// What a function has done since it was deployed.
+/// Counts of a function's requests since it was deployed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct FunctionStats {
@@ -29,7 +29,7 @@ pub struct FunctionStats {
     pub arrived: u64,
     /// Requests that were answered.
     pub answered: u64,
-    /// Those of the answered ones that took no longer than the SLO, waiting included; all of them without an SLO.
+    /// Answered requests that took no longer than the SLO, waiting included; all of them without an SLO.
     pub within_slo: u64,
     /// Requests that were rejected.
     pub rejected: u64,
@@ -42,13 +42,13 @@ pub struct FunctionStats {
 /// A function as the platform keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionView<'a> {
-    /// What was deployed; with the profile once that is known.
+    /// The specification as deployed; with the profile once that is known.
     pub spec: &'a FunctionSpec,
     /// Where it is.
     pub state: FunctionState,
     /// Instances of it that the host was told of and that are not gone.
     pub instances: u32,
-    /// What it has done.
+    /// Counts of its requests.
     pub stats: FunctionStats,
 }
 
@@ -83,7 +83,7 @@ impl Platform {
         held + self.waiting_in_pool(function)
     }
 
-    /// Those of the function's requests that wait in its pool. O(log n).
+    /// Requests of the function that wait in its pool. O(log n).
     pub fn waiting_in_pool(&self, function: FunctionId) -> usize {
         self.functions.get(&function).map_or(0, |of| self.pools[of.pool].waiting(function))
     }

@@ -134,7 +134,7 @@ impl PlatformConfig {
     }
 }
 
-/// What the platform keeps of a device.
+/// The platform's record of a device.
 #[derive(Debug)]
 struct Device {
     pool: usize,
@@ -153,7 +153,7 @@ pub struct Platform {
     tenants: Tenants,
     /// Requests that the platform holds, and until when.
     held_until: Timers<RequestId>,
-    /// What pools are yet to be told because of their own orders.
+    /// Events that pools are yet to be told because of their own orders.
     answers: VecDeque<(usize, PoolEvent)>,
     /// Tenants one of whose requests has ended.
     to_admit: BTreeSet<TenantId>,

@@ -125,7 +125,7 @@ impl Tickets {
         self.held.iter().map(|(request, held)| (*request, held))
     }
 
-    /// What must hold between events.
+    /// Checks the properties that hold between events.
     pub(super) fn invariants(&self) {
         assert_eq!(self.held.len(), self.names.len(), "requests and tickets");
         let mut waiting: BTreeMap<FunctionId, usize> = BTreeMap::new();

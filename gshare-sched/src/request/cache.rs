@@ -15,12 +15,12 @@
 
 use gshare_core::ModelId;
 
-/// What a copy is doing. A model without a copy is the fourth state, Empty.
+/// The state of a copy. A model without a copy is in the fourth state, Empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CopyState {
     /// Room is made for it, or it is being loaded.
     Loading,
-    /// It can serve.
+    /// The copy can serve.
     Resident,
     /// Its end was ordered and has not been reported.
     Evicting,

@@ -1,4 +1,4 @@
-//! What is learned: how long things take, and how often a model is asked for. Integers only.
+//! Estimates that are learned: how long things take, and how often a model is asked for. Integers only.
 
 use gshare_core::{Duration, Timestamp};
 

@@ -89,7 +89,7 @@ pub enum CachePolicy {
 pub struct SchedulerConfig {
     /// Which GPU serves which request. `LalbO3` with the paper's limit of 25.
     pub policy: Policy,
-    /// What is evicted. `Lru`, as in the paper.
+    /// The policy that chooses the model to evict. `Lru`, as in the paper.
     pub cache: CachePolicy,
     /// Age from which a request is not skipped any more. 60 s: no request comes near it unless something is wrong.
     #[cfg_attr(feature = "serde", serde(rename = "skip_age_ns"))]

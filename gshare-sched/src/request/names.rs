@@ -84,7 +84,7 @@ impl Names {
             if slot == NONE {
                 break;
             }
-            // It may move back as far as its home.
+            // The entry may move back as far as its home.
             let home = self.home(name(slot));
             if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
                 self.slots[hole] = slot;

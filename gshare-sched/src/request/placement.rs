@@ -88,7 +88,7 @@ impl Load<'_> {
     }
 }
 
-/// What a rule decides for a request.
+/// The decision of a rule for a request.
 #[derive(Debug)]
 pub enum Decision<'a> {
     /// The request runs at once where its model is.
@@ -101,7 +101,7 @@ pub enum Decision<'a> {
     Wait,
 }
 
-/// What a rule is shown of a request that is to be placed with an idle GPU at hand. Nothing is computed unless asked for.
+/// A rule's view of a request that is to be placed with an idle GPU at hand. Nothing is computed unless asked for.
 #[derive(Debug)]
 pub struct View<'a> {
     pub(super) scheduler: &'a LocalityScheduler,

@@ -36,9 +36,9 @@ pub(super) const NONE: u32 = u32::MAX;
 pub(super) enum By {
     /// All waiting requests.
     Arrival = 0,
-    /// Those that the same kinds of GPU can serve.
+    /// Requests that the same kinds of GPU can serve.
     Class = 1,
-    /// Those of the same model.
+    /// Requests of the same model.
     Model = 2,
 }
 
@@ -415,7 +415,7 @@ impl Queue {
         list.len -= 1;
     }
 
-    /// What must hold between two events.
+    /// Checks the properties that hold between two events.
     #[cfg(debug_assertions)]
     pub(super) fn invariants(&self) {
         let (mut slot, mut marks, mut last, mut len) = (self.order.head, 0, None, 0);

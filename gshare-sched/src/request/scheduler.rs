@@ -202,7 +202,7 @@ struct Host {
     models: BTreeMap<u32, (u64, bool)>,
 }
 
-/// What became of a request that was to be placed with a GPU at hand.
+/// The result for a request that was to be placed with a GPU at hand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Here,
@@ -415,7 +415,7 @@ impl LocalityScheduler {
         }
     }
 
-    /// What must hold between two events; checked after each in debug builds. Costs O(everything).
+    /// Checks the properties that hold between two events; checked after each in debug builds. Costs O(everything).
     #[cfg(debug_assertions)]
     pub(super) fn invariants(&self) {
         self.queue.invariants();

@@ -68,7 +68,7 @@ impl StateStore for MemoryStore {
 #[derive(Debug, Clone, Default)]
 pub struct Seen(BTreeMap<GpuId, Version>);
 
-/// What the scheduler has to be told about `gpus` so that it believes nothing that the store does not hold.
+/// The events that the scheduler has to be told about `gpus` so that it believes nothing that the store does not hold.
 ///
 /// A store that cannot be reached tells nothing; what the scheduler believes then may be wrong, and is found out at
 /// dispatch.

@@ -7,7 +7,7 @@ pub(super) struct Want {
     pub(super) cap: u64,
     /// Its weight; 0 gets nothing.
     pub(super) weight: u64,
-    /// What it gets.
+    /// The part that it gets.
     pub(super) part: u64,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn apportion(mut rest: u64, wants: &mut [Want]) {
         }
     }
     let open = |want: &Want| want.cap > 0 && want.weight > 0 && want.part == 0;
-    // Those whose cap is below their proportion get their cap; that leaves more for the others.
+    // Each whose cap is below its proportion gets its cap; that leaves more for the others.
     while rest > 0 && total > 0 {
         let (rest_now, total_now) = (u128::from(rest), total);
         for want in wants.iter_mut().filter(|want| open(want)) {

@@ -26,7 +26,7 @@ use gshare_core::scale::{
 };
 use gshare_core::{Engine, Timestamp};
 
-/// What happened, and to whom.
+/// An event of one of the two scalers, with its subject.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -41,7 +41,7 @@ pub enum CoScaleEvent {
     DeadlineReached,
 }
 
-/// What to do, and where.
+/// An order of one of the two scalers, with its object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

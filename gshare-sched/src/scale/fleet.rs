@@ -99,7 +99,7 @@ pub(super) struct Function<S> {
     spec: FunctionScale,
     /// Indices of the points that are fast enough, by efficacy, the best first; and until when each is not to be tried.
     points: Vec<(usize, Timestamp)>,
-    /// What an instance does at its limit, by point.
+    /// Requests per second that an instance answers at its limit, by point.
     surges: Vec<RequestRate>,
     /// In the order in which they were started.
     instances: Vec<Instance>,
@@ -142,7 +142,7 @@ impl<S> Function<S> {
         order.iter().map(|instance| (instance.id, points[instance.point].throughput)).collect()
     }
 
-    /// What the smallest deployed instance does.
+    /// Requests per second that the smallest deployed instance answers.
     pub(super) fn smallest(&self) -> Option<RequestRate> {
         let deployed = self.instances.iter().filter(|instance| instance.stage != Stage::Draining);
         deployed.map(|instance| self.spec.profile.points()[instance.point].throughput).min()
@@ -160,7 +160,7 @@ impl<S> Function<S> {
         self.points.first().map(|&(index, _)| &self.spec.profile.points()[index])
     }
 
-    /// What the deployed instances do at their limits.
+    /// Requests per second that the deployed instances answer at their limits.
     pub(super) fn surge(&self) -> RequestRate {
         let deployed = self.instances.iter().filter(|instance| instance.stage != Stage::Draining);
         deployed
@@ -169,8 +169,9 @@ impl<S> Function<S> {
     }
 }
 
-/// What an instance does at its limit, by the index of its point: the most that a point of its batch and quota does which is
-/// fast enough and has at most twice its SMs (Dilu, section 3.2: a limit is twice the request).
+/// Requests per second that an instance answers at its limit, by the index of its point: the highest
+/// throughput of a point of its batch and quota which is fast enough and has at most twice its SMs (Dilu,
+/// section 3.2: a limit is twice the request).
 fn surges(spec: &FunctionScale) -> Vec<RequestRate> {
     let points = spec.profile.points();
     let fast = |point: &&ProfilePoint| spec.max_p95.is_none_or(|max| point.p95 <= max);
@@ -359,7 +360,8 @@ impl<S: Default> Fleet<S> {
         }
     }
 
-    /// What needs no decision. Answers the function whose load is to be looked at, and the load.
+    /// Takes in the part of an event that needs no decision. Answers the function whose load is to be looked
+    /// at, and the load.
     fn apply(&mut self, event: HorizontalEvent) -> Option<(FunctionId, RequestRate)> {
         match event {
             HorizontalEvent::FunctionAdded { function, spec } => {

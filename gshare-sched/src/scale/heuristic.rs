@@ -71,7 +71,7 @@ use std::collections::VecDeque;
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 #[non_exhaustive]
 pub struct HeuristicHorizontalConfig {
-    /// What every horizontal scaler has.
+    /// Settings that every horizontal scaler has.
     pub fleet: FleetConfig,
     /// Load reports over which the highest is the prediction. 10: about as long as a start takes.
     pub predict_reports: u32,
@@ -146,7 +146,7 @@ fn without(rate: RequestRate, more: BasisPoints) -> RequestRate {
     RequestRate::from_milli(times * 10_000 + rest * 10_000 / whole)
 }
 
-/// What is kept of a function.
+/// The state that is kept per function.
 #[derive(Debug, Default)]
 struct History {
     reports: VecDeque<RequestRate>,

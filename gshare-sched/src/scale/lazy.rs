@@ -56,7 +56,7 @@ use std::collections::VecDeque;
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 #[non_exhaustive]
 pub struct LazyHorizontalConfig {
-    /// What every horizontal scaler has.
+    /// Settings that every horizontal scaler has.
     pub fleet: FleetConfig,
     /// Load reports that are looked at. 40, as in the paper.
     pub window_reports: u32,
@@ -103,7 +103,7 @@ impl LazyHorizontalConfig {
     }
 }
 
-/// What is kept of a function: the window, and when it last said something.
+/// The state that is kept per function: the window, and the times of the last step and the last request.
 #[derive(Debug, Default)]
 pub(super) struct History {
     /// The window; the newest at the back.

@@ -60,7 +60,7 @@ use std::collections::VecDeque;
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 #[non_exhaustive]
 pub struct PeakHorizontalConfig {
-    /// What the lazy scaler has, and with it every horizontal scaler.
+    /// Settings of the lazy scaler, and with them those of every horizontal scaler.
     pub lazy: LazyHorizontalConfig,
     /// Part of its profile that an instance is taken for. 41 %: the published threshold of the paper's `RoBERTa`, 48 requests/s
     /// where its profile says 117.
@@ -113,12 +113,12 @@ fn part(share: BasisPoints, of: RequestRate) -> RequestRate {
     RequestRate::from_milli(u64::try_from(part).unwrap_or(u64::MAX))
 }
 
-/// What one more instance would do.
+/// Requests per second that one more instance would answer.
 fn another(known: &Function<History>) -> RequestRate {
     known.best().map_or(RequestRate::ZERO, |point| point.throughput)
 }
 
-/// What is kept of a function.
+/// The state that is kept per function.
 #[derive(Debug, Default)]
 struct History {
     window: Window,
@@ -210,7 +210,7 @@ impl PeakHorizontal {
         let peak = reports(self.config.keep_reports).max().unwrap_or(load);
         self.last.clear();
         self.last.extend(reports(self.config.sustained_reports));
-        // Of an even number the higher one in the middle.
+        // With an even number of reports, the higher one in the middle.
         let middle = self.last.len() / 2;
         let sustained = *self.last.select_nth_unstable(middle).1;
         let wanted = peak.max(sustained.saturating_add(another(known)));

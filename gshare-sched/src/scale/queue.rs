@@ -26,7 +26,7 @@ pub(super) struct Queue {
     load: u64,
     /// The logarithm of `load`.
     log: u64,
-    /// What one server answers, in thousandths; at least 1.
+    /// Requests per second that one server answers, in thousandths; at least 1.
     server: u64,
     /// By how much the logarithm of what waits falls for each thousandth of a request per second between load and capacity,
     /// in parts of [`DECAY`].
@@ -72,7 +72,7 @@ fn scaled(a: u64, b: u64, c: u64) -> u128 {
 }
 
 fn root(number: u128) -> u64 {
-    // Of 128 bits it has at most 64.
+    // The root of a number of 128 bits has at most 64.
     u64::try_from(number).map_or_else(|_| u64::try_from(number.isqrt()).unwrap_or(u64::MAX), u64::isqrt)
 }
 
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What a queue is made of.
+    /// The parameters of a queue.
     #[derive(Debug, Clone, Copy)]
     struct Made {
         load: RequestRate,
@@ -153,7 +153,7 @@ mod tests {
             Queue::new(self.load, self.server, self.wait, self.dispersion, Late::new(self.late))
         }
 
-        /// What the essay says, in floating point.
+        /// The formula of the essay, in floating point.
         fn late(&self, capacity: f64) -> f64 {
             let (load, servers) = (self.load.as_f64(), capacity / self.server.as_f64());
             let waits = (load / capacity).powf((2.0 * (servers + 1.0)).sqrt() - 1.0);
@@ -247,7 +247,7 @@ mod tests {
             prop_assert!(least == 0 || least == load || !made.fits(least - 1));
         }
 
-        /// What fits is what the least capacity is not above.
+        /// A capacity fits exactly where the least capacity is not above it.
         #[test]
         fn fits_is_at_least_the_least_capacity(
             load in 0u64..1 << 40,

@@ -142,7 +142,7 @@ pub struct DiluVerticalConfig {
     /// Length of a period. 5 ms, as in the paper: several periods fit into one iteration of the fastest models.
     #[cfg_attr(feature = "serde", serde(rename = "period_ns"))]
     pub period: Duration,
-    /// What one token is. Microseconds: what a client may take is then time, whatever its kernels look like.
+    /// The unit of tokens. Microseconds: the bound on a client is then a time, whatever its kernels look like.
     pub unit: TokenUnit,
     /// Periods without a launch after which a client is idle. 100 periods are half a second.
     pub window_periods: u32,
@@ -157,7 +157,7 @@ pub struct DiluVerticalConfig {
     /// KLCs below this are not looked at. 10 ms, two periods: the wait for the next period is no contention.
     #[cfg_attr(feature = "serde", serde(rename = "min_cycle_ns"))]
     pub min_cycle: Duration,
-    /// What is put up with at least, with `learn`. 5 %: what KLCs of one batch size vary by.
+    /// The least tolerance, with `learn`. 5 %: KLCs of one batch size vary by as much.
     #[cfg_attr(feature = "serde", serde(rename = "min_tolerance_basis_points"))]
     pub min_tolerance: BasisPoints,
     /// Periods without a launch after the end of an iteration in which an owner rests, with `learn`. 2: one may begin and
@@ -269,7 +269,7 @@ fn within_a_queue(tolerance: u64, cycle: Duration, pause: Duration) -> u64 {
     u64::try_from(part).unwrap_or(u64::MAX)
 }
 
-/// What the last KLC said.
+/// The judgement of the last KLC.
 #[derive(Debug, Clone, Copy)]
 struct Verdict {
     /// In basis points, at least [`WHOLE`].
@@ -278,7 +278,7 @@ struct Verdict {
     most: u64,
     /// When it stops to count.
     until: Timestamp,
-    /// It came in the period that ends.
+    /// The KLC ended in the period that ends now.
     fresh: bool,
 }
 
@@ -293,7 +293,7 @@ struct Client {
     request: u64,
     limit: u64,
     last: u64,
-    /// What counts as issued in the period before it was there.
+    /// The tokens of `last` count among those that the GPU has issued; false until the client's first period ends.
     issued: bool,
     /// The last period in which it launched something.
     active: Option<u64>,
@@ -303,7 +303,7 @@ struct Client {
     /// The window (by number) of the largest kernel, that kernel, and the largest of the window before.
     largest: (u64, u64, u64),
     cycles: Cycles,
-    /// What it had when it stepped back so that an owner learns, or was lent more.
+    /// Tokens that it had when it stepped back so that an owner learns, or was lent more.
     resumes: Option<u64>,
     /// The last launch of its last iteration, and the period in which it came.
     finished: Option<(Timestamp, u64)>,
@@ -379,7 +379,7 @@ struct Gpu {
     step: Option<u64>,
 }
 
-/// What a client is to have in the next period.
+/// The tokens that a client is to have in the next period, and the terms of their computation.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
     slot: u32,
@@ -681,8 +681,8 @@ impl DiluVertical {
                 plan.wants = client.limit;
                 continue;
             }
-            // It stepped back for a while, or was lent more, and goes on where it was; lent to by owners that are idle now, it
-            // keeps that.
+            // The client stepped back for a while, or was lent more, and goes on where it was. Owners that
+            // are idle now may have lent it more: then it keeps that.
             let resumes = client
                 .resumes
                 .take()
@@ -772,7 +772,7 @@ impl DiluVertical {
     fn join(&mut self, now: Timestamp, id: ClientId, gpu: GpuId, quota: QuotaRange, class: ServiceClass) {
         let Some(max_tokens) = self.max_tokens(gpu) else { return };
         if self.present == 0 {
-            // Nobody's periods are cut short.
+            // No client is here whose period would be cut short.
             self.period_end = now.saturating_add(self.config.period);
         }
         self.present += 1;
@@ -849,7 +849,7 @@ impl DiluVertical {
         let Some((client, gpu)) = self.pair(id.slot()) else { return };
         gpu.guaranteed = gpu.guaranteed - client.request + request;
         (client.quota, client.request, client.limit) = (quota, request, limit);
-        // What its kernels took under another share says nothing about this one.
+        // Times of its kernels under another share say nothing about this one.
         client.cycles.clear();
         client.verdict = None;
     }

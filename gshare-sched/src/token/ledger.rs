@@ -96,11 +96,11 @@ struct Past {
     request: Duration,
     /// The largest that was in force.
     limit: Duration,
-    /// What was brought into it.
+    /// Missed time of earlier windows that was carried into it.
     brought: Duration,
     /// Its lag at the end.
     lag: Duration,
-    /// What it had beyond its share and was forgiven, zero or less; `None` if nothing of this window counts as surplus.
+    /// Overuse of its share that was forgiven, zero or less; `None` if nothing of this window counts as surplus.
     forgiven: Option<i64>,
 }
 
@@ -109,7 +109,7 @@ impl Past {
         self.used.saturating_sub(self.limit.saturating_add(self.brought))
     }
 
-    /// What counts as surplus of it.
+    /// GPU time of this window that counts as surplus.
     fn surplus(&self) -> Duration {
         self.forgiven.map_or(Duration::ZERO, |forgiven| beyond(self.used, self.request, forgiven))
     }
@@ -187,7 +187,7 @@ impl Client {
         self.holds.map_or(Duration::ZERO, |lease| lease.outstanding(window))
     }
 
-    /// What was charged for what it holds and cannot have run yet: a kernel is charged when it is launched.
+    /// GPU time charged for its lease that cannot have run yet: a kernel is charged when it is launched.
     pub(super) fn running(&self, now: Timestamp) -> Duration {
         self.holds
             .map_or(Duration::ZERO, |lease| lease.charged.saturating_sub(now.saturating_since(lease.since)))
@@ -249,7 +249,7 @@ impl Client {
         self.fresh = false;
     }
 
-    /// What it may be given at once of what it lacks, where others wait.
+    /// Lag that may be made up for at once, where others wait.
     pub(super) fn miss(&self, gpu: &Gpu) -> Duration {
         Duration::from_nanos(u64::try_from(self.lag_then(gpu)).unwrap_or(0))
     }
@@ -317,7 +317,7 @@ pub(super) struct Gpu {
     pub(super) clients: Vec<u32>,
     pub(super) window: u64,
     pub(super) window_end: Timestamp,
-    /// Of a window.
+    /// Length of a window.
     pub(super) length: Duration,
     /// See the ledger's.
     by_clock: bool,
@@ -327,7 +327,7 @@ pub(super) struct Gpu {
     undersubscribed: bool,
     pub(super) free: u16,
     pub(super) ready: BTreeSet<Rank>,
-    /// Who waits until part of what it carries is paid back: until when, and its slot.
+    /// Clients that wait until part of what they carry is paid back: until when, and the slot.
     paced: BTreeSet<(Timestamp, u32)>,
     pub(super) throttled: u32,
     /// When each holder's SMs come back at the latest, and its slot.
@@ -343,7 +343,7 @@ impl Gpu {
         Self { free: SmShare::WHOLE.get(), length, by_clock, ..Self::default() }
     }
 
-    /// Of this window.
+    /// Start of this window.
     fn start(&self) -> Timestamp {
         self.window_end.saturating_sub(self.length)
     }
@@ -555,7 +555,7 @@ impl Ledger {
                     break;
                 }
                 self.roll(index, release);
-                // It ends then, however late that is looked at.
+                // The lease ends then, however late that is looked at.
                 self.now = release.max(before);
                 self.expire(slot, actions);
             }
@@ -667,7 +667,7 @@ impl Ledger {
             |time: Duration, more: Duration, less: Duration| time.saturating_add(more).saturating_sub(less);
         client.total = shift(client.total, more, less);
         if record.window + 1 == gpu.window {
-            // What was used in the window before this one matters only for what it left.
+            // The use of the window before this one matters only for what that window left.
             let known = client.past;
             client.past.used = shift(known.used, more, less);
             let past = client.past;
@@ -741,7 +741,7 @@ impl Ledger {
         }
         let home = &mut self.gpus[gpu.index()];
         if home.clients.is_empty() {
-            // Nobody has an account that the old windows matter to.
+            // No client has an account that the old windows matter to.
             home.window_end = now.saturating_add(self.config.window);
         }
         home.clients.push(id.slot());
@@ -802,7 +802,7 @@ impl Ledger {
         let expires = now.saturating_add(left.saturating_add(budget).saturating_add(slack)).min(until);
         let lease = match client.holds {
             Some(held) if held.window == gpu.window => {
-                // What was overused is used: the new time comes on top of it.
+                // Overuse counts as used: the new time comes on top of it.
                 let budget = held.budget.max(held.charged).saturating_add(budget);
                 Lease { budget, expires: expires.max(held.expires), ..held }
             }

@@ -23,6 +23,6 @@ pub struct ConfigError {
     pub field: &'static str,
     /// Its value.
     pub value: String,
-    /// What it must be.
+    /// The values that are allowed, in words.
     pub bound: &'static str,
 }

@@ -282,7 +282,7 @@ impl MultiToken {
                     let free = self.ledger.gpus[index].free;
                     self.ledger.grant(rank.slot, budget, sm, until, actions);
                     if self.ledger.gpus[index].free > free {
-                        // It gave SMs back with the lease that was replaced: who did not fit may fit now.
+                        // The grant gave SMs back with the lease that was replaced: a client that did not fit may fit now.
                         (reservation, behind, from) = (None, 0, None);
                         continue 'rounds;
                     }
@@ -337,7 +337,7 @@ impl MultiToken {
 /// How many ready clients are taken out of the order at once.
 const BATCH: usize = 8;
 
-/// What a client may be given: nothing below `least`, and it expires at `until` at the latest.
+/// Time that a client may be granted: nothing below `least`, and it expires at `until` at the latest.
 struct Offer {
     budget: Duration,
     least: Duration,
@@ -684,7 +684,7 @@ mod tests {
         }
     }
 
-    /// What it is owed is counted in parts of its request.
+    /// The time that a client is owed is counted in parts of its request.
     #[test]
     fn a_client_that_is_owed_time_may_be_cut_to_best_effort() {
         for end in (200..1_000).step_by(7) {

@@ -122,12 +122,12 @@ struct Stretch {
     client: u32,
 }
 
-/// What became of an attempt to serve a client.
+/// The result of an attempt to serve a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Served {
     Not,
     Yes,
-    /// It gave SMs back with the lease that was replaced.
+    /// The client gave SMs back with the lease that was replaced.
     AndMadeRoom,
 }
 
@@ -157,7 +157,7 @@ impl SlotScheduler {
         self.schedules.get(gpu.index()).map(|schedule| &schedule.table)
     }
 
-    /// What an event means for the tables, once the ledger has taken it.
+    /// Updates the tables for an event that the ledger has taken.
     fn note(&mut self, event: TokenEvent) {
         let Some(client) = subject(&event) else { return };
         if let TokenEvent::ClientJoined { gpu, .. } = event {
@@ -277,7 +277,7 @@ impl SlotScheduler {
         queue.extend(gpu.ready.iter().copied());
         let (mut again, mut passed_over) = (false, false);
         for rank in &queue {
-            // Whoever holds a token and asks for more does not go before one that waits for its SMs.
+            // A client that holds a token and asks for more does not go before one that waits for its SMs.
             let needed = self.needed(index, rank.slot);
             if needed > self.ledger.gpus[index].free || (needed == 0 && passed_over) {
                 passed_over = true;
@@ -453,7 +453,7 @@ impl Schedule {
     }
 }
 
-/// Whose slot an event is about.
+/// The client whose slot an event is about.
 fn subject(event: &TokenEvent) -> Option<ClientId> {
     match *event {
         TokenEvent::ClientJoined { client, .. }

@@ -165,7 +165,7 @@ fn quotients(dag: &Dag) -> Vec<Stages> {
     out
 }
 
-/// What hangs together by edges inside `set`.
+/// The sets of components inside `set` that are connected by edges.
 pub(crate) fn pieces(dag: &Dag, set: ComponentSet) -> Vec<ComponentSet> {
     let mut pieces: Vec<ComponentSet> = set.iter().map(ComponentSet::one).collect();
     for edge in dag.edges() {

@@ -285,7 +285,7 @@ impl Host {
     }
 }
 
-/// Of the functions that a history deploys: three that do not fit beside each other, one small one, one training job.
+/// The functions that a history deploys: three that do not fit beside each other, one small one, one training job.
 fn spec(function: u32) -> FunctionSpec {
     match function {
         4 => FunctionSpec::new(Work::Training { workers: 2, share: GpuShare::WHOLE }, gib(4)),

@@ -54,10 +54,10 @@ pub struct Profile {
     /// Costs by name.
     #[serde(default)]
     pub kernel: Vec<KernelCost>,
-    /// What the board says of itself to a monitor.
+    /// The board's description of itself to a monitor.
     #[serde(default)]
     pub board: Board,
-    /// What a GPU can be cut into.
+    /// The MIG slices that a GPU can be cut into.
     #[serde(default)]
     pub mig: Vec<MigSlice>,
     /// MIG devices that the one GPU of this device file is cut into, by name; none: it is whole.
@@ -328,7 +328,7 @@ impl Profile {
             .collect()
     }
 
-    /// What the kernel's name says about its cost.
+    /// The cost that the kernel's name states.
     pub fn named(&self, name: &str) -> Named {
         if let Some(named) = by_name(name, self.sms) {
             return named;

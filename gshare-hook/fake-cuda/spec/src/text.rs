@@ -17,7 +17,7 @@ const DRIVER: &str = "GSHARE_SIM_DRIVER_VERSION";
 const DEVICES: &str = "GSHARE_SIM_GPUS";
 const MIG: &str = "GSHARE_SIM_MIG";
 
-/// What is simulated. A part that is `None` or empty is not said, and left to a default.
+/// The devices that are simulated. A part that is `None` or empty is not said, and left to a default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Spec {
@@ -107,8 +107,8 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// What the variables `GSHARE_SIM_PROFILE`, `_DRIVER_VERSION`, `_GPUS` and `_MIG` say; `variable` looks one up. An empty
-    /// variable says nothing. MIG devices may also be separated by commas.
+    /// The specification in the variables `GSHARE_SIM_PROFILE`, `_DRIVER_VERSION`, `_GPUS` and `_MIG`;
+    /// `variable` looks one up. An empty variable says nothing. MIG devices may also be separated by commas.
     ///
     /// # Errors
     /// When a value is out of range.
@@ -142,7 +142,7 @@ impl Spec {
         all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
     }
 
-    /// This specification, with what it does not say taken from `other`.
+    /// Takes from `other` the parts that this specification does not say.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {

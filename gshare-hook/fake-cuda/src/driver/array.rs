@@ -23,7 +23,7 @@ impl Kind for Array {
     const MAGIC: u64 = 0x6773_6861_7265_4152;
 }
 
-/// What is asked for: the driver's descriptor with its enumeration as an integer.
+/// The array that is asked for: the driver's descriptor with its enumeration as an integer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Shape {

@@ -1,4 +1,4 @@
-//! What every function stands on: the process's attachment, handles, contexts and streams, and how work is queued.
+//! The base of every function: the process's attachment, handles, contexts and streams, and how work is queued.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -64,7 +64,7 @@ static STATE: AtomicU8 = AtomicU8::new(UNINITIALISED);
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 static INIT: Mutex<()> = Mutex::new(());
 
-/// This process's attachment to the device file.
+/// The process's attachment to the device file.
 #[derive(Debug)]
 pub(crate) struct Driver {
     pub(crate) device: SimDevice,
@@ -105,7 +105,7 @@ impl std::fmt::Debug for Hosts {
     }
 }
 
-/// What runs on the host when its stream reaches it. `false`: not yet, ask again.
+/// Work that runs on the host when its stream reaches it. `false`: not yet, ask again.
 pub(crate) type HostAction = Box<dyn FnMut() -> bool + Send>;
 
 struct HostTask {
@@ -212,7 +212,7 @@ impl Driver {
         self.device.profile()
     }
 
-    /// What a GPU (or MIG device) of the file is like.
+    /// The profile of a GPU (or MIG device) of the file.
     pub(crate) fn profile_of(&self, gpu: u32) -> &Profile {
         &self.device.devices()[gpu as usize]
     }
@@ -289,7 +289,7 @@ impl Driver {
                 pause = 10_000;
             } else {
                 let now = now_ns();
-                // What waits for a word of memory is asked again soon: a device sees it at once.
+                // A stream that waits for a word of memory is asked again soon: a device sees it at once.
                 let soonest = if waits { now + pause } else { soonest };
                 crate::sim::device::sleep_until(soonest.clamp(now + pause.min(50_000), now + 2_000_000));
                 pause = (pause * 2).min(500_000);
@@ -300,7 +300,7 @@ impl Driver {
 
 // --- Handles ---------------------------------------------------------------------------------------
 
-/// What a handle points to.
+/// The object that a handle points to.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Object<T> {
@@ -311,7 +311,7 @@ pub(crate) struct Object<T> {
 /// A kind of object: its magic number.
 pub(crate) trait Kind: Sized + 'static {
     const MAGIC: u64;
-    /// What a call with a bad handle answers.
+    /// The answer of a call with a bad handle.
     const BAD: CUresult = INVALID_HANDLE;
 }
 
@@ -356,7 +356,7 @@ impl<T: Kind> Object<T> {
 
 // --- Threads ---------------------------------------------------------------------------------------
 
-/// What a launch needs of its thread, in one place without a destructor: one look-up, no check.
+/// The state of a thread that a launch needs, in one place without a destructor: one look-up, no check.
 pub(crate) struct Thread {
     context: Cell<Option<&'static Object<Context>>>,
     /// The thread's own stream in the context it used last.

@@ -198,7 +198,7 @@ pub(crate) struct Session {
 pub(crate) struct Capture {
     pub(crate) session: Arc<Session>,
     pub(crate) after: Vec<NodeRef>,
-    /// What cuStreamGetCaptureInfo last gave out: the caller reads it until the next call on the stream.
+    /// The nodes that cuStreamGetCaptureInfo last gave out: the caller reads them until the next call on the stream.
     pub(crate) shown: Vec<usize>,
 }
 
@@ -1441,7 +1441,7 @@ pub(super) unsafe fn cuGraphLaunch(
     calls::graph(enabled);
     let steps = lock(&exec.steps);
     if stream.capturing.load(Acquire) {
-        // It becomes a graph within the graph, its nodes in a row.
+        // The launched graph becomes a graph within the captured one, its nodes in a row.
         let child = Graph::create();
         let of = child.handle::<c_void>() as u64;
         let mut last = Vec::new();

@@ -33,7 +33,7 @@ pub(crate) struct Alloc {
     pub(crate) backing: Option<Backing>,
 }
 
-/// What an address range is.
+/// The kind of an address range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     /// Charged as this kind.

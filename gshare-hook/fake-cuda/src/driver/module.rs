@@ -59,7 +59,7 @@ impl Kind for Function {
     const MAGIC: u64 = 0x6773_6861_7265_4655;
 }
 
-/// Of the calling thread's device, or of the GPU.
+/// The profile of the calling thread's device, or of the GPU.
 fn current_profile() -> Result<&'static Profile, CUresult> {
     let driver = driver()?;
     Ok(current_opt().map_or(driver.profile(), |context| driver.profile_of(context.gpu)))
@@ -825,7 +825,7 @@ pub(super) unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
 #[derive(Debug, Default)]
 struct Link {
     inputs: Mutex<Vec<Vec<u8>>>,
-    /// What was given out; the program may read it until it destroys the link.
+    /// The image that was given out; the program may read it until it destroys the link.
     image: Mutex<Vec<u8>>,
 }
 

@@ -118,7 +118,7 @@ pub(crate) struct DevicePools {
     host: OnceLock<&'static Object<Pool>>,
 }
 
-/// What else a pool is.
+/// The kind of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sort {
     Default,
@@ -366,7 +366,7 @@ pub(super) unsafe fn cuMemPoolDestroy(pool: sys::CUmemoryPool) -> Answer {
     }
     pool.retire();
     pool.closed.store(true, std::sync::atomic::Ordering::Release);
-    // What is still allocated stays, with the chunks that it lies in, until it is freed.
+    // Memory that is still allocated stays, with the chunks that it lies in, until it is freed.
     pool.trim(0)?;
     lock(&pools(pool.ordinal)?.all).retain(|p| !std::ptr::eq(*p, pool));
     Ok(())

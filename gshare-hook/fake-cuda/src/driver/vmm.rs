@@ -31,7 +31,7 @@ pub(crate) struct Backing {
 
 const FILE_MAGIC: u64 = 0x6773_6861_7265_4644;
 
-/// What follows the bytes in a file that is handed to another process, and what an IPC handle holds.
+/// The record that follows the bytes in a file that is handed to another process, and that an IPC handle holds.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {

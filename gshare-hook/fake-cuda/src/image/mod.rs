@@ -61,7 +61,7 @@ pub(crate) enum ImageError {
     /// An entry declares more bytes than may be decompressed.
     #[error("an entry declares {declared} bytes; at most {MOST_BYTES} are decompressed")]
     TooLarge {
-        /// What it declares.
+        /// Bytes that it declares.
         declared: u64,
     },
     /// An entry does not decompress to what it declares.
@@ -71,7 +71,7 @@ pub(crate) enum ImageError {
         method: &'static str,
         /// Bytes declared.
         declared: u64,
-        /// What the decompressor says.
+        /// The decompressor's error.
         reason: String,
     },
     /// A cubin is not a readable ELF file.
@@ -88,7 +88,7 @@ pub(crate) struct Names {
     pub(crate) globals: BTreeMap<String, u64>,
 }
 
-/// What an entry holds.
+/// The kind of an entry's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Ptx,
@@ -149,7 +149,7 @@ impl Part {
     }
 }
 
-/// What a look-up found.
+/// The result of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found<T> {
     Yes(T),

@@ -135,7 +135,7 @@ pub(crate) unsafe fn image_at(at: *const c_void, architecture: u32, lifetime: Li
     }
 }
 
-/// What kind of input for the linker `bytes` are. Other kinds than texts and cubins stay unread.
+/// The kind of input for the linker that `bytes` are. Other kinds than texts and cubins stay unread.
 pub(crate) fn input_kind(bytes: &[u8]) -> Kind {
     match bytes.first() {
         Some(first) if first.is_ascii_whitespace() || matches!(first, b'/' | b'.') => Kind::Ptx,

@@ -1,4 +1,4 @@
-//! What the profile's board says of itself, and what its sensors would say.
+//! The board as the profile describes it, and the readings of its sensors.
 //!
 //! Power and temperature go linearly with the utilisation of the last second, from the profile's idle to its busy figure; energy
 //! is that power over time. Clocks never change. The boards have no fan of their own, and no error is ever counted.

@@ -37,7 +37,7 @@ const KEY: [u8; 16] =
 const FIXED: [[u64; 2]; 2] =
     [[0x3341_181c_03cb_675c, 0x8ed3_83aa_1f4c_d1e8], [0x1841_181c_03cb_675c, 0x8ed3_83aa_1f4c_d1e8]];
 
-/// What is hashed, in this order.
+/// The facts that are hashed, in this order.
 struct Facts<'a> {
     driver_version: u32,
     check_version: u32,

@@ -74,7 +74,8 @@ fn context_of(handle: sys::CUcontext) -> Result<&'static core::Object<core::Cont
     unsafe { core::Object::<core::Context>::get(handle) }
 }
 
-/// What fills a slot whose purpose is not known. The caller's arguments stay unread: the C convention leaves them to it.
+/// The function in a slot whose purpose is not known. The caller's arguments stay unread: the C convention
+/// leaves them to it.
 extern "C" fn unserved<const TABLE: usize, const SLOT: usize>() -> CUresult {
     let name = TABLES.get(TABLE).map_or("?", |table| table.name);
     trace::slot(name, SLOT);

@@ -18,7 +18,7 @@ pub(super) const TABLE: Table = Table {
 
 static WORDS: [Pointer; 56] = sized::<7, 56>(&[(7, for_each_function as *const ())]);
 
-/// What is called with the caller's argument, a function and its module.
+/// A callback that gets the caller's argument, a function and its module.
 type Visit = unsafe extern "C" fn(*mut c_void, sys::CUfunction, sys::CUmodule);
 
 /// Answers 1 where each function was visited, else 0.

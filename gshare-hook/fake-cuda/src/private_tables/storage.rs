@@ -24,7 +24,7 @@ static WORDS: [Pointer; 4] = [
     Pointer(std::ptr::null()),
 ];
 
-/// What is called with context, key and value when the context ends.
+/// A callback that gets context, key and value when the context ends.
 type AtEnd = unsafe extern "C" fn(sys::CUcontext, *mut c_void, *mut c_void);
 
 struct Value {

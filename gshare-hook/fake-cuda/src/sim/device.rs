@@ -66,7 +66,7 @@ struct Image {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// What is asked for is no device that can be simulated.
+    /// The device that is asked for cannot be simulated.
     #[error(transparent)]
     Spec(#[from] SpecError),
     /// The profile in the file cannot be used.
@@ -242,7 +242,7 @@ impl SimDevice {
         &self.profile
     }
 
-    /// What a process may use, each with its own SMs and memory: GPUs, or MIG devices where the GPU is cut.
+    /// The devices that a process may use, each with its own SMs and memory: GPUs, or MIG devices where the GPU is cut.
     pub fn devices(&self) -> &[Profile] {
         &self.devices
     }

@@ -45,7 +45,7 @@ use super::layout::{
 
 const NO_POSITION: u64 = u64::MAX;
 
-/// What a stream is asked to do.
+/// The work that a stream is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// Occupy `sms` SMs for `ns`. A demand above the process's cap is cut to it and takes proportionally longer.

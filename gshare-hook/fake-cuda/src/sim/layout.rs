@@ -1,4 +1,5 @@
-//! What lies in the mapped device file: a header, a part guarded by the lock, and a part of atomics anyone may read.
+//! The layout of the mapped device file: a header, a part guarded by the lock, and a part of atomics that
+//! every process may read.
 //!
 //! Every structure is valid when all its bytes are zero, so a fresh sparse file needs no initialisation
 //! beyond its header. List links are index + 1, with 0 for "none".
@@ -20,7 +21,7 @@ pub(crate) const SHARED: usize = 4096;
 /// Counters of launches that cost nothing, one cache line per thread.
 pub(crate) const SHARDS: usize = 64;
 
-/// What device memory is used for.
+/// The use of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum MemKind {

@@ -545,7 +545,7 @@ fn a_wide_kernel_is_not_starved_by_narrow_ones() {
         }
     }
     e.push(1, wide, Work::Kernel { sms: 10, ns: 5 }).unwrap();
-    // It starts as soon as what ran when its turn came has ended.
+    // The wide kernel starts as soon as the work that ran when its turn came has ended.
     e.advance(7 + 5);
     assert_eq!(e.completed(wide), 1);
 }

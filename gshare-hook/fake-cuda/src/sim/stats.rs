@@ -65,11 +65,11 @@ pub struct ProcessTruth {
     pub host_waits: u64,
     /// Time spent in them, in ns.
     pub host_wait_ns: u64,
-    /// What it did on each GPU.
+    /// The process's work on each GPU.
     pub gpus: Vec<ProcessGpuTruth>,
 }
 
-/// What one process did on one GPU. Kernels that run count up to the instant.
+/// The work of one process on one GPU. Kernels that run count up to the instant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ProcessGpuTruth {

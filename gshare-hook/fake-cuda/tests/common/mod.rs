@@ -37,7 +37,7 @@ pub fn command(dir: &Path, test: &str, env: &[(&str, &str)]) -> Command {
     command
 }
 
-/// What a client of the simulated device needs.
+/// Sets the variables that a client of the simulated device needs.
 pub fn sim_env(command: &mut Command, dir: &Path) {
     command.env("LD_LIBRARY_PATH", dir.join("lib")).env("GSHARE_SIM_DEVICE", dir.join("device"));
     command.env("GSHARE_SIM_PROFILE", "tiny").stdin(Stdio::null());
@@ -124,7 +124,7 @@ pub fn truth() -> fake_cuda::sim::Truth {
     fake_cuda::sim::SimDevice::open(&dir().join("device"), &fake_cuda::Spec::default()).unwrap().truth()
 }
 
-/// This process's part of it on GPU 0.
+/// The calling process's part of the device's truth on GPU 0.
 pub fn mine() -> fake_cuda::sim::ProcessTruth {
     let pid = std::process::id();
     truth().processes.into_iter().find(|p| p.pid == pid && p.live).unwrap()

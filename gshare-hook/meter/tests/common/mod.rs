@@ -23,7 +23,7 @@ pub const MS: u64 = 1_000_000;
 /// The bound of the GPU time in flight that the daemon names, in ns.
 pub const BOUND: u64 = 2 * MS;
 
-/// What the launching threads share with the meter.
+/// The state that the launching threads share with the meter.
 #[derive(Debug)]
 pub struct Shared {
     pub gate: LaunchGate,
@@ -43,7 +43,7 @@ impl Ground for Shared {
     }
 }
 
-/// What stands behind the socket.
+/// The peer behind the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behind {
     /// No daemon is there.
@@ -251,7 +251,7 @@ impl Bench {
         self.next
     }
 
-    /// What a function is known to cost, in ns.
+    /// Sets the cost that a function is known to have, in ns.
     pub fn learn(&self, function: u64, ns: u64) -> Row {
         let (row, _) = self.ground.costs.find(function, 0);
         self.ground.costs.learn(row, ns);

@@ -30,7 +30,7 @@ use rustix::mm::{Advice, madvise};
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-/// Of the flags of `cuMemHostRegister`: page-locked for all contexts; only read.
+/// Flags of `cuMemHostRegister`: page-locked for all contexts; only read.
 const PORTABLE: u32 = 1;
 const READ_ONLY: u32 = 8;
 

@@ -185,7 +185,7 @@ fn shape(options: &Options, place: &Place, slice: &Slice, folder: &Path) -> anyh
     let mut command = place.command(options, slice, folder);
     let largest = options.batch.iter().max().context("--batch: none")?;
     command.env("GSHARE_BATCH", largest.to_string());
-    // What it prints is not the DAG.
+    // The program's output is not the DAG.
     command.env_remove(ENV_COMPONENT).stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = command.spawn().with_context(|| program.clone().into_owned())?;
     let deadline = Instant::now() + std::time::Duration::from(options.patience);

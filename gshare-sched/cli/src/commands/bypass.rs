@@ -1,5 +1,6 @@
-//! What is on a device and not in the daemon's books: processes that are not metered, as far as an `LD_PRELOAD` limit that is
-//! not in force can be seen from outside, and memory of metered ones that they did not allocate.
+//! Processes and memory on a device that are not in the daemon's books: processes that are not metered, as
+//! far as an `LD_PRELOAD` limit that is not in force can be seen from outside, and memory of metered ones
+//! that they did not allocate.
 //!
 //! NVML lists the processes on each device, the daemon those that are registered; whoever is on the first list alone gets GPU
 //! time and memory that nobody counts. Why, the process itself tells: what it has mapped, and how it was started. Not to be
@@ -20,7 +21,7 @@ pub(crate) struct Stranger {
     pub(crate) why: &'static str,
 }
 
-/// What NVML sees beside the daemon's books.
+/// Processes and memory that NVML sees beside the daemon's books.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Beside {
     pub(crate) strangers: Vec<Stranger>,
@@ -29,7 +30,7 @@ pub(crate) struct Beside {
     pub(crate) overheads: Vec<(u32, String, Bytes)>,
 }
 
-/// What is known of a process from `/proc`; `None` where this user may not look.
+/// The facts about a process from `/proc`; `None` where this user may not look.
 #[derive(Debug, Default)]
 struct Evidence {
     maps: Option<String>,

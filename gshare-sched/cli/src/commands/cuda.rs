@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 #[derive(Debug)]
 pub(crate) struct Driver(pub(super) Library);
 
-/// What only the simulated driver has.
+/// A symbol that only the simulated driver has.
 const TRUTH: &[u8] = b"gshare_sim_truth\0";
 
 /// A function of the driver by name; every one of them gives a `CUresult`.

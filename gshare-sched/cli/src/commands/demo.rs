@@ -142,7 +142,7 @@ struct Stage {
     hook: PathBuf,
     kind: Kind,
     simulate: Simulate,
-    /// Of a simulated device of its own.
+    /// The truth of a simulated device of its own.
     truth: Option<cuda::Truth>,
     seconds: u64,
     dir: tempfile::TempDir,

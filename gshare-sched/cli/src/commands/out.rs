@@ -1,4 +1,4 @@
-//! What commands print on standard output: nothing, once nobody reads it.
+//! The output of commands on standard output: nothing, once its reader is gone.
 //!
 //! The standard macros panic when a pipe is closed, as in `gshare engine token --schema | head`. To let `SIGPIPE` end the
 //! process is no cure for a command that also writes to sockets and to its children, who may go away at any time, and

@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(check(&own, uid), None);
         assert!(check(&link, uid).unwrap().contains("not a directory"));
         if uid == 0 {
-            // What is root's is trusted.
+            // A folder that belongs to root is trusted.
             uid = 65_534;
             std::os::unix::fs::chown(&own, Some(uid), None).unwrap();
         }

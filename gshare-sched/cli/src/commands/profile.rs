@@ -116,7 +116,7 @@ struct Summary<'a, A> {
     name: &'a str,
     context: &'a str,
     trials: usize,
-    /// Of those, the ones that this run made.
+    /// Trials of these that this run made.
     measured_now: usize,
     answer: A,
     /// How busy the GPU was, where NVML could tell.
@@ -302,7 +302,7 @@ fn line(record: &Record) -> String {
     }
 }
 
-/// What a stored profile must be of, for its trials to be of use.
+/// The context that a stored profile must have been measured in, for its trials to be of use.
 fn context(options: &Options) -> String {
     let what = match &options.table {
         Some(table) => {

@@ -67,7 +67,7 @@ struct Difference {
     event: String,
 }
 
-/// What an instance got on a device.
+/// The figures of an instance on a device.
 #[derive(Debug, Clone, Serialize)]
 struct Client {
     client: ClientId,
@@ -213,7 +213,7 @@ struct Replayer {
     clients: BTreeMap<ClientId, Client>,
     gone: Vec<Client>,
     names: BTreeMap<ClientId, (String, i32)>,
-    /// What each holder has: its GPU and its SMs, as they were when it was granted.
+    /// The GPU and the SMs of each holder, as they were when its lease was granted.
     holders: BTreeMap<ClientId, (LeaseId, GpuId, u64)>,
     owners: BTreeMap<LeaseId, ClientId>,
     sms: BTreeMap<ClientId, u64>,
@@ -241,7 +241,7 @@ impl Replayer {
         self.run.refused += line.omitted.unwrap_or(0);
         let Some(now) = line.now_ns else { return Ok(()) };
         let Some(mut replay) = self.replay.take() else {
-            // What the node of that time did, as this one does not know its past.
+            // Counts the steps of the node of that time, as this one does not know its past.
             self.run.events += u64::from(line.event()?.is_some());
             line.tokens().for_each(|step| self.step(now, step));
             return Ok(());

@@ -113,7 +113,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     }
     // Before the child is there: a signal that comes between must not be lost.
     let forwarded = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
-    // What is ignored (`nohup`, a job in the background) stays so in the program: a handler would not be inherited.
+    // Signals that are ignored (`nohup`, a job in the background) stay so in the program: a handler would not be inherited.
     let ignored = ignored();
     let forwarded = forwarded.into_iter().filter(|signal| ignored & 1 << (signal - 1) == 0);
     let signals = SignalsInfo::<WithOrigin>::new(forwarded)?;
@@ -157,7 +157,7 @@ pub(crate) struct Prepared {
     pub(crate) command: Command,
     /// Must outlive the program.
     pub(crate) simulator: Option<SimulatorDir>,
-    /// What the program's processes will say to the daemon.
+    /// The first message of the program's processes to the daemon.
     pub(crate) hello: ToDaemon,
 }
 

@@ -166,7 +166,7 @@ fn set_up(
     Ok(names)
 }
 
-/// What goes to the writer: the end of a request, or a line that is none.
+/// An entry for the writer: the end of a request, or a line that is none.
 type Ended = (Option<u64>, Result<Ending, String>);
 
 fn read(

@@ -83,7 +83,7 @@ impl Simulate {
     }
 }
 
-/// What a driver drives.
+/// The kind of device that a driver drives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Kind {

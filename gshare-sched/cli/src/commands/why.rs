@@ -126,7 +126,7 @@ impl Finding {
     }
 }
 
-/// What the client of one id waits for at present.
+/// The wait of the client of one id, at present.
 #[derive(Debug)]
 struct Wait {
     client: ClientId,
@@ -143,7 +143,7 @@ struct Inquest {
     replay: Replay,
     began: Option<Timestamp>,
     waits: Vec<Wait>,
-    /// What the node noted last of a debt or a limit, by client or tenant.
+    /// The last note of the node about a debt or a limit, by client or tenant.
     stated: Vec<(ClientId, Rule, Timestamp)>,
     findings: Vec<Finding>,
 }
@@ -356,7 +356,7 @@ impl Rule {
     }
 }
 
-/// What a client that waits, waits for; and the end that the node stated.
+/// The cause for which a waiting client waits; and the end that the node stated.
 fn cause(
     node: &Node,
     view: &ClientView,

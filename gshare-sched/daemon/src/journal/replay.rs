@@ -38,13 +38,13 @@ pub struct Replay {
     actions: Vec<NodeAction>,
 }
 
-/// What became of a line.
+/// The result of replaying a line.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Replayed<'a> {
     /// The time of the event.
     pub now: Timestamp,
-    /// What the node did; empty if it refused the event.
+    /// The orders of the node; empty if it refused the event.
     pub actions: &'a [NodeAction],
     /// Whether it refused the event.
     pub refused: bool,

@@ -109,7 +109,7 @@ fn refused_events_do_not_push_history_out() {
     journal.handled(at(0), &[]);
     for n in 1..=100_000 {
         journal.event(at(n), &stale(n));
-        // What the node refuses, and what it notes as without effect.
+        // Events that the node refuses, and events that it notes as without effect.
         match n % 2 {
             0 => journal.refused(at(n)),
             _ => journal.handled(at(n), &[NodeAction::Note(Note::NoEffect)]),

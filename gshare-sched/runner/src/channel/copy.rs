@@ -21,7 +21,7 @@ pub(super) const CACHED: usize = 4 << 20;
 #[cfg(target_arch = "x86_64")]
 const AHEAD: usize = 8 << 10;
 
-/// What is smaller than that is left to the C library.
+/// Copies below this many bytes are left to the C library.
 #[cfg(target_arch = "x86_64")]
 const SMALL: usize = 1 << 10;
 
@@ -111,7 +111,7 @@ pub(super) fn append(to: &mut Vec<u8>, from: &[AtomicU8], far: bool) {
             (true, _) => copy_to::<true, true>(room, from, bytes),
         }
     }
-    // Whoever reads the copy reads the copy: the compiler may not look at where it came from again.
+    // The reader of the copy reads the copy: the compiler may not look at where it came from again.
     compiler_fence(Ordering::SeqCst);
     // SAFETY: so many were reserved, and `copy_to` has written each of them.
     unsafe { to.set_len(length) };

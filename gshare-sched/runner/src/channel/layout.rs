@@ -109,7 +109,7 @@ impl Layout {
 pub(super) struct Coming {
     /// [`CHUNK`](super::map::CHUNK)s that are there; none if it is all there.
     pub(super) chunks: Option<u64>,
-    /// What is there is in memory, not in the sender's cache.
+    /// The chunks that are there are in memory, not in the sender's cache.
     pub(super) far: bool,
 }
 

@@ -145,8 +145,8 @@ impl Map {
         if published == message.wrapping_add(1) {
             let (length, tag) = self.latest(message);
             let both = (length.load(Ordering::Acquire), tag.load(Ordering::Acquire));
-            // Nobody wrote there if it still is: the next but one is described after the next was counted, with the
-            // fence of `Turn::advance` between.
+            // No sender has written there if the count is unchanged: the next but one is described after the
+            // next was counted, with the fence of `Turn::advance` between.
             if self.published().seen() == published {
                 return both;
             }

@@ -91,7 +91,7 @@ fn copies_come_whole_while_they_are_written_through_sleep_and_back_pressure() {
     producer.join().unwrap();
 }
 
-/// Those go past the caches.
+/// Large copies go past the caches.
 #[test]
 fn large_copies_come_whole() {
     let bytes = CACHED + 3 * CHUNK + 1;
@@ -139,7 +139,7 @@ fn chunks_are_copied_out_before_the_message_is_whole() {
     }
 }
 
-/// What begins wakes who sleeps, and what is published wakes him again.
+/// The begin of a message wakes a receiver that sleeps, and its publication wakes it again.
 #[test]
 fn who_sleeps_is_woken_before_the_first_chunk_and_again_when_it_is_published() {
     let (mut sender, receiver) = pair(2, 4 * CHUNK as u64);
@@ -150,12 +150,12 @@ fn who_sleeps_is_woken_before_the_first_chunk_and_again_when_it_is_published() {
             published.sleep(0, &Kernel { at_most: Duration::from_secs(3_600) });
             woken.send(published.seen()).unwrap();
         }
-        // It may have been published after he told the last time and before he slept again.
+        // The message may have been published after the receiver told the last time and before it slept again.
         woken.send(published.seen()).unwrap();
     });
     let mut loan = sender.loan(SHORT).unwrap();
     let begun = Instant::now();
-    // Who is about to sleep may miss it, so it begins more than once.
+    // A receiver that is about to sleep may miss it, so it begins more than once.
     let seen = loop {
         loan.begin();
         match wakes.recv_timeout(Duration::from_millis(1)) {
@@ -169,8 +169,8 @@ fn who_sleeps_is_woken_before_the_first_chunk_and_again_when_it_is_published() {
     sleeper.join().unwrap();
 }
 
-/// What a sender that died had copied in by then is no part of what its successor sends, whether that copies by chunks
-/// or writes in place, and though it may have died just before it published.
+/// The bytes that a sender had copied in before it died are no part of what its successor sends, whether that
+/// copies by chunks or writes in place, and though it may have died just before it published.
 #[test]
 fn what_a_dead_sender_left_half_written_is_copied_anew() {
     for (in_place, told_whole) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -300,7 +300,7 @@ fn a_corrupt_length_or_counter_is_an_error_and_nothing_is_read() {
     assert_eq!(error, ChannelError::Corrupt { field: "published - released", value: 99, limit: 2 });
     assert!(matches!(sender.send(2, b"x", SHORT), Err(ChannelError::Corrupt { .. })));
     assert_eq!(sender.send(2, &[0; 65], SHORT), Err(ChannelError::TooLong { length: 65, slot_bytes: 64 }));
-    // What could make it larger or smaller than its mapping is sealed off.
+    // Calls that could make it larger or smaller than its mapping are sealed off.
     assert!(file.set_len(4096).is_err() && file.set_len(1 << 20).is_err());
 }
 

@@ -1,4 +1,4 @@
-//! What a manager and a model process say to each other.
+//! Frames between a manager and a model process.
 //!
 //! They share a `SOCK_SEQPACKET` socket, which is the standard input of the model process: a frame is a packet, so nothing is
 //! ever cut in two, and the end of either side is the end of the connection. Integers are little-endian.

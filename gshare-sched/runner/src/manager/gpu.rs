@@ -15,7 +15,7 @@ use rustix::net::{SendFlags, send};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 
-/// What a manager has to say.
+/// A report of a manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Report {
@@ -27,7 +27,7 @@ pub enum Report {
         request: RequestId,
         /// Time of its run (of its whole batch) by the model process's own clock.
         ran: Duration,
-        /// What the model process answered.
+        /// The answer of the model process.
         output: Vec<u8>,
     },
     /// `DropHost`, which is the model store's to carry out.
@@ -37,7 +37,7 @@ pub enum Report {
     },
 }
 
-/// What is to be said when a process has ended.
+/// The stage of a copy, which says what is reported when its process has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Loading,
@@ -57,7 +57,7 @@ struct Copy {
     waiting: VecDeque<Vec<u8>>,
 }
 
-/// What a GPU is doing.
+/// The work of a GPU.
 #[derive(Debug)]
 enum Doing {
     Nothing,
@@ -79,7 +79,7 @@ struct Gpu {
 #[derive(Debug)]
 struct Model {
     program: Program,
-    /// What it has cost lately.
+    /// The costs that were measured lately.
     observed: Vec<ModelProfile>,
 }
 
@@ -286,7 +286,7 @@ impl GpuManager {
             return Err(ManagerError::Order { gpu, what: "evict", model, why: "is using it" });
         }
         match on.copies.get(&model).and_then(|serial| self.copies.get_mut(serial)) {
-            // It ended before it was told to.
+            // The process ended before it was told to.
             None => self.event(RequestEvent::Evicted { gpu, model }),
             Some(copy) => {
                 copy.stage = Stage::Evicting;
@@ -370,7 +370,7 @@ impl GpuManager {
         }
         let batch = std::mem::take(&mut on.batch);
         let Some(copy) = copy else {
-            // It ended, and that was reported in the same moment in which this was ordered.
+            // The process ended, and that was reported in the same moment in which this was ordered.
             self.event(RequestEvent::NotResident { gpu, request: batch[0].0 });
             return Ok(());
         };
@@ -420,7 +420,7 @@ impl GpuManager {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(io::Error::from(errno).into()),
         }
-        // What a process said before it ended counts: sockets first.
+        // Frames that a process sent before it ended count: sockets first.
         events.sort_by_key(|event| event.data.u64() & 1);
         for event in events {
             let data = event.data.u64();
@@ -622,7 +622,7 @@ impl GpuManager {
         let names: Vec<GpuId> = self.gpus.keys().copied().collect();
         for gpu in names {
             let (Some(record), Some(on)) = (self.record(now, gpu), self.gpus.get_mut(&gpu)) else { continue };
-            // Whoever comes first takes over what an earlier manager has left.
+            // The first manager to come takes over the record that an earlier one has left.
             let expected = on.version.map_or_else(|| store.version(gpu), Ok);
             match expected.and_then(|expected| store.put(now, gpu, record, expected, self.config.lease)) {
                 Ok(version) => on.version = Some(version),

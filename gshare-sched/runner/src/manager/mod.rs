@@ -85,7 +85,7 @@ pub struct Hook {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ManagerConfig {
-    /// What model processes run under. Nothing by default.
+    /// The hook that model processes run under. None by default.
     pub hook: Option<Hook>,
     /// More environment for every model process. Nothing by default.
     pub environment: Vec<(OsString, OsString)>,
@@ -113,9 +113,9 @@ impl Default for ManagerConfig {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct GpuSpec {
-    /// What model processes get as `CUDA_VISIBLE_DEVICES`: an index, or a UUID.
+    /// The value of `CUDA_VISIBLE_DEVICES` for model processes: an index, or a UUID.
     pub visible: String,
-    /// What it is like. Kind 0.
+    /// The kind of the GPU. Kind 0.
     pub kind: GpuKind,
     /// The node. Node 0.
     pub node: NodeId,
@@ -144,7 +144,7 @@ pub struct Program {
     pub memory: Bytes,
     /// The most that the hook lets it allocate. No limit.
     pub memory_limit: Option<Bytes>,
-    /// What it costs, by kind of GPU; it runs on no other kind.
+    /// The model's costs by kind of GPU; it runs on no other kind.
     pub profiles: Vec<(GpuKind, ModelProfile)>,
 }
 
@@ -187,7 +187,7 @@ pub enum ManagerError {
         what: &'static str,
         /// Which model.
         model: ModelId,
-        /// What is in the way.
+        /// The obstacle, in words.
         why: &'static str,
     },
     /// The input is too long for a frame.

@@ -87,7 +87,7 @@ impl HookedProcess {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let pid = WaitId::Pid(Pid::from_child(&self.child));
         if !self.reaped && !matches!(waitid(pid, look), Ok(None) | Err(Errno::INTR)) {
-            // It may have left children behind.
+            // The process may have left children behind.
             self.kill();
             self.status = self.child.wait().ok();
             self.reaped = true;

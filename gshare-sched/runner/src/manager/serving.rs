@@ -23,11 +23,11 @@ pub struct Submission {
     pub request: RequestId,
     /// The model it needs.
     pub model: ModelId,
-    /// Whose it is. Tenant 0.
+    /// The tenant that sends it. Tenant 0.
     pub tenant: TenantId,
     /// How long it may take; it is rejected as soon as that cannot be. No deadline.
     pub within: Option<Duration>,
-    /// What the model process gets.
+    /// The bytes that the model process gets.
     pub input: Vec<u8>,
 }
 
@@ -52,7 +52,7 @@ pub struct Answer {
     pub gpu: GpuId,
     /// Time of its run (of its whole batch) by the model process's own clock.
     pub ran: Duration,
-    /// What the model process answered.
+    /// The bytes that the model process answered.
     pub output: Vec<u8>,
 }
 
@@ -63,7 +63,7 @@ pub enum Refused {
     /// The scheduler rejected it.
     #[error("rejected: {0:?}")]
     Rejected(RejectReason),
-    /// It cannot be: its name is taken, or its model or tenant unknown.
+    /// The request cannot be: its name is taken, or its model or tenant unknown.
     #[error(transparent)]
     Invalid(#[from] RequestError),
     /// Its input is too long for a frame.
@@ -176,7 +176,7 @@ impl ServingHandle {
         self.ask(|reply| Command::AddModel(model, Box::new(program), reply))
     }
 
-    /// What a tenant may take from now on.
+    /// Sets the limits of a tenant from now on.
     ///
     /// # Errors
     /// When the scheduler does not take it.

@@ -43,7 +43,7 @@ impl Ticket {
     }
 }
 
-/// What a stage's process is doing.
+/// The state of a stage's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StageStatus {
@@ -219,7 +219,7 @@ fn collect(shared: &Shared, mut last: Receiver) {
                 message.read(&mut bytes);
                 let answer = if failed { Err(Failure::decode(&bytes)) } else { Ok(bytes) };
                 if let Some(ticket) = shared.tickets.lock().remove(&(tag & !FAILED)) {
-                    // Whoever asked may have gone.
+                    // The caller may have gone.
                     drop(ticket.try_send(answer));
                 }
             }
@@ -241,7 +241,7 @@ struct Process {
     child: Child,
     pidfd: OwnedFd,
     begun: Instant,
-    /// What its predecessor passed on last.
+    /// The last message that its predecessor passed on.
     passed: Option<u64>,
 }
 

@@ -164,7 +164,7 @@ impl Graph {
         let failed = |reason: String| FfsError::Component { component: component.to_owned(), reason };
         let mut output = std::io::stdout().lock();
         let mut say = |text: &str| writeln!(output, "{text}").and_then(|()| output.flush());
-        // Who does not listen any more has seen enough.
+        // A reader that has closed the pipe has seen enough.
         if say("ready").is_err() {
             return Ok(());
         }

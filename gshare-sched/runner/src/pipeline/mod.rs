@@ -67,7 +67,7 @@ pub const MAX_STAGES: usize = 128;
 /// The largest assignment file.
 const MAX_FILE: u64 = 16 << 20;
 
-/// What runs where: the configuration layer of a function.
+/// The place of each stage: the configuration layer of a function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
@@ -100,7 +100,7 @@ const fn three() -> u32 {
 pub struct StageSpec {
     /// Its components, by name.
     pub components: Vec<String>,
-    /// What `CUDA_VISIBLE_DEVICES` is set to: the UUID of a MIG device, or a number.
+    /// The value of `CUDA_VISIBLE_DEVICES`: the UUID of a MIG device, or a number.
     pub slice: String,
     /// Program and arguments.
     pub command: Vec<String>,
@@ -156,7 +156,7 @@ pub enum FfsError {
     /// An assignment that cannot be.
     #[error("assignment: {what}")]
     BadAssignment {
-        /// What is wrong.
+        /// The fault, in words.
         what: String,
     },
     /// A channel could not be made or used.
@@ -170,7 +170,7 @@ pub enum FfsError {
     Stage {
         /// Which, from 0.
         stage: u32,
-        /// What it said.
+        /// The error that it answered.
         reason: String,
     },
     /// A stage died over the request as often as is allowed.
@@ -186,7 +186,7 @@ pub enum FfsError {
     StageDoesNotRun {
         /// Which, from 0.
         stage: u32,
-        /// What it died of.
+        /// The cause of its death.
         reason: String,
     },
     /// The function was stopped.
@@ -195,7 +195,7 @@ pub enum FfsError {
     /// A function whose components cannot be, or a folder that cannot be used.
     #[error("function: {what}")]
     BadGraph {
-        /// What is wrong.
+        /// The fault, in words.
         what: String,
     },
     /// A component could not be loaded, or failed while it was measured.
@@ -203,13 +203,13 @@ pub enum FfsError {
     Component {
         /// Name of the component that failed.
         component: String,
-        /// What it said.
+        /// The error that it reported.
         reason: String,
     },
-    /// This process was not started as a stage.
+    /// The process was not started as a stage.
     #[error("not a stage: {what}")]
     NotAStage {
-        /// What is missing.
+        /// The thing that is missing.
         what: String,
     },
 }

@@ -32,7 +32,7 @@ impl Stage {
         let host = host.ok_or_else(|| not("no such host"))?;
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
             .map_err(|errno| not(&format!("prctl: {errno}")))?;
-        // It may have died before it could be asked for.
+        // The host may have died before the signal could be asked for.
         if rustix::process::getppid() != Some(host) {
             return Err(not("its host is gone"));
         }

@@ -60,7 +60,7 @@ struct Fleet {
     wake: Option<Timestamp>,
 }
 
-/// What a scene wants of the instances.
+/// The instances that a scene needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hosts {
     Random,

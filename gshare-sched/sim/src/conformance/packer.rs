@@ -11,7 +11,7 @@ use gshare_core::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a packer keeps within a GPU's size.
+/// The rule by which a packer keeps within a GPU's size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shares {
     /// Rectangles of time by SMs, which do not overlap.
@@ -27,7 +27,7 @@ const GPUS: u64 = 6;
 const SAME: &str = "equal calls give equal answers";
 const ERR: &str = "an error changes nothing";
 
-/// What the packer should hold.
+/// The state that the packer should have.
 #[derive(Default)]
 struct Book {
     gpus: BTreeMap<GpuId, GpuSpec>,
@@ -230,7 +230,7 @@ impl Book {
         Ok(())
     }
 
-    /// What may not be refused.
+    /// Checks that a call which must succeed was not refused.
     fn refusal(&self, call: &Call, shares: Shares) -> Result<(), Broken> {
         let fits = |demand: &Demand, spec: &GpuSpec| {
             let wide = shares == Shares::Sums || spec.quota >= demand.quota;
@@ -253,7 +253,7 @@ impl Book {
         })
     }
 
-    /// That the packer lists what the book has, and that it is within its bounds.
+    /// Checks that the packer lists what the book has, and that it is within its bounds.
     fn compare(&self, packer: &dyn Packer, after: &[Placement], shares: Shares) -> Result<(), Broken> {
         claim(after.is_sorted_by_key(|placement| placement.gpu), "placements are listed by GPU", || {
             format!("{after:?}")

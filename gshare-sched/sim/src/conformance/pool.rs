@@ -28,7 +28,7 @@ use gshare_core::scale::InstanceId;
 use gshare_core::{Duration, FunctionId, GpuId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a pool is tried on.
+/// The devices, functions and load that a pool is tried on.
 #[derive(Debug, Clone)]
 pub struct PoolTrial {
     /// Devices that join at the start.
@@ -45,7 +45,7 @@ pub struct PoolTrial {
     pub patience: Duration,
 }
 
-/// What came out of a trial.
+/// Counts of a trial.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct PoolReport {
@@ -540,7 +540,7 @@ impl Host<'_> {
         Ok(())
     }
 
-    /// That the memory where an instance is holds all that is there.
+    /// Checks that the memory where an instance is holds all that is there.
     fn fits(&self, id: InstanceId) -> Result<(), Fault> {
         let instance = &self.instances[&id];
         if instance.parts.is_empty() {
@@ -573,7 +573,7 @@ impl Host<'_> {
         Ok(())
     }
 
-    /// That the pool's view is that of the book.
+    /// Checks that the pool's view is that of the book.
     fn agree(&self) -> Result<(), Fault> {
         let mut views = BTreeMap::new();
         self.pool.instances(&mut |view| {

@@ -1,4 +1,4 @@
-//! What a suite answers with: the first claim that does not hold, and the story up to there.
+//! The answer of a suite: the first claim that does not hold, and the story up to there.
 
 use core::fmt::{self, Debug};
 use core::hash::{Hash, Hasher};
@@ -20,7 +20,7 @@ pub struct Story {
     pub seed: u64,
     /// The virtual time, or the number of the call, at which it shows.
     pub at: String,
-    /// What is wrong, as a sentence.
+    /// The fault, as a sentence.
     pub wrong: String,
     /// The last events before it with the answers to them, oldest first; at most 40.
     pub events: Vec<String>,
@@ -86,7 +86,7 @@ impl Log {
 
     pub(super) fn story(&self, seed: u64, (claim, wrong): Broken) -> Story {
         let lines = self.lines();
-        // What an engine broke first explains what broke after it.
+        // The first rule that an engine broke explains the later ones.
         let (claim, wrong) = lines.broken.clone().unwrap_or((claim, wrong));
         Story { claim, seed, at: lines.at.clone(), wrong, events: lines.last.iter().cloned().collect() }
     }

@@ -27,11 +27,11 @@ use gshare_core::{
 };
 use std::collections::BTreeMap;
 
-/// What to run, and what the policy promises.
+/// The runs to make, and the promises of the policy.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Conformance {
-    /// What the policy says of itself.
+    /// The policy's own terms.
     pub terms: Terms,
     /// Number of slots and GPUs that an instance has.
     pub world: World,
@@ -68,7 +68,7 @@ impl Conformance {
     }
 }
 
-/// What was run.
+/// Counts of the checks that were made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
@@ -90,9 +90,9 @@ impl Report {
 /// The first thing that was found wrong.
 #[derive(Clone)]
 pub struct Failure {
-    /// What was run, with its seed.
+    /// The run, with its seed.
     pub run: String,
-    /// What was wrong.
+    /// The violation.
     pub violation: Violation,
 }
 
@@ -317,7 +317,7 @@ fn dying(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> {
         lease_of(driver, second).is_some(),
         "the SMs of a revoked lease were not given on at once",
     )?;
-    // Whoever was only slow is heard still, once.
+    // A client that was only slow is heard still, once.
     let returned =
         TokenEvent::TokenReturned { client: first, lease: held.lease, used: held.budget, again: false };
     driver.must(driver.now(), returned)?;

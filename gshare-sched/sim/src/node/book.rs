@@ -43,7 +43,7 @@ const TURN: Duration = Duration::from_millis(12);
 /// A kernel that is longer than this is a fault, and not a part of a program.
 pub(super) const LONG: Duration = Duration::from_millis(25);
 
-/// What was wrong.
+/// A violation, and its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wrong {
     pub(super) at: Timestamp,
@@ -74,7 +74,7 @@ struct InstanceEntry {
 struct ProcessEntry {
     instance: usize,
     keen: bool,
-    /// It leaves the device idle while it holds a token.
+    /// The process leaves the device idle while it holds a token.
     pauses: bool,
     /// Its last long kernel was of a new function.
     strange: bool,
@@ -82,7 +82,7 @@ struct ProcessEntry {
     stopped: bool,
     gone: bool,
     ever_served: bool,
-    /// It started without a daemon, and knew of no siblings then.
+    /// The process started without a daemon, and knew of no siblings then.
     alone: bool,
     allocated: u64,
     waits: Option<Timestamp>,
@@ -101,7 +101,7 @@ struct GpuEntry {
     long: (Duration, Timestamp),
 }
 
-/// What is to be answered on one connection.
+/// Frames that are to be answered on one connection.
 #[derive(Debug, Default)]
 struct Pending {
     hello: Option<Timestamp>,
@@ -404,7 +404,7 @@ impl Book {
         let mut excused: Vec<_> =
             entry.excused.iter().chain(&self.gpus[entry.gpu].excused).copied().collect();
         excused.sort_unstable();
-        // What is not excused of the wait: the gaps between the intervals.
+        // The gaps between the excused intervals are the part of the wait that counts.
         let (mut at, mut waited) = (since, 0);
         for (from, until) in excused {
             waited += from.min(now).saturating_since(at).as_nanos();
@@ -497,7 +497,7 @@ impl Book {
         if length <= LONG.as_nanos() {
             entry.level += length;
         } else if self.processes[process].strange && !self.processes[process].gone {
-            // Of a process that was killed nobody knows that it was so long.
+            // The kernel of a killed process is not known to have been so long.
             (entry.level, entry.excess) = (entry.level + length, entry.excess + length);
         }
         let quota = entry.spec.quota();
@@ -525,7 +525,7 @@ impl Book {
         entry.levelled = entry.levelled.max(now);
     }
 
-    /// What an instance is beyond its rate is forgotten: so much of it that nobody could tell the daemon.
+    /// Forgets the part of an instance's overuse, at most `most`, that no process was left to report.
     pub(super) fn forgive(&mut self, now: Timestamp, number: usize, most: Duration) {
         self.drain(now, number);
         let entry = &mut self.instances[number];
@@ -583,7 +583,7 @@ impl Book {
     /// A process is gone: what it held is free, what it asked needs no answer.
     pub(super) fn gone(&mut self, now: Timestamp, process: usize) {
         self.detached(now, process);
-        // What a process that is killed had not reported of its last lease, its siblings have on top.
+        // Siblings of a killed process have its unreported use of its last lease on top.
         let number = self.processes[process].instance;
         self.end_calm(now, number);
         self.recompute(now, number);

@@ -29,7 +29,7 @@ pub(super) struct Daemon {
     pub(super) stopped: bool,
     epoch: u64,
     config: NodeConfig,
-    /// What came while it was stopped.
+    /// Frames that came while it was stopped.
     backlog: VecDeque<Inbound>,
     /// Connections that it has.
     open: BTreeSet<ConnId>,
@@ -95,7 +95,7 @@ impl Daemon {
         self.node.is_some()
     }
 
-    /// What the token scheduler has done wrong, if anything.
+    /// The first rule that the token scheduler has broken, if any.
     pub(super) fn violation(&self) -> Option<Violation> {
         self.node.as_ref().and_then(|(_, tokens)| tokens.violation())
     }
@@ -222,7 +222,7 @@ impl Daemon {
 
     // ---- faults ---------------------------------------------------------------------------------------------------------
 
-    /// It is killed: all its connections end.
+    /// Kills the daemon: all its connections end.
     pub(super) fn die(&mut self, now: Timestamp, outside: &mut Outside) {
         self.calls = self.calls();
         (self.node, self.stopped) = (None, false);
@@ -235,13 +235,13 @@ impl Daemon {
         }
     }
 
-    /// It is started again, with another epoch.
+    /// Starts the daemon again, with another epoch.
     pub(super) fn start(&mut self, setup: &Setup, outside: &mut Outside) {
         self.begin(setup);
         outside.listening = true;
     }
 
-    /// It continues after it was stopped: first with what came meanwhile.
+    /// Continues the daemon after it was stopped: first with the frames that came meanwhile.
     pub(super) fn continues(&mut self, now: Timestamp, outside: &mut Outside) {
         self.stopped = false;
         while let Some(inbound) = self.backlog.pop_front() {
@@ -329,7 +329,7 @@ pub(super) fn garbage(kind: u8, number: u64) -> ToDaemon {
     }
 }
 
-/// What a process says first.
+/// The first message of a process.
 pub(super) fn hello(name: &str, run: u64) -> ToDaemon {
     let run = RunId::new(run.into());
     ToDaemon::Hello {

@@ -34,7 +34,7 @@ pub enum Fault {
     },
     /// A process gets a sibling: one more process of its instance, as after a fork or a late start.
     Fork {
-        /// Whose sibling.
+        /// The process that gets a sibling.
         process: u16,
     },
     /// The daemon is killed, and started again later with another epoch.
@@ -57,7 +57,7 @@ pub enum Fault {
     ClockBack {
         /// By how much.
         by: u32,
-        /// Whose meter.
+        /// The process whose meter is offered that time.
         process: u16,
     },
     /// A device is lost with all that runs on it: its processes get errors, end, and start again later.
@@ -85,11 +85,11 @@ pub enum Fault {
     },
     /// A frame that no hook would send now comes on the connection of a process.
     Garbage {
-        /// Whose connection.
+        /// The process whose connection is used.
         process: u16,
         /// Which message.
         kind: u8,
-        /// What it speaks of.
+        /// The number that the message names.
         number: u64,
     },
 }

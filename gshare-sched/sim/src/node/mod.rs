@@ -71,11 +71,11 @@ use gshare_meter::Meter;
 use gshare_sched::node::Node;
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
 
-/// What nodes are made of that is not drawn from the seed.
+/// The parts of a node that are not drawn from the seed.
 pub struct Setup {
     /// Makes the token scheduler of a daemon: one that has no clients yet, with 1,024 slots.
     pub tokens: Box<dyn Fn() -> Box<dyn TokenScheduler> + Send + Sync>,
-    /// What that says of itself.
+    /// The token scheduler's own terms.
     pub terms: Terms,
     /// The largest error of a share, in basis points.
     pub error_max: u64,
@@ -101,7 +101,7 @@ impl fmt::Debug for Setup {
     }
 }
 
-/// What a run of a seed showed.
+/// The result of a run of one seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeReport {
@@ -117,7 +117,7 @@ pub struct NodeReport {
     pub log_hash: u64,
     /// The shares.
     pub shares: ShareReport,
-    /// What else was counted.
+    /// Further figures that were counted.
     pub figures: Figures,
 }
 
@@ -128,7 +128,7 @@ pub struct NodeFailure {
     pub seed: u64,
     /// Which rule was broken, when, and how.
     pub what: String,
-    /// What the run was like, and its last events.
+    /// The plan of the run, and its last events.
     pub story: String,
 }
 

@@ -1,4 +1,4 @@
-//! What lies between the processes and the daemon: the queue of events, connections, and the log.
+//! The outside between the processes and the daemon: the queue of events, connections, and the log.
 
 use super::book::Book;
 use super::plan::Delays;
@@ -10,7 +10,7 @@ use gshare_core::wire::{ToClient, ToDaemon};
 use gshare_core::{ConnId, Duration, Timestamp};
 use std::collections::VecDeque;
 
-/// What happens next.
+/// An event that is to happen.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A process starts.
@@ -57,7 +57,7 @@ pub(super) struct Connection {
 /// Lines of the log that are kept for a report.
 const LINES: usize = 400;
 
-/// What happened so far: a hash, and the last lines when somebody wants to read them.
+/// The events so far: a hash, and the last lines where they are to be read.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     hash: u64,
@@ -106,7 +106,7 @@ impl Log {
     }
 }
 
-/// What processes and the daemon reach each other through. See the [module](self).
+/// The connections by which processes and the daemon reach each other. See the [module](self).
 #[derive(Debug)]
 pub(super) struct Outside {
     pub(super) queue: EventQueue<Event>,

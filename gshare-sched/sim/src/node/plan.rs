@@ -1,4 +1,4 @@
-//! What a seed means: the node, its instances and their programs, and what goes wrong.
+//! The plan that a seed stands for: the node, its instances and their programs, and its faults.
 
 use super::faults::{self, Fault, Kinds};
 use crate::rng::Rng;
@@ -19,7 +19,7 @@ pub enum Shape {
     Any,
 }
 
-/// What the program of a process does.
+/// The behaviour of a process's program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "the whole of a program")]
 pub struct Program {
@@ -50,9 +50,9 @@ impl Program {
 #[derive(Debug, Clone)]
 #[expect(clippy::exhaustive_structs, reason = "the whole of an instance")]
 pub struct InstancePlan {
-    /// What it gets.
+    /// The share of the instance.
     pub spec: ResourceSpec,
-    /// What its processes do without a daemon.
+    /// The behaviour of its processes without a daemon.
     pub on_loss: OnDaemonLoss,
     /// When its processes start, and what they do.
     pub processes: Vec<(Timestamp, Program)>,
@@ -96,7 +96,7 @@ pub struct NodePlan {
     pub in_flight: Duration,
     /// Windows that are simulated.
     pub windows: u64,
-    /// What goes wrong, and when.
+    /// The faults, and their times.
     pub faults: Vec<(Timestamp, Fault)>,
 }
 
@@ -168,7 +168,7 @@ impl NodePlan {
     }
 }
 
-/// What programs of a run do, beside faults.
+/// The habits of a run's programs, beside faults.
 #[derive(Debug, Clone, Copy)]
 #[expect(clippy::struct_excessive_bools, reason = "each on or off by itself")]
 struct Habits {

@@ -35,7 +35,7 @@ const NEW_FUNCTION: u64 = 1_000_000;
 /// When a program tries again whose launch failed.
 const AFTER_FAILURE: Duration = Duration::from_millis(20);
 
-/// What the launching threads share with the meter.
+/// The state that the launching threads share with the meter.
 #[derive(Debug)]
 pub(super) struct Shared {
     gate: LaunchGate,
@@ -58,7 +58,7 @@ impl Ground for Shared {
 /// The meter that is driven.
 pub(super) type Metered = Meter<Arc<Shared>>;
 
-/// Who a process is.
+/// The identity of a process: its number, its device, and what it says of itself.
 #[derive(Debug, Clone)]
 pub(super) struct Identity {
     pub(super) number: usize,
@@ -72,7 +72,7 @@ pub(super) struct Identity {
     pub(super) on_loss: OnDaemonLoss,
 }
 
-/// What the launching thread is at.
+/// The state of the launching thread.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Thread {
     /// The process has used its device for the first time, and waits until it is known who serves it.
@@ -103,7 +103,7 @@ enum Thread {
     Over,
 }
 
-/// What is to become of a launch.
+/// The decision about a launch.
 enum Admission {
     Go { paid: Option<(Row, u64, bool)> },
     Wait,

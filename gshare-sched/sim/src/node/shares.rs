@@ -1,4 +1,4 @@
-//! Who got how much: the shares that the device saw, against those that were promised.
+//! The shares that the device saw, against those that were promised.
 //!
 //! # What is measured
 //! GPU time is what kernels really took on the virtual device, split at the ends of windows; no scheduler's or hook's
@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 pub const SPAN: u64 = 10;
 /// The largest error of a share, in basis points: one point.
 pub const ERROR_MAX: u64 = 100;
-/// What an elastic GPU must deliver of what its clients may take together.
+/// Part of the time that its clients may take together which an elastic GPU must deliver, in percent.
 pub const DELIVERED_PERCENT: u64 = 95;
 
 /// A time in which nothing changed that a client's entitlement depends on.
@@ -49,7 +49,7 @@ impl Calm {
     }
 }
 
-/// What was measured so far.
+/// The errors measured so far.
 #[derive(Debug)]
 pub(super) struct Shares {
     error_max: u64,
@@ -59,7 +59,7 @@ pub(super) struct Shares {
     epochs: BTreeMap<usize, u64>,
 }
 
-/// What was compared, and how far off it was.
+/// The comparisons that were made, and how far off they were.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Errors {

@@ -51,7 +51,7 @@ struct Open {
 /// Why a segment ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// It has its size.
+    /// The segment has its size.
     Full,
     /// Its thread will wait for credit.
     Waiting,
@@ -93,7 +93,7 @@ impl Stream {
         Self { unmeasured: UNMEASURED_IN_DOUBT, ..Self::default() }
     }
 
-    /// What is open, for the meter's look.
+    /// The open segment, as the meter sees it.
     pub(super) fn open_run(&self) -> OpenRun {
         OpenRun { predicted: self.predicted + self.carried, presumed: self.presumed, prepaid: self.prepaid }
     }
@@ -200,7 +200,7 @@ impl Stream {
         let count = core::mem::take(&mut self.count);
         let presumed = core::mem::take(&mut self.presumed);
         let (predicted, carried) = (core::mem::take(&mut self.predicted), core::mem::take(&mut self.carried));
-        // What was launched first was over first.
+        // Kernels end in the order in which they were launched.
         let carried_presumed = presumed.min(carried);
         let presumed = (presumed - carried_presumed).min(predicted);
         let (predicted, carried) = (predicted - presumed, carried - carried_presumed);

@@ -12,7 +12,7 @@ use crate::rng::Rng;
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{ConnId, Duration, ResourceSpec, Timestamp};
 
-/// What a process got of its device.
+/// GPU time that a process got of its device, and its longest gap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Got {
@@ -161,7 +161,7 @@ impl<'a> World<'a> {
         self.outside.log.lines()
     }
 
-    /// What a process got so far, by its place in the plan.
+    /// The figures of a process so far, by its place in the plan.
     pub fn got(&self, process: usize) -> Got {
         self.got.get(process).copied().unwrap_or_default()
     }
@@ -422,7 +422,7 @@ impl<'a> World<'a> {
         entry.end(now, &mut self.outside);
         self.look(now, gpu);
         self.drop_if_gone(process);
-        // What it had not reported of its last token is nobody's debt, and its sibling may be the next to use that time.
+        // The unreported use of its last token is charged to no process, and its sibling may be the next to use that time.
         self.outside.book.forgive(now, instance, Duration::from_millis(500));
     }
 

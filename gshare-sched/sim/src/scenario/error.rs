@@ -15,7 +15,7 @@ pub enum ScenarioError {
     Read {
         /// Path of the file.
         path: PathBuf,
-        /// What went wrong.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Text that is no scenario: a key that is not known, a name that is not, a value of the wrong form.
@@ -26,7 +26,7 @@ pub enum ScenarioError {
     Set {
         /// The key as it was given.
         key: String,
-        /// What is wrong with it.
+        /// The fault that was found in it.
         why: String,
     },
     /// A value that cannot be.
@@ -34,9 +34,9 @@ pub enum ScenarioError {
     Field {
         /// The field.
         field: String,
-        /// What it is.
+        /// The value of the field.
         value: String,
-        /// What it may be.
+        /// The values that are allowed, in words.
         bound: String,
     },
     /// A profile that cannot be.
@@ -44,7 +44,7 @@ pub enum ScenarioError {
     Profile {
         /// Name of the function.
         function: String,
-        /// What is wrong with it.
+        /// The fault that was found in it.
         source: ProfileError,
     },
     /// A DAG that cannot be.
@@ -52,7 +52,7 @@ pub enum ScenarioError {
     Dag {
         /// Name of the function.
         function: String,
-        /// What is wrong with it.
+        /// The fault that was found in it.
         source: DagError,
     },
     /// A load that cannot be.
@@ -60,7 +60,7 @@ pub enum ScenarioError {
     Load {
         /// Name of the function.
         function: String,
-        /// What is wrong with it.
+        /// The fault that was found in it.
         source: ArrivalError,
     },
     /// A file of a function that is not of its form.
@@ -70,7 +70,7 @@ pub enum ScenarioError {
         function: String,
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault that was found in it.
         why: String,
     },
     /// A trace that cannot be read.
@@ -80,7 +80,7 @@ pub enum ScenarioError {
         function: String,
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault that was found in it.
         source: TraceError,
     },
 }

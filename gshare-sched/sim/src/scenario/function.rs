@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 pub struct FunctionText {
     /// Its name; unlike all others.
     pub name: String,
-    /// What it does.
+    /// The kind of its work.
     pub work: WorkText,
     /// GPU memory of an instance.
     pub memory: Text<Bytes>,
@@ -75,7 +75,7 @@ pub struct FunctionText {
     pub load: Option<LoadText>,
 }
 
-/// What a function does.
+/// The kind of a function's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -121,7 +121,7 @@ const fn all() -> Text<Quota> {
 pub struct DagText {
     /// The models.
     pub component: Vec<ComponentText>,
-    /// What goes from one to another: from, to, bytes.
+    /// Data that goes from one component to another: from, to, bytes.
     #[serde(default)]
     pub edge: Vec<(String, String, Text<Bytes>)>,
 }

@@ -52,7 +52,7 @@ pub enum LoadText {
         file: PathBuf,
         /// Length of a line.
         every: Span,
-        /// What rates are multiplied by; default 1.
+        /// The factor by which rates are multiplied; default 1.
         #[serde(default = "unit")]
         scale: f64,
     },

@@ -82,7 +82,7 @@ pub struct Scenario {
     /// The longest time until everything is quiet after the load has ended. Default 10 minutes.
     #[serde(default)]
     pub settle: Option<Span>,
-    /// Who decides.
+    /// The policies that decide.
     #[serde(default)]
     pub policies: Policies,
     /// The machines.
@@ -94,7 +94,7 @@ pub struct Scenario {
     /// The functions.
     #[serde(default)]
     pub function: Vec<FunctionText>,
-    /// What goes wrong.
+    /// The faults of the run.
     #[serde(default)]
     pub faults: FaultsText,
     /// The folder that paths are relative to.
@@ -211,7 +211,7 @@ pub(crate) const fn one() -> u32 {
     1
 }
 
-/// What a tenant may take. What is not named has no limit.
+/// The limits of a tenant. A tenant or a limit that is not named has no bound.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
@@ -249,7 +249,7 @@ impl TenantText {
     }
 }
 
-/// What goes wrong. Nothing by default.
+/// The faults of a run. None by default.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
@@ -277,7 +277,7 @@ impl Scenario {
     pub fn read(path: &Path, set: &[(String, String)]) -> Result<Self, ScenarioError> {
         let read = |source| ScenarioError::Read { path: path.to_owned(), source };
         let text = std::fs::read_to_string(path).map_err(read)?;
-        // What is changed has no place in the file; what is not keeps it for errors.
+        // Values that are changed have no place in the file; the others keep theirs for errors.
         let mut scenario: Self = if set.is_empty() {
             toml::from_str(&text)?
         } else {

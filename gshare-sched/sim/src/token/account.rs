@@ -1,4 +1,4 @@
-//! What a client may still be granted, worked out from its leases alone.
+//! GPU time that a client may still be granted, worked out from its leases alone.
 //!
 //! # Problem
 //! Whether a scheduler keeps a limit cannot be asked of its own ledger. This one is kept beside it, from the events
@@ -78,11 +78,11 @@ pub struct Account {
     wants: bool,
     /// Windows in which something happened, oldest first.
     periods: Vec<Period>,
-    /// What was brought into the first of `periods`, at least and at most.
+    /// The balance brought into the first of `periods`, at least and at most.
     opening: (Brought, Brought),
 }
 
-/// What a window starts with.
+/// The balance that a window starts with.
 #[derive(Debug, Clone, Copy, Default)]
 struct Brought {
     carry: Duration,
@@ -108,7 +108,7 @@ struct Charge {
     lease: LeaseId,
     least: Duration,
     most: Duration,
-    /// What came too late for the window of the lease, and may be charged to the one in which it came.
+    /// The charge came too late for the window of the lease, and may count in the one in which it came.
     late: bool,
 }
 
@@ -149,27 +149,27 @@ impl Account {
         period.charges.push(Charge { lease, least: reported, most: budget.max(reported), late: false });
     }
 
-    /// It was reported at `now` that `used` of a lease's `budget` is used, and it may be used further.
+    /// Notes a report at `now` that `used` of a lease's `budget` is used, and that it may be used further.
     pub fn reported(&mut self, now: Timestamp, lease: LeaseId, budget: Duration, used: Duration) {
         self.set(now, lease, used, budget.max(used));
     }
 
-    /// It was told at `now` what a lease has used in all.
+    /// Notes the use of a lease in all, as told at `now`.
     pub fn settled(&mut self, now: Timestamp, lease: LeaseId, used: Duration) {
         self.set(now, lease, used, used);
     }
 
-    /// What is charged to a window without what is carried into it.
+    /// GPU time charged to a window without the overuse that is carried into it.
     pub fn charged(&self, window: u64, bound: Bound) -> Duration {
         self.periods.iter().filter(|period| period.window == window).map(|period| period.charged(bound)).sum()
     }
 
-    /// What is carried into a window, which must not be older than those kept.
+    /// The overuse that is carried into a window, which must not be older than those kept.
     pub fn carried(&self, window: u64, bound: Bound) -> Duration {
         self.brought(window, bound).carry
     }
 
-    /// What may be owed in a window, which must not be older than those kept: at [`Bound::Most`], nothing.
+    /// The time that may be owed in a window, which must not be older than those kept: at [`Bound::Most`], nothing.
     pub fn owed(&self, window: u64, bound: Bound) -> Duration {
         self.brought(window, bound).owed
     }
@@ -205,8 +205,8 @@ impl Account {
         brought
     }
 
-    /// What the client may still be granted in the window of `now` under its present limit, when `lease` (the one to be
-    /// extended) is left out.
+    /// GPU time that the client may still be granted in the window of `now` under its present limit, when
+    /// `lease` (the one to be extended) is left out.
     pub fn remain_without(&self, now: Timestamp, lease: Option<LeaseId>, bound: Bound) -> Duration {
         let window = self.windows.index(now);
         let charges =
@@ -217,7 +217,7 @@ impl Account {
         (self.quota.limit().of(self.windows.length) + owed).saturating_sub(others).saturating_sub(carry)
     }
 
-    /// What the client may still be granted in the window of `now`.
+    /// GPU time that the client may still be granted in the window of `now`.
     pub fn remain(&self, now: Timestamp, bound: Bound) -> Duration {
         self.remain_without(now, None, bound)
     }

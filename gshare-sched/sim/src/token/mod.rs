@@ -31,7 +31,7 @@ use gshare_core::{
 use std::collections::{BTreeMap, BTreeSet};
 use timeline::Timeline;
 
-/// What a policy says of itself, as far as its leases can be checked by it.
+/// The terms of a policy, as far as its leases can be checked by them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Terms {
@@ -126,7 +126,7 @@ impl Held {
 pub struct Client {
     /// Where it launches.
     pub gpu: GpuId,
-    /// What it may take.
+    /// The share that it may take.
     pub share: Share,
     /// Its lease.
     pub held: Option<Held>,
@@ -136,7 +136,7 @@ pub struct Client {
     pub account: Account,
     /// A lease that was replaced or revoked and has not been returned: its return may still come.
     pub unsettled: Option<Held>,
-    /// What is charged for leases before these two, at least and at most.
+    /// The charge for leases before these two, at least and at most.
     closed: (Duration, Duration),
 }
 
@@ -192,7 +192,7 @@ impl Book {
         }
     }
 
-    /// What the scheduler says of itself.
+    /// The terms of the scheduler.
     pub const fn terms(&self) -> Terms {
         self.terms
     }
@@ -412,7 +412,7 @@ impl Book {
     }
 }
 
-/// What was found wrong, with the picture of how it came to it.
+/// A violation that was found, with the picture of how it came to it.
 #[derive(Clone)]
 pub struct Violation {
     /// Which checker.
@@ -421,7 +421,7 @@ pub struct Violation {
     pub call: u64,
     /// When it was found.
     pub now: Timestamp,
-    /// What, naming clients and figures.
+    /// The violation in words, naming clients and figures.
     pub message: String,
     /// The last calls, and who held what in the time before.
     pub picture: String,

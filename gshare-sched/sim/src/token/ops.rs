@@ -88,7 +88,7 @@ pub enum TokenOp {
     },
     /// A call that must be refused.
     Nonsense {
-        /// Whose slot it names.
+        /// The client whose slot it names.
         slot: u8,
         /// Which nonsense.
         kind: u8,

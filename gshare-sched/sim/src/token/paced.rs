@@ -28,7 +28,7 @@ const AHEAD: Duration = Duration::from_millis(5);
 /// How often usage is reported.
 const REPORT: Duration = Duration::from_millis(10);
 
-/// What a program does.
+/// The kernels of a program and its pauses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "the whole of a program")]
 pub struct Pace {
@@ -38,7 +38,7 @@ pub struct Pace {
     pub pause: Duration,
 }
 
-/// What a program got.
+/// The figures of a program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Got {
@@ -72,7 +72,7 @@ struct Program {
     pace: Pace,
     lease: Option<Lease>,
     asked: bool,
-    /// It waits for a grant: nothing of it is scheduled.
+    /// The program waits for a grant: nothing of it is scheduled.
     waits: bool,
     got: Got,
     last_end: Option<Timestamp>,
@@ -128,14 +128,14 @@ impl<'a> Paced<'a> {
         }
     }
 
-    /// What a program got so far.
+    /// The figures of a program so far.
     pub fn got(&self, client: ClientId) -> Got {
         self.programs.get(&client).map_or_else(Got::default, |program| program.got)
     }
 
     fn call(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), Violation> {
         match self.driver.call(now, event)? {
-            // It crossed an order.
+            // The return crossed an order.
             Ok(()) | Err(TokenError::StaleLease { .. }) => {}
             Err(error) => return Err(self.driver.wrong(format!("{event:?} was refused: {error}"))),
         }

@@ -280,7 +280,7 @@ impl Book {
         self.requests.len()
     }
 
-    /// That nothing is under way: no request, no order that is not finished.
+    /// Checks that nothing is under way: no request, no order that is not finished.
     ///
     /// # Errors
     /// A sentence: what is.
@@ -304,7 +304,7 @@ impl Book {
         }
     }
 
-    /// That nothing is left at all.
+    /// Checks that nothing is left at all.
     ///
     /// # Errors
     /// A sentence: what is left.
@@ -316,7 +316,7 @@ impl Book {
         }
     }
 
-    /// What became of each function, at `now`.
+    /// The outcome of each function, at `now`.
     pub(super) fn outcomes(&mut self, now: Timestamp) -> Vec<FunctionOutcome> {
         let left: Vec<InstanceId> = self.instances.keys().copied().collect();
         for id in left {

@@ -5,7 +5,8 @@ use gshare_core::QuotaRange;
 /// The pace of a program that goes as fast as its profile says.
 pub const FULL: u64 = 1_000_000;
 
-/// What the programs that run on a device at a moment have of it together, each share being time x SMs in basis points.
+/// The shares that the programs which run on a device at a moment have of it together, each share being time
+/// x SMs in basis points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct InUse {
@@ -78,7 +79,7 @@ mod tests {
     }
 
     proptest! {
-        /// Nobody has less than its request while the requests fit, and all together have no more than the device.
+        /// No program has less than its request while the requests fit, and all together have no more than the device.
         #[test]
         fn requests_are_met_and_the_device_is_not_exceeded(
             drawn in prop::collection::vec((0u16..3_000, 1u16..7_000), 1..6)

@@ -317,7 +317,7 @@ where
         }
     }
 
-    /// What an order brought about, unless another one or a fault came between.
+    /// Takes in the effect of an order, unless another one or a fault came between.
     fn carried(&mut self, id: InstanceId, epoch: u32) -> Result<(), String> {
         let Some(body) = self.bodies.get_mut(&id).filter(|body| body.epoch == epoch) else { return Ok(()) };
         let report = match body.phase {

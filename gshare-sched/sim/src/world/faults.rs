@@ -54,7 +54,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What goes wrong, and how often. Nothing by default.
+/// The kinds of faults, and how often each comes. None by default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Faults {

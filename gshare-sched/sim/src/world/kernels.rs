@@ -15,7 +15,7 @@ const MOST_DEVICES: usize = 64;
 #[derive(Debug)]
 pub(super) struct Nodes {
     plans: Vec<NodePlan>,
-    /// Of each device of the plan: its node's place, and its place there; none if it is not fractional.
+    /// The place of each device of the plan: that of its node, and its own there; none if it is not fractional.
     places: Vec<Option<(usize, usize)>>,
     setup: Setup,
 }

@@ -1,4 +1,4 @@
-//! What came out of a run.
+//! The outcome of a run.
 
 use super::faults::Fault;
 use gshare_core::Duration;
@@ -14,7 +14,7 @@ pub(super) fn device_time(area: Area) -> Duration {
     Duration::from_nanos(u64::try_from(area / WHOLE_AREA).unwrap_or(u64::MAX))
 }
 
-/// What became of one function.
+/// The outcome of one function.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct FunctionOutcome {
@@ -93,7 +93,7 @@ impl FunctionOutcome {
     }
 }
 
-/// What came out of a run, or of several.
+/// The outcome of a run, or of several.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Outcome {

@@ -1,4 +1,4 @@
-//! What a run is about: devices, functions with their load, faults, and how long.
+//! The plan of a run: devices, functions with their load, faults, and how long.
 
 use super::faults::Faults;
 use crate::arrivals::Arrivals;
@@ -53,13 +53,13 @@ pub enum Load {
 pub struct Function {
     /// Its name in reports.
     pub name: String,
-    /// What is deployed.
+    /// The specification that is deployed.
     pub spec: FunctionSpec,
     /// When it is called.
     pub load: Load,
     /// The time after which a caller gives up: the deadline of its requests. None: never.
     pub patience: Option<Duration>,
-    /// What a `Profile` finds. A function without it takes times from its spec.
+    /// The profile that a `Profile` finds. A function without it takes times from its spec.
     pub learned: Option<ProfileTable>,
     /// How long its training takes with its whole share.
     pub train: Duration,
@@ -87,9 +87,9 @@ pub struct Plan {
     pub devices: Vec<DeviceSpec>,
     /// The functions; the number in the list is the [`FunctionId`](gshare_core::FunctionId).
     pub functions: Vec<Function>,
-    /// What tenants may take.
+    /// The limits of tenants.
     pub tenants: Vec<(TenantId, TenantLimits)>,
-    /// What goes wrong.
+    /// The faults of the run.
     pub faults: Faults,
     /// Requests and faults come for so long.
     pub length: Duration,

@@ -1,4 +1,4 @@
-//! What is simulated: devices with the programs that run on them, and the bodies of instances.
+//! The simulated part of a run: devices with the programs that run on them, and the bodies of instances.
 
 use super::device::{DeviceModel, FULL, InUse};
 use super::kernels::{Nodes, Running, Worker};
@@ -58,7 +58,7 @@ pub(super) struct Body {
     gpu_times: Vec<(u32, Duration)>,
     /// Part of a device that a request takes, of 10^8.
     area: u64,
-    /// What it takes of devices whose programs slow each other down.
+    /// The shares it takes of devices whose programs slow each other down.
     uses: Vec<(usize, QuotaRange)>,
     /// When each part of a pipeline is free.
     free: Vec<Timestamp>,

@@ -14,7 +14,7 @@ use gshare_core::{
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// What a platform does wrong.
+/// The mistake of a platform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bug {
     DispatchesEarly,
@@ -75,7 +75,7 @@ impl OneQueue {
         GpuShare::new(QuotaRange::new(quota, quota).unwrap(), SmShare::WHOLE, SmShare::WHOLE, None).unwrap()
     }
 
-    /// What the function's state asks for.
+    /// Orders the instances that the function's state asks for.
     fn settle(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<PlatformAction>) {
         let (gpu, share, bug, name) = (self.gpu(function), self.share(), self.bug, self.next);
         let there = self.there.contains(&gpu) || bug == Some(Bug::StartsOnLostDevices);

@@ -15,10 +15,10 @@ struct Holder {
     /// Granted and not given back, and what the program uses of it.
     held: u64,
     used: u64,
-    /// What it may hold without a daemon, as it was told.
+    /// Bytes that it may hold without a daemon, as it was told.
     part: Option<u64>,
-    /// What the program waits for, how much of it was missing when the daemon was asked, and what was granted to all and
-    /// whether none was stopped then.
+    /// Per allocation that waits: bytes that the program asked for, how many of them were missing when the
+    /// daemon was asked, and the bytes granted to all processes at that time with whether none was stopped.
     asks: VecDeque<(u64, u64, (u64, bool))>,
     /// Questions that are not answered while it is stopped.
     stopped: bool,
@@ -122,7 +122,7 @@ impl Bench {
             }
             ToClient::MemoryDeny { .. } => {
                 let (asked, missing, before) = holder.asks.pop_front().expect("asked");
-                // It may have freed some meanwhile.
+                // The holder may have freed some meanwhile.
                 if asked.saturating_sub(holder.held - holder.used) < missing {
                     return self.allocate(index, asked);
                 }

@@ -248,7 +248,7 @@ impl Bench {
         worst
     }
 
-    /// What status shows of each process adds up to what the engine charged their instance.
+    /// The charges that status shows of each process add up to the engine's charge for their instance.
     fn charges_agree(&self) {
         for (slot, generation, tenant) in self.node.tenants.iter() {
             let status = self.node.tokens.0.client(ClientId::new(slot, generation)).unwrap();

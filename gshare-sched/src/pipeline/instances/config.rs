@@ -21,7 +21,7 @@ pub enum Choice {
     PerSlice,
 }
 
-/// What it takes to bring weights to a slice.
+/// The time to bring weights to a slice, by its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -93,7 +93,7 @@ pub struct KeeperConfig {
     /// long as nobody lacks slices. 10: a cut that gains less than that over one slice answers later, and its slices
     /// work longer in all. 0: none may need more.
     pub alike_percent: u32,
-    /// Who is evicted.
+    /// The policy that chooses the instance to evict.
     pub eviction: EvictionPolicy,
     /// How long functions stay warm.
     pub keep_alive: KeepAlive,
@@ -112,7 +112,7 @@ pub struct KeeperConfig {
     pub max_shared: u32,
     /// Instances of a function that may be starting at a time.
     pub max_starting: u32,
-    /// What loading takes.
+    /// The costs of loading.
     pub load: LoadCosts,
 }
 

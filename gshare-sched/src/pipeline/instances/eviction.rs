@@ -1,4 +1,4 @@
-//! Who is evicted when memory is wanted: the least recently used, or the one that is missed least.
+//! The instance to evict when memory is wanted: the least recently used, or the one that is missed least.
 //!
 //! # Problem
 //! The least-recently-used rule (FluidFaaS, section 5.3) looks at the last use alone. What an eviction costs is the time
@@ -163,7 +163,7 @@ impl<K: Ord + Copy> EvictionOrder<K> {
         }
     }
 
-    /// It no longer does. Its uses are remembered.
+    /// An instance takes no memory any more. Its uses are remembered.
     pub fn leave(&mut self, key: K) {
         if let Some(entry) = self.entries.get_mut(&key)
             && let Some((score, turn)) = entry.resident.take()
@@ -172,18 +172,18 @@ impl<K: Ord + Copy> EvictionOrder<K> {
         }
     }
 
-    /// It is not known any more.
+    /// An instance is not known any more.
     pub fn forget(&mut self, key: K) {
         self.leave(key);
         self.entries.remove(&key);
     }
 
-    /// Who would be evicted now.
+    /// The instance that would be evicted now.
     pub fn victim(&self) -> Option<K> {
         self.residents.first().map(|&(_, _, key)| key)
     }
 
-    /// Who would be evicted now, and then, and so on.
+    /// The instances that would be evicted now, and then, and so on.
     pub fn victims(&self) -> impl Iterator<Item = K> + '_ {
         self.residents.iter().map(|&(_, _, key)| key)
     }

@@ -41,7 +41,7 @@ pub enum KeepAlive {
         #[cfg_attr(feature = "serde", serde(rename = "keep_ns"))]
         keep: Duration,
     },
-    /// What the function's gaps say.
+    /// A time that follows from the function's gaps.
     Adaptive {
         /// Residency that one cold start is worth; more than 0.
         #[cfg_attr(feature = "serde", serde(rename = "break_even_ns"))]
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(gaps(&[(1, 7_000), (20, 7_300)]).stays(&none, &policy), [], "it never pays");
     }
 
-    /// Of all sets of bins none costs less than the one that is chosen.
+    /// The set of bins that is chosen costs no more than any other.
     #[test]
     fn bins_that_pay_are_those_of_least_cost() {
         let (break_even, longest) = (Duration::from_secs(900), Duration::from_secs(14_400));

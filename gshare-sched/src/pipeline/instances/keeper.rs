@@ -391,11 +391,11 @@ impl Keeper {
             of.instances.remove(&id);
         }
         self.forget_removed(instance.function, actions);
-        // What it was to replace stays, and may be replaced by another.
+        // The instance that it was to replace stays, and may be replaced by another.
         if let Some(old) = instance.replaces.and_then(|old| self.instances.get_mut(&old)) {
             old.replaced = false;
         }
-        // Whoever it was taken for comes first, while it still needs that.
+        // The function that it was taken for comes first, while it still needs that.
         if let Some(taker) = instance.taken_for
             && !self.pressure(taker).is_zero()
         {
@@ -565,7 +565,7 @@ impl Keeper {
         self.expire(now, actions);
     }
 
-    /// What must hold between events; a violation is a mistake of this module.
+    /// Checks the properties that hold between events; a violation is a mistake of this module.
     ///
     /// # Panics
     /// When it does not hold.

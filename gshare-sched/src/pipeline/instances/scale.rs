@@ -1,4 +1,4 @@
-//! What the keeper starts, moves and gives up, and when.
+//! The instances that the keeper starts, moves and gives up, and when.
 
 use super::Choice;
 use super::keeper::{Function, Instance, Keeper, State, Whole};
@@ -18,7 +18,7 @@ const PLANS: usize = 16;
 const SHARED_IDLE: u64 = 10;
 /// A shared slice that works more gets no further instance while another slice will do, in percent.
 const SHARED_FULL: u64 = 70;
-/// What the instances that stay may be used after one of a function's is drained, in percent.
+/// The utilisation that the remaining instances may reach after one of a function's is drained, in percent.
 const DRAIN_BELOW: u64 = 60;
 /// How far behind a function has to be to be given what another can spare, in percent of the time of a start.
 const SPARE_GAP: u64 = 50;
@@ -88,7 +88,7 @@ impl Keeper {
     fn exclusive_on(&self, node: &Node, function: &Function, pipelines: bool) -> Option<Home> {
         let counts = node.free_counts();
         let (dag, goal) = (&function.dag, &function.goal);
-        // What each needs for a request: compute slices times ns.
+        // The need of each plan for a request: compute slices times ns.
         let mut plans: Vec<(u128, Duration, Home)> = Vec::new();
         let mut consider = |pipeline: &Pipeline, assignment: &Assignment| {
             let slices = u128::from(assignment.compute_slices);

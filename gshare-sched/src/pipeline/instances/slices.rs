@@ -1,4 +1,4 @@
-//! Who has which slice of a node.
+//! The owner of each slice of a node.
 
 use super::{EvictionOrder, EvictionPolicy};
 use gshare_core::mig::{GpuModel, ProfileId, SliceAt};
@@ -53,7 +53,7 @@ impl Slice {
 pub(super) struct Slices {
     pub(super) model: GpuModel,
     policy: EvictionPolicy,
-    /// Those that are not lost.
+    /// The GPUs that are not lost.
     pub(super) gpus: Vec<GpuId>,
     pub(super) all: Vec<Slice>,
     /// Grows whenever a slice becomes free, or shared.

@@ -1,4 +1,4 @@
-//! What the scaler orders and what the host reports: the life of each instance.
+//! The life of each instance, by the scaler's orders and the host's reports.
 
 use super::{
     FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance, InstanceId,
@@ -152,7 +152,7 @@ impl FractionalPool {
         }
     }
 
-    /// What of the instance is where, with the share that each part has.
+    /// The parts of the instance with their devices, and the share that each part has.
     pub(super) fn parts(&self, of: &Instance) -> Vec<Part> {
         let share = self.share(of);
         let part = |(stage, (_, gpu)): (usize, &(PlacementId, GpuId))| Part {
@@ -229,7 +229,7 @@ impl FractionalPool {
         }
     }
 
-    /// It takes requests from now on.
+    /// Opens an instance to requests.
     fn open(&mut self, instance: InstanceId) {
         let now = self.now;
         let Some(of) = self.instances.get_mut(&instance) else { return };
@@ -313,7 +313,7 @@ impl FractionalPool {
         actions.push(PoolAction::Order(PlatformAction::Drain { instance }));
     }
 
-    /// It is not open to requests any more.
+    /// Closes an instance to requests.
     pub(super) fn close(&mut self, instance: InstanceId) {
         let Some(of) = self.instances.get(&instance) else { return };
         let key = Self::open_key(instance, of);

@@ -96,7 +96,7 @@ struct Instance {
     /// Requests that it takes at once.
     capacity: u32,
     throughput: RequestRate,
-    /// What it holds on devices, with the device's name.
+    /// The placements that it holds, each with the device's name.
     placements: Vec<(PlacementId, GpuId)>,
     /// The devices that it runs on, or ran on when it was parked, and their node; empty before its start.
     home: BTreeSet<GpuId>,
@@ -135,7 +135,7 @@ struct Request {
     on: Option<InstanceId>,
 }
 
-/// What a deadline is for.
+/// The purpose of a deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
     /// The load of the function is to be reported.
@@ -455,7 +455,7 @@ impl Engine for FractionalPool {
             _ => {}
         }
         self.now = self.now.max(now);
-        // What deadlines ask for is done on the devices that there are now.
+        // The work of deadlines is done on the devices that there are now.
         match &event {
             PoolEvent::DeviceJoined { gpu, spec } => self.join(*gpu, spec.clone())?,
             PoolEvent::DeviceLost { gpu } => self.lose(*gpu, actions),

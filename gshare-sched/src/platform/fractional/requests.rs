@@ -162,7 +162,7 @@ impl FractionalPool {
         of.reported = now;
         let mut rate = RequestRate::from_milli(arrived.saturating_mul(1_000_000_000_000) / over.max(1));
         if early {
-            // What waits already is to be served within a second.
+            // The requests that wait already are to be served within a second.
             let waiting = RequestRate::from_milli((of.queue.len() as u64).saturating_mul(1_000));
             rate = rate.saturating_add(waiting);
         }

@@ -27,7 +27,7 @@ impl FractionalPool {
         }
     }
 
-    /// It does not wait for room any more.
+    /// Notes that an instance does not wait for room any more.
     pub(super) fn unwant(&mut self, instance: InstanceId) {
         self.wanting.retain(|one| one.instance != instance);
     }

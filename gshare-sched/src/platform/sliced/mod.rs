@@ -80,9 +80,9 @@ const SHORT_LASTS: Duration = Duration::from_secs(1);
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 #[non_exhaustive]
 pub struct SlicedConfig {
-    /// Those of the router.
+    /// Settings of the router.
     pub router: RouterConfig,
-    /// Those of the keeper of each node.
+    /// Settings of the keeper of each node.
     pub keeper: KeeperConfig,
 }
 
@@ -115,11 +115,11 @@ pub enum SlicedError {
     Partitioner(#[from] PartitionError),
 }
 
-/// What there is of an instance in its slice's memory.
+/// The state of an instance in its slice's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Memory {
     Out,
-    /// It is to be unparked as soon as nobody on the slice is being parked.
+    /// The instance is to be unparked as soon as none on the slice is being parked.
     Coming {
         takes: Duration,
     },
@@ -138,7 +138,7 @@ struct Instance {
     parts: Vec<Part>,
     life: Life,
     memory: Memory,
-    /// It leaves its slice's memory: `Park` was not answered, or it was evicted after its `Stop`.
+    /// The instance leaves its slice's memory: `Park` was not answered, or it was evicted after its `Stop`.
     leaving: bool,
     /// The router has it.
     up: bool,
@@ -172,7 +172,7 @@ struct Node {
     due: Option<Timestamp>,
     /// The pool's names of the keeper's instances.
     names: BTreeMap<InstanceId, InstanceId>,
-    /// Who is on each slice that somebody is on.
+    /// The instances on each slice that has any.
     slices: BTreeMap<AssignedSlice, BTreeSet<InstanceId>>,
 }
 
@@ -193,7 +193,7 @@ struct Function {
     version: u64,
 }
 
-/// What an engine is yet to be told.
+/// An event that an engine is yet to be told.
 #[derive(Debug)]
 enum Task {
     Keep(NodeId, InstanceEvent),

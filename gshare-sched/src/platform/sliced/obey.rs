@@ -1,4 +1,4 @@
-//! What the keepers and the router order, as orders for the host and words for each other.
+//! Orders of the keepers and the router, turned into orders for the host and events for each other.
 
 use super::{Function, Instance, Memory, Node, SlicedPool, Task};
 use gshare_core::dag::MAX_TIME;

@@ -1,4 +1,4 @@
-//! What hosts report of instances, and what becomes of an instance that is gone.
+//! Reports of hosts about instances, and the end of an instance that is gone.
 
 use super::{Function, Instance, Memory, SlicedPool};
 use gshare_core::pipeline::AssignedSlice;

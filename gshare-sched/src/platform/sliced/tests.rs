@@ -21,7 +21,7 @@ impl Host {
         host
     }
 
-    /// What is ordered, and that it is nothing where the pool refuses.
+    /// Gives the orders, and checks that there are none where the pool refuses.
     fn try_tell(&mut self, event: PoolEvent) -> Result<Vec<PlatformAction>, String> {
         let mut actions = Vec::new();
         let before = format!("{:?}", self.pool);

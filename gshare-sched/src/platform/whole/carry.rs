@@ -1,4 +1,4 @@
-//! What the scheduler orders, as orders for the host; and what hosts report, in the scheduler's words.
+//! Orders of the scheduler, turned into orders for the host; and reports of hosts, in the scheduler's words.
 
 use super::{
     ComponentSet, FunctionId, GpuId, GpuShare, Instance, InstanceId, InstanceReport, Life, ModelId, Part,
@@ -18,7 +18,7 @@ impl WholePool {
             // A request that has a GPU is answered when it is dispatched, and one may have been rejected just now.
             let given_up = matches!(event, RequestEvent::Cancelled { .. });
             if let (RequestEvent::Arrived { request, .. }, Err(_)) = (event, &told) {
-                // It came before the first device, and the scheduler does not take its tenant.
+                // The request came before the first device, and the scheduler does not take its tenant.
                 let reason = RejectReason::TenantQueueFull;
                 orders.push(RequestAction::Reject { request, reason });
             } else {
@@ -47,7 +47,7 @@ impl WholePool {
                 let found = self.resident.remove(&(gpu, model));
                 let Some((instance, one)) = found.and_then(|id| Some((id, self.instances.get_mut(&id)?)))
                 else {
-                    // It is gone already: this is what its `Dropped` is answered by.
+                    // The instance is gone already: this is the answer to its `Dropped`.
                     return self.tasks.push_back(RequestEvent::Evicted { gpu, model });
                 };
                 one.life = Life::Stopped;

@@ -323,7 +323,7 @@ impl WholePool {
         told
     }
 
-    /// What the scheduler is told of a request.
+    /// The event that tells the scheduler of a request.
     fn arrival(&self, ticket: RequestId) -> Option<RequestEvent> {
         let held = self.tickets.get(self.tickets.holder(ticket)?)?;
         let of = self.functions.get(&held.function)?;

@@ -43,7 +43,7 @@ impl LocalityScheduler {
             self.schedule(actions);
             self.file_all();
             if waive && self.queue.len() > before {
-                // It cannot be served now, so neither can what would follow it.
+                // The request cannot be served now, so neither can any that would follow it.
                 break;
             }
         }

@@ -1,4 +1,4 @@
-//! What cannot be done is refused here, before anything is changed.
+//! Events that cannot be carried out are refused here, before anything is changed.
 
 use super::{LocalityScheduler, MAX_KINDS, Phase};
 use crate::request::cache::{CopyState, ModelCopy};

@@ -1,4 +1,4 @@
-//! What is loaded and what is evicted for it: victims, their worth, host memory, and loads that fail.
+//! Loads and the evictions for them: victims, their worth, host memory, and loads that fail.
 
 use super::{Gpu, LocalityScheduler, Phase, Room, memory_share};
 use crate::request::CachePolicy;
@@ -33,7 +33,8 @@ impl LocalityScheduler {
         u64::try_from((load * u128::from(expected + waiting) / copies) >> 16).unwrap_or(u64::MAX)
     }
 
-    /// What has to go before the model of a request can be loaded on an idle GPU; `None` if that does not suffice.
+    /// The models that have to go before the model of a request can be loaded on an idle GPU; `None` if that
+    /// does not suffice.
     pub(in crate::request) fn room(&self, gpu: u32, slot: u32) -> Option<Room> {
         let request = self.queue.get(slot);
         let on = self.g(gpu);
@@ -54,7 +55,7 @@ impl LocalityScheduler {
         Some(Room { victims, surrendered, worth })
     }
 
-    /// What loading and running a model on a GPU takes, and the evictions before it, in ns.
+    /// The time to load and run a model on a GPU, and for the evictions before it, in ns.
     pub(in crate::request) fn load_costs(&self, gpu: u32, model: u32, room: Option<&Room>) -> (u64, u64) {
         let on = self.g(gpu);
         let takes = self.load_ns(model, on).saturating_add(self.infer_ns(model, on.kind));

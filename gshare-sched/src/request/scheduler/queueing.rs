@@ -1,4 +1,4 @@
-//! Who waits: from arrival to the global queue, back into it after a failure, and out of it with a rejection.
+//! Requests that wait: from arrival to the global queue, back into it after a failure, and out of it with a rejection.
 
 use super::{LocalityScheduler, Model, memory_share};
 use crate::request::queue::{By, NONE, Place, Request};
@@ -99,7 +99,7 @@ impl LocalityScheduler {
             request.drop_at = now.saturating_add(longest);
         }
         if let Some(deadline) = deadline {
-            // It can start as late as this, no later.
+            // The request can start as late as this, no later.
             let latest = deadline.saturating_sub(Duration::from_nanos(fastest - 1));
             if latest <= request.drop_at {
                 request.drop_at = latest;

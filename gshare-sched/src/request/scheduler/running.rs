@@ -1,4 +1,4 @@
-//! What a GPU runs: batches, its local queue, and what it does next.
+//! The work of a GPU: batches, its local queue, and its next step.
 
 use super::{LocalityScheduler, Phase};
 use crate::request::cache::CopyState;

@@ -1,4 +1,4 @@
-//! What the filters have in common: lines in, lines out, and their schema.
+//! The common part of the filters: lines in, lines out, and their schema.
 
 use crate::commands::{out, print_json};
 use anyhow::Context as _;
@@ -63,7 +63,7 @@ pub(super) enum Output<Answer> {
     },
 }
 
-/// What an engine answers.
+/// The answer of an engine.
 #[derive(Serialize, JsonSchema)]
 struct Orders<Action> {
     now_ns: Timestamp,

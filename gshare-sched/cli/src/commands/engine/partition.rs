@@ -32,7 +32,7 @@ struct Question {
 /// A line out.
 #[derive(Serialize, JsonSchema)]
 struct Answer {
-    /// What runs on one slice, by stage.
+    /// The components that run on one slice, by stage.
     parts: Vec<Part>,
     /// Where, part by part, and how it runs there.
     assignment: Assignment,

@@ -1,4 +1,4 @@
-//! Who is owed time waits no longer than a stated bound.
+//! A client that is owed time waits no longer than a stated bound.
 //!
 //! A client is owed time while it asks, holds nothing, and has used less of its request in this window than it may; what it
 //! had before its turn in earlier windows ([`advance`](super::advance)) counts as used. Such
