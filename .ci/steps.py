@@ -83,7 +83,7 @@ def format():
 
 
 def rules():
-    """Lock files that fit their manifests, dependency arrows, unsafe code, forgotten test files, and language."""
+    """Lock files that fit their manifests, dependency arrows, unsafe code, forgotten test files, language, and links."""
     for manifest in ("Cargo.toml", "fuzz/Cargo.toml"):
         argv = ["cargo", "metadata", "--locked", "--format-version=1", "--manifest-path", manifest]
         subprocess.run(argv, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -91,6 +91,7 @@ def rules():
     run(sys.executable, ".ci/check_unsafe.py")
     run(sys.executable, ".ci/check_tests.py")
     run(sys.executable, ".ci/language.py")
+    run(sys.executable, ".ci/links.py")
 
 
 def lints():
