@@ -15,5 +15,10 @@ mod kustomize;
 mod lease;
 #[path = "fastpod/manifests.rs"]
 mod manifests;
+#[allow(dead_code, reason = "each test uses a part of it")]
+#[path = "support/policy.rs"]
+mod policy;
 #[path = "fastpod/requests.rs"]
 mod requests;
+#[path = "fastpod/tenants.rs"]
+mod tenants;
