@@ -5,6 +5,8 @@
 #[allow(dead_code, reason = "each test uses a part of it")]
 #[path = "support/api_server.rs"]
 mod api_server;
+#[path = "fastpod/backoff.rs"]
+mod backoff;
 #[path = "fastpod/decisions.rs"]
 mod decisions;
 #[path = "support/kustomize.rs"]
@@ -13,5 +15,10 @@ mod kustomize;
 mod lease;
 #[path = "fastpod/manifests.rs"]
 mod manifests;
+#[allow(dead_code, reason = "each test uses a part of it")]
+#[path = "support/policy.rs"]
+mod policy;
 #[path = "fastpod/requests.rs"]
 mod requests;
+#[path = "fastpod/tenants.rs"]
+mod tenants;

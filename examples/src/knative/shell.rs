@@ -15,6 +15,7 @@ use super::core::{self, Observed, Pass, Write};
 use super::decider::{Decider, Policy, TICK, load};
 use super::outside::{Outside, Waiting};
 use super::settings::{Defaults, Settings};
+use crate::kubernetes::said;
 use futures::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _, stream};
 use gshare_core::Timestamp;
 use gshare_core::profile::RequestRate;
@@ -76,7 +77,7 @@ pub enum PassError {
 impl std::fmt::Display for PassError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Api(what, error) => write!(f, "{what}: {error}"),
+            Self::Api(what, error) => write!(f, "{what}: {}", said(error)),
             Self::Decider(error) => error.fmt(f),
         }
     }

@@ -10,6 +10,17 @@ use gshare_core::{ResourceSpec, RunId};
 /// The domain under which these hosts name what is theirs: API groups, annotations, drivers.
 pub const DOMAIN: &str = "gshare.io";
 
+/// What the API server said, for people: its message with code and reason, and nothing of how it is held in memory.
+pub fn said(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => {
+            let message = if status.message.is_empty() { &status.reason } else { &status.message };
+            format!("{message} ({} {})", status.code, status.reason)
+        }
+        other => other.to_string(),
+    }
+}
+
 /// Hash of a text that stays the same from build to build (FNV-1a).
 pub(crate) fn hash(text: &str) -> u64 {
     text.bytes()

@@ -2,12 +2,13 @@
 
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{Duration, Quota, SmShare};
+use gshare_examples::kubernetes::dra::Injection;
 use gshare_examples::kubernetes::fastpod::FaSTPod;
 use gshare_examples::kubernetes::fastpod::core::{Observed, PodName, Settings, Wanted, Write, reconcile};
-use gshare_examples::kubernetes::fastpod::pods::{LABEL, Place, share};
+use gshare_examples::kubernetes::fastpod::pods::{Given, LABEL, Place};
 use gshare_examples::kubernetes::fastpod::shares::demand;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use proptest::prelude::*;
@@ -63,7 +64,7 @@ struct Cluster {
 
 impl Cluster {
     fn new(nodes: Vec<Node>, fastpods: Vec<FaSTPod>) -> Self {
-        Self { observed: Observed { nodes, fastpods, pods: Vec::new() }, made: 0, seconds: 1000 }
+        Self { observed: Observed { nodes, fastpods, ..Observed::default() }, made: 0, seconds: 1000 }
     }
 
     fn pod(&mut self, name: &PodName) -> Option<&mut Pod> {
@@ -138,8 +139,10 @@ impl Cluster {
             if pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Failed") {
                 continue;
             }
+            // Without either it is none of ours.
+            let Some(given) = Given::of(pod) else { continue };
             let place = Place::of(pod).unwrap();
-            let demand = demand(&share(pod).unwrap());
+            let demand = demand(&given.share);
             *memory.entry((place.node.clone(), place.gpu)).or_default() += demand.memory.get();
             places.push(place);
         }
@@ -475,14 +478,15 @@ fn a_share_that_is_left_out_is_that_of_the_profile() {
     one.metadata.annotations = Some(annotations.map(|(k, v)| (k.to_owned(), v.to_owned())).into());
     let mut cluster = Cluster::new(vec![node("a", 1, 16384)], vec![one]);
     cluster.settle();
-    let made = share(&cluster.observed.pods[0]).unwrap();
+    let made = Given::of(&cluster.observed.pods[0]).unwrap().share;
     assert_eq!((made.quota().to_string(), made.sm().to_string()), ("40%:40%".into(), "24%".into()));
     let status = cluster.observed.fastpods[0].status.clone().unwrap();
     assert_eq!(status.share, "40%:40% of the time, 24% of the SMs, 1 GiB");
     // A slower answer is enough: the pod is replaced by one with less.
     cluster.observed.fastpods[0].annotations_mut().insert("gshare.io/slo".into(), "1s".into());
     cluster.settle();
-    let made: Vec<_> = cluster.observed.pods.iter().map(|pod| share(pod).unwrap().sm().to_string()).collect();
+    let made: Vec<_> =
+        cluster.observed.pods.iter().map(|pod| Given::of(pod).unwrap().share.sm().to_string()).collect();
     assert_eq!(made, ["12%"]);
     // A profile that is not there: what runs stays.
     cluster.observed.fastpods[0].annotations_mut().insert("gshare.io/profile".into(), "vgg".into());
@@ -507,22 +511,235 @@ fn what_others_did_to_pods_is_told_and_harms_nobody_else() {
     *cluster.observed.pods.last_mut().unwrap() = forged;
     assert!(cluster.rests());
     cluster.observed.pods.pop();
-    // Nobody knows where it is now: its node gets no more, the other one does.
-    let used = cluster.observed.pods[0].spec.as_ref().unwrap().node_name.clone().unwrap();
-    cluster.observed.pods[0].annotations_mut().remove("gshare.io/rectangle");
-    let complaints = cluster.wanted().complaints;
-    assert!(complaints[0].ends_with(&format!("node {used} gets no more")), "{complaints:?}");
-    cluster.observed.fastpods.push(fastpod("g", 2, [30, 30, 1024]));
-    let wanted = cluster.wanted();
-    let nodes: Vec<_> = wanted
-        .writes
+}
+
+/// A tenant may edit the annotations of its pods, and make pods that say that they are of a FaSTPod. Where a pod is and what it
+/// has is in its spec.
+#[test]
+fn no_tenant_closes_a_node_or_has_a_gpu_given_out_twice() {
+    let nodes = || vec![node("a", 1, 16384)];
+    let settled = || {
+        let mut cluster = Cluster::new(nodes(), vec![fastpod("f", 1, [60, 60, 1024])]);
+        cluster.settle();
+        cluster
+    };
+    // Nonsense, nothing, or less than it has: its place stays, and its annotations are put right.
+    for change in [Some("nonsense"), None, Some("0,0,100,100")] {
+        let mut cluster = settled();
+        let annotations = cluster.observed.pods[0].annotations_mut();
+        let kept = annotations["gshare.io/rectangle"].clone();
+        match change {
+            Some(text) => drop(annotations.insert("gshare.io/rectangle".into(), text.into())),
+            None => drop(annotations.remove("gshare.io/rectangle")),
+        }
+        for share in ["sm_partition", "quota_request"] {
+            annotations.insert(format!("faasshare/{share}"), "0.01".into());
+            annotations.insert(format!("fastgshare/{share}"), "0.01".into());
+        }
+        cluster.observed.fastpods.push(fastpod("g", 2, [60, 60, 1024]));
+        assert_eq!(cluster.wanted().complaints, [""; 0]);
+        cluster.settle();
+        assert_eq!(cluster.observed.pods[0].annotations()["gshare.io/rectangle"], kept);
+        assert_eq!((cluster.status("f").1, cluster.status("g").0), (1, 0), "{change:?}: given out once");
+        cluster.observed.fastpods.push(fastpod("h", 1, [30, 30, 1024]));
+        cluster.settle();
+        assert_eq!(cluster.status("h").1, 1, "{change:?}: the node is open");
+    }
+    // Of a FaSTPod that is not there, or of another group, without a place: no node is closed by it.
+    let mut forged = settled().observed.pods.remove(0);
+    (forged.metadata.name, forged.metadata.annotations) = (Some("forged".into()), None);
+    forged.spec.as_mut().unwrap().containers[0].env = None;
+    let owner = |pod: &mut Pod, change: &dyn Fn(&mut OwnerReference)| {
+        change(&mut pod.metadata.owner_references.as_mut().unwrap()[0]);
+    };
+    let mut of_nobody = forged.clone();
+    owner(&mut of_nobody, &|owner| owner.uid = "nobody".into());
+    let mut of_another_group = forged;
+    owner(&mut of_another_group, &|owner| owner.api_version = "example.com/v1".into());
+    for forged in [of_nobody, of_another_group] {
+        let mut cluster = settled();
+        cluster.observed.pods.push(forged);
+        cluster.observed.fastpods.push(fastpod("h", 1, [30, 30, 1024]));
+        assert_eq!(cluster.wanted().complaints, [""; 0]);
+        cluster.settle();
+        assert_eq!((cluster.status("f").1, cluster.status("h").1), (1, 1));
+    }
+}
+
+/// All that keeps a pod from its place is told as it is.
+#[test]
+fn reasons_are_true() {
+    let told = |nodes: Vec<Node>, change: &dyn Fn(&mut FaSTPod)| {
+        let mut pods = fastpod("f", 1, [12, 30, 1024]);
+        change(&mut pods);
+        let mut cluster = Cluster::new(nodes, vec![pods]);
+        cluster.settle();
+        let (_, _, reason, message) = cluster.status("f");
+        let conditions = cluster.observed.fastpods[0].status.clone().unwrap().conditions;
+        let degraded = conditions.iter().find(|condition| condition.type_ == "Degraded").unwrap();
+        assert_eq!(
+            (&degraded.status, &degraded.reason, &degraded.message),
+            (&"True".to_owned(), &reason, &message)
+        );
+        (reason, message)
+    };
+    let spec = |node: &mut Node, spec: Value| node.spec = serde_json::from_value(spec).unwrap();
+    let (reason, message) = told(Vec::new(), &|_| {});
+    assert_eq!((reason.as_str(), message.contains("gshare.io/fastpod=true")), ("NoNodes", true), "{message}");
+    let (mut dead, mut cordoned, mut tainted) =
+        (node("a", 1, 16384), node("b", 1, 16384), node("c", 1, 16384));
+    dead.status = None;
+    spec(&mut cordoned, json!({"unschedulable": true}));
+    spec(&mut tainted, json!({"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}));
+    let (reason, message) = told(vec![dead.clone()], &|_| {});
+    assert_eq!(
+        (reason.as_str(), message.as_str()),
+        ("NodesNotReady", "1 of 1 new pods: 1 of 1 nodes are out: 1 not ready")
+    );
+    assert_eq!(told(vec![cordoned.clone()], &|_| {}).0, "NodesCordoned");
+    let (reason, message) = told(vec![tainted.clone()], &|_| {});
+    assert!(reason == "Tainted" && message.ends_with("1 tainted nvidia.com/gpu:NoSchedule"), "{message}");
+    let select = |pods: &mut FaSTPod| pods.spec.pod_spec["nodeSelector"] = json!({"disk": "none"});
+    assert_eq!(told(vec![node("a", 1, 16384)], &select).0, "NodeSelector");
+    let affinity = |pods: &mut FaSTPod| {
+        pods.spec.pod_spec["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+            {"nodeSelectorTerms": [{"matchExpressions": [{"key": "disk", "operator": "NotIn", "values": ["a"]}]}]}}});
+    };
+    assert_eq!(told(vec![node("a", 1, 16384)], &affinity).0, "NodeAffinity");
+    let (reason, message) = told(vec![dead, cordoned, tainted.clone()], &|_| {});
+    assert_eq!(reason, "NoNodeFits");
+    assert!(
+        message
+            .ends_with("3 of 3 nodes are out: 1 not ready, 1 cordoned, 1 tainted nvidia.com/gpu:NoSchedule"),
+        "{message}"
+    );
+    // Some are left, and are full.
+    let (reason, message) =
+        told(vec![node("a", 1, 512), node("b", 1, 16384), tainted], &|pods| pods.spec.replicas = 25);
+    assert!(
+        reason == "NoRoom"
+            && message.contains("no GPU with room has 1 GiB")
+            && message.contains("; 1 of 3 nodes are out"),
+        "{message}"
+    );
+
+    // What its kubelet said.
+    let mut cluster = Cluster::new(vec![node("a", 1, 16384)], vec![fastpod("f", 1, [12, 30, 1024])]);
+    cluster.settle();
+    cluster.observed.pods[0].status = serde_json::from_value(json!({"phase": "Failed", "reason": "OutOfcpu",
+        "message": "Node didn't have enough resource: cpu"}))
+    .unwrap();
+    cluster.observed.pods[0].metadata.creation_timestamp = Some(at(cluster.seconds));
+    cluster.apply(None);
+    let (_, _, reason, message) = cluster.status("f");
+    assert!(
+        reason == "PodFailed" && message.contains("refused a pod (OutOfcpu: Node didn't have enough"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_field_that_pods_do_not_have_is_named() {
+    let told = |change: &dyn Fn(&mut Value)| {
+        let mut pods = fastpod("f", 1, [12, 30, 1024]);
+        change(&mut pods.spec.pod_spec);
+        let mut cluster = Cluster::new(vec![node("a", 1, 16384)], vec![pods]);
+        cluster.settle();
+        let (_, _, reason, message) = cluster.status("f");
+        (reason, message)
+    };
+    let bad = |message: &str| ("BadPodSpec".to_owned(), message.to_owned());
+    assert_eq!(told(&|spec| spec["colour"] = json!("red")), bad("podSpec.colour: no field of a pod"));
+    assert_eq!(
+        told(&|spec| spec["containers"][0]["resource"] = json!({"limits": {"cpu": "1"}})),
+        bad("podSpec.containers[0].resource: no field of a pod")
+    );
+    let (reason, message) = told(&|spec| spec["containers"][0]["env"] = json!("x"));
+    assert!(reason == "BadPodSpec" && message.starts_with("podSpec.containers[0].env: "), "{message}");
+    let fine = |spec: &mut Value| {
+        spec["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+        spec["nodeName"] = Value::Null;
+        spec["securityContext"] = json!({});
+        spec["containers"][0]["resources"] = json!({"limits": {"cpu": "1"}, "requests": {}});
+        spec["containers"][0]["ports"] = json!([{"containerPort": 80}]);
+        spec["containers"][0]["livenessProbe"] = json!({"httpGet": {"port": "web", "path": "/"}});
+    };
+    assert_eq!(told(&fine), ("Placed".into(), String::new()));
+}
+
+/// A container of musl cannot load the hook, and does not by `/etc/ld.so.preload`; a template's own `LD_PRELOAD` stays.
+#[test]
+fn the_hook_is_brought_by_a_file_and_joins_a_preload_of_the_template() {
+    let mut pods = fastpod("f", 1, [12, 30, 1024]);
+    pods.spec.pod_spec["containers"][0]["env"] = json!([{"name": "LD_PRELOAD", "value": "libtcmalloc.so"}]);
+    pods.spec.pod_spec["initContainers"] = json!([{"name": "init", "image": "alpine"}]);
+    let made = |injection| {
+        let mut settings = settings();
+        settings.injected.injection = injection;
+        let nodes = vec![node("a", 1, 16384)];
+        let observed = Observed { nodes, fastpods: vec![pods.clone()], ..Observed::default() };
+        let Some(Write::Create(pod)) = reconcile(&at(1), &observed, &settings).writes.pop() else { panic!() };
+        json!(pod)
+    };
+    let preloads = |pod: &Value| -> Vec<Value> {
+        let of = |kind: &str| pod["spec"][kind][0]["env"].as_array().unwrap().clone();
+        let all = of("containers").into_iter().chain(of("initContainers"));
+        all.filter(|env| env["name"] == "LD_PRELOAD").map(|env| env["value"].clone()).collect()
+    };
+    let mounts = |pod: &Value| -> BTreeSet<String> {
+        let all = pod["spec"]["initContainers"][0]["volumeMounts"].as_array().unwrap().iter();
+        all.map(|mount| mount["mountPath"].as_str().unwrap().to_owned()).collect()
+    };
+    let pod = made(Injection::File);
+    assert_eq!(preloads(&pod), [json!("libtcmalloc.so")]);
+    assert!(mounts(&pod).contains("/etc/ld.so.preload"));
+    // The share is in a file, too, which stays when a program clears its environment.
+    assert!(mounts(&pod).contains("/usr/lib/gshare/share.env"));
+    let told = pod["metadata"]["annotations"]["gshare.io/environment"].as_str().unwrap();
+    assert!(told.contains("GSHARE_QUOTA=30%:100%\n") && told.contains("GSHARE_MEM=1073741824\n"), "{told}");
+    let source = pod["spec"]["volumes"]
+        .as_array()
+        .unwrap()
         .iter()
-        .map(|write| match write {
-            Write::Create(pod) => Place::of(pod).unwrap().node,
-            other => panic!("{other:?}"),
-        })
-        .collect();
-    assert!(nodes.len() == 2 && nodes.iter().all(|node| *node != used), "{nodes:?}");
+        .find(|volume| volume["name"] == "gshare-share")
+        .unwrap();
+    let item = &source["downwardAPI"]["items"][0];
+    assert_eq!(item["fieldRef"]["fieldPath"], "metadata.annotations['gshare.io/environment']");
+    let pod = made(Injection::Environment);
+    let hook = "/usr/lib/gshare/libgshare_hook.so";
+    assert_eq!(preloads(&pod), [json!(format!("{hook}:libtcmalloc.so")), json!(hook)]);
+    assert!(!mounts(&pod).contains("/etc/ld.so.preload"));
+}
+
+#[test]
+fn conditions_say_whether_it_is_ready_on_its_way_or_needs_mending() {
+    let mut cluster = Cluster::new(vec![node("a", 1, 16384)], vec![fastpod("f", 2, [12, 30, 1024])]);
+    let told = |cluster: &Cluster| -> Vec<(String, String, String)> {
+        let conditions = cluster.observed.fastpods[0].status.clone().unwrap().conditions;
+        conditions.into_iter().map(|c| (c.type_, c.status, c.reason)).collect()
+    };
+    let expected = |all: [(&str, &str); 4]| -> Vec<(String, String, String)> {
+        let types = ["Placed", "Ready", "Progressing", "Degraded"].into_iter().zip(all);
+        types.map(|(kind, (status, reason))| (kind.into(), status.into(), reason.into())).collect()
+    };
+    cluster.apply(None);
+    let fine = ("False", "AsExpected");
+    assert_eq!(
+        told(&cluster),
+        expected([("True", "Placed"), ("False", "NotReady"), ("True", "RollingOut"), fine])
+    );
+    cluster.settle();
+    assert_eq!(
+        told(&cluster),
+        expected([("True", "Placed"), ("True", "AllReady"), ("False", "Complete"), fine])
+    );
+    cluster.observed.fastpods[0].spec.replicas = 40;
+    cluster.settle();
+    let full = |status| (status, "NoRoom");
+    assert_eq!(
+        told(&cluster),
+        expected([full("False"), ("False", "NotReady"), ("False", "Blocked"), full("True")])
+    );
 }
 
 /// What the API server refuses is told until it no longer is.
@@ -536,6 +753,16 @@ fn a_refusal_is_said_once_and_taken_back() {
     let refused = tell(&observed, 5, Some("quota")).unwrap();
     let condition = refused.status.clone().unwrap().conditions.remove(0);
     assert_eq!((condition.reason.as_str(), condition.message.as_str()), ("Refused", "quota"));
+    for (why, reason) in [
+        (
+            "create pod t/p: pods \"p\" is forbidden: violates PodSecurity \"baseline:latest\": hostPath (403 Forbidden)",
+            "PodSecurity",
+        ),
+        ("create pod t/p: pods \"p\" is forbidden: exceeded quota: q (403 Forbidden)", "QuotaExceeded"),
+    ] {
+        let told = tell(&observed, 5, Some(why)).unwrap().status.unwrap();
+        assert_eq!((told.conditions[0].reason.as_str(), told.conditions[0].message.as_str()), (reason, why));
+    }
     let mut observed = Observed { fastpods: vec![refused], ..observed };
     assert_eq!(tell(&observed, 6, Some("quota")), None, "as before");
     observed.nodes.push(node("a", 1, 16384));

@@ -2,7 +2,7 @@
 
 use super::api_server::documents;
 use super::decisions::settled;
-use super::kustomize::{check, one};
+use super::kustomize::{check, one, rendered};
 use clap::Parser as _;
 use gshare_examples::kubernetes::fastpod::shares::{Profiles, share};
 use gshare_examples::kubernetes::fastpod::{FaSTPod, command};
@@ -107,6 +107,106 @@ fn the_manifests_belong_together_and_kubectl_renders_the_same() {
     let lease = [&role["metadata"]["namespace"], &role["rules"][1]["resourceNames"][0]];
     let lease = lease.map(|part| part.as_str().unwrap()).join("/");
     assert_eq!(options.lease.unwrap().to_string(), lease);
+}
+
+/// What operators look for first, in each manifest of both hosts.
+#[test]
+fn workloads_say_how_they_are_scheduled_updated_bounded_and_confined() {
+    let mut objects = rendered(&folder());
+    objects.extend(rendered(&folder().with_file_name("knative")));
+    let workloads: Vec<_> =
+        objects.iter().filter(|object| object.pointer("/spec/template/spec/containers").is_some()).collect();
+    let names: Vec<_> = workloads.iter().map(|one| one["metadata"]["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["gshared", "gshare-dra", "fastpod", "knative"]);
+    for workload in workloads {
+        let (name, spec) = (&workload["metadata"]["name"], &workload["spec"]);
+        let pod = &spec["template"]["spec"];
+        let labels = &spec["selector"]["matchLabels"];
+        let is_of_nodes = workload["kind"] == "DaemonSet";
+        let class = if is_of_nodes { "system-node-critical" } else { "system-cluster-critical" };
+        assert_eq!(pod["priorityClassName"], class, "{name}");
+        let update = if is_of_nodes { "updateStrategy" } else { "strategy" };
+        assert_eq!(spec[update]["rollingUpdate"]["maxUnavailable"], 1, "{name}");
+        if is_of_nodes {
+            let gpu = json!([{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]);
+            assert_eq!(pod["tolerations"], gpu, "{name}");
+        } else {
+            assert_eq!(spec["replicas"], 2, "{name}");
+            let apart =
+                &pod["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"][0];
+            assert_eq!(&apart["podAffinityTerm"]["labelSelector"]["matchLabels"], labels, "{name}");
+            let budget = objects.iter().find(|object| {
+                object["kind"] == "PodDisruptionBudget" && object["metadata"]["name"] == *name
+            });
+            let budget = budget.unwrap_or_else(|| panic!("{name}: no PodDisruptionBudget"));
+            assert_eq!(budget["spec"]["selector"]["matchLabels"], *labels, "{name}");
+            assert_eq!(budget["spec"]["maxUnavailable"], 1, "{name}");
+            assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "{name}");
+        }
+        let all = ["containers", "initContainers"].into_iter().filter_map(|kind| pod[kind].as_array());
+        for container in all.flatten() {
+            let what = format!("{name}: {}", container["name"]);
+            for resource in ["cpu", "memory"] {
+                assert!(container["resources"]["requests"][resource].is_string(), "{what}: {resource}");
+            }
+            let confined = &container["securityContext"];
+            assert_eq!(confined["allowPrivilegeEscalation"], false, "{what}");
+            // The daemon has processes of all users of its node as clients, and writes its journal.
+            if container["name"] != "gshared" {
+                assert_eq!(confined["readOnlyRootFilesystem"], true, "{what}");
+                assert_eq!(confined["capabilities"]["drop"], json!(["ALL"]), "{what}");
+            }
+        }
+    }
+}
+
+/// The probes ask the admin socket of the daemon's configuration, by a command that the image has.
+#[test]
+fn the_daemon_is_asked_whether_it_answers() {
+    let objects = documents(&manifest("daemon.yaml"));
+    let daemon = &one(&objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0];
+    let config = one(&objects, "ConfigMap")["data"]["gshared.toml"].as_str().unwrap();
+    let (_, socket) = config.split_once("\nadmin_socket = \"").unwrap();
+    let socket = socket.trim_end().trim_end_matches('"').replace("-admin.sock", ".sock");
+    for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
+        let command = json!(["gshare", "status", "--socket", socket]);
+        assert_eq!(daemon[probe]["exec"]["command"], command, "{probe}");
+        assert!(daemon[probe]["timeoutSeconds"].as_u64() >= Some(5), "{probe}: a process is started");
+    }
+    assert!(manifest("Containerfile").contains("/src/target/release/gshare "));
+}
+
+/// Containers find the hook where the preload says; both files are put into place whole.
+#[test]
+fn the_daemon_brings_the_hook_and_the_preload_that_names_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let [image, host] = ["image", "host"].map(|name| directory.path().join(name));
+    for path in [&image, &host] {
+        std::fs::create_dir(path).unwrap();
+    }
+    std::fs::write(image.join("libgshare_hook.so"), "hook").unwrap();
+    let daemon = documents(&manifest("daemon.yaml")).pop().unwrap();
+    let command =
+        daemon["spec"]["template"]["spec"]["initContainers"][0]["command"].as_array().unwrap().clone();
+    let script = command.last().unwrap().as_str().unwrap();
+    let script = script.replace("/opt/gshare", host.to_str().unwrap());
+    let script = script.replace("cp /usr/lib/gshare", &format!("cp {}", image.display()));
+    let run = || {
+        let options: Vec<_> =
+            command[1..command.len() - 1].iter().map(|word| word.as_str().unwrap()).collect();
+        let mut shell = Command::new(command[0].as_str().unwrap());
+        shell.args(options).arg(&script).status().unwrap().success()
+    };
+    for _ in 0..2 {
+        assert!(run());
+        let read = |name: &str| std::fs::read_to_string(host.join(name)).unwrap();
+        assert_eq!(read("libgshare_hook.so"), "hook");
+        assert_eq!(read("ld.so.preload"), "/usr/lib/gshare/libgshare_hook.so\n");
+        assert_eq!(std::fs::read_dir(&host).unwrap().count(), 2, "nothing else");
+    }
+    // An image without the hook is no success.
+    std::fs::remove_file(image.join("libgshare_hook.so")).unwrap();
+    assert!(!run());
 }
 
 fn fastpod(arguments: &[&str]) -> (bool, String) {

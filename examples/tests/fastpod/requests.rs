@@ -1,6 +1,6 @@
 //! What is asked of an API server, before a mock of it.
 
-use super::api_server::{Api, rights};
+use super::api_server::{Api, Seen, rights};
 use super::decisions::{at, fastpod, node};
 use futures::StreamExt as _;
 use gshare_examples::kubernetes::fastpod::FaSTPod;
@@ -8,7 +8,9 @@ use gshare_examples::kubernetes::fastpod::controller::{Controller, Outcome};
 use gshare_examples::kubernetes::fastpod::core::Settings;
 use gshare_examples::kubernetes::fastpod::pods::name;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::time::Duration;
+use tokio::time::Instant;
 
 const RBAC: &str = include_str!("../../kubernetes/fastpod/rbac.yaml");
 const FASTPODS: &str = "/apis/gshare.io/v1alpha1/fastpods";
@@ -44,6 +46,8 @@ impl World {
     /// One look: what came of it, and the requests after the three lists.
     async fn look(&mut self) -> (Outcome, Vec<String>) {
         self.second += 1;
+        // Past what was to be waited for after a refusal.
+        tokio::time::advance(Duration::from_secs(1)).await;
         let outcome = self.controller.look(&at(self.second)).await.unwrap();
         let mut lines: Vec<_> = self.api.lock().take().iter().map(|seen| seen.line()).collect();
         assert_eq!(lines.drain(..3).collect::<Vec<_>>(), LOOK);
@@ -69,7 +73,7 @@ impl World {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn every_request_from_a_new_fastpod_to_rest_is_as_it_should_be() {
     let one = fastpod("f", 1, [12, 30, 1024]);
     let mut world = World::new(std::slice::from_ref(&one));
@@ -107,7 +111,7 @@ async fn every_request_from_a_new_fastpod_to_rest_is_as_it_should_be() {
     assert_eq!(world.field(&of("f"), "/status/replicas"), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_was_overtaken_is_looked_at_again_and_what_is_refused_keeps_nothing_else_back() {
     let (posts, status) = (pod("").trim_end_matches('/').to_owned(), format!("{}/status", of("f")));
     for (line, code, overtaken) in [
@@ -124,13 +128,14 @@ async fn what_was_overtaken_is_looked_at_again_and_what_is_refused_keeps_nothing
         let mut world = World::new(&[fastpod("f", 1, [12, 30, 1024]), fastpod("g", 1, [12, 30, 1024])]);
         world.fault(&line, code, "Because");
         let (outcome, lines) = world.look().await;
-        assert_eq!(lines.len(), 4, "all four writes are tried: {lines:?}");
+        let is_refused = line.starts_with("POST") && [403, 422].contains(&code);
+        let told = if is_refused { 5 } else { 4 };
+        assert_eq!(lines.len(), told, "all four writes are tried, and a refusal is told: {lines:?}");
         assert_eq!((outcome.written, outcome.overtaken), (3, usize::from(overtaken)), "{line} {code}");
         assert_eq!(outcome.complaints.len(), usize::from(!overtaken), "{:?}", outcome.complaints);
         assert!(outcome.again.is_some());
         let said = world.field(&of("f"), "/status/conditions/0/reason");
-        let is_post = line.starts_with("POST");
-        assert_eq!(said == "Refused", is_post && [403, 422].contains(&code), "{line} {code}: {said}");
+        assert_eq!(said == "Refused", is_refused, "{line} {code}: {said}");
         // Whatever it was, the next looks do what is left.
         world.settle().await;
         for name in ["f", "g"] {
@@ -148,7 +153,7 @@ async fn what_was_overtaken_is_looked_at_again_and_what_is_refused_keeps_nothing
 }
 
 /// A pod that was deleted and made anew by somebody else under the same name is not taken for the one that was read.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_was_read_before_it_changed_is_neither_bound_nor_overwritten() {
     let one = fastpod("f", 1, [12, 30, 1024]);
     let mut world = World::new(std::slice::from_ref(&one));
@@ -220,7 +225,7 @@ async fn a_controller_that_is_refused_goes_on_when_it_no_longer_is_and_ends_when
 
 /// Everything that the controller asks of an API server, against the role that its manifest gives it: what it is not given is
 /// answered with 403, and nothing is given that it does not use.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_role_allows_what_is_used_and_no_more() {
     let one = fastpod("f", 2, [12, 30, 1024]);
     let mut world = World::new(std::slice::from_ref(&one));
@@ -235,6 +240,9 @@ async fn the_role_allows_what_is_used_and_no_more() {
     world.settle().await;
     world.api.lock().edit(&of("f"), &json!({ "spec": { "replicas": 1 } }));
     world.settle().await;
+    // What is wrong is told in an Event.
+    world.api.lock().edit(&of("f"), &json!({ "metadata": { "annotations": { "faasshare/colour": "red" } } }));
+    world.settle().await;
     let mut changes = std::pin::pin!(world.controller.changes());
     while [FASTPODS, PODS, NODES].iter().any(|collection| !world.api.lock().is_watched(collection)) {
         tokio::select! {
@@ -243,4 +251,166 @@ async fn the_role_allows_what_is_used_and_no_more() {
         }
     }
     assert_eq!(world.api.lock().used, rights(RBAC));
+}
+
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/team/events";
+
+/// Why replicas are held up is told once, also when the counts in its message change; then that they no longer are.
+#[tokio::test(start_paused = true)]
+async fn an_event_says_what_holds_replicas_up_and_when_it_no_longer_does() {
+    let mut world = World::new(&[fastpod("f", 20, [12, 30, 1024])]);
+    let told = async |world: &mut World| {
+        let mut events = Vec::new();
+        for _ in 0..5 {
+            world.second += 1;
+            world.controller.look(&at(world.second)).await.unwrap();
+            let seen = world.api.lock().take();
+            events.extend(seen.into_iter().filter(|seen| seen.path == EVENTS).map(|seen| seen.body));
+        }
+        events
+    };
+    // Sixteen fit.
+    let events = told(&mut world).await;
+    let [event] = &events[..] else { panic!("{events:?}") };
+    assert_eq!((&event["type"], &event["reason"]), (&json!("Warning"), &json!("NoRoom")));
+    let note = event["note"].as_str().unwrap();
+    assert!(note.contains("1 GiB of memory free"), "{note}");
+    let regarding =
+        ["kind", "apiVersion", "name", "namespace", "uid"].map(|key| event["regarding"][key].clone());
+    assert_eq!(json!(regarding), json!(["FaSTPod", "gshare.io/v1alpha1", "f", "team", "uid-f"]));
+    for needed in ["action", "eventTime", "reportingController", "reportingInstance"] {
+        assert!(event[needed].as_str().is_some_and(|text| !text.is_empty()), "{event}");
+    }
+    world.api.lock().edit(&of("f"), &json!({ "spec": { "replicas": 30 } }));
+    assert_eq!(told(&mut world).await, [Value::Null; 0], "the same reason");
+    world.api.lock().edit(&of("f"), &json!({ "spec": { "replicas": 2 } }));
+    let events = told(&mut world).await;
+    let [event] = &events[..] else { panic!("{events:?}") };
+    assert_eq!((&event["type"], &event["reason"]), (&json!("Normal"), &json!("Placed")));
+    assert_eq!(event["note"], "every replica has a place; before: NoRoom");
+    // A longer note than an Event takes is cut.
+    let key = format!("faasshare/{}", "\u{e9}".repeat(2000));
+    world.api.lock().edit(&of("f"), &json!({ "metadata": { "annotations": { key: "red" } } }));
+    let events = told(&mut world).await;
+    let length = events[0]["note"].as_str().unwrap().len();
+    assert!((1000..=1024).contains(&length), "{length}");
+}
+
+/// A FaSTPod that is due to be tried again, and for which there is no room, makes the controller look again at no time.
+#[tokio::test(start_paused = true)]
+async fn a_refused_fastpod_without_room_leaves_the_api_server_alone() {
+    let world = World::new(&[fastpod("f", 1, [12, 30, 1024])]);
+    world.fault(&format!("POST {}", pod("").trim_end_matches('/')), 403, "Forbidden");
+    let scenario = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(world.field(&of("f"), "/status/conditions/0/reason"), "Refused");
+        world.api.lock().put(&format!("{NODES}/a"), json!(node("a", 1, 512)));
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(world.field(&of("f"), "/status/conditions/0/reason"), "NeverFits");
+        world.api.lock().take();
+        for _ in 0..600 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let asked = world.api.lock().take();
+            assert!(asked.iter().all(Seen::is_watch), "{asked:?}");
+        }
+    };
+    tokio::select! {
+        () = runs(&world, 86_400) => panic!("it ended"),
+        () = scenario => {}
+    }
+}
+
+/// What each request takes of the API server's time, one after the other.
+const LATENCY: Duration = Duration::from_millis(4);
+const GOOD: usize = 100;
+
+/// When each of 100 FaSTPods of three replicas in ten namespaces is ready, and when each pod of another tenant, whose FaSTPod of
+/// 1,000 replicas is older and whose namespace has PodSecurity, was refused.
+async fn run_beside(refused: bool) -> (Vec<Duration>, Vec<Duration>) {
+    let world = World::new(&[]);
+    let path = |fastpod: &Value| {
+        let at = ["namespace", "name"].map(|key| fastpod["metadata"][key].as_str().unwrap().to_owned());
+        format!("/apis/gshare.io/v1alpha1/namespaces/{}/fastpods/{}", at[0], at[1])
+    };
+    let mut good = Vec::new();
+    {
+        let mut server = world.api.lock();
+        (server.latency, server.has_kubelets) = (LATENCY, true);
+        server.refuse = Some(|object| {
+            let violates = object["kind"] == "Pod" && object["metadata"]["namespace"] == "baseline";
+            violates.then_some("violates PodSecurity \"baseline:latest\": hostPath volumes")
+        });
+        for name in ["a", "b", "c", "d"] {
+            server.put(&format!("{NODES}/{name}"), json!(node(name, 4, 65536)));
+        }
+        let mut put = |name: &str, namespace: &str, replicas, created| {
+            let mut fastpod = json!(fastpod(name, replicas, [12, 30, 1024]));
+            fastpod["metadata"]["namespace"] = json!(namespace);
+            fastpod["metadata"]["creationTimestamp"] = json!(at(created));
+            server.put(&path(&fastpod), fastpod.clone());
+            path(&fastpod)
+        };
+        for index in 0..GOOD {
+            good.push(put(&format!("good{index}"), &format!("team{}", index % 10), 3, 2));
+        }
+        if refused {
+            put("bad", "baseline", 1000, 1);
+        }
+    }
+    let (start, mut ready, mut refusals) = (Instant::now(), BTreeMap::new(), Vec::new());
+    let scenario = async {
+        while start.elapsed() < Duration::from_secs(35) {
+            tokio::time::sleep(5 * LATENCY).await;
+            for good in &good {
+                assert_ne!(
+                    world.field(good, "/status/conditions/0/reason"),
+                    "NoRoom",
+                    "there is room for all"
+                );
+                if world.field(good, "/status/readyReplicas") == 3 {
+                    ready.entry(good).or_insert(start.elapsed());
+                }
+            }
+            let seen = world.api.lock().take();
+            let made = seen.iter().filter(|seen| seen.line() == "POST /api/v1/namespaces/baseline/pods");
+            refusals.extend(made.map(|_| start.elapsed()));
+            // Others keep the controller looking.
+            let label =
+                json!({ "metadata": { "labels": { "seen": start.elapsed().as_secs().to_string() } } });
+            world.api.lock().edit(&format!("{NODES}/a"), &label);
+        }
+    };
+    tokio::select! {
+        () = runs(&world, 86_400) => panic!("it ended"),
+        () = scenario => {}
+    }
+    let bad = "/apis/gshare.io/v1alpha1/namespaces/baseline/fastpods/bad";
+    let said = world.field(bad, "/status/conditions/0/reason");
+    assert_eq!(said == "PodSecurity", refused, "{said}");
+    assert_eq!(ready.len(), GOOD, "all are ready");
+    (ready.into_values().collect(), refusals)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_refused_replicas_slow_no_other_tenant() {
+    let (alone, none) = run_beside(false).await;
+    let (beside, refusals) = run_beside(true).await;
+    assert!(none.is_empty());
+    for (index, first) in refusals.iter().enumerate() {
+        let within =
+            refusals[index..].iter().take_while(|time| **time - *first < Duration::from_secs(1)).count();
+        assert!(within <= 10, "{within} creations within a second, from {first:?}");
+    }
+    assert!((8..=20).contains(&refusals.len()), "tried ever less often: {refusals:?}");
+    let mean = |all: &[Duration]| all.iter().sum::<Duration>() / u32::try_from(GOOD).unwrap();
+    let last = |all: &[Duration]| all.iter().max().copied().unwrap();
+    for (name, alone, beside) in
+        [("mean", mean(&alone), mean(&beside)), ("last", last(&alone), last(&beside))]
+    {
+        println!(
+            "{name} time to ready: {alone:?} alone, {beside:?} beside them; {} refusals",
+            refusals.len()
+        );
+        assert!(beside * 10 <= alone * 11, "{name}: {alone:?}, {beside:?}");
+    }
 }

@@ -51,6 +51,12 @@ pub(crate) struct Server {
     manager: &'static str,
     /// What becomes of an object before it is made: admission, and fields that are not known.
     pub(crate) admit: Option<fn(&mut Value)>,
+    /// Why an object is not admitted, if it is not.
+    pub(crate) refuse: Option<fn(&Value) -> Option<&'static str>>,
+    /// Pods that are bound run at once, and are ready.
+    pub(crate) has_kubelets: bool,
+    /// What each request takes; one is answered after the other.
+    pub(crate) latency: std::time::Duration,
     /// Requests are not answered.
     pub(crate) deaf: bool,
     /// Answers to come instead of what would be right: start of `METHOD path`, status, reason.
@@ -320,6 +326,11 @@ impl Server {
                     return failure(409, "AlreadyExists");
                 }
                 let mut object = request.body.clone();
+                if let Some(why) = self.refuse.and_then(|refuse| refuse(&object)) {
+                    let mut refused = status(403, "Forbidden");
+                    refused["message"] = json!(format!("{} \"{name}\" is forbidden: {why}", at.resource));
+                    return success(403, &refused);
+                }
                 object["metadata"]["generation"] = json!(1);
                 object["metadata"]["uid"] = json!(format!("made-{}", self.version + 1));
                 if let Some(admit) = self.admit {
@@ -360,7 +371,12 @@ impl Server {
                 if !self.objects[path]["spec"]["nodeName"].is_null() {
                     return failure(409, "Conflict");
                 }
-                self.edit(path, &json!({ "spec": { "nodeName": body["target"]["name"] } }));
+                let mut bound = json!({ "spec": { "nodeName": body["target"]["name"] } });
+                if self.has_kubelets {
+                    let ready = json!({ "type": "Ready", "status": "True" });
+                    bound["status"] = json!({ "phase": "Running", "conditions": [ready] });
+                }
+                self.edit(path, &bound);
                 return success(201, &json!({ "apiVersion": "v1", "kind": "Status", "status": "Success" }));
             }
             ("update", part) => {
@@ -497,6 +513,10 @@ impl Api {
                 };
                 if seen.method == "PATCH" {
                     assert_eq!(parts.headers["content-type"], "application/merge-patch+json");
+                }
+                let latency = server.lock().latency;
+                if !latency.is_zero() {
+                    tokio::time::sleep(latency).await;
                 }
                 let mut server = server.lock();
                 server.seen.push(seen.clone());

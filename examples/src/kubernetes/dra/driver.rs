@@ -6,6 +6,7 @@ use super::claim::{ClaimError, answer, check_uid, prepare};
 use super::kubelet::registration_server::{Registration, RegistrationServer};
 use super::kubelet::*;
 use super::{DRIVER, Node};
+use crate::kubernetes::said;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::{Api, Client};
 use std::io;
@@ -32,7 +33,7 @@ pub enum PrepareError {
         name: String,
     },
     /// The API server.
-    #[error("{0}")]
+    #[error("{}", said(.0))]
     Api(#[from] kube::Error),
     /// Its CDI spec.
     #[error("{path}: {source}")]

@@ -1,6 +1,7 @@
 //! Tells the API server which GPUs this node has.
 
 use super::{DRIVER, Node, slice};
+use crate::kubernetes::said;
 use k8s_openapi::api::core::v1;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -25,7 +26,7 @@ pub enum PublishError {
     #[error("the slice changed while it was written")]
     Conflict,
     /// Another answer of the API server, or none.
-    #[error("{0}")]
+    #[error("{}", said(.0))]
     Api(#[from] kube::Error),
 }
 

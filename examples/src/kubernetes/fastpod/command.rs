@@ -2,9 +2,10 @@
 
 use super::FaSTPod;
 use super::controller::{Controller, MANAGER};
-use super::core::{Observed, Settings, Write, reconcile};
+use super::core::{Observed, PLACED, Settings, Write, reconcile};
 use super::pods::{Injected, Place};
 use super::shares::Profiles;
+use crate::kubernetes::dra::Injection;
 use crate::kubernetes::lease;
 use anyhow::{Context as _, bail};
 use futures::FutureExt as _;
@@ -23,6 +24,9 @@ pub struct Options {
     /// Directory of the hook on every node.
     #[arg(long, value_name = "DIR", default_value = "/opt/gshare")]
     pub hook_dir: PathBuf,
+    /// How the hook is loaded: by /etc/ld.so.preload, or by LD_PRELOAD, which containers of musl do not survive.
+    #[arg(long, value_enum, default_value_t = Injection::File)]
+    pub inject: Injection,
     /// The daemon's socket on every node. Its directory is mounted into containers, so nothing else may be in it.
     #[arg(long, value_name = "FILE", default_value = "/run/gshare/pods/gshare.sock")]
     pub socket: PathBuf,
@@ -70,6 +74,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let settings = Settings {
         injected: Injected {
             hook: options.hook_dir.clone(),
+            injection: options.inject,
             socket: options.socket.clone(),
             mps: options.mps_pipes.clone().zip(options.mps_shm.clone()),
         },
@@ -136,7 +141,7 @@ fn dry_run(options: &Options, file: &Path, settings: &Settings) -> anyhow::Resul
             "status": {"conditions": [{"type": "Ready", "status": "True"}]},
         }))
     });
-    let observed = Observed { fastpods, pods: Vec::new(), nodes: nodes.collect::<Result<_, _>>()? };
+    let observed = Observed { fastpods, nodes: nodes.collect::<Result<_, _>>()?, ..Observed::default() };
     let now = Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH);
     let wanted = reconcile(&now, &observed, settings);
     if let Some(complaint) = wanted.complaints.first() {
@@ -164,7 +169,7 @@ fn dry_run(options: &Options, file: &Path, settings: &Settings) -> anyhow::Resul
     for told in wanted.statuses.iter().cloned() {
         let Some(fastpod) = told.write(&now, None) else { continue };
         for condition in fastpod.status.iter().flat_map(|status| &status.conditions) {
-            if condition.status != "True" {
+            if condition.type_ == PLACED && condition.status != "True" {
                 println!("{}: {}: {}", fastpod.name_any(), condition.reason, condition.message);
             }
         }

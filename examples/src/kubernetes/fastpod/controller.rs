@@ -4,29 +4,36 @@
 //!   annotated by their UID and statuses written at the version they were read at, so nothing of theirs is overwritten; the next
 //!   look, soon after, sees what there is now.
 //! - **Refused** pods (a quota, an admission policy, a `podSpec` that is none): said in the condition of their FaSTPod, and
-//!   tried again after a while. One write that is refused keeps no other back.
+//!   tried again after a pause that grows ([`super::backoff`]). One write that is refused keeps no other back.
+//! - Writes are made [`AT_ONCE`] at a time; those that make pods after all others, and each namespace in its own order.
 //! - **A watch** that ends or has gone too far back (410) is begun anew by a list. Watches only say when to look.
 
 use super::FaSTPod;
-use super::core::{Observed, PodName, Settings, Write, reconcile};
+use super::backoff::{Backoff, WINDOW};
+use super::core::{News, Observed, PodName, Settings, Write, news, reconcile};
 use super::pods::{LABEL, NODE_LABEL, owner};
-use futures::{FutureExt as _, Stream, StreamExt as _};
+use crate::kubernetes::{hash, said};
+use futures::{FutureExt as _, Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::watcher;
 use kube::runtime::{WatchStreamExt as _, watcher::Config};
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client, Resource as _, ResourceExt as _};
+use parking_lot::Mutex;
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 /// Until the next look when something did not work.
 const RETRY: Duration = Duration::from_secs(2);
-/// The same when the API server would not have a pod: that seldom mends by itself.
-const RETRY_REFUSED: Duration = Duration::from_secs(30);
+/// Writes that are under way at once.
+const AT_ONCE: usize = 32;
 /// Who writes, in the books of the API server.
 pub const MANAGER: &str = "gshare-fastpod";
 
@@ -48,10 +55,29 @@ impl Outcome {
         self.again = Some(self.again.map_or(pause, |again| again.min(pause)));
     }
 
+    fn merge(&mut self, other: Self) {
+        self.written += other.written;
+        self.overtaken += other.overtaken;
+        self.complaints.extend(other.complaints);
+        if let Some(again) = other.again {
+            self.again_in(again);
+        }
+    }
+
     fn overtaken(&mut self) {
         self.overtaken += 1;
         self.again_in(RETRY);
     }
+}
+
+/// What came of the pods of a namespace that were to be made.
+#[derive(Default)]
+struct Created {
+    outcome: Outcome,
+    /// Why pods were refused, by the UID of their FaSTPod.
+    refused: BTreeMap<String, String>,
+    /// Whether one of these FaSTPods was not refused before.
+    is_new: bool,
 }
 
 /// The controller.
@@ -59,6 +85,7 @@ impl Outcome {
 pub struct Controller {
     client: Client,
     settings: Arc<Settings>,
+    backoff: Arc<Mutex<Backoff>>,
 }
 
 impl std::fmt::Debug for Controller {
@@ -80,7 +107,7 @@ fn is_refused(error: &kube::Error) -> bool {
 impl Controller {
     /// Of the cluster of `client`.
     pub fn new(client: Client, settings: Settings) -> Self {
-        Self { client, settings: Arc::new(settings) }
+        Self { client, settings: Arc::new(settings), backoff: Arc::default() }
     }
 
     /// What there is: read anew each time, so that its own writes are seen.
@@ -89,8 +116,10 @@ impl Controller {
     /// When one of the lists cannot be read.
     pub async fn observe(&self) -> Result<Observed, kube::Error> {
         let labelled = |label: &str| ListParams::default().labels(label);
+        let fastpods = Api::<FaSTPod>::all(self.client.clone()).list(&ListParams::default()).await?.items;
         Ok(Observed {
-            fastpods: Api::<FaSTPod>::all(self.client.clone()).list(&ListParams::default()).await?.items,
+            refused: self.backoff.lock().refused(&fastpods, Instant::now()),
+            fastpods,
             pods: Api::<Pod>::all(self.client.clone()).list(&labelled(LABEL)).await?.items,
             nodes: self.nodes().list(&labelled(&format!("{NODE_LABEL}=true"))).await?.items,
         })
@@ -114,39 +143,126 @@ impl Controller {
         let wanted = reconcile(now, observed, &self.settings);
         let mut outcome =
             Outcome { complaints: wanted.complaints, again: wanted.again, ..Outcome::default() };
-        let mut refused = BTreeMap::new();
+        let mut creations: BTreeMap<String, VecDeque<&Pod>> = BTreeMap::new();
+        let mut others = Vec::new();
         for write in &wanted.writes {
-            match self.write(write).await {
+            match write {
+                Write::Create(pod) => {
+                    creations.entry(pod.namespace().unwrap_or_default()).or_default().push_back(pod);
+                }
+                other => others.push(other),
+            }
+        }
+        let others = stream::iter(others).map(|write| async move { (write, self.write(write).await) });
+        for (write, written) in others.buffered(AT_ONCE).collect::<Vec<_>>().await {
+            match written {
                 Ok(()) => outcome.written += 1,
                 Err(error) if is_overtaken(&error) => outcome.overtaken(),
                 Err(error) => {
-                    let why = format!("{}: {error}", describe(write));
-                    match write {
-                        Write::Create(pod) if is_refused(&error) => {
-                            outcome.again_in(RETRY_REFUSED);
-                            refused.insert(owner(pod).unwrap_or_default().to_owned(), why.clone());
-                        }
-                        _ => outcome.again_in(RETRY),
-                    }
-                    outcome.complaints.push(why);
+                    outcome.again_in(RETRY);
+                    outcome.complaints.push(format!("{}: {}", describe(write), said(&error)));
                 }
             }
         }
-        for told in wanted.statuses {
+        let (mut refused, mut is_new) = (BTreeMap::new(), false);
+        let known: BTreeMap<String, &FaSTPod> =
+            observed.fastpods.iter().filter_map(|one| Some((one.uid()?, one))).collect();
+        let turns = Semaphore::new(AT_ONCE);
+        let all = creations.into_iter().map(|(namespace, pods)| self.create(namespace, pods, &known, &turns));
+        for created in futures::future::join_all(all).await {
+            outcome.merge(created.outcome);
+            refused.extend(created.refused);
+            is_new |= created.is_new;
+        }
+        if is_new {
+            // What their other pods would have taken is free for others at once.
+            outcome.again_in(Duration::ZERO);
+        }
+        if let Some(next) = self.backoff.lock().next(Instant::now()) {
+            outcome.again_in(next);
+        }
+        let statuses = wanted.statuses.into_iter().filter_map(|told| {
             let why = refused.get(&told.uid()).map(String::as_str);
-            let Some(fastpod) = told.write(now, why) else { continue };
+            // The room that it lacks may be what refused pods were to have: the next look knows.
+            if is_new && why.is_none() && told.lacks_places() {
+                return None;
+            }
+            let before = known.get(&told.uid()).and_then(|one| one.status.as_ref());
+            let fastpod = told.write(now, why)?;
+            let news = fastpod.status.as_ref().and_then(|after| news(before, after));
+            Some((fastpod, news))
+        });
+        let statuses = stream::iter(statuses.collect::<Vec<_>>()).map(|(fastpod, news)| async move {
             let namespace = fastpod.namespace().unwrap_or_default();
             let api = Api::<FaSTPod>::namespaced(self.client.clone(), &namespace);
-            match api.replace_status(&fastpod.name_any(), &post(), &fastpod).await {
-                Ok(_) => outcome.written += 1,
+            let mut written = api.replace_status(&fastpod.name_any(), &post(), &fastpod).await.map(drop);
+            if let (Ok(()), Some(news)) = (&written, news) {
+                let api = Api::<Event>::namespaced(self.client.clone(), &namespace);
+                written = api.create(&post(), &event(&fastpod, now, news)).await.map(drop);
+            }
+            (format!("status of {namespace}/{}", fastpod.name_any()), written)
+        });
+        for (what, written) in statuses.buffered(AT_ONCE).collect::<Vec<_>>().await {
+            match written {
+                Ok(()) => outcome.written += 1,
                 Err(error) if is_overtaken(&error) => outcome.overtaken(),
                 Err(error) => {
                     outcome.again_in(RETRY);
-                    outcome.complaints.push(format!("status of {namespace}/{}: {error}", fastpod.name_any()));
+                    outcome.complaints.push(format!("{what}: {}", said(&error)));
                 }
             }
         }
         outcome
+    }
+
+    /// Makes the pods of a namespace, those of a FaSTPod that is refused no further.
+    async fn create(
+        &self,
+        namespace: String,
+        mut pods: VecDeque<&Pod>,
+        known: &BTreeMap<String, &FaSTPod>,
+        turns: &Semaphore,
+    ) -> Created {
+        let Created { mut outcome, mut refused, mut is_new } = Created::default();
+        while !pods.is_empty() {
+            let most = self.backoff.lock().allowance(&namespace, Instant::now());
+            if most == 0 {
+                outcome.again_in(WINDOW);
+                break;
+            }
+            let batch: Vec<_> = pods.drain(..most.min(pods.len())).collect();
+            let made = batch.into_iter().map(|pod| async move {
+                // Open as long as it is borrowed.
+                let _turn = turns.acquire().await.ok();
+                let api = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
+                (pod, api.create(&post(), pod).await)
+            });
+            for (pod, made) in futures::future::join_all(made).await {
+                let (uid, now) = (owner(pod).unwrap_or_default(), Instant::now());
+                match made {
+                    Ok(_) => {
+                        self.backoff.lock().accept(uid);
+                        outcome.written += 1;
+                    }
+                    Err(error) if is_overtaken(&error) => outcome.overtaken(),
+                    Err(error) => {
+                        let why = format!("create pod {namespace}/{}: {}", pod.name_any(), said(&error));
+                        if is_refused(&error) {
+                            let generation = known.get(uid).and_then(|one| one.metadata.generation);
+                            is_new |= self.backoff.lock().refuse((&namespace, uid), generation, now, &why);
+                            if refused.insert(uid.to_owned(), why.clone()).is_some() {
+                                continue;
+                            }
+                        } else {
+                            outcome.again_in(RETRY);
+                        }
+                        outcome.complaints.push(why);
+                    }
+                }
+            }
+            pods.retain(|pod| owner(pod).is_none_or(|uid| !refused.contains_key(uid)));
+        }
+        Created { outcome, refused, is_new }
     }
 
     async fn write(&self, write: &Write) -> Result<(), kube::Error> {
@@ -196,7 +312,7 @@ impl Controller {
         let fastpods = Api::<FaSTPod>::all(self.client.clone());
         let pods = (Api::<Pod>::all(self.client.clone()), Config::default().labels(LABEL));
         let nodes = (self.nodes(), Config::default().labels(&format!("{NODE_LABEL}=true")));
-        futures::stream::select_all([
+        stream::select_all([
             events("FaSTPods", watcher(fastpods, Config::default())),
             events("pods", watcher(pods.0, pods.1)),
             events("nodes", watcher(nodes.0, nodes.1)),
@@ -216,7 +332,7 @@ impl Controller {
                     outcome.again
                 }
                 Err(error) => {
-                    eprintln!("fastpod: {error}");
+                    eprintln!("fastpod: {}", said(&error));
                     Some(RETRY)
                 }
             };
@@ -241,11 +357,37 @@ fn post() -> PostParams {
     PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() }
 }
 
+/// Longest note of an Event, in bytes.
+const NOTE: usize = 1024;
+
+/// What is told of a FaSTPod, beside it in its namespace.
+fn event(fastpod: &FaSTPod, now: &Time, News { is_warning, reason, message }: News) -> Event {
+    let uid = fastpod.uid().unwrap_or_default();
+    let id = hash(&format!("{uid} {reason} {}", now.0.as_nanosecond()));
+    let name: String = fastpod.name_any().chars().take(200).collect();
+    Event {
+        metadata: ObjectMeta {
+            name: Some(format!("{name}.{id:016x}")),
+            namespace: fastpod.namespace(),
+            ..ObjectMeta::default()
+        },
+        action: Some("Place".into()),
+        event_time: Some(MicroTime(now.0)),
+        note: Some(message[..message.floor_char_boundary(NOTE)].to_owned()),
+        reason: Some(reason),
+        regarding: Some(fastpod.object_ref(&())),
+        reporting_controller: Some(MANAGER.into()),
+        reporting_instance: Some(MANAGER.into()),
+        type_: Some(if is_warning { "Warning" } else { "Normal" }.into()),
+        ..Event::default()
+    }
+}
+
 /// That something happened; why not is told.
 fn events<K>(
     what: &'static str,
     watch: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
-) -> futures::stream::BoxStream<'static, ()> {
+) -> stream::BoxStream<'static, ()> {
     let told = watch.default_backoff().map(move |event| {
         if let Err(error) = event {
             eprintln!("fastpod: watch of {what}: {error}");

@@ -1,10 +1,9 @@
 //! What is to be written, given what there is. Pure: equal inputs give equal writes.
 
-use super::gpus::{Gpus, accepts};
-use super::pods::{self, Injected, LABEL, Place, is_going, is_over, is_ready, node_name};
+use super::gpus::Gpus;
+use super::pods::{self, Given, Injected, LABEL, Place, is_going, is_over, is_ready, node_name};
 use super::shares::{self, Profiles};
 use super::{FaSTPod, FaSTPodStatus};
-use gshare_core::pack::PackError;
 use gshare_core::{PlacementId, ResourceSpec};
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -14,8 +13,14 @@ use std::time::Duration;
 
 /// How long a pod that failed keeps its node out for its FaSTPod.
 const FAILED_S: i64 = 60;
-/// The one condition.
-const PLACED: &str = "Placed";
+/// Condition: every replica has a place.
+pub(super) const PLACED: &str = "Placed";
+/// Condition: every replica is ready.
+const READY: &str = "Ready";
+/// Condition: replicas are on their way, and nothing holds them up.
+const PROGRESSING: &str = "Progressing";
+/// Condition: something has to be mended before every replica can be there.
+const DEGRADED: &str = "Degraded";
 
 /// What the API server has.
 #[derive(Debug, Clone, Default)]
@@ -26,6 +31,17 @@ pub struct Observed {
     pub pods: Vec<Pod>,
     /// The nodes with [`pods::NODE_LABEL`].
     pub nodes: Vec<Node>,
+    /// FaSTPods, by their UID, of which the API server would not have a pod.
+    pub refused: BTreeMap<String, Refused>,
+}
+
+/// What came of the last pod of a FaSTPod that the API server would not have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// What it said.
+    pub why: String,
+    /// Whether it is time to try one pod again. Until then none is tried, and none takes a place from others.
+    pub retry: bool,
 }
 
 /// What the controller was started with.
@@ -76,6 +92,17 @@ pub enum Write {
 pub struct Told {
     fastpod: FaSTPod,
     before: Option<FaSTPodStatus>,
+    rollout: Rollout,
+}
+
+/// How far the replicas are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Rollout {
+    wanted: usize,
+    live: usize,
+    ready: usize,
+    /// Of an older template.
+    old: usize,
 }
 
 impl Told {
@@ -84,15 +111,49 @@ impl Told {
         self.fastpod.uid().unwrap_or_default()
     }
 
+    /// Whether replicas have no place, by what was observed.
+    pub fn lacks_places(&self) -> bool {
+        let conditions = self.fastpod.status.iter().flat_map(|status| &status.conditions);
+        conditions.into_iter().any(|condition| condition.type_ == PLACED && condition.status != "True")
+    }
+
     /// The FaSTPod as it is to be written, if it is another than the one that was read. `refused`: why the API server would
     /// not have one of its pods.
     pub fn write(mut self, now: &Time, refused: Option<&str>) -> Option<FaSTPod> {
         if let (Some(why), Some(status)) = (refused, &mut self.fastpod.status) {
             let generation = self.fastpod.metadata.generation;
-            let unplaced = Err(("Refused", why.to_owned()));
-            status.conditions = vec![condition(self.before.as_ref(), now, generation, unplaced)];
+            status.conditions =
+                self.rollout.conditions(self.before.as_ref(), now, generation, Err(refused_as(why)));
         }
         (self.fastpod.status != self.before).then_some(self.fastpod)
+    }
+}
+
+/// What an Event says of a FaSTPod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct News {
+    /// Something has to be mended, or no longer has to be.
+    pub is_warning: bool,
+    /// In one word, as in the condition.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+}
+
+/// What a person would ask about: why replicas are held up, each reason once, and that they no longer are.
+pub fn news(before: Option<&FaSTPodStatus>, after: &FaSTPodStatus) -> Option<News> {
+    let degraded = |status: &'_ FaSTPodStatus| -> Option<Condition> {
+        let mut all = status.conditions.iter();
+        all.find(|condition| condition.type_ == DEGRADED && condition.status == "True").cloned()
+    };
+    match (before.and_then(degraded), degraded(after)) {
+        (Some(before), Some(after)) if before.reason == after.reason => None,
+        (_, Some(after)) => Some(News { is_warning: true, reason: after.reason, message: after.message }),
+        (Some(before), None) => {
+            let message = format!("every replica has a place; before: {}", before.reason);
+            Some(News { is_warning: false, reason: PLACED.into(), message })
+        }
+        (None, None) => None,
     }
 }
 
@@ -137,7 +198,10 @@ pub fn reconcile(now: &Time, observed: &Observed, settings: &Settings) -> Wanted
     // A pod that carries the label and is nobody's is none of ours.
     let mut sorted: Vec<&Pod> = observed.pods.iter().filter(|pod| pods::owner(pod).is_some()).collect();
     sorted.sort_by_cached_key(|pod| order(*pod));
-    let held = gpus.hold(&sorted, &mut wanted.complaints);
+    let known: BTreeSet<_> =
+        observed.fastpods.iter().map(|fastpod| (fastpod.namespace(), fastpod.uid())).collect();
+    let is_known = |pod: &Pod| known.contains(&(pod.namespace(), pods::owner(pod).map(str::to_owned)));
+    let held = gpus.hold(&sorted, is_known, &mut wanted.complaints);
 
     let mut fastpods: Vec<&FaSTPod> =
         observed.fastpods.iter().filter(|fastpod| fastpod.metadata.deletion_timestamp.is_none()).collect();
@@ -145,7 +209,8 @@ pub fn reconcile(now: &Time, observed: &Observed, settings: &Settings) -> Wanted
     let mut planned = Vec::new();
     for fastpod in fastpods {
         let own = sorted.iter().copied().filter(|pod| pods::is_owned(pod, fastpod)).collect();
-        let mut turn = Turn { now, fastpod, own, gpus: &mut gpus, wanted: &mut wanted };
+        let refused = observed.refused.get(&fastpod.uid().unwrap_or_default());
+        let mut turn = Turn { now, fastpod, own, refused, gpus: &mut gpus, wanted: &mut wanted };
         let asked = turn.asked(&settings.profiles);
         let share = asked.as_ref().ok().map(|(_, share)| *share);
         let placed = turn.settle(asked, &mut planned);
@@ -178,6 +243,7 @@ struct Turn<'a, 'g, 'b> {
     fastpod: &'a FaSTPod,
     /// Its pods, by arrival.
     own: Vec<&'a Pod>,
+    refused: Option<&'a Refused>,
     gpus: &'g mut Gpus<'b>,
     wanted: &'g mut Wanted,
 }
@@ -195,8 +261,7 @@ impl<'a> Turn<'a, '_, '_> {
     /// What its pods run, and their share.
     fn asked(&self, profiles: &Profiles) -> Result<Asked, Unplaced> {
         let bad = |why: String| ("BadPodSpec", format!("podSpec.{why}"));
-        let spec: PodSpec = serde_json::from_value(self.fastpod.spec.pod_spec.clone())
-            .map_err(|error| ("BadPodSpec", format!("podSpec: {error}")))?;
+        let spec = pods::decode(&self.fastpod.spec.pod_spec).map_err(|error| ("BadPodSpec", error))?;
         if let Some(node) = spec.node_name.as_deref().filter(|node| !node.is_empty()) {
             return Err(bad(format!("nodeName: `{node}`: nodes are chosen here")));
         }
@@ -224,7 +289,7 @@ impl<'a> Turn<'a, '_, '_> {
             live.iter().skip(self.replicas()).map(|pod| pod.name_any()).collect();
         for pod in &live {
             // Never bound, and its place is gone: it has to be made for another one.
-            let lost = !Place::of(pod).is_some_and(|place| self.gpus.takes(&place));
+            let lost = !Given::of(pod).is_some_and(|given| self.gpus.takes(&given));
             if node_name(pod).is_none() && lost {
                 gone.insert(pod.name_any());
             }
@@ -244,25 +309,33 @@ impl<'a> Turn<'a, '_, '_> {
             if gone.contains(&name.name) {
                 self.wanted.writes.push(Write::Delete(name));
             } else if node_name(pod).is_none()
-                && let Some(place) = Place::of(pod)
+                && let Some(given) = Given::of(pod)
             {
-                self.wanted.writes.push(Write::Bind(name, place.node));
+                self.wanted.writes.push(Write::Bind(name, given.node));
             }
         }
         let missing = self.replicas().saturating_sub(live.len() - gone.len());
         let (spec, share) = asked?;
-        self.plan(missing, &spec, &share, &kept_out, planned)
+        let (most, why) = match self.refused {
+            None => (missing, None),
+            Some(refused) => (usize::from(refused.retry), Some(&refused.why)),
+        };
+        self.plan(missing.min(most), &spec, &share, &kept_out, planned)?;
+        match why.filter(|_| missing > most) {
+            Some(why) => Err(refused_as(why)),
+            None => Ok(()),
+        }
     }
 
-    /// Deletes what has failed long enough ago; gives the nodes of what has not.
-    fn clear_failed(&mut self) -> BTreeSet<String> {
-        let mut kept_out = BTreeSet::new();
+    /// Deletes what has failed long enough ago; gives the nodes of what has not, and why it failed.
+    fn clear_failed(&mut self) -> BTreeMap<String, String> {
+        let mut kept_out = BTreeMap::new();
         for pod in self.own.iter().filter(|pod| is_over(pod) && !is_going(pod)) {
             let made = pod.creation_timestamp().map_or(self.now.0, |time| time.0);
             let left = FAILED_S - (self.now.0.as_second() - made.as_second());
             match u64::try_from(left) {
                 Ok(left @ 1..) => {
-                    kept_out.extend(node_name(pod).map(str::to_owned));
+                    kept_out.extend(node_name(pod).map(|node| (node.to_owned(), pods::failure(pod))));
                     self.wanted.again_in(Duration::from_secs(left));
                 }
                 _ => self.wanted.writes.push(Write::Delete(PodName::of(pod))),
@@ -276,20 +349,16 @@ impl<'a> Turn<'a, '_, '_> {
         missing: usize,
         spec: &PodSpec,
         share: &ResourceSpec,
-        kept_out: &BTreeSet<String>,
+        kept_out: &BTreeMap<String, String>,
         planned: &mut Vec<Planned<'a>>,
     ) -> Result<(), Unplaced> {
         let taken: BTreeSet<String> = self.own.iter().map(|pod| pod.name_any()).collect();
         let fastpod = self.fastpod;
         let names = (0..).map(|n| pods::name(fastpod, n)).filter(|name| !taken.contains(name));
         for (done, name) in names.take(missing).enumerate() {
-            let allowed = |node: &Node| !kept_out.contains(&node.name_any()) && accepts(node, spec);
-            let placement = self.gpus.place(share, allowed).map_err(|error| {
-                let reason = match error {
-                    PackError::NeverFits { .. } => "NeverFits",
-                    _ => "NoRoom",
-                };
-                (reason, format!("{} of {missing} new pods: {error}", missing - done))
+            let placed = self.gpus.place(share, spec, kept_out);
+            let placement = placed.map_err(|(reason, why)| {
+                (reason, format!("{} of {missing} new pods: {why}", missing - done))
             })?;
             planned.push(Planned { fastpod, name, spec: spec.clone(), share: *share, placement });
         }
@@ -301,45 +370,89 @@ impl<'a> Turn<'a, '_, '_> {
         let live = self.live();
         let count = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
         let bound = live.iter().filter(|pod| node_name(pod).is_some()).filter_map(|pod| {
-            let place = Place::of(pod)?;
-            Some((pod.name_any(), format!("{}/{}", place.node, place.gpu)))
+            let given = Given::of(pod)?;
+            Some((pod.name_any(), format!("{}/{}", given.node, given.gpu)))
         });
         let before = self.fastpod.status.clone();
         let generation = self.fastpod.metadata.generation;
+        let template = share.map(|share| pods::template(self.fastpod, &share));
+        let is_old = |pod: &&&Pod| template.as_ref().is_some_and(|template| !pods::is_of(pod, template));
+        let rollout = Rollout {
+            wanted: self.replicas(),
+            live: live.len(),
+            ready: live.iter().filter(|pod| is_ready(pod)).count(),
+            old: live.iter().filter(is_old).count(),
+        };
         let status = FaSTPodStatus {
             observed_generation: generation.unwrap_or(0),
             replicas: count(live.len()),
-            ready_replicas: count(live.iter().filter(|pod| is_ready(pod)).count()),
+            ready_replicas: count(rollout.ready),
             selector: format!("{LABEL}={}", self.fastpod.uid().unwrap_or_default()),
             share: share.map(|share| shares::describe(&share)).unwrap_or_default(),
             bound_device_ids: bound.collect(),
-            conditions: vec![condition(before.as_ref(), self.now, generation, placed)],
+            conditions: rollout.conditions(before.as_ref(), self.now, generation, placed),
         };
-        Told { fastpod: FaSTPod { status: Some(status), ..self.fastpod.clone() }, before }
+        Told { fastpod: FaSTPod { status: Some(status), ..self.fastpod.clone() }, before, rollout }
     }
 }
 
-/// Whether every replica has a place, and since when.
-fn condition(
-    before: Option<&FaSTPodStatus>,
-    now: &Time,
-    generation: Option<i64>,
-    placed: Result<(), Unplaced>,
-) -> Condition {
-    let (status, reason, message) = match placed {
-        Ok(()) => ("True", PLACED, String::new()),
-        Err((reason, message)) => ("False", reason, message),
+/// Reason and message of a refusal.
+fn refused_as(why: &str) -> Unplaced {
+    let reason = match () {
+        () if why.contains("violates PodSecurity") => "PodSecurity",
+        () if why.contains("exceeded quota") => "QuotaExceeded",
+        () => "Refused",
     };
-    let before = before.and_then(|before| before.conditions.iter().find(|old| old.type_ == PLACED));
-    let since = before.filter(|old| old.status == status).map(|old| old.last_transition_time.clone());
-    // Times are written in whole seconds: one that is not would never be found again as it was written.
-    let second = k8s_openapi::jiff::Timestamp::from_second(now.0.as_second()).unwrap_or(now.0);
-    Condition {
-        type_: PLACED.into(),
-        status: status.into(),
-        reason: reason.into(),
-        message,
-        observed_generation: generation,
-        last_transition_time: since.unwrap_or(Time(second)),
+    (reason, why.to_owned())
+}
+
+impl Rollout {
+    /// What is so, and since when.
+    fn conditions(
+        self,
+        before: Option<&FaSTPodStatus>,
+        now: &Time,
+        generation: Option<i64>,
+        placed: Result<(), Unplaced>,
+    ) -> Vec<Condition> {
+        // Times are written in whole seconds: one that is not would never be found again as it was written.
+        let second = k8s_openapi::jiff::Timestamp::from_second(now.0.as_second()).unwrap_or(now.0);
+        let condition = |type_: &str, holds: bool, reason: &str, message: &str| {
+            let status = if holds { "True" } else { "False" };
+            let before = before.and_then(|before| before.conditions.iter().find(|old| old.type_ == type_));
+            let since = before.filter(|old| old.status == status).map(|old| old.last_transition_time.clone());
+            Condition {
+                type_: type_.into(),
+                status: status.into(),
+                reason: reason.into(),
+                message: message.into(),
+                observed_generation: generation,
+                last_transition_time: since.unwrap_or(Time(second)),
+            }
+        };
+        let Self { wanted, live, ready, old } = self;
+        let is_complete = live == wanted && ready == wanted && old == 0;
+        let counted = format!("{ready} of {wanted} pods are ready");
+        let (placed, (reason, message)) = match placed {
+            Ok(()) => (true, (PLACED, String::new())),
+            Err(why) => (false, why),
+        };
+        let progressing = match (placed, is_complete) {
+            (false, _) => condition(PROGRESSING, false, "Blocked", &message),
+            (true, true) => condition(PROGRESSING, false, "Complete", ""),
+            (true, false) => condition(PROGRESSING, true, "RollingOut", &counted),
+        };
+        let degraded = match placed {
+            true => condition(DEGRADED, false, "AsExpected", ""),
+            false => condition(DEGRADED, true, reason, &message),
+        };
+        let is_ready = ready >= wanted && placed;
+        let reached = if is_ready { "AllReady" } else { "NotReady" };
+        vec![
+            condition(PLACED, placed, reason, &message),
+            condition(READY, is_ready, reached, if is_ready { "" } else { &counted }),
+            progressing,
+            degraded,
+        ]
     }
 }

@@ -1,13 +1,14 @@
 //! The GPUs of the cluster, and the packer that knows them by number. Pure.
 
-use super::pods::{self, Place, is_over, node_name};
+use super::nodes::{closed, excluded};
+use super::pods::{self, Given, Place, is_over, node_name};
 use super::shares;
 use gshare_core::pack::{GpuSpec, PackError, Packer as _, PackerExt as _};
 use gshare_core::{Bytes, GpuId, PlacementId, ResourceSpec};
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
-use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, Toleration};
+use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
 use kube::ResourceExt as _;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Most GPUs that a node is believed to have.
 const MAX_GPUS: u32 = 64;
@@ -54,23 +55,23 @@ impl<'a> Gpus<'a> {
         for gpu in (first..first + count).map(GpuId) {
             let added = self.packer.add_gpu(gpu, GpuSpec::new(Bytes::from_mib(memory.into())));
             added
-                .and_then(|()| self.packer.set_cordoned(gpu, !takes_pods(node)))
+                .and_then(|()| self.packer.set_cordoned(gpu, closed(node).is_some()))
                 .map_err(|error| error.to_string())?;
         }
         Ok(count)
     }
 
-    /// The GPU of a place, if it is there.
-    pub(super) fn id(&self, place: &Place) -> Option<GpuId> {
-        let first = *self.firsts.get(&place.node)?;
+    /// The GPU of a node, if it is there.
+    fn id(&self, node: &str, gpu: u32) -> Option<GpuId> {
+        let first = *self.firsts.get(node)?;
         let (_, count) = self.nodes.get(&first)?;
-        (place.gpu < *count).then(|| GpuId(first + place.gpu))
+        (gpu < *count).then(|| GpuId(first + gpu))
     }
 
     /// Whether a pod that is bound there now would be started.
-    pub(super) fn takes(&self, place: &Place) -> bool {
-        let first = self.firsts.get(&place.node).filter(|_| self.id(place).is_some());
-        first.and_then(|first| self.nodes.get(first)).is_some_and(|(node, _)| takes_pods(node))
+    pub(super) fn takes(&self, given: &Given) -> bool {
+        let first = self.firsts.get(&given.node).filter(|_| self.id(&given.node, given.gpu).is_some());
+        first.and_then(|first| self.nodes.get(first)).is_some_and(|(node, _)| closed(node).is_none())
     }
 
     /// Where a placement is by now: other placements may have moved it within its GPU.
@@ -80,27 +81,57 @@ impl<'a> Gpus<'a> {
         Some(Place { node: node.name_any(), gpu, rectangle: placement.rectangle })
     }
 
-    /// Finds a place for a pod on a node that it accepts.
+    /// Finds a place for a pod on a node that takes it; `failed` has what became of other pods at nodes.
+    ///
+    /// # Errors
+    /// Reason and message of a condition. Where no node is left, why not; else what the GPUs of those that are left lack.
     pub(super) fn place(
         &mut self,
         share: &ResourceSpec,
-        allowed: impl Fn(&Node) -> bool,
-    ) -> Result<PlacementId, PackError> {
+        spec: &PodSpec,
+        failed: &BTreeMap<String, String>,
+    ) -> Result<PlacementId, (&'static str, String)> {
         let nodes = &self.nodes;
-        let allowed = |gpu: GpuId| node_of(nodes, gpu).is_some_and(|(node, _)| allowed(node));
-        Ok(self.packer.place_where(&shares::demand(share), &allowed)?.placement.id)
+        let allowed =
+            |gpu: GpuId| node_of(nodes, gpu).is_some_and(|(node, _)| excluded(node, spec, failed).is_none());
+        let error = match self.packer.place_where(&shares::demand(share), &allowed) {
+            Ok(placed) => return Ok(placed.placement.id),
+            Err(error) => error,
+        };
+        let (mut reasons, mut counts) = (BTreeSet::new(), BTreeMap::new());
+        for why in nodes.values().filter_map(|(node, _)| excluded(node, spec, failed)) {
+            reasons.insert(why.reason());
+            *counts.entry(why).or_insert(0) += 1;
+        }
+        let (all, out) = (nodes.len(), counts.values().sum::<usize>());
+        let told: Vec<_> = counts.iter().map(|(why, count)| format!("{count} {why}")).collect();
+        let told = format!("{out} of {all} nodes are out: {}", told.join(", "));
+        Err(match (&error, reasons.first()) {
+            (_, None) if all == 0 => {
+                ("NoNodes", format!("no node with label {}=true has GPUs", pods::NODE_LABEL))
+            }
+            (_, Some(reason)) if out == all => (if reasons.len() == 1 { reason } else { "NoNodeFits" }, told),
+            (PackError::NeverFits { .. }, _) => ("NeverFits", error.to_string()),
+            (_, None) => ("NoRoom", error.to_string()),
+            (_, Some(_)) => ("NoRoom", format!("{error}; {told}")),
+        })
     }
 
-    /// Puts every pod that is there where it says it is.
-    pub(super) fn hold<'p>(&mut self, pods: &[&'p Pod], complaints: &mut Vec<String>) -> Vec<Held<'p>> {
+    /// Puts every pod that is there where it was made for: node, GPU and share are in its spec, which nobody changes. Only the
+    /// offsets of its rectangle are in annotations.
+    /// `known`: whether the FaSTPod that a pod says it is of is there.
+    pub(super) fn hold<'p>(
+        &mut self,
+        pods: &[&'p Pod],
+        known: impl Fn(&Pod) -> bool,
+        complaints: &mut Vec<String>,
+    ) -> Vec<Held<'p>> {
         let mut held = Vec::new();
         let mut later = Vec::new();
         for pod in pods.iter().copied().filter(|pod| !is_over(pod)) {
-            let place = Place::of(pod).filter(|place| node_name(pod).is_none_or(|node| node == place.node));
-            let share = pods::share(pod);
-            let (Some(place), Ok(share)) = (place, share) else {
-                // It may run, and nobody knows on which GPU.
-                if let Some(node) = node_name(pod) {
+            let Some(given) = Given::of(pod) else {
+                // Made before the spec had it: it may run, and nobody knows on which GPU.
+                if let Some(node) = node_name(pod).filter(|_| known(pod)) {
                     complaints.push(format!(
                         "pod {}: its annotations were changed: node {node} gets no more",
                         pod.name_any()
@@ -109,10 +140,14 @@ impl<'a> Gpus<'a> {
                 }
                 continue;
             };
-            let Some(gpu) = self.id(&place) else { continue };
-            match self.packer.place_at(gpu, place.rectangle, &shares::demand(&share)) {
-                Ok(placement) => held.push((pod, Some(placement.id))),
-                Err(_) => later.push((pod, gpu, share)),
+            let node = node_name(pod).unwrap_or(&given.node);
+            let Some(gpu) = self.id(node, given.gpu) else { continue };
+            let demand = shares::demand(&given.share);
+            let rectangle = Place::of(pod).map(|place| place.rectangle);
+            let own = rectangle.filter(|own| (own.quota, own.sm) == (demand.quota, demand.sm));
+            match own.map(|own| self.packer.place_at(gpu, own, &demand)) {
+                Some(Ok(placement)) => held.push((pod, Some(placement.id))),
+                _ => later.push((pod, gpu, given.share)),
             }
         }
         // Its neighbours were moved to make room for it, and not all of that was noted: room is made once more.
@@ -148,35 +183,4 @@ fn node_of<'a>(nodes: &BTreeMap<u32, (&'a Node, u32)>, gpu: GpuId) -> Option<(&'
     let (first, (node, count)) = nodes.range(..=gpu.0).next_back()?;
     let number = gpu.0 - first;
     (number < *count).then_some((*node, number))
-}
-
-fn takes_pods(node: &Node) -> bool {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let ready = conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True");
-    let cordoned = node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true));
-    ready && !cordoned && node.metadata.deletion_timestamp.is_none()
-}
-
-/// Whether pods of this template may run there: their node selector and tolerations.
-pub(super) fn accepts(node: &Node, spec: &PodSpec) -> bool {
-    let selected =
-        spec.node_selector.iter().flatten().all(|(key, value)| node.labels().get(key) == Some(value));
-    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
-    let mut hard = taints.filter(|taint| taint.effect != "PreferNoSchedule");
-    selected
-        && hard.all(|taint| {
-            let value = taint.value.as_deref().unwrap_or_default();
-            spec.tolerations.iter().flatten().any(|t| tolerates(t, &taint.key, value, &taint.effect))
-        })
-}
-
-fn tolerates(toleration: &Toleration, key: &str, value: &str, effect: &str) -> bool {
-    let exists = toleration.operator.as_deref() == Some("Exists");
-    let key_matches = match toleration.key.as_deref() {
-        None | Some("") => exists,
-        Some(own) => own == key,
-    };
-    key_matches
-        && (exists || toleration.value.as_deref().unwrap_or_default() == value)
-        && toleration.effect.as_deref().is_none_or(|own| own.is_empty() || own == effect)
 }

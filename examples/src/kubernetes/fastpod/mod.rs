@@ -9,7 +9,8 @@
 //! # Terms
 //! - **GPU of a node**: a node labelled `gshare.io/fastpod=true` has as many as its label `nvidia.com/gpu.count` says, with
 //!   `nvidia.com/gpu.memory` MiB each: the labels of NVIDIA's GPU feature discovery;
-//! - **place**: node, number of the GPU and rectangle, in the pod's annotations from the moment it is made;
+//! - **place**: node, number of the GPU and rectangle, given to a pod when it is made; node, GPU and share are in the environment
+//!   of its containers, the rectangle is in its annotations, since it may move within the GPU;
 //! - **profile**: what `gshare profile --output` writes, one file for each program.
 //!
 //! # Algorithm
@@ -38,7 +39,11 @@
 //! - Rectangles on a GPU never overlap, and their memory never adds up to more than it has; a pod that is being deleted
 //!   keeps its place until it is gone.
 //! - What is written is remembered: a second look at what the writes have made writes nothing.
-//! - One bad FaSTPod, pod or node is told and left out; the others are looked after.
+//! - One bad FaSTPod, pod or node is told and left out; the others are looked after. A FaSTPod whose pods the API server refuses
+//!   takes no places, and is tried again with one pod after a pause that doubles ([`backoff`]).
+//! - Where a pod is and what share it has is read from the environment in its spec, which no tenant can change.
+//!   Labels, owners and annotations of pods can be changed by tenants; the admission policy of the manifests refuses that.
+//! - What holds replicas up is the reason of the conditions, and an Event each time that the reason is another.
 //!
 //! # Cost
 //! Three lists of the API server for each batch of changes, and one packing of all pods. One controller may work at a time:
@@ -53,15 +58,18 @@
 //!   [`shares`] takes the most effective share that keeps the time asked for (section 3.4.1, `p_eff`).
 //! - Nothing holds back other schedulers' pods from these GPUs: the nodes must be given to FaSTPods alone. The paper's code
 //!   starts pods that hold `nvidia.com/gpu`.
-//! - Of what a pod asks of its node, selector and taints are looked at; affinity and spreading are not. Nodes' CPUs and
-//!   memory are the kubelet's to check: a node that refuses a pod is left out for its FaSTPod for a minute.
+//! - Of what a pod asks of its node, selector, required node affinity and taints are looked at ([`nodes`]); pod affinity,
+//!   preferences and spreading are not. Nodes' CPUs and memory are the kubelet's to check: a node that refuses a pod is left out
+//!   for its FaSTPod for a minute, and the condition says what the kubelet said.
 
 #![allow(clippy::duplicated_attributes, reason = "two columns of the same type")]
 
+pub mod backoff;
 pub mod command;
 pub mod controller;
 pub mod core;
 mod gpus;
+pub mod nodes;
 pub mod pods;
 pub mod shares;
 
@@ -97,7 +105,8 @@ use std::collections::BTreeMap;
         name = "Placed",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Placed\")].reason"
-    )
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct FaSTPodSpec {
@@ -145,7 +154,7 @@ pub struct FaSTPodStatus {
     /// Node and number of the GPU of each pod.
     #[serde(default, rename = "boundDeviceIDs")]
     pub bound_device_ids: BTreeMap<String, String>,
-    /// `Placed`: whether every replica has a place.
+    /// `Placed`, `Ready`, `Progressing`, `Degraded`.
     #[serde(default)]
     #[schemars(schema_with = "conditions")]
     pub conditions: Vec<Condition>,
@@ -185,7 +194,7 @@ fn pod_spec(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
 fn conditions(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "type": "array",
-        "description": "`Placed`: whether every replica has a place.",
+        "description": "Placed: every replica has a place. Ready: every replica is ready. Progressing: replicas are on their way. Degraded: something has to be mended first, as the message says.",
         "items": {
             "type": "object",
             "required": ["lastTransitionTime", "message", "reason", "status", "type"],

@@ -2,14 +2,17 @@
 
 use super::FaSTPod;
 use super::shares::{self, Profiles};
+use crate::kubernetes::dra::Injection;
 use crate::kubernetes::{DOMAIN, hash, run_of, share_environment};
 use gshare_core::pack::Rectangle;
 use gshare_core::{Quota, ResourceSpec, RunId, SmShare};
 use k8s_openapi::api::core::v1::{
-    Container, EnvVar, HostPathVolumeSource, Pod, PodSpec, Volume, VolumeMount,
+    Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EnvVar, HostPathVolumeSource,
+    ObjectFieldSelector, Pod, PodSpec, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource as _, ResourceExt as _};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -19,15 +22,20 @@ pub const SCHEDULER: &str = "gshare";
 pub const LABEL: &str = "gshare.io/fastpod-uid";
 /// Label of the nodes whose GPUs are given out.
 pub const NODE_LABEL: &str = "gshare.io/fastpod";
-/// Where the hook and the daemon's socket are, in a container.
-const HOOK_DIR: &str = "/usr/lib/gshare";
+/// Variable of a container: `NODE/GPU`, for which its pod was made.
+const PLACE: &str = "GSHARE_PLACE";
+/// Where the hook and the daemon's socket are, in a container; and beside the hook its share.
+const HOOK: &str = "/usr/lib/gshare/libgshare_hook.so";
+const SHARE: &str = "/usr/lib/gshare/share.env";
 const SOCKET_DIR: &str = "/run/gshare";
 
 /// What containers are given of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Injected {
-    /// Directory of the hook on every node.
+    /// Directory of the hook on every node, and of the file `ld.so.preload` that names it.
     pub hook: PathBuf,
+    /// How the hook is loaded.
+    pub injection: Injection,
     /// The daemon's socket on every node; its directory is mounted.
     pub socket: PathBuf,
     /// Pipes of MPS and its shared memory, where it runs.
@@ -37,7 +45,12 @@ pub struct Injected {
 impl Default for Injected {
     /// As the manifests put them.
     fn default() -> Self {
-        Self { hook: "/opt/gshare".into(), socket: "/run/gshare/pods/gshare.sock".into(), mps: None }
+        Self {
+            hook: "/opt/gshare".into(),
+            injection: Injection::File,
+            socket: "/run/gshare/pods/gshare.sock".into(),
+            mps: None,
+        }
     }
 }
 
@@ -80,18 +93,54 @@ impl Place {
     }
 }
 
-/// The share that a pod was made with.
-///
-/// # Errors
-/// When somebody has changed it into nonsense.
-pub fn share(pod: &Pod) -> Result<ResourceSpec, String> {
-    shares::share(pod.annotations(), &Profiles::new())
+/// What a pod was given when it was made, from the environment of its containers: the spec of a pod never changes, where its
+/// annotations may be edited by its tenant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Given {
+    /// Name of the node.
+    pub node: String,
+    /// Number of the GPU there.
+    pub gpu: u32,
+    /// What it may use of the GPU.
+    pub share: ResourceSpec,
+}
+
+impl Given {
+    /// Reads it back. A pod of an older controller has it in its annotations alone; nothing if they make no sense.
+    pub fn of(pod: &Pod) -> Option<Self> {
+        let spec = pod.spec.as_ref()?;
+        let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        let mut environments = containers.filter_map(|container| container.env.as_deref());
+        let value = |environment: &'_ [EnvVar], name: &str| {
+            let found = environment.iter().find(|variable| variable.name == name);
+            found.and_then(|variable| variable.value.clone())
+        };
+        let Some(told) = environments.find(|environment| value(environment, PLACE).is_some()) else {
+            let Place { node, gpu, .. } = Place::of(pod)?;
+            let share = shares::share(pod.annotations(), &Profiles::new()).ok()?;
+            return Some(Self { node, gpu, share });
+        };
+        let place = value(told, PLACE)?;
+        let (node, gpu) = place.rsplit_once('/')?;
+        let (quota, sm) =
+            (value(told, "GSHARE_QUOTA")?.parse().ok()?, value(told, "GSHARE_SM")?.parse().ok()?);
+        let memory = match value(told, "GSHARE_MEM") {
+            Some(memory) => Some(memory.parse().ok()?),
+            None => None,
+        };
+        let share = ResourceSpec::new(quota, sm, memory).ok()?;
+        Some(Self { node: node.to_owned(), gpu: gpu.parse().ok()?, share })
+    }
 }
 
 /// UID of the FaSTPod that a pod says it is of.
 pub fn owner(pod: &Pod) -> Option<&str> {
     let owners = pod.metadata.owner_references.iter().flatten();
-    let mut ours = owners.filter(|owner| owner.controller == Some(true) && owner.kind == FaSTPod::kind(&()));
+    let mut ours = owners.filter(|owner| {
+        owner.controller == Some(true)
+            && owner.kind == FaSTPod::kind(&())
+            && owner.api_version.split_once('/').is_some_and(|(group, _)| group == FaSTPod::group(&()))
+    });
     ours.next().map(|owner| owner.uid.as_str())
 }
 
@@ -108,6 +157,47 @@ fn phase(pod: &Pod) -> &str {
 /// Whether it will never run again.
 pub fn is_over(pod: &Pod) -> bool {
     matches!(phase(pod), "Failed" | "Succeeded")
+}
+
+/// Why it is over: what its kubelet said.
+pub fn failure(pod: &Pod) -> String {
+    let status = pod.status.as_ref();
+    let said =
+        [status.and_then(|status| status.reason.clone()), status.and_then(|status| status.message.clone())];
+    let said: Vec<_> = said.into_iter().flatten().filter(|text| !text.is_empty()).collect();
+    if said.is_empty() { phase(pod).to_owned() } else { said.join(": ") }
+}
+
+/// The pod spec of a template. A field that pods do not have is an error: dropped silently, a mistyped `resources` would run
+/// without its limits.
+///
+/// # Errors
+/// Names the field.
+pub fn decode(template: &Value) -> Result<PodSpec, String> {
+    let spec: PodSpec = serde_path_to_error::deserialize(template).map_err(|error| {
+        let path = error.path().to_string();
+        let path = if path == "." { String::new() } else { format!(".{path}") };
+        format!("podSpec{path}: {}", error.inner())
+    })?;
+    let kept = serde_json::to_value(&spec).map_err(|error| format!("podSpec: {error}"))?;
+    unknown(template, &kept, "podSpec").map_or(Ok(spec), Err)
+}
+
+/// The first field of `given` that was not read.
+fn unknown(given: &Value, kept: &Value, path: &str) -> Option<String> {
+    match (given, kept) {
+        (Value::Object(given), Value::Object(kept)) => {
+            given.iter().filter(|(_, value)| !value.is_null()).find_map(|(key, value)| match kept.get(key) {
+                Some(kept) => unknown(value, kept, &format!("{path}.{key}")),
+                None => Some(format!("{path}.{key}: no field of a pod")),
+            })
+        }
+        (Value::Array(given), Value::Array(kept)) => {
+            let mut both = given.iter().zip(kept).enumerate();
+            both.find_map(|(index, (given, kept))| unknown(given, kept, &format!("{path}[{index}]")))
+        }
+        _ => None,
+    }
 }
 
 /// Whether it is being deleted.
@@ -162,7 +252,8 @@ pub fn pod(
     spec.scheduler_name = Some(SCHEDULER.into());
     let full = format!("{namespace}/{name}");
     let run = run_of(&fastpod.uid().unwrap_or_default(), &full);
-    inject(&mut spec, (&full, run), share, place, injected);
+    let environment = inject(&mut spec, (&full, run), share, place, injected);
+    annotations.insert(key("environment"), environment);
     Pod {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
@@ -177,46 +268,80 @@ pub fn pod(
     }
 }
 
+/// Brings the hook into all containers. Gives what the hook reads as `share.env`, from an annotation of the pod.
+///
+/// By [`Injection::File`] the hook is named in `/etc/ld.so.preload`: the loader of musl does not read it, so a container of Alpine
+/// starts without the hook, and what a template says in `LD_PRELOAD` stays. By [`Injection::Environment`] both are loaded, and a
+/// container that is not of glibc does not start.
 fn inject(
     spec: &mut PodSpec,
     (name, run): (&str, RunId),
     share: &ResourceSpec,
     place: &Place,
     injected: &Injected,
-) {
+) -> String {
     let socket = injected.socket.file_name().unwrap_or_default().to_string_lossy();
     let mut environment = share_environment(name, run, share, &format!("{SOCKET_DIR}/{socket}"));
-    environment.push(("LD_PRELOAD", format!("{HOOK_DIR}/libgshare_hook.so")));
+    let file = environment.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+    environment.push((PLACE, format!("{}/{}", place.node, place.gpu)));
     environment.push(("NVIDIA_VISIBLE_DEVICES", place.gpu.to_string()));
     let socket_dir = injected.socket.parent().unwrap_or(Path::new("/"));
+    let host = |path: PathBuf, kind: &str| Volume {
+        host_path: Some(HostPathVolumeSource {
+            path: path.display().to_string(),
+            // A pod that is early waits for the daemon's files.
+            type_: Some(kind.into()),
+        }),
+        ..Volume::default()
+    };
+    let annotation = ObjectFieldSelector {
+        field_path: format!("metadata.annotations['{}']", key("environment")),
+        ..ObjectFieldSelector::default()
+    };
+    let item =
+        DownwardAPIVolumeFile { path: "share.env".into(), field_ref: Some(annotation), ..Default::default() };
+    let told = DownwardAPIVolumeSource { items: Some(vec![item]), ..DownwardAPIVolumeSource::default() };
+    let told = Volume { downward_api: Some(told), ..Volume::default() };
     let mut mounts = vec![
-        ("gshare-hook", injected.hook.as_path(), HOOK_DIR, true),
-        ("gshare-socket", socket_dir, SOCKET_DIR, true),
+        ("gshare-hook", host(injected.hook.join("libgshare_hook.so"), "File"), HOOK, None, true),
+        ("gshare-share", told, SHARE, Some("share.env"), true),
+        ("gshare-socket", host(socket_dir.to_owned(), "Directory"), SOCKET_DIR, None, true),
     ];
+    if injected.injection == Injection::File {
+        let preload = host(injected.hook.join("ld.so.preload"), "File");
+        mounts.push(("gshare-preload", preload, "/etc/ld.so.preload", None, true));
+    }
     if let Some((pipes, shm)) = &injected.mps {
         environment.push(("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps".into()));
         let percent = share.sm().to_string();
         environment.push(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent.trim_end_matches('%').into()));
-        mounts.push(("gshare-mps", pipes, "/tmp/nvidia-mps", false));
-        mounts.push(("gshare-shm", shm, "/dev/shm", false));
+        mounts.push(("gshare-mps", host(pipes.clone(), "Directory"), "/tmp/nvidia-mps", None, false));
+        mounts.push(("gshare-shm", host(shm.clone(), "Directory"), "/dev/shm", None, false));
     }
-    let volume = |&(name, host, ..): &(&str, &Path, &str, bool)| Volume {
-        name: name.into(),
-        host_path: Some(HostPathVolumeSource { path: host.display().to_string(), type_: None }),
-        ..Volume::default()
-    };
-    spec.volumes.get_or_insert_default().extend(mounts.iter().map(volume));
     let containers = spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten());
     for container in containers {
+        let mut environment = environment.clone();
+        if injected.injection == Injection::Environment {
+            let old = container.env.iter().flatten().find(|variable| variable.name == "LD_PRELOAD");
+            let old = old.and_then(|variable| variable.value.as_deref()).filter(|value| !value.is_empty());
+            let both = old.map_or(HOOK.to_owned(), |old| format!("{HOOK}:{old}"));
+            environment.push(("LD_PRELOAD", both));
+        }
         set_environment(container, &environment);
-        let mount = |&(name, _, path, read_only): &(&str, &Path, &str, bool)| VolumeMount {
-            name: name.into(),
-            mount_path: path.into(),
-            read_only: Some(read_only),
-            ..VolumeMount::default()
-        };
+        let mount =
+            |(name, _, path, sub, read_only): &(&str, Volume, &str, Option<&str>, bool)| VolumeMount {
+                name: (*name).into(),
+                mount_path: (*path).into(),
+                sub_path: sub.map(str::to_owned),
+                read_only: Some(*read_only),
+                ..VolumeMount::default()
+            };
         container.volume_mounts.get_or_insert_default().extend(mounts.iter().map(mount));
     }
+    let named =
+        |(name, volume, ..): (&str, Volume, &str, Option<&str>, bool)| Volume { name: name.into(), ..volume };
+    spec.volumes.get_or_insert_default().extend(mounts.into_iter().map(named));
+    file
 }
 
 /// Ours in the place of what the template says under the same names.

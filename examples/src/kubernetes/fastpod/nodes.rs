@@ -1,0 +1,176 @@
+//! Whether a node takes the pods of a template, and why not. Pure.
+//!
+//! Looked at are, in this order: whether the node is ready and not cordoned, its selector and required affinity (as the
+//! scheduler of Kubernetes reads them), its taints, and whether it has just refused a pod of the same FaSTPod. Preferred affinity
+//! and pod affinity are not.
+
+use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Toleration};
+use kube::ResourceExt as _;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Why a node is not taken.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Excluded {
+    /// Its condition `Ready` is not True.
+    NotReady,
+    /// It is cordoned or being deleted.
+    Cordoned,
+    /// The pods' `nodeSelector` asks for labels that it does not have.
+    Selector,
+    /// No term of the pods' required node affinity fits it.
+    Affinity,
+    /// A taint that the pods do not tolerate: `key=value:effect`.
+    Tainted(String),
+    /// Its kubelet has refused or ended a pod: reason and message.
+    Failed(String),
+}
+
+impl Excluded {
+    /// For the `reason` of a condition.
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::NotReady => "NodesNotReady",
+            Self::Cordoned => "NodesCordoned",
+            Self::Selector => "NodeSelector",
+            Self::Affinity => "NodeAffinity",
+            Self::Tainted(_) => "Tainted",
+            Self::Failed(_) => "PodFailed",
+        }
+    }
+}
+
+impl fmt::Display for Excluded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotReady => f.write_str("not ready"),
+            Self::Cordoned => f.write_str("cordoned"),
+            Self::Selector => f.write_str("not selected by the nodeSelector"),
+            Self::Affinity => f.write_str("excluded by the required node affinity"),
+            Self::Tainted(taint) => write!(f, "tainted {taint}"),
+            Self::Failed(why) => write!(f, "refused a pod ({why})"),
+        }
+    }
+}
+
+/// Why no pod of this template goes to the node now; `failed` has what became of pods at nodes, by their names.
+pub fn excluded(node: &Node, spec: &PodSpec, failed: &BTreeMap<String, String>) -> Option<Excluded> {
+    if let Some(closed) = closed(node) {
+        return Some(closed);
+    }
+    if !spec.node_selector.iter().flatten().all(|(key, value)| node.labels().get(key) == Some(value)) {
+        return Some(Excluded::Selector);
+    }
+    let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+    let required =
+        affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
+    if required.is_some_and(|required| !required.node_selector_terms.iter().any(|term| fits(node, term))) {
+        return Some(Excluded::Affinity);
+    }
+    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    for taint in taints.filter(|taint| taint.effect != "PreferNoSchedule") {
+        let value = taint.value.as_deref().unwrap_or_default();
+        if !spec.tolerations.iter().flatten().any(|t| tolerates(t, &taint.key, value, &taint.effect)) {
+            let value = if value.is_empty() { String::new() } else { format!("={value}") };
+            return Some(Excluded::Tainted(format!("{}{value}:{}", taint.key, taint.effect)));
+        }
+    }
+    failed.get(&node.name_any()).cloned().map(Excluded::Failed)
+}
+
+/// Why a node takes no pods at all.
+pub fn closed(node: &Node) -> Option<Excluded> {
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let ready = conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True");
+    let cordoned = node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true));
+    match () {
+        () if cordoned || node.metadata.deletion_timestamp.is_some() => Some(Excluded::Cordoned),
+        () if !ready => Some(Excluded::NotReady),
+        () => None,
+    }
+}
+
+/// Whether all of a term holds; a term that asks for nothing fits no node.
+fn fits(node: &Node, term: &NodeSelectorTerm) -> bool {
+    let (labels, fields) = (term.match_expressions.as_deref(), term.match_fields.as_deref());
+    let (labels, fields) = (labels.unwrap_or_default(), fields.unwrap_or_default());
+    let name = node.name_any();
+    let field = |key: &str| (key == "metadata.name").then_some(name.as_str());
+    (!labels.is_empty() || !fields.is_empty())
+        && labels.iter().all(|asked| meets(node.labels().get(&asked.key).map(String::as_str), asked))
+        && fields.iter().all(|asked| meets(field(&asked.key), asked))
+}
+
+fn meets(found: Option<&str>, asked: &NodeSelectorRequirement) -> bool {
+    let values = asked.values.as_deref().unwrap_or_default();
+    let listed = found.is_some_and(|found| values.iter().any(|value| value == found));
+    let numbers = || {
+        let [value] = values else { return None };
+        Some((found?.parse::<i64>().ok()?, value.parse::<i64>().ok()?))
+    };
+    match asked.operator.as_str() {
+        "In" => listed,
+        "NotIn" => !listed,
+        "Exists" => found.is_some(),
+        "DoesNotExist" => found.is_none(),
+        "Gt" => numbers().is_some_and(|(found, value)| found > value),
+        "Lt" => numbers().is_some_and(|(found, value)| found < value),
+        _ => false,
+    }
+}
+
+fn tolerates(toleration: &Toleration, key: &str, value: &str, effect: &str) -> bool {
+    let exists = toleration.operator.as_deref() == Some("Exists");
+    let key_matches = match toleration.key.as_deref() {
+        None | Some("") => exists,
+        Some(own) => own == key,
+    };
+    key_matches
+        && (exists || toleration.value.as_deref().unwrap_or_default() == value)
+        && toleration.effect.as_deref().is_none_or(|own| own.is_empty() || own == effect)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn required_affinity_is_read_as_the_scheduler_does() {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": "a", "labels": {"zone": "x", "cores": "16"}},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        }))
+        .unwrap();
+        let ask = |key: &str, operator: &str, values: &[&str]| json!({"key": key, "operator": operator, "values": values});
+        let labels = |all: &[serde_json::Value]| json!({"matchExpressions": all});
+        for (terms, expected) in [
+            (json!([labels(&[ask("zone", "In", &["x", "y"])])]), true),
+            (json!([labels(&[ask("zone", "In", &["y"])])]), false),
+            (json!([labels(&[ask("zone", "NotIn", &["x"])])]), false),
+            (json!([labels(&[ask("none", "NotIn", &["x"])])]), true),
+            (json!([labels(&[ask("zone", "Exists", &[])])]), true),
+            (json!([labels(&[ask("zone", "DoesNotExist", &[])])]), false),
+            (json!([labels(&[ask("cores", "Gt", &["15"])])]), true),
+            (json!([labels(&[ask("cores", "Gt", &["16"])])]), false),
+            (json!([labels(&[ask("cores", "Lt", &["17"])])]), true),
+            (json!([labels(&[ask("zone", "Gt", &["1"])])]), false),
+            (json!([labels(&[ask("zone", "Resembles", &["x"])])]), false),
+            // All of a term, and any of the terms.
+            (json!([labels(&[ask("zone", "Exists", &[]), ask("cores", "In", &["8"])])]), false),
+            (json!([labels(&[ask("zone", "In", &["y"])]), labels(&[ask("cores", "In", &["16"])])]), true),
+            (json!([{"matchFields": [ask("metadata.name", "In", &["a"])]}]), true),
+            (json!([{"matchFields": [ask("metadata.name", "In", &["b"])]}]), false),
+            (json!([{}]), false),
+            (json!([]), false),
+        ] {
+            let spec: PodSpec =
+                serde_json::from_value(json!({"containers": [], "affinity": {"nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}}))
+                .unwrap();
+            let found = excluded(&node, &spec, &BTreeMap::new());
+            assert_eq!(found.is_none(), expected, "{terms}");
+            assert!(found.is_none_or(|why| why == Excluded::Affinity));
+        }
+    }
+}

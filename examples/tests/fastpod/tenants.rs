@@ -1,0 +1,105 @@
+//! What tenants may do to the pods of FaSTPods, by the admission policy of the manifests.
+
+use super::decisions::{at, fastpod, node};
+use super::policy::{Request, admit, policy};
+use gshare_examples::kubernetes::fastpod::core::{Observed, Settings, Write, reconcile};
+use serde_json::{Value, json};
+
+const POLICY: &str = include_str!("../../kubernetes/fastpod/policy.yaml");
+const CONTROLLER: &str = "system:serviceaccount:gshare-system:fastpod";
+
+/// A pod as the controller makes it.
+fn made() -> Value {
+    let (nodes, fastpods) = (vec![node("a", 1, 16384)], vec![fastpod("f", 1, [12, 30, 1024])]);
+    let observed = Observed { nodes, fastpods, ..Observed::default() };
+    let Some(Write::Create(pod)) = reconcile(&at(1), &observed, &Settings::default()).writes.pop() else {
+        panic!()
+    };
+    json!(pod)
+}
+
+fn ask(user: &str, operation: &'static str, old: Value, object: Value) -> Result<(), String> {
+    let request = Request { operation, user: user.into(), node: None, object, old };
+    admit(&policy(POLICY, "gshare-fastpod-pods"), &request)
+}
+
+#[test]
+fn pods_of_fastpods_are_made_by_the_controller_alone() {
+    let create = |user: &str, pod: Value| ask(user, "CREATE", Value::Null, pod);
+    assert_eq!(create(CONTROLLER, made()), Ok(()));
+    let without = |keys: &[&str]| {
+        let mut pod = made();
+        keys.iter().for_each(|key| drop(pod["metadata"].as_object_mut().unwrap().remove(*key)));
+        pod
+    };
+    for pod in [made(), without(&["labels"]), without(&["ownerReferences"]), without(&["annotations"])] {
+        // A name alike in another namespace is another account.
+        for user in
+            ["tenant", "system:serviceaccount:tenant:fastpod", "system:serviceaccount:gshare-system:default"]
+        {
+            let told = create(user, pod.clone()).unwrap_err();
+            assert!(told.contains("made by the controller of FaSTPods alone"), "{told}");
+        }
+    }
+    // Pods of anybody else are no matter of it.
+    assert_eq!(create("tenant", without(&["labels", "ownerReferences"])), Ok(()));
+    assert_eq!(create("tenant", json!({"metadata": {"name": "p", "labels": {"app": "x"}}})), Ok(()));
+    let of_another_group =
+        json!([{"kind": "FaSTPod", "apiVersion": "example.com/v1", "name": "f", "uid": "u"}]);
+    assert_eq!(create("tenant", json!({"metadata": {"ownerReferences": of_another_group}})), Ok(()));
+}
+
+#[test]
+fn tenants_change_what_is_theirs_and_neither_owner_nor_share() {
+    let change = |user: &str, change: &dyn Fn(&mut Value)| {
+        let mut pod = made();
+        change(&mut pod);
+        ask(user, "UPDATE", made(), pod)
+    };
+    let fine: [&dyn Fn(&mut Value); 5] = [
+        &|_| {},
+        &|pod| pod["metadata"]["labels"]["app"] = json!("other"),
+        &|pod| pod["metadata"]["annotations"]["example.com/note"] = json!("x"),
+        &|pod| pod["spec"]["containers"][0]["image"] = json!("y"),
+        // Kubernetes' collector does so.
+        &|pod| pod["metadata"]["ownerReferences"][0]["blockOwnerDeletion"] = json!(false),
+    ];
+    for edit in fine {
+        assert_eq!(change("tenant", edit), Ok(()));
+    }
+    let remove = |pod: &mut Value, key: &str| drop(pod["metadata"].as_object_mut().unwrap().remove(key));
+    let bad: [(&str, &dyn Fn(&mut Value)); 12] = [
+        ("metadata.labels", &|pod| remove(pod, "labels")),
+        ("metadata.labels", &|pod| pod["metadata"]["labels"]["gshare.io/fastpod-uid"] = json!("other")),
+        ("metadata.ownerReferences", &|pod| remove(pod, "ownerReferences")),
+        ("metadata.ownerReferences", &|pod| pod["metadata"]["ownerReferences"] = json!([])),
+        ("metadata.ownerReferences", &|pod| pod["metadata"]["ownerReferences"][0]["uid"] = json!("other")),
+        ("metadata.ownerReferences", &|pod| {
+            pod["metadata"]["ownerReferences"][0]["controller"] = json!(false)
+        }),
+        ("metadata.ownerReferences", &|pod| pod["metadata"]["ownerReferences"][0]["kind"] = json!("Job")),
+        ("metadata.annotations", &|pod| remove(pod, "annotations")),
+        ("metadata.annotations", &|pod| {
+            pod["metadata"]["annotations"]["gshare.io/rectangle"] = json!("nonsense")
+        }),
+        ("metadata.annotations", &|pod| {
+            pod["metadata"]["annotations"]["gshare.io/environment"] = json!("GSHARE_QUOTA=100%")
+        }),
+        ("metadata.annotations", &|pod| {
+            pod["metadata"]["annotations"]["faasshare/sm_partition"] = json!("1")
+        }),
+        ("metadata.annotations", &|pod| {
+            drop(pod["metadata"]["annotations"].as_object_mut().unwrap().remove("gshare.io/gpu"));
+        }),
+    ];
+    for (field, edit) in bad {
+        let told = change("tenant", edit).unwrap_err();
+        assert!(told.starts_with(field) && told.contains("may not be changed"), "{field}: {told}");
+        assert_eq!(change(CONTROLLER, edit), Ok(()));
+    }
+    // A pod of their own does not become one of a FaSTPod.
+    let mut own = made();
+    remove(&mut own, "labels");
+    remove(&mut own, "ownerReferences");
+    assert!(ask("tenant", "UPDATE", own, made()).unwrap_err().starts_with("metadata.labels"));
+}
