@@ -1,4 +1,4 @@
-//! Cases of a scenario beside each other and beside what was published of them.
+//! Cases of a scenario beside each other and beside published numbers.
 //!
 //! A figure of a case is the mean of that of its seeds. Two cases that differ in one axis are compared seed by seed, see
 //! [`paired`](crate::replay::paired); there is no verdict over fewer than [`VERDICT_SEEDS`] seeds.
@@ -26,7 +26,7 @@ pub struct CaseRun {
     /// All seeds together.
     pub total: Outcome,
     length: Duration,
-    /// Of each seed: function, figure, value.
+    /// Function, figure and value of each seed.
     by_seed: Vec<BTreeMap<(String, &'static str), f64>>,
 }
 
@@ -44,7 +44,9 @@ impl CaseRun {
             && !rest.is_empty()
         {
             let mut all = first.clone();
-            rest.iter().for_each(|function| all.add(function));
+            for function in rest {
+                all.add(function);
+            }
             all.slo = outcome.functions.iter().find_map(|function| function.slo);
             ALL.clone_into(&mut all.name);
             functions.push(all);
@@ -167,7 +169,7 @@ fn published(runs: &[CaseRun]) -> Vec<Map<String, Value>> {
     rows
 }
 
-/// What was published beside ours, and what cannot be reproduced; empty for a scenario without it.
+/// Published numbers beside ours, and those that cannot be reproduced; empty for a scenario without them.
 pub fn paper(runs: &[CaseRun]) -> String {
     let Some(paper) = runs.first().and_then(CaseRun::paper) else { return String::new() };
     let mut text = format!("paper: {}\n", paper.source);

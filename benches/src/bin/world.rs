@@ -35,7 +35,7 @@ struct Options {
     /// Another value for a key of the scenario: `policies.scaler=lazy`, `function.0.slo=20ms`. May be given several times.
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     set: Vec<(String, String)>,
-    /// Of a scenario with axes, this case only: an option of each axis, with slashes between them.
+    /// Run only this case of a scenario with axes: an option of each axis, with slashes between them.
     #[arg(long)]
     case: Option<String>,
     /// Print, of the first seed, the kernels that each instance ran in every so long: `1s`. Comma-separated values with the

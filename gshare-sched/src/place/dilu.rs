@@ -29,8 +29,8 @@ pub struct DiluConfig {
     pub gamma_bp: u32,
     /// Whether a large model takes the GPU with the most free memory (the paper) or the best fit. Default: worst fit.
     pub large_models_worst_fit: bool,
-    /// Whether an inference instance goes first to a GPU that hosts a training job which its function shares a GPU with already
-    /// (Principle 1). Default: so.
+    /// An inference instance goes first to a GPU that hosts a training job which its function shares a GPU with already
+    /// (Principle 1). Default: true.
     pub affinity: bool,
 }
 

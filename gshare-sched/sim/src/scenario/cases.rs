@@ -1,4 +1,4 @@
-//! Cases of a scenario: what is varied, what is read off each, and what was published.
+//! Cases of a scenario: axes that are varied, figures that are read off each case, and published numbers.
 
 use super::error::ScenarioError;
 use super::{Scenario, change, parsed};
@@ -16,12 +16,12 @@ const MOST_CASES: usize = 1_000;
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct AxisText {
-    /// Its name; unlike those of the other axes.
+    /// Name, unlike those of the other axes.
     pub name: String,
     /// The option that others are compared with.
     #[serde(default)]
     pub against: Option<String>,
-    /// What there is to choose from; at least one.
+    /// Options to choose from; at least one.
     pub option: Vec<OptionText>,
 }
 
@@ -30,21 +30,21 @@ pub struct AxisText {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct OptionText {
-    /// Its name; unlike those of the other options.
+    /// Name, unlike those of the other options of the axis.
     pub name: String,
     /// Keys of the scenario with their values in this case: `"policies.scaler" = "lazy"`.
     #[serde(default)]
     pub set: BTreeMap<String, toml::Value>,
 }
 
-/// What was published.
+/// Published numbers, and the limits of their reproduction.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct PaperText {
     /// Paper, section, figure.
     pub source: String,
-    /// What cannot be reproduced here, with the reason.
+    /// Sentences that say which numbers cannot be reproduced here, and why.
     #[serde(default)]
     pub missing: Vec<String>,
     /// The published numbers.
@@ -124,7 +124,7 @@ impl Scenario {
     /// Reads every case of a scenario's file; one without axes has one. What `set` sets holds in all of them.
     ///
     /// # Errors
-    /// Those of [`Scenario::read`]; [`ScenarioError::Field`] for axes and published rows that cannot be, with field and bound.
+    /// Every error of [`Scenario::read`]; [`ScenarioError::Field`] for axes and published rows that cannot be, with field and bound.
     pub fn cases(path: &Path, set: &[(String, String)]) -> Result<Vec<Case>, ScenarioError> {
         let base = Self::read(path, set)?;
         base.check_axes()?;

@@ -112,10 +112,10 @@ pub struct Scenario {
     /// What goes wrong.
     #[serde(default)]
     pub faults: FaultsText,
-    /// What is varied: every combination of their options is a case.
+    /// Axes along which keys are varied: every combination of their options is a case.
     #[serde(default)]
     pub axis: Vec<AxisText>,
-    /// What the paper has of it.
+    /// Published numbers of the cases.
     #[serde(default)]
     pub paper: Option<PaperText>,
     /// The folder that paths are relative to.
@@ -144,10 +144,10 @@ pub struct Policies {
     pub keeper: PipelineName,
     /// Host memory of each node that is set aside for weights; by default what the platform sets.
     pub host_memory: Option<Text<Bytes>>,
-    /// Whether an instance on a fractional device may take more than its request while others leave it; default so. Without, all
-    /// limits are the requests.
+    /// An instance on a fractional device may take more than its request while others leave it. Default true; without, limits are
+    /// the requests.
     pub vertical: bool,
-    /// Whether the packer `dilu` goes by affinity (Dilu, section 3.3, principle 1); default so.
+    /// The packer `dilu` goes by affinity (Dilu, section 3.3, principle 1). Default true.
     pub affinity: bool,
 }
 

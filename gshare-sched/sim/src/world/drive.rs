@@ -240,7 +240,8 @@ where
             let spec = Box::new(function.spec.clone());
             self.tell(PlatformEvent::FunctionDeployed { function: number(index), spec })?;
             let closed = self.arrivals[index].as_ref().is_some_and(|(process, _)| process.is_closed_loop());
-            for _ in 0..if closed { function.clients } else { 1 } {
+            let clients = if closed { function.clients } else { 1 };
+            for _ in 0..clients {
                 self.schedule_arrival(index, Timestamp::ZERO);
             }
         }
