@@ -400,6 +400,7 @@ fn simulated(options: &Options, scenario: &Scenario, real: &Real, depth: Depth) 
     for (served, (_, state)) in scenario.functions.iter().zip(&real.functions) {
         let (spec, sm) = spec(scenario, served, state)?;
         let mut function = Function::new(served.name, spec);
+        function.host = real.overhead;
         function.load = counts(&times(served.rates, options.seconds, options.seed), options.seconds);
         functions.push(function);
         parts.push(sm);
@@ -413,7 +414,7 @@ fn simulated(options: &Options, scenario: &Scenario, real: &Real, depth: Depth) 
         functions.push(trainer);
     }
     let mut plan = Plan::new(devices, functions, Duration::from_secs(options.seconds + LEAD as u64));
-    (plan.depth, plan.overhead) = (depth, real.overhead);
+    plan.depth = depth;
     let make = || settings().build().map_err(|error| error.to_string());
     let outcome = world::run(&plan, options.seed, make).map_err(|failure| anyhow::anyhow!("{failure}"))?;
     let seen = scenario.functions.iter().zip(&outcome.functions).zip(parts).map(|((_, of), sm)| {

@@ -3,8 +3,9 @@
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use gshare_bench::cases::{self, CaseRun};
 use gshare_bench::seeds::in_order;
-use gshare_sim::scenario::{Scenario, Span};
+use gshare_sim::scenario::{Case, Scenario, Span};
 use gshare_sim::world::{self, Depth, FunctionOutcome, Outcome};
 use serde_json::{Map, Value, json};
 use std::io::Write as _;
@@ -34,8 +35,15 @@ struct Options {
     /// Another value for a key of the scenario: `policies.scaler=lazy`, `function.0.slo=20ms`. May be given several times.
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     set: Vec<(String, String)>,
+    /// Run only this case of a scenario with axes: an option of each axis, with slashes between them.
+    #[arg(long)]
+    case: Option<String>,
+    /// Print, of the first seed, the kernels that each instance ran in every so long: `1s`. Comma-separated values with the
+    /// columns' names first; only at the depth of kernels.
+    #[arg(long, value_name = "TIME", conflicts_with = "json")]
+    series: Option<Span>,
     /// Print one JSON object: {"scenario", "seeds", "from", "events", "speed", "functions": [...], "actions": {...},
-    /// "faults": {...}, "kernels"}.
+    /// "faults": {...}, "kernels"}; of a scenario with axes {"cases": [...], "compared": [...], "paper": {...}}.
     #[arg(long)]
     json: bool,
     /// How many of its last events and orders a failing seed prints.
@@ -53,8 +61,11 @@ fn pair(text: &str) -> Result<(String, String), String> {
 
 impl Options {
     /// The command that runs one seed again.
-    fn again(&self, seed: u64) -> String {
+    fn again(&self, seed: u64, case: &str) -> String {
         let mut command = format!("world {} --seeds 1 --from {seed}", self.scenario.display());
+        if !case.is_empty() {
+            command.push_str(&format!(" --case '{case}'"));
+        }
         if let Some(time) = &self.time {
             command.push_str(&format!(" --time {}", time.0));
         }
@@ -70,25 +81,61 @@ impl Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let scenario = Scenario::read(&options.scenario, &options.set)
-        .with_context(|| options.scenario.display().to_string())?;
-    let mut plan = scenario.plan()?;
+    let name = || options.scenario.display().to_string();
+    let mut cases = Scenario::cases(&options.scenario, &options.set).with_context(name)?;
+    if let Some(wanted) = &options.case {
+        cases.retain(|case| case.name() == *wanted);
+        anyhow::ensure!(!cases.is_empty(), "--case {wanted}: {} has no such case", name());
+    }
+    let (mut runs, mut all, started) = (Vec::new(), Outcome::default(), Instant::now());
+    for case in cases {
+        let run = run(&options, case)?;
+        all.add(&run.total);
+        runs.push(run);
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    eprintln!("\r{} cases of {} seeds in {seconds:.1} s              ", runs.len(), options.seeds);
+    if options.series.is_some() {
+        print!("{}", cases::series(&runs));
+    } else if runs.iter().any(|run| run.case.options.is_empty()) {
+        print(&options, options.from.unwrap_or(runs[0].case.scenario.seed), &all, seconds);
+        if !options.json {
+            print!("{}", cases::paper(&runs));
+        }
+    } else if options.json {
+        println!("{}", cases::json(&runs));
+    } else {
+        print!("{}", cases::text(&runs));
+    }
+    let never = all.never_carried_out();
+    anyhow::ensure!(!options.all_actions || never.is_empty(), "never carried out: {}", never.join(", "));
+    Ok(())
+}
+
+/// Runs all seeds of a case; ends the program at the first that breaks a promise.
+fn run(options: &Options, case: Case) -> Result<CaseRun> {
+    let mut plan = case.scenario.plan().with_context(|| case.name())?;
     if let Some(time) = &options.time {
         plan.length = time.positive("--time")?;
     }
     plan.depth = options.depth.unwrap_or(plan.depth);
     plan.story = options.story;
+    if let Some(every) = &options.series {
+        plan.sample = Some(every.positive("--series")?);
+        anyhow::ensure!(plan.depth == Depth::Kernels, "--series counts kernels: it needs --depth kernels");
+    }
     if plan.depth == Depth::Kernels {
         eprintln!("driven on fractional devices: {}", gshare_sim::node::driven().join(", "));
     }
-    let first = options.from.unwrap_or(scenario.seed);
+    let first = options.from.unwrap_or(case.scenario.seed);
     let end = first.checked_add(options.seeds).context("--from and --seeds are too large")?;
-    let started = Instant::now();
-    let mut total = Outcome::default();
+    let (scenario, length) = (case.scenario.clone(), plan.length);
+    let mut run = CaseRun::new(case, length);
+    let name = run.case.name();
     let take = |seed: u64, result: Result<Outcome, _>| match result {
         Ok(outcome) => {
-            total.add(&outcome);
-            eprint!("\r{} of {} seeds done ", seed + 1 - first, options.seeds);
+            run.take(&outcome);
+            eprint!("\r{name} {} of {} seeds done ", seed + 1 - first, options.seeds);
             // Nothing is lost with it.
             let _ = std::io::stderr().flush();
             ControlFlow::Continue(())
@@ -97,15 +144,10 @@ fn main() -> Result<()> {
     };
     let stopped = in_order(first..end, |seed| world::run(&plan, seed, || scenario.platform()), take);
     if let ControlFlow::Break((seed, failure)) = stopped {
-        eprintln!("\n{failure}\nagain: {}", options.again(seed));
+        eprintln!("\n{failure}\nagain: {}", options.again(seed, &name));
         std::process::exit(1);
     }
-    let seconds = started.elapsed().as_secs_f64();
-    eprintln!("\r{} seeds in {seconds:.1} s              ", options.seeds);
-    print(&options, first, &total, seconds);
-    let never = total.never_carried_out();
-    anyhow::ensure!(!options.all_actions || never.is_empty(), "never carried out: {}", never.join(", "));
-    Ok(())
+    Ok(run)
 }
 
 fn print(options: &Options, first: u64, total: &Outcome, seconds: f64) {

@@ -185,7 +185,7 @@ fn csv(rows: &[Map<String, Value>]) -> String {
     text
 }
 
-fn columns(rows: &[Map<String, Value>]) -> String {
+pub(crate) fn columns(rows: &[Map<String, Value>]) -> String {
     let keys = keys(rows);
     let mut text = String::new();
     let widths: Vec<usize> = keys

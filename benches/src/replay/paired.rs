@@ -67,7 +67,8 @@ impl Paired {
         Some(Self { mean_percent: mean, standard_error_percent: error, verdict })
     }
 
-    fn text(&self) -> String {
+    /// The mean difference, its standard error and the verdict.
+    pub fn text(&self) -> String {
         let (mean, words) = (self.mean_percent, self.verdict.words());
         match self.standard_error_percent {
             None => format!("{mean:+.3} %"),

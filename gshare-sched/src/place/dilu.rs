@@ -29,6 +29,9 @@ pub struct DiluConfig {
     pub gamma_bp: u32,
     /// Whether a large model takes the GPU with the most free memory (the paper) or the best fit. Default: worst fit.
     pub large_models_worst_fit: bool,
+    /// An inference instance goes first to a GPU that hosts a training job which its function shares a GPU with already
+    /// (Principle 1). Default: true.
+    pub affinity: bool,
 }
 
 impl Default for DiluConfig {
@@ -39,6 +42,7 @@ impl Default for DiluConfig {
             omega_bp: 10_000,
             gamma_bp: 15_000,
             large_models_worst_fit: true,
+            affinity: true,
         }
     }
 }
@@ -60,6 +64,12 @@ impl DiluConfig {
     #[must_use]
     pub const fn with_large_models_worst_fit(self, worst_fit: bool) -> Self {
         Self { large_models_worst_fit: worst_fit, ..self }
+    }
+
+    /// The same with or without affinity.
+    #[must_use]
+    pub const fn with_affinity(self, affinity: bool) -> Self {
+        Self { affinity, ..self }
     }
 
     fn validate(&self) -> Result<(), PackError> {
@@ -328,7 +338,7 @@ impl DiluPacker {
                 }
                 None
             }
-            Workload::Inference if demand.function.is_some() => self
+            Workload::Inference if self.config.affinity && demand.function.is_some() => self
                 .best_affine(demand, need, &accept)
                 .or_else(|| self.grid.best_fit(need, |gpu| self.free(gpu), &accept)),
             _ => self.grid.best_fit(need, |gpu| self.free(gpu), &accept),

@@ -1,7 +1,7 @@
 //! When pods that the API server has refused are tried again. Pure: the time is told.
 //!
 //! # Algorithm
-//! - A FaSTPod whose pod was refused (a quota, PodSecurity, an admission policy) waits for [`FIRST`], then tries one pod; each
+//! - A FaSTPod whose pod was refused (a quota, `PodSecurity`, an admission policy) waits for [`FIRST`], then tries one pod; each
 //!   further refusal doubles the pause, up to [`LONGEST`]. A pod that is made, or a changed FaSTPod, ends that.
 //! - Pods of a namespace are made in batches of [`BATCH`]; in one that had a refusal in the last [`LONGEST`], one at a time. No
 //!   namespace is refused more than [`LIMIT`] times within a second, so that no tenant can keep the API server busy.

@@ -24,7 +24,7 @@ pub struct Options {
     /// Directory of the hook on every node.
     #[arg(long, value_name = "DIR", default_value = "/opt/gshare")]
     pub hook_dir: PathBuf,
-    /// How the hook is loaded: by /etc/ld.so.preload, or by LD_PRELOAD, which containers of musl do not survive.
+    /// How the hook is loaded: by `/etc/ld.so.preload`, or by `LD_PRELOAD`, which containers of musl do not survive.
     #[arg(long, value_enum, default_value_t = Injection::File)]
     pub inject: Injection,
     /// The daemon's socket on every node. Its directory is mounted into containers, so nothing else may be in it.

@@ -5,7 +5,7 @@
 //!   look, soon after, sees what there is now.
 //! - **Refused** pods (a quota, an admission policy, a `podSpec` that is none): said in the condition of their FaSTPod, and
 //!   tried again after a pause that grows ([`super::backoff`]). One write that is refused keeps no other back.
-//! - Writes are made [`AT_ONCE`] at a time; those that make pods after all others, and each namespace in its own order.
+//! - Writes are made `AT_ONCE` at a time; those that make pods after all others, and each namespace in its own order.
 //! - **A watch** that ends or has gone too far back (410) is begun anew by a list. Watches only say when to look.
 
 use super::FaSTPod;
@@ -117,8 +117,10 @@ impl Controller {
     pub async fn observe(&self) -> Result<Observed, kube::Error> {
         let labelled = |label: &str| ListParams::default().labels(label);
         let fastpods = Api::<FaSTPod>::all(self.client.clone()).list(&ListParams::default()).await?.items;
+        // The lock is not held while the API server is asked.
+        let refused = self.backoff.lock().refused(&fastpods, Instant::now());
         Ok(Observed {
-            refused: self.backoff.lock().refused(&fastpods, Instant::now()),
+            refused,
             fastpods,
             pods: Api::<Pod>::all(self.client.clone()).list(&labelled(LABEL)).await?.items,
             nodes: self.nodes().list(&labelled(&format!("{NODE_LABEL}=true"))).await?.items,

@@ -18,6 +18,8 @@ use gshare_core::{ConnId, Duration, ResourceSpec, Timestamp};
 pub struct Got {
     /// GPU time.
     pub busy: Duration,
+    /// Kernels that have ended.
+    pub kernels: u64,
     /// The longest time without a kernel of it running, from its first kernel on.
     pub gap: Duration,
     /// When its last kernel ended.
@@ -322,6 +324,7 @@ impl<'a> World<'a> {
             self.outside.book.ran(process, started, ended);
             let got = &mut self.got[process];
             got.busy = got.busy.saturating_add(ended.saturating_since(started));
+            got.kernels += 1;
             if got.until > Timestamp::ZERO {
                 got.gap = got.gap.max(started.saturating_since(got.until));
             }

@@ -14,6 +14,9 @@ use gshare_core::{Bytes, GpuShare, Quota, QuotaRange, SmShare};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
+/// The most clients of a closed loop: as many requests as a function has in its queue by default.
+const MOST_CLIENTS: u32 = 10_000;
+
 /// A function of a scenario.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -70,6 +73,15 @@ pub struct FunctionText {
     /// How long the training takes with its whole share.
     #[serde(default)]
     pub train: Option<Span>,
+    /// How fast it trains with its whole share, as a part of its speed on a whole device; default all of it.
+    #[serde(default = "all")]
+    pub speed: Text<Quota>,
+    /// The most time that an instance of an inference function may take while others leave it; default all.
+    #[serde(default)]
+    pub time_limit: Option<Text<Quota>>,
+    /// How long a process is busy with a request after its device, and takes no other; default not at all.
+    #[serde(default)]
+    pub host: Option<Span>,
     /// When it is called; never, for training.
     #[serde(default)]
     pub load: Option<LoadText>,
@@ -179,6 +191,9 @@ impl FunctionText {
             ("dag", self.dag.is_some() || self.dag_file.is_some(), WorkText::Pipeline),
             ("share", self.share.is_some(), WorkText::Training),
             ("train", self.train.is_some(), WorkText::Training),
+            ("speed", self.speed != all(), WorkText::Training),
+            ("time_limit", self.time_limit.is_some(), WorkText::Inference),
+            ("host", self.host.is_some(), WorkText::Inference),
         ] {
             if given && self.work != of {
                 return Err(self.wrong(name, "given", &format!("only for work {of:?}").to_lowercase()));
@@ -200,10 +215,25 @@ impl FunctionText {
             spec =
                 spec.with_loads(disk.positive(&self.field("loads"))?, host.positive(&self.field("loads"))?);
         }
+        if let Some(limit) = &self.time_limit {
+            spec = spec.with_time_limit(limit.0);
+        }
         let mut function = Function::new(&self.name, spec);
+        if let Some(host) = &self.host {
+            function.host = host.positive(&self.field("host"))?;
+        }
+        function.clients = match &self.load {
+            Some(LoadText::Closed { clients, .. }) if !(1..=MOST_CLIENTS).contains(clients) => {
+                let bound = format!("need 1 to {MOST_CLIENTS}");
+                return Err(self.wrong("load.clients", &clients.to_string(), &bound));
+            }
+            Some(LoadText::Closed { clients, .. }) => *clients,
+            _ => 1,
+        };
         function.learned = profile.filter(|_| self.unprofiled);
         function.patience =
             self.patience.map(|patience| patience.positive(&self.field("patience"))).transpose()?;
+        function.speed = self.speed.0.basis_points();
         if let Some(train) = &self.train {
             function.train = train.positive(&self.field("train"))?;
         }

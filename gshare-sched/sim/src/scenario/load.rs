@@ -41,10 +41,13 @@ pub enum LoadText {
         /// Rate in each.
         rates: Vec<f64>,
     },
-    /// The next request a while after the last ended.
+    /// Clients of which each sends its next request a while after its last ended.
     Closed {
         /// The while.
         think: Span,
+        /// How many clients; default 1, at most 10,000.
+        #[serde(default = "super::one")]
+        clients: u32,
     },
     /// Rates from a file with one per line.
     Rates {
@@ -95,7 +98,7 @@ impl LoadText {
             Self::Gamma { rate, cv } => Arrivals::gamma(*rate, *cv),
             Self::Bursts { on, off, rate } => Arrivals::on_off(on.0, off.0, *rate),
             Self::Steps { every, rates } => Arrivals::rates(every.0, rates.clone()),
-            Self::Closed { think } => {
+            Self::Closed { think, .. } => {
                 Ok(Arrivals::closed_loop(think.positive(&format!("function `{function}`: load.think"))?))
             }
             Self::Rates { file, every, scale } => {

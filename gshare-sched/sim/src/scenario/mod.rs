@@ -30,6 +30,19 @@
 //! profile = [{ sm = "12%", quota = "40%", batch = 1, rps = 28.5, p50 = "35ms", p95 = "41ms" }]
 //! load = { shape = "poisson", rate = 40 }
 //!
+//! [[axis]]                        # every combination of the options of all axes is a case
+//! name = "scaler"
+//! against = "eager"               # what other options are compared with
+//! option = [
+//!     { name = "eager", set = { "policies.scaler" = "heuristic" } },
+//!     { name = "lazy", set = { "policies.scaler" = "lazy" } },
+//! ]
+//!
+//! [paper]                         # what was published of it
+//! source = "a paper, figure 1"
+//! missing = ["what cannot be reproduced, and why"]
+//! row = [{ case = ["lazy"], to = ["eager"], function = "resnet50", figures = { p95_ms = 0.9 } }]
+//!
 //! [faults]
 //! back = ["5s", "40s"]            # a lost device is found again after
 //! every = { device_lost = "90s" } # mean interval by kind of fault, see [`Fault`]
@@ -44,12 +57,14 @@
 //! assert!(error.contains("unknown variant `lasy`, expected one of `heuristic`, `lazy`, `peaks`"), "{error}");
 //! ```
 
+mod cases;
 mod error;
 mod function;
 mod load;
 mod policies;
 mod units;
 
+pub use cases::{AxisText, Case, FIGURES, OptionText, PaperRow, PaperText, figure};
 pub use error::ScenarioError;
 pub use function::{DagText, FunctionText, PointText, ShareText, WorkText};
 pub use load::LoadText;
@@ -97,6 +112,12 @@ pub struct Scenario {
     /// The faults of the run.
     #[serde(default)]
     pub faults: FaultsText,
+    /// Axes along which keys are varied: every combination of their options is a case.
+    #[serde(default)]
+    pub axis: Vec<AxisText>,
+    /// Published numbers of the cases.
+    #[serde(default)]
+    pub paper: Option<PaperText>,
     /// The folder that paths are relative to.
     #[serde(skip)]
     pub folder: PathBuf,
@@ -107,7 +128,7 @@ const fn ten() -> u64 {
 }
 
 /// The policies of a platform, by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Policies {
@@ -123,6 +144,26 @@ pub struct Policies {
     pub keeper: PipelineName,
     /// Host memory of each node that is set aside for weights; by default what the platform sets.
     pub host_memory: Option<Text<Bytes>>,
+    /// An instance on a fractional device may take more than its request while others leave it. Default true; without, limits are
+    /// the requests.
+    pub vertical: bool,
+    /// The packer `dilu` goes by affinity (Dilu, section 3.3, principle 1). Default true.
+    pub affinity: bool,
+}
+
+impl Default for Policies {
+    fn default() -> Self {
+        Self {
+            scaler: ScalerName::default(),
+            packer: PackerName::default(),
+            request: RequestName::default(),
+            router: PipelineName::default(),
+            keeper: PipelineName::default(),
+            host_memory: None,
+            vertical: true,
+            affinity: true,
+        }
+    }
 }
 
 /// A scaler of instances.
@@ -283,7 +324,7 @@ impl Scenario {
         } else {
             let mut root: toml::Value = toml::from_str(&text)?;
             for (key, value) in set {
-                change(&mut root, key, value)?;
+                change(&mut root, key, parsed(value))?;
             }
             root.try_into()?
         };
@@ -312,7 +353,10 @@ impl Scenario {
         }
         let mut functions: Vec<crate::world::Function> = Vec::new();
         for function in &self.function {
-            let new = function.build(&self.folder)?;
+            let mut new = function.build(&self.folder)?;
+            if !self.policies.vertical {
+                policies::without_vertical(&mut new)?;
+            }
             if functions.iter().any(|other| other.name == new.name) {
                 return Err(ScenarioError::field("function.name", &new.name, "need names that are unlike"));
             }
@@ -378,12 +422,16 @@ impl FaultsText {
     }
 }
 
-/// Sets a key of a table, with numbers for elements of lists. The value is TOML, or else a text.
-fn change(root: &mut toml::Value, key: &str, value: &str) -> Result<(), ScenarioError> {
-    let wrong = |why: &str| ScenarioError::Set { key: key.to_owned(), why: why.to_owned() };
+/// A value of a command line: TOML, or else a text.
+fn parsed(value: &str) -> toml::Value {
     let table: Result<toml::Table, _> = toml::from_str(&format!("value = {value}"));
     let parsed = table.ok().and_then(|mut table| table.remove("value"));
-    let parsed = parsed.unwrap_or_else(|| toml::Value::String(value.to_owned()));
+    parsed.unwrap_or_else(|| toml::Value::String(value.to_owned()))
+}
+
+/// Sets a key of a table, with numbers for elements of lists.
+fn change(root: &mut toml::Value, key: &str, parsed: toml::Value) -> Result<(), ScenarioError> {
+    let wrong = |why: &str| ScenarioError::Set { key: key.to_owned(), why: why.to_owned() };
     let (path, last) = key.rsplit_once('.').unwrap_or(("", key));
     let mut at = root;
     for step in path.split('.').filter(|step| !step.is_empty()) {

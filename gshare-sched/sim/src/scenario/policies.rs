@@ -1,6 +1,10 @@
 //! The platform that a scenario's policies make.
 
+use super::error::ScenarioError;
 use super::{PackerName, PipelineName, RequestName, ScalerName, Scenario};
+use crate::world::Function;
+use gshare_core::platform::Work;
+use gshare_core::{GpuShare, Quota, QuotaRange};
 use gshare_sched::pipeline::{KeeperConfig, RouterConfig};
 use gshare_sched::place::DiluConfig;
 use gshare_sched::platform::{PackerSettings, Platform, PlatformSettings, ScalerSettings};
@@ -29,9 +33,12 @@ impl Scenario {
             }
         }
         if self.policies.packer == PackerName::Dilu {
-            settings.fractional.packer = PackerSettings::Dilu(DiluConfig::default());
-            // Dilu gives an instance twice its request while others leave it (section 3.2).
-            settings.fractional.pool = settings.fractional.pool.with_sm_limit_factor(2);
+            let config = DiluConfig::default().with_affinity(self.policies.affinity);
+            settings.fractional.packer = PackerSettings::Dilu(config);
+            if self.policies.vertical {
+                // Dilu gives an instance twice its request while others leave it (section 3.2).
+                settings.fractional.pool = settings.fractional.pool.with_sm_limit_factor(2);
+            }
         }
         if self.policies.router == PipelineName::Paper {
             settings.sliced.router = RouterConfig::paper();
@@ -50,4 +57,23 @@ impl Scenario {
         }
         settings
     }
+}
+
+/// Makes the requests of a function its limits.
+///
+/// # Errors
+/// A training job without a request of time would have nothing.
+pub(super) fn without_vertical(function: &mut Function) -> Result<(), ScenarioError> {
+    // An instance has at least the quota of its point.
+    function.spec.time_limit = Quota::new(1).unwrap_or(Quota::WHOLE);
+    if let Work::Training { share, .. } = &mut function.spec.work {
+        let request = share.time().request();
+        let refused = |error: gshare_core::SpecError| {
+            let field = format!("function `{}`: share, without policies.vertical", function.name);
+            ScenarioError::field(&field, &share.to_string(), &error.to_string())
+        };
+        let time = QuotaRange::new(request, request).map_err(refused)?;
+        *share = GpuShare::new(time, share.sm(), share.sm(), share.memory()).map_err(refused)?;
+    }
+    Ok(())
 }

@@ -164,3 +164,96 @@ fn keys_are_set_to_other_values_and_files_are_found_beside_the_scenario() {
     );
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+const AXES: &str = r#"
+[[axis]]
+name = "scaler"
+against = "eager"
+option = [{ name = "eager", set = { "policies.scaler" = "heuristic" } }, { name = "lazy" }]
+
+[[axis]]
+name = "slo"
+option = [{ name = "short" }, { name = "long", set = { "function.0.slo" = "2s" } }]
+
+[paper]
+source = "a paper, figure 1"
+row = [{ case = ["lazy", "long"], to = ["eager", "long"], function = "classify", figures = { p95_ms = 0.9 } }]
+"#;
+
+#[test]
+fn every_combination_of_options_is_a_case() {
+    let folder = std::env::temp_dir().join(format!("gshare-cases-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("axes.toml");
+    let cases = |axes: &str| {
+        std::fs::write(&path, format!("{SMALL}{axes}")).unwrap();
+        Scenario::cases(&path, &[("length".to_owned(), "5s".to_owned())])
+    };
+    let all = cases(AXES).unwrap();
+    let names: Vec<_> = all.iter().map(super::Case::name).collect();
+    assert_eq!(names, ["eager/short", "eager/long", "lazy/short", "lazy/long"]);
+    let last = &all[3].scenario;
+    assert_eq!((last.policies.scaler, last.length.0), (super::ScalerName::Lazy, Duration::from_secs(5)));
+    assert_eq!(last.plan().unwrap().functions[0].spec.slo, Some(Duration::from_secs(2)));
+    assert_eq!(all[0].scenario.policies.scaler, super::ScalerName::Heuristic);
+    assert_eq!(cases("").unwrap().len(), 1);
+    for (from, to, says) in [
+        (
+            "against = \"eager\"",
+            "against = \"eagre\"",
+            "axis `scaler`: against is eagre: need the name of one",
+        ),
+        ("\"slo\"", "\"scaler\"", "axis.name is scaler: need names that are unlike"),
+        ("{ name = \"lazy\" }", "{ name = \"eager\" }", "axis `scaler`: option.name is eager: need names"),
+        ("case = [\"lazy\", \"long\"]", "case = [\"lazy\"]", "paper.row.case is [\"lazy\"]: need one option"),
+        (
+            "to = [\"eager\", \"long\"]",
+            "to = [\"eager\", \"wide\"]",
+            "paper.row.to is [\"eager\", \"wide\"]: need",
+        ),
+        ("\"classify\"", "\"classy\"", "paper.row.function is classy: need the name of a function"),
+        ("p95_ms = 0.9", "p96_ms = 0.9", "paper.row.figures is p96_ms: need one of rps, "),
+        (
+            "p95_ms = 0.9",
+            "p95_ms = -1.0",
+            "paper.row.figures.p95_ms is -1: need a finite number of at least 0",
+        ),
+        ("\"function.0.slo\" = \"2s\"", "\"function.9.slo\" = \"2s\"", "cannot set `function.9.slo`"),
+        ("option = [{ name = \"short\" }, {", "options = [{", "unknown field `options`"),
+    ] {
+        assert!(AXES.contains(from), "{from}");
+        let error = cases(&AXES.replacen(from, to, 1)).unwrap_err().to_string();
+        assert!(error.contains(says), "{to}: {error}");
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn what_one_kind_of_work_has_is_refused_for_another() {
+    let closed = "{ shape = \"gamma\", rate = 40, cv = 2.0 }";
+    for (from, to, says) in [
+        (
+            closed,
+            "{ shape = \"closed\", think = \"1ms\", clients = 0 }",
+            "load.clients is 0: need 1 to 10000",
+        ),
+        (closed, "{ shape = \"closed\", think = \"1ms\", clients = 10001 }", "load.clients is 10001: need"),
+        ("slo = \"69ms\"", "host = \"0s\"", "function `classify`: host is 0: need more"),
+        ("slo = \"69ms\"", "speed = \"40%\"", "function `classify`: speed is given: only for work training"),
+        ("train = \"2m\"", "time_limit = \"40%\"", "time_limit is given: only for work inference"),
+        ("train = \"2m\"", "host = \"1ms\"", "host is given: only for work inference"),
+        ("scaler = \"lazy\",", "scaler = \"lazy\", vertical = false,", "share, without policies.vertical"),
+    ] {
+        let error = refused(from, to);
+        assert!(error.contains(says), "{to}: {error}");
+    }
+    let still = SMALL
+        .replace("scaler = \"lazy\"", "scaler = \"lazy\", vertical = false")
+        .replace("[\"0%\", \"50%\"]", "[\"10%\", \"50%\"]");
+    let scenario = Scenario::parse(&still).unwrap();
+    let Work::Training { share, .. } = &scenario.plan().unwrap().functions[2].spec.work else {
+        panic!("a training job")
+    };
+    assert_eq!(share.to_string(), "10%:10% of time, 50%:50% of SMs, 4 GiB");
+    assert_eq!(scenario.settings().fractional.pool.sm_limit_factor, 1);
+}

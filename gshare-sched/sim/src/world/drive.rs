@@ -4,7 +4,7 @@ use super::book::Book;
 use super::device::Proportional;
 use super::faults::Fault;
 use super::kernels::Nodes;
-use super::outcome::{Area, Outcome, device_time, name_of};
+use super::outcome::{Area, Outcome, Sample, device_time, name_of};
 use super::plan::{Depth, Load, Plan};
 use super::simulated::{Body, Floor, Phase};
 use crate::arrivals::Arrivals;
@@ -101,6 +101,8 @@ enum Happening {
     Profiled(usize),
     Goes(Fault),
     Returns(GpuId),
+    Says(InstanceId, RequestId, Duration),
+    Samples,
 }
 
 struct World<'a, E> {
@@ -118,8 +120,11 @@ struct World<'a, E> {
     closed: bool,
     requests: u64,
     used: Vec<Area>,
-    /// Training of each function that is left to be done.
+    /// Training of each function that is left to be done, and what was done in all.
     training: Vec<Duration>,
+    trained: Vec<Duration>,
+    /// Kernels of instances at the last sample.
+    sampled: BTreeMap<InstanceId, u64>,
     chances: Rng,
     /// Faults that wait for their occasion.
     armed: [bool; Fault::ALL.len()],
@@ -157,6 +162,8 @@ where
             requests: 0,
             used: vec![0; plan.functions.len()],
             training: plan.functions.iter().map(|function| function.train).collect(),
+            trained: vec![Duration::ZERO; plan.functions.len()],
+            sampled: BTreeMap::new(),
             chances: rng,
             armed: [false; Fault::ALL.len()],
             actions: Vec::new(),
@@ -179,6 +186,7 @@ where
         self.begin()?;
         let end = Timestamp::ZERO + self.plan.length;
         self.until(end, |_| false)?;
+        let trained = (0..self.trained.len()).map(|function| self.trained_by_now(function)).collect();
         // Faults that wait for an occasion are over too.
         self.armed = [false; Fault::ALL.len()];
         let settle = self.plan.settle;
@@ -190,7 +198,34 @@ where
             self.tell(PlatformEvent::FunctionRemoved { function: number(function) })?;
         }
         self.until(self.now.saturating_add(settle), |world| world.book.empty().is_ok())?;
-        self.book.empty().map_err(|left| format!("{settle} after all functions were removed, {left}"))
+        self.book.empty().map_err(|left| format!("{settle} after all functions were removed, {left}"))?;
+        self.trained = trained;
+        Ok(())
+    }
+
+    /// Training of a function that has been done, that of a job that runs included.
+    fn trained_by_now(&self, function: usize) -> Duration {
+        let trains = matches!(self.plan.functions[function].spec.work, Work::Training { .. });
+        let of = |body: &Body| trains && body.function == function && body.phase == Phase::Up;
+        let running = self.bodies.values().filter(|body| of(body));
+        let left = running.filter_map(|body| self.floor.left(self.now, body)).min();
+        let done = left.map_or(Duration::ZERO, |left| self.training[function].saturating_sub(left));
+        self.trained[function].saturating_add(done)
+    }
+
+    /// Counts the kernels that instances have run since this was last done.
+    fn sample(&mut self) {
+        let at = self.now.saturating_since(Timestamp::ZERO);
+        for (&instance, body) in self.bodies.iter().filter(|(_, body)| body.phase == Phase::Up) {
+            let all = self.floor.kernels_of(body);
+            // One that was parked between has new processes.
+            let before = self.sampled.insert(instance, all).filter(|before| *before <= all).unwrap_or(0);
+            let (function, kernels) = (body.function, all - before);
+            self.outcome.series.push(Sample { at, function, instance, kernels });
+        }
+        if let Some(every) = self.plan.sample.filter(|every| at.saturating_add(*every) <= self.plan.length) {
+            self.queue.schedule(self.now + every, Happening::Samples);
+        }
     }
 
     fn begin(&mut self) -> Result<(), String> {
@@ -204,7 +239,14 @@ where
         for (index, function) in plan.functions.iter().enumerate() {
             let spec = Box::new(function.spec.clone());
             self.tell(PlatformEvent::FunctionDeployed { function: number(index), spec })?;
-            self.schedule_arrival(index, Timestamp::ZERO);
+            let closed = self.arrivals[index].as_ref().is_some_and(|(process, _)| process.is_closed_loop());
+            let clients = if closed { function.clients } else { 1 };
+            for _ in 0..clients {
+                self.schedule_arrival(index, Timestamp::ZERO);
+            }
+        }
+        if let Some(every) = plan.sample.filter(|every| *every <= plan.length) {
+            self.queue.schedule(self.now + every, Happening::Samples);
         }
         for fault in Fault::ALL {
             self.schedule_fault(fault);
@@ -314,6 +356,11 @@ where
                 self.goes(fault)
             }
             Happening::Returns(gpu) => self.found(gpu),
+            Happening::Says(id, request, took) => self.say(id, Happening::Answers(request, id, took)),
+            Happening::Samples => {
+                self.sample();
+                Ok(())
+            }
         }
     }
 
@@ -361,7 +408,12 @@ where
         let function = body.function;
         if let Some(request) = request {
             self.schedule_ends();
-            let took = self.now.saturating_since(began).saturating_add(self.plan.overhead);
+            let host = self.plan.functions[function].host;
+            let took = self.now.saturating_since(began).saturating_add(host);
+            if !host.is_zero() {
+                self.queue.schedule(self.now + host, Happening::Says(id, request, took));
+                return Ok(());
+            }
             return self.say(id, Happening::Answers(request, id, took));
         }
         body.phase = Phase::Ended;
@@ -380,6 +432,7 @@ where
         let by_kernels = self.plan.depth == Depth::Kernels;
         let area = self.bodies.get(&id).filter(|_| !by_kernels).map_or(0, Body::area);
         self.used[function] += u128::from(done.as_nanos()) * u128::from(area);
+        self.trained[function] = self.trained[function].saturating_add(done);
         self.training[function] = left;
     }
 
@@ -393,8 +446,6 @@ where
     fn say(&mut self, id: InstanceId, what: Happening) -> Result<(), String> {
         let late = if core::mem::take(&mut self.armed[Fault::ReportLate as usize]) {
             self.chances.duration(Duration::from_millis(100), Duration::from_secs(5))
-        } else if matches!(what, Happening::Answers(..)) {
-            self.plan.overhead
         } else {
             Duration::ZERO
         };
@@ -713,6 +764,11 @@ where
         for ((of, function), used) in outcome.functions.iter_mut().zip(&self.plan.functions).zip(&self.used) {
             of.name.clone_from(&function.name);
             of.used = device_time(*used);
+        }
+        for ((of, function), trained) in
+            outcome.functions.iter_mut().zip(&self.plan.functions).zip(&self.trained)
+        {
+            of.trained = Duration::from_nanos(trained.as_nanos() / 10_000 * u64::from(function.speed.get()));
         }
         outcome.kernels = self.floor.kernels();
         outcome.time = self.now.saturating_since(Timestamp::ZERO);

@@ -125,6 +125,11 @@ impl<'a> Running<'a> {
         u128::from(busy.as_nanos()) * u128::from(10_000 * worker.sm)
     }
 
+    /// Kernels of a process that have run.
+    pub(super) fn kernels_of(&self, worker: Worker) -> u64 {
+        self.nodes[worker.node].got(worker.number).kernels
+    }
+
     /// Kernels that have run.
     pub(super) fn kernels(&self) -> u64 {
         self.nodes.iter().map(node::World::kernels).sum()

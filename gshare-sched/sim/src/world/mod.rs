@@ -89,7 +89,7 @@ pub use book::{Book, room};
 pub use device::{DeviceModel, FULL, InUse, Proportional};
 pub use drive::{Failure, run, story};
 pub use faults::{Fault, Faults};
-pub use outcome::{ACTIONS, FunctionOutcome, Outcome, name_of};
+pub use outcome::{ACTIONS, FunctionOutcome, Outcome, Sample, name_of};
 pub use plan::{Depth, Function, Load, Plan};
 
 #[cfg(doc)]

@@ -3,6 +3,7 @@
 use super::faults::Fault;
 use gshare_core::Duration;
 use gshare_core::platform::{Life, PlatformAction, Rejection};
+use gshare_core::scale::InstanceId;
 use std::collections::BTreeMap;
 
 /// GPU time in device-nanoseconds times 10^8: a share of time and one of SMs, both in basis points, multiplied exactly.
@@ -42,6 +43,8 @@ pub struct FunctionOutcome {
     pub pipelined: u64,
     /// Training jobs that were completed.
     pub completed: u64,
+    /// Training that was done when load and faults had ended, in time on a whole device.
+    pub trained: Duration,
     /// GPU time that its instances held, share x time, from their start to their end. On a whole device a model holds its
     /// part of the memory, a slice that several instances share counts for each of them.
     pub held: Duration,
@@ -88,9 +91,24 @@ impl FunctionOutcome {
         self.migrated += other.migrated;
         self.pipelined += other.pipelined;
         self.completed += other.completed;
+        self.trained = self.trained.saturating_add(other.trained);
         self.held = self.held.saturating_add(other.held);
         self.used = self.used.saturating_add(other.used);
     }
+}
+
+/// Kernels of an instance that ended within a [`Plan::sample`](super::Plan::sample).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Sample {
+    /// The end of the interval, from the start of the run on.
+    pub at: Duration,
+    /// The number of the function in the plan.
+    pub function: usize,
+    /// The instance.
+    pub instance: InstanceId,
+    /// How many kernels.
+    pub kernels: u64,
 }
 
 /// The outcome of a run, or of several.
@@ -109,6 +127,9 @@ pub struct Outcome {
     pub events: u64,
     /// Kernels that ran, where these are simulated.
     pub kernels: u64,
+    /// Kernels over time, if the plan has them counted; those of one run only. What an instance ran after the last count before its
+    /// end is left out.
+    pub series: Vec<Sample>,
     /// Simulated time.
     pub time: Duration,
     /// The same for two runs that were the same.

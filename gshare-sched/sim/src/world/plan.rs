@@ -2,10 +2,10 @@
 
 use super::faults::Faults;
 use crate::arrivals::Arrivals;
-use gshare_core::Duration;
 use gshare_core::platform::{DeviceSpec, FunctionSpec};
 use gshare_core::profile::ProfileTable;
 use gshare_core::request::{TenantId, TenantLimits};
+use gshare_core::{BasisPoints, Duration};
 
 /// How closely devices are simulated, `requests` or `kernels` as text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
@@ -63,13 +63,21 @@ pub struct Function {
     pub learned: Option<ProfileTable>,
     /// How long its training takes with its whole share.
     pub train: Duration,
+    /// How fast it trains with its whole share, of its speed on a whole device; whole by default.
+    pub speed: BasisPoints,
+    /// How long a process is busy with a request after its device, and takes no other.
+    pub host: Duration,
+    /// Requests that a closed loop has under way or in thought.
+    pub clients: u32,
 }
 
 impl Function {
     /// A function that is never called, whose profile is that of its spec.
     pub fn new(name: impl Into<String>, spec: FunctionSpec) -> Self {
         let train = Duration::from_secs(60);
-        Self { name: name.into(), spec, load: Load::None, patience: None, learned: None, train }
+        let (name, host) = (name.into(), Duration::ZERO);
+        let (load, speed) = (Load::None, BasisPoints::WHOLE);
+        Self { name, spec, load, patience: None, learned: None, train, speed, host, clients: 1 }
     }
 
     /// The same, called by a process of arrivals.
@@ -95,9 +103,6 @@ pub struct Plan {
     pub length: Duration,
     /// Times of starts and requests are off by up to this much, in per cent; at most 100.
     pub jitter: u64,
-    /// Time that a host needs to hand a request to an instance and to take the answer, beside the time on devices. The instance is
-    /// busy with the request meanwhile.
-    pub overhead: Duration,
     /// After load and faults have ended, so much time may pass until everything is quiet, and as much until everything is
     /// gone after the functions were removed.
     pub settle: Duration,
@@ -105,6 +110,8 @@ pub struct Plan {
     pub story: usize,
     /// How closely devices are simulated.
     pub depth: Depth,
+    /// How often the kernels of each instance are counted while load comes, at [`Depth::Kernels`]. More than 0; none: never.
+    pub sample: Option<Duration>,
 }
 
 impl Plan {
@@ -117,10 +124,10 @@ impl Plan {
             faults: Faults::default(),
             length,
             jitter: 10,
-            overhead: Duration::ZERO,
             settle: Duration::from_secs(600),
             story: 60,
             depth: Depth::default(),
+            sample: None,
         }
     }
 }

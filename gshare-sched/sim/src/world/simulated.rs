@@ -183,6 +183,22 @@ impl<'a> Floor<'a> {
         self.nodes.as_ref().map_or(0, Running::kernels)
     }
 
+    /// Kernels of an instance that have run since its processes came to their devices.
+    pub(super) fn kernels_of(&self, body: &Body) -> u64 {
+        let nodes = self.nodes.iter();
+        nodes.flat_map(|nodes| body.workers.iter().map(|worker| nodes.kernels_of(*worker))).sum()
+    }
+
+    /// Work that is left of a training job, or of the slowest of its workers, in time at full pace.
+    pub(super) fn left(&self, now: Timestamp, body: &Body) -> Option<Duration> {
+        let &number = body.jobs.last()?;
+        let job = &self.jobs[number];
+        let task = task_of(number, job.epoch);
+        let of = |nodes: &Running<'_>| body.workers.iter().map(|worker| nodes.left(*worker, task)).max();
+        let by_kernels = self.nodes.as_ref().and_then(of);
+        Some(by_kernels.unwrap_or_else(|| Duration::from_nanos(job.left_at(now))))
+    }
+
     /// The processes of an instance are on their devices.
     pub(super) fn up(&mut self, now: Timestamp, body: &mut Body) {
         let Some(nodes) = &mut self.nodes else { return };
