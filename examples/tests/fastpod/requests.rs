@@ -325,7 +325,7 @@ const LATENCY: Duration = Duration::from_millis(4);
 const GOOD: usize = 100;
 
 /// When each of 100 FaSTPods of three replicas in ten namespaces is ready, and when each pod of another tenant, whose FaSTPod of
-/// 1,000 replicas is older and whose namespace has PodSecurity, was refused.
+/// 1,000 replicas is older and whose namespace has `PodSecurity`, was refused.
 async fn run_beside(refused: bool) -> (Vec<Duration>, Vec<Duration>) {
     let world = World::new(&[]);
     let path = |fastpod: &Value| {

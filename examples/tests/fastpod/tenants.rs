@@ -68,25 +68,26 @@ fn tenants_change_what_is_theirs_and_neither_owner_nor_share() {
         assert_eq!(change("tenant", edit), Ok(()));
     }
     let remove = |pod: &mut Value, key: &str| drop(pod["metadata"].as_object_mut().unwrap().remove(key));
-    let bad: [(&str, &dyn Fn(&mut Value)); 12] = [
+    type Edit<'a> = &'a dyn Fn(&mut Value);
+    let bad: [(&str, Edit<'_>); 12] = [
         ("metadata.labels", &|pod| remove(pod, "labels")),
         ("metadata.labels", &|pod| pod["metadata"]["labels"]["gshare.io/fastpod-uid"] = json!("other")),
         ("metadata.ownerReferences", &|pod| remove(pod, "ownerReferences")),
         ("metadata.ownerReferences", &|pod| pod["metadata"]["ownerReferences"] = json!([])),
         ("metadata.ownerReferences", &|pod| pod["metadata"]["ownerReferences"][0]["uid"] = json!("other")),
         ("metadata.ownerReferences", &|pod| {
-            pod["metadata"]["ownerReferences"][0]["controller"] = json!(false)
+            pod["metadata"]["ownerReferences"][0]["controller"] = json!(false);
         }),
         ("metadata.ownerReferences", &|pod| pod["metadata"]["ownerReferences"][0]["kind"] = json!("Job")),
         ("metadata.annotations", &|pod| remove(pod, "annotations")),
         ("metadata.annotations", &|pod| {
-            pod["metadata"]["annotations"]["gshare.io/rectangle"] = json!("nonsense")
+            pod["metadata"]["annotations"]["gshare.io/rectangle"] = json!("nonsense");
         }),
         ("metadata.annotations", &|pod| {
-            pod["metadata"]["annotations"]["gshare.io/environment"] = json!("GSHARE_QUOTA=100%")
+            pod["metadata"]["annotations"]["gshare.io/environment"] = json!("GSHARE_QUOTA=100%");
         }),
         ("metadata.annotations", &|pod| {
-            pod["metadata"]["annotations"]["faasshare/sm_partition"] = json!("1")
+            pod["metadata"]["annotations"]["faasshare/sm_partition"] = json!("1");
         }),
         ("metadata.annotations", &|pod| {
             drop(pod["metadata"]["annotations"].as_object_mut().unwrap().remove("gshare.io/gpu"));
