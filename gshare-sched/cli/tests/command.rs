@@ -231,7 +231,7 @@ fn the_token_part_of_a_journal_is_input_for_the_engine() {
     let tokens = gshare().args(["replay", "--tokens"]).arg(&file).output().unwrap();
     let path = dir.path().join("tokens");
     std::fs::write(&path, &tokens.stdout).unwrap();
-    let input = std::fs::File::open(&path).unwrap();
+    let input = File::open(&path).unwrap();
     let output = gshare().args(["engine", "token"]).stdin(input).output().unwrap();
     let recorded: Vec<gshare_core::TokenAction> = gshared::journal::read(&file)
         .unwrap()
