@@ -4,7 +4,11 @@ use crate::common::{self, Local, attached, spec};
 use gshare_core::wire::ToDaemon;
 use gshared::config::JournalConfig;
 use gshared::journal::TokenStep;
-use std::io::Write as _;
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{self, OpenptFlags};
+use rustix::termios::{self, LocalModes, Winsize};
+use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -84,6 +88,63 @@ fn status_prints_one_json_object_with_fractions() {
         .arg(daemon.socket())
         .output();
     assert_eq!(String::from_utf8(top.unwrap().stdout).unwrap().matches("alice").count(), 2);
+}
+
+/// Adds what was written to a terminal since.
+fn written(terminal: &mut File, shown: &mut String) {
+    let mut bytes = [0; 4096];
+    while let Ok(n @ 1..) = terminal.read(&mut bytes) {
+        *shown += &String::from_utf8_lossy(&bytes[..n]);
+    }
+}
+
+#[test]
+fn top_takes_a_terminal_and_gives_it_back_at_a_key_and_at_signals() {
+    let daemon = Local::start();
+    let (_client, _) = attached(&daemon.socket(), 1, "alice", spec("0.3:0.8", 24, Some(64)));
+    for (signal, colour) in [(None, true), (Some(Signal::TERM), false), (Some(Signal::INT), true)] {
+        let terminal = pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        pty::grantpt(&terminal).unwrap();
+        pty::unlockpt(&terminal).unwrap();
+        let name = pty::ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap();
+        let inside = File::options().read(true).write(true).open(name).unwrap();
+        let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        termios::tcsetwinsize(&inside, size).unwrap();
+        rustix::io::ioctl_fionbio(&terminal, true).unwrap();
+        let mut terminal = File::from(terminal);
+        let modes = || termios::tcgetattr(&inside).unwrap().local_modes;
+        let before = modes();
+
+        let mut command = gshare();
+        command.args(["top", "--interval", "50ms", "--socket"]).arg(daemon.socket()).env("TERM", "xterm");
+        if colour {
+            command.env_remove("NO_COLOR")
+        } else {
+            command.env("NO_COLOR", "1")
+        };
+        command.stdin(inside.try_clone().unwrap()).stdout(inside.try_clone().unwrap());
+        let mut top = command.spawn().unwrap();
+        let mut shown = String::new();
+        common::within(|| {
+            written(&mut terminal, &mut shown);
+            shown.contains("alice").then_some(())
+        });
+        assert!(shown.starts_with("\x1b[?1049h"), "{shown:?}");
+        assert_eq!(shown.contains("\x1b[38;5;"), colour, "{shown:?}");
+        assert!(before.contains(LocalModes::ICANON) && !modes().contains(LocalModes::ICANON));
+
+        match signal {
+            Some(signal) => kill_process(Pid::from_child(&top), signal).unwrap(),
+            None => terminal.write_all(b"q").unwrap(),
+        }
+        let status = common::within(|| {
+            written(&mut terminal, &mut shown);
+            top.try_wait().unwrap()
+        });
+        written(&mut terminal, &mut shown);
+        assert!(status.success() && shown.contains("\x1b[?1049l"), "{status}: {shown:?}");
+        assert_eq!(modes(), before);
+    }
 }
 
 #[test]
@@ -170,7 +231,7 @@ fn the_token_part_of_a_journal_is_input_for_the_engine() {
     let tokens = gshare().args(["replay", "--tokens"]).arg(&file).output().unwrap();
     let path = dir.path().join("tokens");
     std::fs::write(&path, &tokens.stdout).unwrap();
-    let input = std::fs::File::open(&path).unwrap();
+    let input = File::open(&path).unwrap();
     let output = gshare().args(["engine", "token"]).stdin(input).output().unwrap();
     let recorded: Vec<gshare_core::TokenAction> = gshared::journal::read(&file)
         .unwrap()

@@ -1,20 +1,44 @@
-//! `gshare top`: the table of `gshare status`, again and again.
+//! `gshare top`: who shares the GPUs, live: a screen on a terminal, else the table of `gshare status` again and again.
+
+mod view;
 
 use super::{Where, out, status};
 use gshare_core::{ClientId, Duration, Timestamp};
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use std::collections::BTreeMap;
+use std::io::IsTerminal as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+use view::View;
+
+/// Longest wait for a key, so that a signal ends the command soon.
+const TURN: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Show shares asked for and measured, SMs, memory and waits, live.
+///
+/// On a terminal each client has a row with a bar of the time that it used against what it asked for, and the last 60
+/// measurements; columns that do not fit are left out. Keys: s sorts by the next column, r reverses, arrows and PgUp/PgDn
+/// move, ? explains, q ends. Elsewhere, and with --plain or --count, tables are printed one after another.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  gshare top                                 the screen, measured each second; q ends
+  gshare top --interval 250ms                four times a second
+  gshare top --plain --count 60 > shares     a minute of tables, for a file")]
 pub(crate) struct Options {
     #[command(flatten)]
     place: Where,
     /// Time between two tables, over which shares are measured.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: Duration,
-    /// Stop after so many tables.
+    /// Stop after so many tables, printed as with --plain.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
+    /// Print tables one after another also on a terminal.
+    #[arg(long)]
+    plain: bool,
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -23,7 +47,56 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    let terminal = std::io::IsTerminal::is_terminal(&std::io::stdout());
+    let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
+    if options.plain || options.count.is_some() || dumb || !std::io::stdout().is_terminal() {
+        return tables(options);
+    }
+    let mut view = View::new(std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()));
+    // Without a daemon the command ends before the terminal is touched.
+    view.update(options.place.snapshot()?);
+    let ended = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&ended))?;
+    }
+    // A panic restores the terminal as well: what starts it here installs a hook.
+    let shown = ratatui::try_init()
+        .map_err(anyhow::Error::from)
+        .and_then(|mut terminal| live(options, &mut view, &mut terminal, &ended));
+    let restored = ratatui::try_restore();
+    shown?;
+    Ok(restored?)
+}
+
+/// Shows the view until a key or a signal ends it.
+fn live(
+    options: &Options,
+    view: &mut View,
+    terminal: &mut ratatui::DefaultTerminal,
+    ended: &AtomicBool,
+) -> anyhow::Result<()> {
+    let interval = std::time::Duration::from_nanos(options.interval.as_nanos());
+    let mut asked = Instant::now();
+    while !ended.load(Ordering::Relaxed) {
+        terminal.draw(|frame| view.draw(frame))?;
+        if event::poll(interval.saturating_sub(asked.elapsed()).min(TURN))? {
+            match event::read()? {
+                Event::Key(key) if key.kind != KeyEventKind::Release && !view.key(key) => return Ok(()),
+                _ => {}
+            }
+        }
+        if asked.elapsed() >= interval {
+            asked = Instant::now();
+            match options.place.snapshot() {
+                Ok(snapshot) => view.update(snapshot),
+                Err(error) => view.fail(&error.to_string()),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Prints tables, one after another.
+fn tables(options: &Options) -> anyhow::Result<()> {
     let mut before: (Timestamp, BTreeMap<ClientId, Duration>) = Default::default();
     let mut shown = 0;
     while options.count.is_none_or(|count| shown < count) {
@@ -31,21 +104,12 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             std::thread::sleep(std::time::Duration::from_nanos(options.interval.as_nanos()));
         }
         let snapshot = options.place.snapshot()?;
-        let elapsed = snapshot.now_ns.saturating_since(before.0).as_nanos();
-        let table = status::text(&snapshot, |client| {
+        let elapsed = snapshot.now_ns.saturating_since(before.0);
+        let text = status::text(&snapshot, |client| {
             let Some(used) = before.1.get(&client.client) else { return client.measured };
-            let late = client.total_used_ns.as_nanos().saturating_sub(used.as_nanos());
-            #[expect(clippy::cast_precision_loss, reason = "a report")]
-            let share = late as f64 / elapsed.max(1) as f64;
-            share
+            share(client.total_used_ns.saturating_sub(*used), elapsed)
         });
-        let text = if terminal {
-            // Home; each line is cleared to its end, so that the table does not flicker.
-            format!("\x1b[H{}\x1b[J", table.replace('\n', "\x1b[K\n"))
-        } else {
-            table + "\n"
-        };
-        if !out::write(&mut std::io::stdout().lock(), text.as_bytes())? {
+        if !out::write(&mut std::io::stdout().lock(), (text + "\n").as_bytes())? {
             return Ok(());
         }
         let used = snapshot.clients.iter().map(|client| (client.client, client.total_used_ns)).collect();
@@ -53,4 +117,10 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         shown += 1;
     }
     Ok(())
+}
+
+/// Share of `elapsed` that `used` is, as a fraction of 1.
+#[expect(clippy::cast_precision_loss, reason = "a report")]
+fn share(used: Duration, elapsed: Duration) -> f64 {
+    used.as_nanos() as f64 / elapsed.as_nanos().max(1) as f64
 }
