@@ -1,4 +1,4 @@
-//! What `gshare top` shows on a terminal: state and picture, without clock, daemon or terminal.
+//! The screen of `gshare top`: state and picture, without clock, daemon or terminal.
 
 use super::share;
 use gshare_core::scale::{ScaleState, ServiceClass};
@@ -59,7 +59,7 @@ impl Column {
         Self::Class,
     ];
 
-    /// Its head and its least width in cells: with a cell between each two, all of them need 80.
+    /// The head and the least width in cells: with a cell between each two, all of them need 80.
     const fn head(self) -> (&'static str, u16) {
         match self {
             Self::Name => ("NAME", 8),
@@ -337,7 +337,7 @@ impl View {
         lines
     }
 
-    /// What the table has no column for, of the selected client.
+    /// Facts of the selected client for which the table has no column.
     fn detail(&self) -> Option<String> {
         let client = &self.rows.get(self.selected_row())?.client;
         let scaled = client.scaled_limit.map(|limit| format!(", at most {} now", percent(limit)));
@@ -405,7 +405,7 @@ impl View {
         }
     }
 
-    /// What is used as a bar over the whole of the time, with marks where the request and the limit end.
+    /// Draws used time as a bar over the whole of the time, with marks where the request and the limit end.
     fn bar(&self, page: &mut Page<'_>, (x, y): (u16, u16), width: u16, row: &Row) {
         let (request, limit) = (row.client.quota_request, row.client.quota_limit);
         let used = row.used();
@@ -436,7 +436,7 @@ impl View {
     }
 }
 
-/// Where to draw: nothing is written outside of it.
+/// A buffer of `width` x `height` cells; nothing is written outside of it.
 struct Page<'a> {
     buffer: &'a mut Buffer,
     width: u16,
@@ -476,7 +476,7 @@ fn columns(width: u16, rows: &[Row]) -> Vec<(Column, u16, u16)> {
     }
     let longest = rows.iter().map(|row| Span::raw(row.client.name.as_str()).width()).max().unwrap_or(0);
     let longest = u16::try_from(longest).unwrap_or(u16::MAX);
-    // What is left over, in this order.
+    // The rest of the width goes to these, in this order.
     for (column, most) in [
         (Column::Bar, 20),
         (Column::Name, longest.min(24)),
