@@ -16,8 +16,8 @@ The memory stays mapped for as long as any tensor lives, also when the store is 
 
 A program that is not to be changed gets its weights from the store by ``gshare run --shim -- python app.py``: ``torch.load(path)`` and
 ``safetensors.torch.load_file(path)`` then give tensors in maps that are private to the process (``model.private()``), which may be
-written: ``gshare_store/shim.py`` says what is served and what is loaded as ever. Where nothing is to be started by ``gshare run``, the
-directory of ``sitecustomize.py`` first on PYTHONPATH does the same, with the store's socket in GSHARE_STORE.
+written: ``gshare_store/shim.py`` says what is served and what is loaded as ever. The directory of
+``sitecustomize.py`` first on PYTHONPATH does the same without ``gshare run``, with the store's socket in GSHARE_STORE.
 
 Needs libgshare_store.so: named by GSHARE_STORE_LIBRARY, beside this file, or where the loader finds it.
 """
@@ -57,6 +57,7 @@ _DTYPES = [
 _BY_TYPESTR = {typestr: number for number, (_, _, _, typestr) in enumerate(_DTYPES) if typestr}
 _TEXT = 512
 GPU, HOST = 0, 1
+# A code of `StoreError`: the model is in use.
 IN_USE = 12
 
 
