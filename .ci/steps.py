@@ -131,14 +131,18 @@ def simulation():
 
 
 def python():
-    """The Python client of the model store on NumPy, in a virtual environment of its own."""
+    """The Python client of the model store and its shim on NumPy, in a virtual environment of its own; on PyTorch where it has that."""
     venv = ROOT / "target/ci-venv"
     if not works(f"{venv}/bin/python", "-c", "import numpy"):
         run(sys.executable, "-m", "venv", venv)
         run(f"{venv}/bin/python", "-m", "pip", "install", "--quiet", "numpy")
     run(*BUILD_TESTS)
     built = {"GSHARE_COMMAND": f"{ROOT}/target/debug/gshare", "GSHARE_STORE_LIBRARY": f"{ROOT}/target/debug/deps/libgshare_store.so"}
-    run(f"{venv}/bin/python", "gshare-modelstore/python/tests/test_numpy.py", **built)
+    tests = ["test_numpy.py", "test_shim.py"]
+    if works(f"{venv}/bin/python", "-c", "import torch, safetensors"):
+        tests.append("test_torch.py")
+    for test in tests:
+        run(f"{venv}/bin/python", f"gshare-modelstore/python/tests/{test}", **built)
 
 
 def frameworks():

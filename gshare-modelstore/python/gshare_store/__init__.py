@@ -14,12 +14,18 @@ against mistakes, and not against a process that calls the driver itself. Whoeve
 
 The memory stays mapped for as long as any tensor lives, also when the store is gone.
 
+A program that is not to be changed gets its weights from the store by ``gshare run --shim -- python app.py``: ``torch.load(path)`` and
+``safetensors.torch.load_file(path)`` then give tensors in maps that are private to the process (``model.private()``), which may be
+written: ``gshare_store/shim.py`` says what is served and what is loaded as ever. The directory of
+``sitecustomize.py`` first on PYTHONPATH does the same without ``gshare run``, with the store's socket in GSHARE_STORE.
+
 Needs libgshare_store.so: named by GSHARE_STORE_LIBRARY, beside this file, or where the loader finds it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -51,6 +57,8 @@ _DTYPES = [
 _BY_TYPESTR = {typestr: number for number, (_, _, _, typestr) in enumerate(_DTYPES) if typestr}
 _TEXT = 512
 GPU, HOST = 0, 1
+# A code of `StoreError`: the model is in use.
+IN_USE = 12
 
 
 class Access:
@@ -220,9 +228,18 @@ class _Reference:
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self._release = _lib().gshare_model_release
+        self._process, self._this_process = os.getpid(), os.getpid
 
     def __del__(self) -> None:
-        self._release(self.handle)
+        # A child that was forked has the tensors, too, but the reference is its parent's.
+        if self._this_process() == self._process:
+            self._release(self.handle)
+
+
+class _PrivateMap(mmap.mmap):
+    """Memory that holds the model whose pages it shows."""
+
+    reference: _Reference
 
 
 class Tensor:
@@ -233,7 +250,7 @@ class Tensor:
         self.name = ctypes.string_at(about.name, about.name_bytes).decode()
         self.shape = tuple(about.shape[: about.rank])
         self.dtype, self._code, self._bits, self._typestr = _DTYPES[about.dtype]
-        self.nbytes = about.bytes
+        self.nbytes, self.offset = about.bytes, about.offset
         self.hash = bytes(about.hash).hex()
         self.device = device
         self._data = (about.data or 0) if device is None else arena + about.offset
@@ -327,6 +344,19 @@ class Model(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def private(self) -> mmap.mmap:
+        """Memory of the host that may be written: the same pages until this process writes to one, which copies it.
+
+        A tensor begins at its ``offset``. The model stays for as long as something refers to the map.
+        """
+        len(self)  # Mapped, and so compared with what the store said.
+        descriptor = _lib().gshare_model_descriptor(self._reference.handle)
+        if self._device is not None or descriptor < 0:
+            raise StoreError("the model is not in host memory")
+        memory = _PrivateMap(descriptor, self.arena_bytes, access=mmap.ACCESS_COPY)
+        memory.reference = self._reference
+        return memory
 
     def state_dict(self) -> dict[str, object]:
         """PyTorch tensors by name, without a copy: for ``module.load_state_dict(model.state_dict(), assign=True)``."""

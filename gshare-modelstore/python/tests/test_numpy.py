@@ -6,10 +6,10 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 import numpy
+from serving import GSHARE, serve
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import gshare_store  # noqa: E402
@@ -19,14 +19,7 @@ class NumpyTest(unittest.TestCase):
     def setUp(self) -> None:
         self.dir = tempfile.TemporaryDirectory()
         self.socket = os.path.join(self.dir.name, "store.sock")
-        self.server = subprocess.Popen(
-            [os.environ.get("GSHARE_COMMAND", "gshare"), "store", "serve", "--socket", self.socket, "--host", "256MiB"],
-            stderr=subprocess.DEVNULL,
-        )
-        deadline = time.monotonic() + 20
-        while not os.path.exists(self.socket):
-            self.assertLess(time.monotonic(), deadline, "the store does not start")
-            time.sleep(0.01)
+        self.server = serve(self, self.socket, "--host", "256MiB")
         self.store = gshare_store.connect(self.socket)
 
     def tearDown(self) -> None:
@@ -38,7 +31,7 @@ class NumpyTest(unittest.TestCase):
     def references(self) -> int:
         import json
 
-        command = [os.environ.get("GSHARE_COMMAND", "gshare"), "store", "stat", "--json", "--socket", self.socket]
+        command = [GSHARE, "store", "stat", "--json", "--socket", self.socket]
         return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["host"]["references"]
 
     def test_what_was_put_is_read_by_dlpack_and_by_the_array_interface(self) -> None:
@@ -154,13 +147,8 @@ class SimulatedGpuTest(unittest.TestCase):
             environment = os.environ | {
                 "LD_LIBRARY_PATH": directory, "GSHARE_SIM_DEVICE": os.path.join(directory, "device"),
                 "GSHARE_SIM_PROFILE": "v100"}
-            command = [os.environ.get("GSHARE_COMMAND", "gshare"), "store", "serve", "--socket", socket, "--gpu", "64MiB"]
-            server = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+            server = serve(self, socket, "--gpu", "64MiB", **environment)
             try:
-                deadline = time.monotonic() + 20
-                while not os.path.exists(socket):
-                    self.assertLess(time.monotonic(), deadline, "the store does not start")
-                    time.sleep(0.01)
                 with gshare_store.connect(socket) as store:
                     store.put("m", arrays)
                     with self.assertRaisesRegex(gshare_store.StoreError, "driver"):

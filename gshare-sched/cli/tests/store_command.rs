@@ -1,5 +1,7 @@
 //! `gshare store` as a user or a script meets it.
 
+use crate::common::Local;
+use crate::hooked;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -218,4 +220,48 @@ fn without_a_gpu_the_error_says_how_to_simulate_one() {
     let output = gshare(dir.path()).args(["serve", "--gpu", "1GiB"]).output().unwrap();
     assert!(!output.status.success());
     assert!(String::from_utf8(output.stderr).unwrap().contains("--sim"));
+}
+
+#[test]
+fn a_shim_without_a_store_says_what_to_do_and_starts_nothing() {
+    let (dir, daemon) = (tempfile::tempdir().unwrap(), Local::start());
+    let (mark, socket) = (dir.path().join("started"), dir.path().join("none.sock"));
+    let mut command = hooked::run(dir.path(), &daemon.socket(), &["--shim"]);
+    let output =
+        command.env("GSHARE_STORE", &socket).arg("touch").arg(&mark).stderr(Stdio::piped()).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && !mark.exists(), "{error}");
+    assert!(error.contains("none.sock") && error.contains("gshare store serve"), "{error}");
+    let mut command = hooked::run(dir.path(), &daemon.socket(), &["--model-store", "store.sock"]);
+    let output = command.arg("true").stderr(Stdio::piped()).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && error.contains("--shim"), "{error}");
+}
+
+/// The library is only named here: the tests of the Python package load it.
+#[test]
+fn a_shim_stands_first_on_the_path_of_python_as_long_as_the_program_runs() {
+    let (store, daemon) = (Store::start(), Local::start());
+    let (dir, library) = (store.dir.path(), hooked::libraries().join("libgshare_hook.so"));
+    let mut command = hooked::run(dir, &daemon.socket(), &["--shim", "--model-store", "store.sock"]);
+    let script = "echo $PYTHONPATH $GSHARE_STORE $GSHARE_STORE_LIBRARY; cd ${PYTHONPATH%%:*} && stat -c %a . && find . -type f | sort";
+    command.args(["sh", "-c", script]).current_dir(dir);
+    command.env("PYTHONPATH", "/before").env("GSHARE_STORE", "/other").env("GSHARE_STORE_LIBRARY", &library);
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}");
+    let (first, rest) = text.split_once('\n').unwrap();
+    let words: Vec<&str> = first.split(' ').collect();
+    let [path, socket, named] = words[..] else { panic!("{text}") };
+    let shim = Path::new(path.strip_suffix(":/before").unwrap());
+    let canonical = |path: &Path| path.canonicalize().unwrap();
+    assert_eq!(canonical(Path::new(socket)), canonical(&dir.join("store.sock")));
+    assert_eq!(Path::new(named), canonical(&library));
+    let files =
+        ["gshare_store/__init__.py", "gshare_store/_dlpack.py", "gshare_store/shim.py", "sitecustomize.py"];
+    assert_eq!(
+        rest.lines().collect::<Vec<_>>(),
+        [&["700".to_owned()][..], &files.map(|file| format!("./{file}"))].concat()
+    );
+    assert!(!shim.exists(), "gone with the program");
 }

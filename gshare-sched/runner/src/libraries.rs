@@ -8,6 +8,9 @@ pub const HOOK: Library = Library { file: "libgshare_hook.so", variable: "GSHARE
 /// The driver without a GPU.
 pub const SIMULATOR: Library = Library { file: "libfake_cuda.so", variable: "GSHARE_SIM_LIBRARY" };
 
+/// The client of the model store, which its Python package loads.
+pub const STORE: Library = Library { file: "libgshare_store.so", variable: "GSHARE_STORE_LIBRARY" };
+
 /// A shared library of gshare.
 #[derive(Debug, Clone, Copy)]
 pub struct Library {
@@ -39,7 +42,7 @@ impl Library {
                 let program = program.display();
                 let text = format!(
                     "{} is neither beside {program} nor in ../lib/gshare; set {}, or in a checkout run \
-                     `cargo build -p gshare-hook -p gshare-fake-cuda` with the profile of this program",
+                     `cargo build -p gshare-hook -p gshare-fake-cuda -p gshare-store-c` with the profile of this program",
                     self.file, self.variable
                 );
                 io::Error::new(io::ErrorKind::NotFound, text)

@@ -4,6 +4,7 @@
 //! limit of 100 %, take its time. Shares are measured by who must know: on a simulated device of the demo's own its ground truth
 //! (time with a kernel of the process running), elsewhere the hooks' event timing as the daemon books it.
 
+use super::shim::Shim;
 use super::sim::{self, Kind, Simulate};
 use super::{Where, cuda, print_json, run as under_hook, spin};
 use anyhow::Context as _;
@@ -219,6 +220,7 @@ impl Stage {
             slo_sensitive: None,
             best_effort: false,
             on_daemon_loss: OnDaemonLoss::Open,
+            shim: Shim::default(),
             place: Where::at(self.socket()),
             command: vec![program.into(), spin::NAME.into()],
         };

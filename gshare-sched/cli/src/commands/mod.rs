@@ -20,6 +20,7 @@ mod ps;
 mod replay;
 mod run;
 mod serve;
+mod shim;
 mod sim;
 pub(crate) mod spin;
 mod status;

@@ -1,6 +1,7 @@
 //! `gshare profile`: measures a program at the settings that a strategy asks for, each under the share it names.
 
 use super::run::{self as under_hook, Prepared};
+use super::shim::Shim;
 use super::sim::{Kind, Simulate};
 use super::{Where, print_json, private};
 use anyhow::{Context as _, ensure};
@@ -402,6 +403,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
             slo_sensitive: None,
             best_effort: false,
             on_daemon_loss: OnDaemonLoss::Open,
+            shim: Shim::default(),
             place: place.clone(),
             command: command.clone(),
         };

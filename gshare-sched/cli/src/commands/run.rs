@@ -10,8 +10,10 @@
 //! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_CLASS`, `GSHARE_ON_DAEMON_LOSS` | the options |
 //! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before whatever was there |
 //! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, where MPS runs or the device is simulated |
+//! | `PYTHONPATH`, `GSHARE_STORE`, `GSHARE_STORE_LIBRARY` | with `--shim`: see [`Shim`] |
 //! | `CUDA_MPS_PIPE_DIRECTORY` | where MPS runs: its pipes, which the service has in a directory of its own |
 
+use super::shim::Shim;
 use super::sim::{self, Kind, Simulate};
 use super::{Where, private};
 use anyhow::Context as _;
@@ -63,6 +65,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "POLICY", default_value = "open", value_parser = parse_loss)]
     pub(crate) on_daemon_loss: OnDaemonLoss,
     #[command(flatten)]
+    pub(crate) shim: Shim,
+    #[command(flatten)]
     pub(crate) place: Where,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
@@ -103,11 +107,15 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     if kind.is_simulated() && !sim::jax_would_look() && sim::has_jax(Path::new(&options.command[0])) {
         eprintln!("gshare: {}", sim::JAX_ADVICE);
     }
+    let shim = options.shim.environment()?;
     // Kept until the program has ended.
     let (socket, _held) = socket(&options.place, kind.is_simulated())?;
     let prepared = prepare(options, &hook, &socket)?;
     let program = options.command[0].to_string_lossy().into_owned();
     let Prepared { mut command, simulator, hello } = prepared;
+    if let Some((variables, _)) = &shim {
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+    }
     if let Some(notice) = private::ask(&socket, &hello)? {
         eprintln!("gshare: {notice}");
     }
@@ -119,7 +127,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     let signals = SignalsInfo::<WithOrigin>::new(forwarded)?;
     let child = command.spawn().with_context(|| program)?;
     let status = wait(child, signals)?;
-    drop(simulator);
+    drop((simulator, shim));
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
 }

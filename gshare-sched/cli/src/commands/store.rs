@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 mod serve;
 
-const DEFAULT_SOCKET: &str = "/run/gshare/store.sock";
+pub(super) const DEFAULT_SOCKET: &str = "/run/gshare/store.sock";
 
 /// One copy of a model for all processes that use it.
 ///

@@ -1,0 +1,78 @@
+//! `gshare run --shim`: a Python program that knows no model store gets its weights from it.
+//!
+//! The files of the shim are part of this program. They are written to a directory of the run, which goes first into the program's
+//! `PYTHONPATH`; what they do is said in `gshare_store/shim.py`.
+
+use super::sim::Variables;
+use anyhow::Context as _;
+use gshare_modelstore::client::Client;
+use gshare_runner::libraries::{STORE, prepend};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+/// The files of the directory: path and text.
+const FILES: [(&str, &str); 4] = [
+    ("sitecustomize.py", include_str!("../../../../gshare-modelstore/python/sitecustomize.py")),
+    (
+        "gshare_store/__init__.py",
+        include_str!("../../../../gshare-modelstore/python/gshare_store/__init__.py"),
+    ),
+    ("gshare_store/_dlpack.py", include_str!("../../../../gshare-modelstore/python/gshare_store/_dlpack.py")),
+    ("gshare_store/shim.py", include_str!("../../../../gshare-modelstore/python/gshare_store/shim.py")),
+];
+
+/// Weights from the model store, for Python programs that do not know of it.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct Shim {
+    /// A Python program's `torch.load(path)` and `safetensors.torch.load_file(path)` get tensors from the model store, so that all
+    /// processes have one copy of them in host memory; they are the program's to write, which copies the page. Anything that the
+    /// store does not serve is loaded as ever. A file of `torch.save` is converted once, into `$XDG_CACHE_HOME/gshare/weights`.
+    /// `GSHARE_SHIM_LOG=1` tells of each load. Sets `PYTHONPATH`, `GSHARE_STORE` and `GSHARE_STORE_LIBRARY`.
+    #[arg(long)]
+    shim: bool,
+    /// The model store of --shim [default: `GSHARE_STORE`; else `GSHARE_STORE_SOCKET`; else /run/gshare/store.sock].
+    #[arg(long, value_name = "SOCKET", requires = "shim")]
+    model_store: Option<PathBuf>,
+}
+
+impl Shim {
+    /// The variables of the program, and the directory, which must outlive it; none without `--shim`.
+    ///
+    /// # Errors
+    /// When no store answers, its client's library is missing, or the directory cannot be written.
+    pub(crate) fn environment(&self) -> anyhow::Result<Option<(Variables, TempDir)>> {
+        if !self.shim {
+            return Ok(None);
+        }
+        let named = |name| {
+            std::env::var_os(name).filter(|text: &std::ffi::OsString| !text.is_empty()).map(PathBuf::from)
+        };
+        let socket = self.model_store.clone().or_else(|| named("GSHARE_STORE"));
+        let socket = socket.or_else(|| named("GSHARE_STORE_SOCKET"));
+        let socket = socket.unwrap_or_else(|| super::store::DEFAULT_SOCKET.into());
+        // The program may work elsewhere.
+        let socket = std::path::absolute(socket)?;
+        Client::connect(&socket).with_context(|| {
+            format!(
+                "--shim: no model store answers at {}; start one with `gshare store serve --socket PATH`, name one with \
+                 --model-store, or leave --shim out",
+                socket.display()
+            )
+        })?;
+        let library = STORE.find().context("--shim")?;
+        // Code that the program runs is for this user alone to write, whatever the umask.
+        let own = std::fs::Permissions::from_mode(0o700);
+        let dir = tempfile::Builder::new().prefix("gshare-shim-").permissions(own).tempdir()?;
+        std::fs::create_dir(dir.path().join("gshare_store"))?;
+        for (path, text) in FILES {
+            std::fs::write(dir.path().join(path), text)?;
+        }
+        let variables = vec![
+            ("PYTHONPATH".into(), prepend("PYTHONPATH", dir.path())),
+            ("GSHARE_STORE".into(), socket.into()),
+            ("GSHARE_STORE_LIBRARY".into(), library.into()),
+        ];
+        Ok(Some((variables, dir)))
+    }
+}
