@@ -88,7 +88,7 @@ typedef struct gshare_tensor {
    */
   uint64_t offset;
   /*
-   Of its data.
+   Bytes of the tensor's data.
    */
   uint64_t bytes;
   /*
