@@ -365,7 +365,8 @@ fn real(options: &Options, scenario: &Scenario) -> Result<Real> {
     Ok(Real { functions: seen, overhead })
 }
 
-/// What is deployed in `World`, with what the host has measured; and the SMs of an instance, where it has a share of them.
+/// The function as it is deployed in `World`, with the points that the host measured; and the part of the SMs that an instance has,
+/// 0 to 1, on a device that is shared out.
 fn spec(scenario: &Scenario, served: &Served, state: &Value) -> Result<(FunctionSpec, Option<f64>)> {
     let mut memory = Bytes(state["memory_bytes"].as_u64().context("the measured memory")?);
     let (work, sm) = if scenario.slices.is_empty() {

@@ -10,7 +10,7 @@ use gshare_core::{ResourceSpec, RunId};
 /// The domain under which these hosts name what is theirs: API groups, annotations, drivers.
 pub const DOMAIN: &str = "gshare.io";
 
-/// What the API server said, for people: its message with code and reason, and nothing of how it is held in memory.
+/// Message of the API server for people, with its code and reason, and nothing of how it is held in memory.
 pub fn said(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => {
@@ -35,7 +35,7 @@ pub(crate) fn run_of(uid: &str, name: &str) -> RunId {
     RunId::new((bits ^ u128::from(hash(name))).max(1))
 }
 
-/// What a process under the hook is told of its share. All processes that are told the same name and run share one.
+/// Environment of a process under the hook that names its share. All processes that are told the same name and run share one.
 pub(crate) fn share_environment(
     name: &str,
     run: RunId,

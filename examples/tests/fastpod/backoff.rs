@@ -15,7 +15,7 @@ fn refuse(backoff: &mut Backoff, fastpod: &FaSTPod, now: Instant) -> bool {
     backoff.refuse((&namespace, &uid), fastpod.metadata.generation, now, "quota")
 }
 
-/// Whether each may be tried, by UID.
+/// FaSTPods that are refused, by UID, and if each may be tried.
 fn told(backoff: &mut Backoff, fastpods: &[FaSTPod], now: Instant) -> BTreeMap<String, bool> {
     backoff.refused(fastpods, now).into_iter().map(|(uid, refused)| (uid, refused.retry)).collect()
 }

@@ -1,4 +1,4 @@
-//! What is decided, on a cluster that is a value: nothing is asked, and time is what it is told.
+//! Decisions on a cluster that is a value: no server is asked, and time is told.
 
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{Duration, Quota, SmShare};
@@ -94,7 +94,7 @@ impl Cluster {
         }
     }
 
-    /// Whether nothing is left to be written.
+    /// Answers if nothing is left to be written.
     fn rests(&self) -> bool {
         let Wanted { writes, statuses, .. } = self.wanted();
         let now = at(self.seconds);
@@ -258,7 +258,7 @@ fn a_crash_between_any_two_writes_is_like_no_crash() {
     for done in 0..=total {
         let mut cluster = start.clone();
         cluster.apply(Some(done));
-        // Whoever comes next knows nothing but what there is.
+        // The next controller knows nothing but what there is.
         cluster.settle();
         assert_eq!(cluster.status("one"), (3, 3, "Placed".into(), String::new()), "after {done} writes");
         assert_eq!(cluster.status("two").1, 2);
@@ -405,7 +405,7 @@ proptest! {
                     one.annotations_mut().insert("faasshare/sm_partition".into(), (size * 9).to_string());
                 },
                 4 => if which < cluster.observed.fastpods.len() {
-                    // What Kubernetes collects: pods without an owner.
+                    // Kubernetes collects pods without an owner.
                     let gone = cluster.observed.fastpods.remove(which).uid().unwrap();
                     for pod in &mut cluster.observed.pods {
                         if pod.labels()[LABEL] == gone {
@@ -448,7 +448,7 @@ fn a_pod_that_runs_makes_room_within_its_gpu() {
     };
     let before = places(&cluster);
     cluster.observed.fastpods[1].spec.replicas = 0;
-    // Its time is free when it is gone, not before.
+    // A pod's time is free when it is gone, not before.
     cluster.apply(None);
     cluster.apply(None);
     assert!(cluster.rests(), "it is on its way");
@@ -545,7 +545,7 @@ fn no_tenant_closes_a_node_or_has_a_gpu_given_out_twice() {
         cluster.settle();
         assert_eq!(cluster.status("h").1, 1, "{change:?}: the node is open");
     }
-    // Of a FaSTPod that is not there, or of another group, without a place: no node is closed by it.
+    // Pods without a place, of a FaSTPod that is not there or of another group, close no node.
     let mut forged = settled().observed.pods.remove(0);
     (forged.metadata.name, forged.metadata.annotations) = (Some("forged".into()), None);
     forged.spec.as_mut().unwrap().containers[0].env = None;
@@ -623,7 +623,7 @@ fn reasons_are_true() {
         "{message}"
     );
 
-    // What its kubelet said.
+    // The message of its kubelet.
     let mut cluster = Cluster::new(vec![node("a", 1, 16384)], vec![fastpod("f", 1, [12, 30, 1024])]);
     cluster.settle();
     cluster.observed.pods[0].status = serde_json::from_value(json!({"phase": "Failed", "reason": "OutOfcpu",
@@ -742,7 +742,7 @@ fn conditions_say_whether_it_is_ready_on_its_way_or_needs_mending() {
     );
 }
 
-/// What the API server refuses is told until it no longer is.
+/// A refusal of the API server is told for as long as it holds.
 #[test]
 fn a_refusal_is_said_once_and_taken_back() {
     let observed = Observed { fastpods: vec![fastpod("f", 1, [12, 30, 1024])], ..Observed::default() };

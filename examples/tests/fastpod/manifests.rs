@@ -87,7 +87,7 @@ fn the_schema_accepts_the_examples_and_refuses_each_bad_one() {
 #[test]
 fn the_manifests_belong_together_and_kubectl_renders_the_same() {
     for directory in ["", "dra", "fastpod"] {
-        // What a part names is there, but for the namespace.
+        // Each object that a part names is there, but for the namespace.
         let objects = check(&folder().join(directory));
         for object in &objects {
             let namespace = object["metadata"]["namespace"].as_str();
@@ -109,7 +109,7 @@ fn the_manifests_belong_together_and_kubectl_renders_the_same() {
     assert_eq!(options.lease.unwrap().to_string(), lease);
 }
 
-/// What operators look for first, in each manifest of both hosts.
+/// Settings that operators look for first, in each manifest of both hosts.
 #[test]
 fn workloads_say_how_they_are_scheduled_updated_bounded_and_confined() {
     let mut objects = rendered(&folder());

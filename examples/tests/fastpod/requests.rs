@@ -1,4 +1,4 @@
-//! What is asked of an API server, before a mock of it.
+//! Requests to an API server, before a mock of it.
 
 use super::api_server::{Api, Seen, rights};
 use super::decisions::{at, fastpod, node};
@@ -186,7 +186,7 @@ async fn a_watch_that_is_too_old_begins_anew() {
         }
         {
             let mut server = world.api.lock();
-            // What is missed while the watch was broken off is forgotten, too.
+            // Events that were missed while the watch was broken off are forgotten, too.
             server.break_watches(FASTPODS, false);
             server.edit(&of("f"), &json!({ "spec": { "replicas": 3 } }));
             server.break_watches(FASTPODS, true);
@@ -240,7 +240,7 @@ async fn the_role_allows_what_is_used_and_no_more() {
     world.settle().await;
     world.api.lock().edit(&of("f"), &json!({ "spec": { "replicas": 1 } }));
     world.settle().await;
-    // What is wrong is told in an Event.
+    // An Event tells what is wrong.
     world.api.lock().edit(&of("f"), &json!({ "metadata": { "annotations": { "faasshare/colour": "red" } } }));
     world.settle().await;
     let mut changes = std::pin::pin!(world.controller.changes());
@@ -320,7 +320,7 @@ async fn a_refused_fastpod_without_room_leaves_the_api_server_alone() {
     }
 }
 
-/// What each request takes of the API server's time, one after the other.
+/// Time that the API server takes for each request, one after the other.
 const LATENCY: Duration = Duration::from_millis(4);
 const GOOD: usize = 100;
 

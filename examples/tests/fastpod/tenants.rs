@@ -1,4 +1,4 @@
-//! What tenants may do to the pods of FaSTPods, by the admission policy of the manifests.
+//! Changes that tenants may make to the pods of FaSTPods, by the admission policy of the manifests.
 
 use super::decisions::{at, fastpod, node};
 use super::policy::{Request, admit, policy};

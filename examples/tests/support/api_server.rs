@@ -49,13 +49,13 @@ pub(crate) struct Server {
     rights: BTreeSet<Right>,
     /// The name under which all writes are made.
     manager: &'static str,
-    /// What becomes of an object before it is made: admission, and fields that are not known.
+    /// Checks of an object before it is made: admission, and fields that are not known.
     pub(crate) admit: Option<fn(&mut Value)>,
     /// Why an object is not admitted, if it is not.
     pub(crate) refuse: Option<fn(&Value) -> Option<&'static str>>,
     /// Pods that are bound run at once, and are ready.
     pub(crate) has_kubelets: bool,
-    /// What each request takes; one is answered after the other.
+    /// Time that each request takes; one is answered after the other.
     pub(crate) latency: std::time::Duration,
     /// Requests are not answered.
     pub(crate) deaf: bool,
@@ -74,7 +74,7 @@ pub(crate) fn documents(text: &str) -> Vec<Value> {
     serde_saphyr::from_multiple(text).unwrap()
 }
 
-/// What the roles in a manifest allow.
+/// Permissions of the roles in a manifest.
 pub(crate) fn rights(manifest: &str) -> BTreeSet<Right> {
     let texts = |rule: &Value, key: &str| -> Vec<String> {
         let texts = rule[key].as_array().unwrap().iter();
@@ -98,7 +98,7 @@ pub(crate) fn rights(manifest: &str) -> BTreeSet<Right> {
 /// A path of the API, taken apart.
 struct Target {
     group: String,
-    /// Of a namespace or of all.
+    /// One namespace, or all of them.
     collection: String,
     resource: String,
     /// The object's, without a subresource.
@@ -143,7 +143,7 @@ fn merge(into: &mut Value, patch: &Value) {
     }
 }
 
-/// Whether an object is in a collection: in the one of its namespace, or in that of all.
+/// Answers if an object is in a collection: in the one of its namespace, or in that of all.
 fn is_in(path: &str, collection: &str) -> bool {
     let own = target(path).collection;
     let of_all = own.split_once("/namespaces/").map(|(start, rest)| {
@@ -153,7 +153,7 @@ fn is_in(path: &str, collection: &str) -> bool {
     own == collection || of_all.as_deref() == Some(collection)
 }
 
-/// What labels and fields are to be; a label without a value is to be there.
+/// Required values of labels and fields; a label without a value is to be there.
 #[derive(Default)]
 struct Selectors(Vec<(String, Option<String>)>);
 
@@ -264,7 +264,7 @@ impl Server {
         }
     }
 
-    /// Whether the controller watches this collection.
+    /// Answers if the controller watches this collection.
     pub(crate) fn is_watched(&self, collection: &str) -> bool {
         self.watches.iter().any(|watch| watch.collection == collection)
     }
@@ -283,7 +283,7 @@ impl Server {
             ("GET", None) if is_watch => "watch",
             ("GET", None) => "list",
             ("POST", None) => "create",
-            // Of a subresource that is no part of its object, such as a binding.
+            // A subresource that is no part of its object, such as a binding.
             ("POST", Some(_)) if at.subresource.is_some() => "create",
             ("PATCH", Some(_)) => "patch",
             ("PUT", Some(_)) => "update",

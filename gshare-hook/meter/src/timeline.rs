@@ -132,7 +132,7 @@ impl Timeline {
         self.worked_until.max(segment.opened.saturating_add(behind)).min(now)
     }
 
-    /// Whether another process's work may have been on the device just before `start`: the device was idle for this process, and
+    /// Answers if another process's work may have been on the device just before `start` (ns): the device was idle for this process, and
     /// none of its work is known to have ended within this turn.
     fn is_first(&self, start: u64) -> bool {
         start > self.worked_until + IDLE_GAP && self.worked_until < self.turn_began

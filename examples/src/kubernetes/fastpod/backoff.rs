@@ -26,7 +26,7 @@ pub const BATCH: usize = 8;
 
 #[derive(Debug)]
 struct Entry {
-    /// Of the FaSTPod when it was refused.
+    /// Generation of the FaSTPod when it was refused: a changed one is tried at once.
     generation: Option<i64>,
     pause: Duration,
     until: Instant,
@@ -45,7 +45,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// What holds of these FaSTPods. Those that are gone or were changed are forgotten.
+    /// The refusals of these FaSTPods, by UID. Those of FaSTPods that are gone or were changed are forgotten.
     pub fn refused(&mut self, fastpods: &[FaSTPod], now: Instant) -> BTreeMap<String, Refused> {
         let there: BTreeMap<_, _> =
             fastpods.iter().filter_map(|one| Some((one.uid()?, one.metadata.generation))).collect();
@@ -76,7 +76,7 @@ impl Backoff {
         // Older ones count no more.
         times.drain(..times.len().saturating_sub(LIMIT));
         let pause = self.fastpods.get(uid).map(|entry| entry.pause);
-        // Of one batch: one refusal.
+        // Refusals of one batch count once.
         if self.fastpods.get(uid).is_some_and(|entry| entry.until > now) {
             return false;
         }

@@ -34,10 +34,10 @@ use tokio::time::Instant;
 const RETRY: Duration = Duration::from_secs(2);
 /// Writes that are under way at once.
 const AT_ONCE: usize = 32;
-/// Who writes, in the books of the API server.
+/// Field manager of the controller's writes.
 pub const MANAGER: &str = "gshare-fastpod";
 
-/// What came of a look.
+/// Result of a look.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// Writes that were done.
@@ -70,13 +70,13 @@ impl Outcome {
     }
 }
 
-/// What came of the pods of a namespace that were to be made.
+/// Result of making the pods of a namespace.
 #[derive(Default)]
 struct Created {
     outcome: Outcome,
     /// Why pods were refused, by the UID of their FaSTPod.
     refused: BTreeMap<String, String>,
-    /// Whether one of these FaSTPods was not refused before.
+    /// A FaSTPod was refused that had not been before.
     is_new: bool,
 }
 
@@ -105,12 +105,12 @@ fn is_refused(error: &kube::Error) -> bool {
 }
 
 impl Controller {
-    /// Of the cluster of `client`.
+    /// A controller of the cluster of `client`.
     pub fn new(client: Client, settings: Settings) -> Self {
         Self { client, settings: Arc::new(settings), backoff: Arc::default() }
     }
 
-    /// What there is: read anew each time, so that its own writes are seen.
+    /// The objects as they are now: read anew each time, so that the controller's own writes are seen.
     ///
     /// # Errors
     /// When one of the lists cannot be read.
@@ -177,7 +177,7 @@ impl Controller {
             is_new |= created.is_new;
         }
         if is_new {
-            // What their other pods would have taken is free for others at once.
+            // The places that their other pods were to have are free for others at once.
             outcome.again_in(Duration::ZERO);
         }
         if let Some(next) = self.backoff.lock().next(Instant::now()) {
@@ -278,7 +278,7 @@ impl Controller {
                     metadata: ObjectMeta {
                         name: Some(name.clone()),
                         namespace: Some(namespace.clone()),
-                        // Of this pod, and not of another one of its name.
+                        // The binding is for this pod, and not for another one of its name.
                         uid: Some(uid.clone()),
                         ..ObjectMeta::default()
                     },
@@ -349,7 +349,7 @@ impl Controller {
                 () = pause => {}
                 _ = changes.next() => {}
             }
-            // What came together is looked at together.
+            // Changes that came together are looked at together.
             while let Some(Some(())) = changes.next().now_or_never() {}
         }
     }
@@ -362,7 +362,7 @@ fn post() -> PostParams {
 /// Longest note of an Event, in bytes.
 const NOTE: usize = 1024;
 
-/// What is told of a FaSTPod, beside it in its namespace.
+/// An Event about a FaSTPod, in its namespace. The note has at most [`NOTE`] bytes.
 fn event(fastpod: &FaSTPod, now: &Time, News { is_warning, reason, message }: News) -> Event {
     let uid = fastpod.uid().unwrap_or_default();
     let id = hash(&format!("{uid} {reason} {}", now.0.as_nanosecond()));
@@ -385,7 +385,7 @@ fn event(fastpod: &FaSTPod, now: &Time, News { is_warning, reason, message }: Ne
     }
 }
 
-/// That something happened; why not is told.
+/// A stream that says when something has changed; errors of the watch are printed.
 fn events<K>(
     what: &'static str,
     watch: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,

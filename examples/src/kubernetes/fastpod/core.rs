@@ -1,4 +1,4 @@
-//! What is to be written, given what there is. Pure: equal inputs give equal writes.
+//! The writes that bring a cluster to what its FaSTPods ask for. Pure: equal inputs give equal writes.
 
 use super::gpus::Gpus;
 use super::pods::{self, Given, Injected, LABEL, Place, is_going, is_over, is_ready, node_name};
@@ -22,7 +22,7 @@ const PROGRESSING: &str = "Progressing";
 /// Condition: something has to be mended before every replica can be there.
 const DEGRADED: &str = "Degraded";
 
-/// What the API server has.
+/// Objects of the API server, as they were read.
 #[derive(Debug, Clone, Default)]
 pub struct Observed {
     /// All FaSTPods.
@@ -35,19 +35,19 @@ pub struct Observed {
     pub refused: BTreeMap<String, Refused>,
 }
 
-/// What came of the last pod of a FaSTPod that the API server would not have.
+/// Refusal of the last pod of a FaSTPod by the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// What it said.
+    /// Message of the API server.
     pub why: String,
-    /// Whether it is time to try one pod again. Until then none is tried, and none takes a place from others.
+    /// One pod may be tried again. Until then none is tried, and none takes a place from others.
     pub retry: bool,
 }
 
-/// What the controller was started with.
+/// Settings that the controller was started with.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// What containers are given of their node.
+    /// Files and sockets of their node that containers are given.
     pub injected: Injected,
     /// From which shares are taken that FaSTPods leave out.
     pub profiles: Profiles,
@@ -56,11 +56,11 @@ pub struct Settings {
 /// Which pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodName {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its UID: not another one of that name.
+    /// UID of the pod: another one of its name has another.
     pub uid: String,
 }
 
@@ -101,17 +101,17 @@ struct Rollout {
     wanted: usize,
     live: usize,
     ready: usize,
-    /// Of an older template.
+    /// Live pods that were made of an older template.
     old: usize,
 }
 
 impl Told {
-    /// Of which FaSTPod.
+    /// UID of the FaSTPod.
     pub fn uid(&self) -> String {
         self.fastpod.uid().unwrap_or_default()
     }
 
-    /// Whether replicas have no place, by what was observed.
+    /// Answers if replicas have no place, by the objects that were read.
     pub fn lacks_places(&self) -> bool {
         let conditions = self.fastpod.status.iter().flat_map(|status| &status.conditions);
         conditions.into_iter().any(|condition| condition.type_ == PLACED && condition.status != "True")
@@ -129,7 +129,7 @@ impl Told {
     }
 }
 
-/// What an Event says of a FaSTPod.
+/// Content of an Event about a FaSTPod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct News {
     /// Something has to be mended, or no longer has to be.
@@ -140,7 +140,7 @@ pub struct News {
     pub message: String,
 }
 
-/// What a person would ask about: why replicas are held up, each reason once, and that they no longer are.
+/// News for a person: why replicas are held up, each reason once, and that they no longer are.
 pub fn news(before: Option<&FaSTPodStatus>, after: &FaSTPodStatus) -> Option<News> {
     let degraded = |status: &'_ FaSTPodStatus| -> Option<Condition> {
         let mut all = status.conditions.iter();
@@ -157,16 +157,16 @@ pub fn news(before: Option<&FaSTPodStatus>, after: &FaSTPodStatus) -> Option<New
     }
 }
 
-/// What is to be done.
+/// Writes that are wanted after a look.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Wanted {
-    /// In this order.
+    /// Writes of pods, in this order.
     pub writes: Vec<Write>,
     /// After them: what is to be said of each FaSTPod.
     pub statuses: Vec<Told>,
     /// Look again after so long, even if nothing changes.
     pub again: Option<Duration>,
-    /// What is wrong with nodes or pods, for people.
+    /// Faults of nodes or pods, for people.
     pub complaints: Vec<String>,
 }
 
@@ -191,11 +191,11 @@ fn order<K: kube::Resource>(object: &K) -> (Option<k8s_openapi::jiff::Timestamp>
     (created, object.namespace(), object.name_any())
 }
 
-/// What is to be written so that the cluster becomes what its FaSTPods ask for.
+/// Decides the writes by which the cluster becomes what its FaSTPods ask for.
 pub fn reconcile(now: &Time, observed: &Observed, settings: &Settings) -> Wanted {
     let mut wanted = Wanted::default();
     let mut gpus = Gpus::new(&observed.nodes, &mut wanted.complaints);
-    // A pod that carries the label and is nobody's is none of ours.
+    // A pod that carries the label and has no owner is none of ours.
     let mut sorted: Vec<&Pod> = observed.pods.iter().filter(|pod| pods::owner(pod).is_some()).collect();
     sorted.sort_by_cached_key(|pod| order(*pod));
     let known: BTreeSet<_> =
@@ -217,7 +217,7 @@ pub fn reconcile(now: &Time, observed: &Observed, settings: &Settings) -> Wanted
         let told = turn.tell(share, placed);
         wanted.statuses.push(told);
     }
-    // Whoever was placed last may have moved the others of its GPU: what they were given before that is out of date.
+    // The pod that was placed last may have moved the others of its GPU: places that they were given before are out of date.
     for (pod, placement) in held {
         let place = placement.and_then(|id| gpus.place_of(id));
         let moved = place.filter(|place| Place::of(pod).as_ref() != Some(place));
@@ -231,7 +231,7 @@ pub fn reconcile(now: &Time, observed: &Observed, settings: &Settings) -> Wanted
     wanted
 }
 
-/// What the pods of a FaSTPod run, and the share of each.
+/// Spec of the pods of a FaSTPod, and the share of each.
 type Asked = (PodSpec, ResourceSpec);
 
 /// Why a FaSTPod has fewer pods than it asks for: reason and message of its condition.
@@ -241,7 +241,7 @@ type Unplaced = (&'static str, String);
 struct Turn<'a, 'g, 'b> {
     now: &'a Time,
     fastpod: &'a FaSTPod,
-    /// Its pods, by arrival.
+    /// The FaSTPod's pods, by arrival.
     own: Vec<&'a Pod>,
     refused: Option<&'a Refused>,
     gpus: &'g mut Gpus<'b>,
@@ -253,12 +253,12 @@ impl<'a> Turn<'a, '_, '_> {
         usize::try_from(self.fastpod.spec.replicas).unwrap_or(0)
     }
 
-    /// Its pods that are neither over nor going.
+    /// The FaSTPod's pods that are neither over nor going.
     fn live(&self) -> Vec<&'a Pod> {
         self.own.iter().copied().filter(|pod| !is_going(pod) && !is_over(pod)).collect()
     }
 
-    /// What its pods run, and their share.
+    /// Spec and share of the FaSTPod's pods.
     fn asked(&self, profiles: &Profiles) -> Result<Asked, Unplaced> {
         let bad = |why: String| ("BadPodSpec", format!("podSpec.{why}"));
         let spec = pods::decode(&self.fastpod.spec.pod_spec).map_err(|error| ("BadPodSpec", error))?;
@@ -407,7 +407,7 @@ fn refused_as(why: &str) -> Unplaced {
 }
 
 impl Rollout {
-    /// What is so, and since when.
+    /// The conditions now, each with the time since which it holds.
     fn conditions(
         self,
         before: Option<&FaSTPodStatus>,

@@ -1,4 +1,4 @@
-//! Whether a node takes the pods of a template, and why not. Pure.
+//! Nodes that take the pods of a template, and why others do not. Pure.
 //!
 //! Looked at are, in this order: whether the node is ready and not cordoned, its selector and required affinity (as the
 //! scheduler of Kubernetes reads them), its taints, and whether it has just refused a pod of the same FaSTPod. Preferred affinity
@@ -12,9 +12,9 @@ use std::fmt;
 /// Why a node is not taken.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Excluded {
-    /// Its condition `Ready` is not True.
+    /// The node's condition `Ready` is not True.
     NotReady,
-    /// It is cordoned or being deleted.
+    /// The node is cordoned or being deleted.
     Cordoned,
     /// The pods' `nodeSelector` asks for labels that it does not have.
     Selector,
@@ -22,7 +22,7 @@ pub enum Excluded {
     Affinity,
     /// A taint that the pods do not tolerate: `key=value:effect`.
     Tainted(String),
-    /// Its kubelet has refused or ended a pod: reason and message.
+    /// The node's kubelet has refused or ended a pod: reason and message.
     Failed(String),
 }
 
@@ -90,7 +90,7 @@ pub fn closed(node: &Node) -> Option<Excluded> {
     }
 }
 
-/// Whether all of a term holds; a term that asks for nothing fits no node.
+/// Answers if all of a term holds; a term that asks for nothing fits no node.
 fn fits(node: &Node, term: &NodeSelectorTerm) -> bool {
     let (labels, fields) = (term.match_expressions.as_deref(), term.match_fields.as_deref());
     let (labels, fields) = (labels.unwrap_or_default(), fields.unwrap_or_default());

@@ -24,12 +24,12 @@ pub const LABEL: &str = "gshare.io/fastpod-uid";
 pub const NODE_LABEL: &str = "gshare.io/fastpod";
 /// Variable of a container: `NODE/GPU`, for which its pod was made.
 const PLACE: &str = "GSHARE_PLACE";
-/// Where the hook and the daemon's socket are, in a container; and beside the hook its share.
+/// Paths in a container: the hook, the file with its share beside it, and the directory of the daemon's socket.
 const HOOK: &str = "/usr/lib/gshare/libgshare_hook.so";
 const SHARE: &str = "/usr/lib/gshare/share.env";
 const SOCKET_DIR: &str = "/run/gshare";
 
-/// What containers are given of the node.
+/// Files and sockets of the node that containers are given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Injected {
     /// Directory of the hook on every node, and of the file `ld.so.preload` that names it.
@@ -54,7 +54,7 @@ impl Default for Injected {
     }
 }
 
-/// Where a pod is or will be.
+/// The place of a pod, now or once it is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The node.
@@ -93,15 +93,15 @@ impl Place {
     }
 }
 
-/// What a pod was given when it was made, from the environment of its containers: the spec of a pod never changes, where its
-/// annotations may be edited by its tenant.
+/// The GPU and share that a pod was given when it was made, from the environment of its containers: the spec of a pod never
+/// changes, where its annotations may be edited by its tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Given {
     /// Name of the node.
     pub node: String,
     /// Number of the GPU there.
     pub gpu: u32,
-    /// What it may use of the GPU.
+    /// Share of the GPU: time, SMs and memory.
     pub share: ResourceSpec,
 }
 
@@ -144,7 +144,7 @@ pub fn owner(pod: &Pod) -> Option<&str> {
     ours.next().map(|owner| owner.uid.as_str())
 }
 
-/// Whether a pod is one of this FaSTPod.
+/// Answers if a pod is one of this FaSTPod.
 pub fn is_owned(pod: &Pod, fastpod: &FaSTPod) -> bool {
     owner(pod).is_some_and(|uid| fastpod.metadata.uid.as_deref() == Some(uid))
         && pod.metadata.namespace == fastpod.metadata.namespace
@@ -154,7 +154,7 @@ fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending")
 }
 
-/// Whether it will never run again.
+/// Answers if a pod will never run again.
 pub fn is_over(pod: &Pod) -> bool {
     matches!(phase(pod), "Failed" | "Succeeded")
 }
@@ -200,7 +200,7 @@ fn unknown(given: &Value, kept: &Value, path: &str) -> Option<String> {
     }
 }
 
-/// Whether it is being deleted.
+/// Answers if a pod is being deleted.
 pub fn is_going(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
@@ -210,7 +210,7 @@ pub fn node_name(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref().filter(|name| !name.is_empty())
 }
 
-/// Whether it takes requests.
+/// Answers if a pod takes requests.
 pub fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     !is_going(pod) && conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True")
@@ -222,7 +222,7 @@ pub fn template(fastpod: &FaSTPod, share: &ResourceSpec) -> String {
     format!("{:016x}", hash(&text.to_string()))
 }
 
-/// Whether a pod was made of this template.
+/// Answers if a pod was made of this template.
 pub fn is_of(pod: &Pod, template: &str) -> bool {
     pod.annotations().get(&key("template")).is_some_and(|of| of == template)
 }
