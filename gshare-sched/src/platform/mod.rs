@@ -70,7 +70,7 @@ mod error;
 mod fractional;
 mod functions;
 mod host_cache;
-mod instances;
+mod naming;
 mod requests;
 mod settings;
 mod sliced;
@@ -94,7 +94,7 @@ use gshare_core::platform::{
 };
 use gshare_core::request::{RequestId, TenantId};
 use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, Timestamp};
-use instances::Instances;
+use naming::Instances;
 use requests::Request;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use timers::Timers;

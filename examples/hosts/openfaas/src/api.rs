@@ -1,7 +1,7 @@
 //! Messages of the HTTP interface, and the one place where they are checked.
 
+use super::deployment::Wants;
 use super::host::View;
-use super::plan::Wants;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -334,7 +334,7 @@ pub fn rfc3339(time: std::time::SystemTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Plan;
+    use crate::deployment::Plan;
 
     fn refusal(body: &str) -> String {
         let deployment = parse::<FunctionDeployment>(body.as_bytes());

@@ -63,6 +63,7 @@
 
 pub mod api;
 pub mod demo;
+pub mod deployment;
 pub mod devices;
 pub mod guard;
 pub mod host;
@@ -71,7 +72,6 @@ pub mod logs;
 pub mod metrics;
 pub mod models;
 pub mod node;
-pub mod plan;
 pub mod proxy;
 pub mod records;
 pub mod routes;
@@ -79,6 +79,7 @@ pub mod state;
 pub mod trials;
 
 use anyhow::{Context as _, ensure};
+use deployment::Plan;
 use devices::Devices;
 use gshare_core::platform::PlatformEvent;
 use gshare_core::request::{TenantId, TenantLimits};
@@ -91,7 +92,6 @@ use gshare_sched::scale::HeuristicHorizontalConfig;
 use host::Version;
 use models::Models;
 use node::{Node, Runner};
-use plan::Plan;
 use routes::{App, Credentials};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

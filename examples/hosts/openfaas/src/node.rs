@@ -1,11 +1,11 @@
 //! The shell around [`Host`]: its clock, the thread that starts processes, and the tasks that watch them.
 
 use super::api::ApiError;
+use super::deployment::Wants;
 use super::devices::Devices;
 use super::host::{Host, Launch, Order, Turn, View, client};
 use super::logs::Logs;
 use super::models::Models;
-use super::plan::Wants;
 use super::records::Store;
 use super::trials;
 use axum::http::StatusCode;

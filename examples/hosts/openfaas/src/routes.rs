@@ -4,11 +4,11 @@ use super::api::{
     ApiError, DeleteRequest, FunctionDeployment, FunctionStatus, LogLine, NAMESPACE, ScaleRequest, Secret,
     Status, Usage, check_name, check_namespace, parse, rfc3339,
 };
+use super::deployment::{Plan, Wants};
 use super::host::{Version, View};
 use super::logs::Stamped;
 use super::metrics::Metrics;
 use super::node::Node;
-use super::plan::{Plan, Wants};
 use super::records::Record;
 use super::{guard, later, proxy};
 use axum::Router;

@@ -9,9 +9,9 @@
 //!    measures a grid of these two).
 //! 3. Points whose 95th percentile misses half of the SLO stay in the table: the scaler does not take them.
 
+use super::deployment::Wants;
 use super::host::{Launch, client};
 use super::node::Node;
-use super::plan::Wants;
 use gshare_core::platform::Part;
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
 use gshare_core::{Bytes, Duration, GpuShare, Quota, QuotaRange, SmShare};

@@ -37,8 +37,8 @@
 
 mod config;
 mod gangs;
-mod instances;
-mod requests;
+mod placing;
+mod queueing;
 mod room;
 
 pub use config::{FractionalConfig, FractionalPolicies};

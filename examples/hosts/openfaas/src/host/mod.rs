@@ -14,17 +14,17 @@
 //! and booked like every other job. The shell runs the trials in it. The largest of `TRIAL_SHARES` that finds room at
 //! once is taken, else the smallest waits for it.
 
-mod instances;
-mod requests;
+mod dispatching;
+mod processes;
 mod versions;
 mod view;
 
-pub use requests::refusal;
+pub use dispatching::refusal;
 pub use view::{Decision, InstanceView, View};
 
 use super::api::{ApiError, FunctionDeployment};
+use super::deployment::{Plan, Wants};
 use super::models::Errand;
-use super::plan::{Plan, Wants};
 use gshare_core::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Rejection, StopCause};
 use gshare_core::request::{RequestId, TenantId};
 use gshare_core::scale::InstanceId;

@@ -2,7 +2,7 @@
 
 use super::{Doing, Function, Host, Known, Request, Totals, Turn, Version};
 use crate::api::ApiError;
-use crate::plan::{Plan, Wants};
+use crate::deployment::{Plan, Wants};
 use gshare_core::platform::{FunctionSpec, InstanceReport, PlatformAction, PlatformEvent, Work};
 use gshare_core::profile::ProfileTable;
 use gshare_core::request::RequestId;

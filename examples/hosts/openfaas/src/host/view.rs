@@ -1,7 +1,7 @@
 //! Views of functions, and the checks that must hold between the books.
 
 use super::{Doing, Host, Totals, Version, client};
-use crate::plan::Wants;
+use crate::deployment::Wants;
 use gshare_core::platform::{Life, Part, PlatformAction, Work};
 use gshare_core::profile::ProfileTable;
 use gshare_core::scale::InstanceId;
