@@ -81,7 +81,7 @@ pub struct FunctionDeployment {
     /// `com.openfaas.scale.min` and `.max` are looked at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Map,
-    /// Wishes and shares of the function, see [`super::plan`].
+    /// Wishes and shares of the function, see [`super::deployment`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub annotations: Map,
     /// Kept and shown; not enforced.
