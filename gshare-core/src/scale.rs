@@ -154,7 +154,8 @@ pub enum VerticalEvent {
         /// The client that left.
         client: ClientId,
     },
-    /// Tokens that the client launched since its last report. A client that launched nothing need not report.
+    /// Tokens that the client launched since its last report. A client that launched nothing need not report, unless it
+    /// waits for tokens: such a one reports 1, since it is not at rest.
     UsageReported {
         /// The client that used it.
         client: ClientId,

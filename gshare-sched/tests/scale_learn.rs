@@ -221,8 +221,11 @@ fn while_the_owner_rests_others_are_lent_what_is_not_guaranteed() {
     bench.period();
     assert_eq!(bench.tokens().1, 1_000, "back where it was, one period after the launch");
     bench.period();
-    // The client is in the middle of an iteration, and out of tokens.
-    bench.rest(5);
+    // The client is in the middle of an iteration, and waits for tokens.
+    for _ in 0..5 {
+        bench.tell(VerticalEvent::UsageReported { client: OWNER, tokens: 1, largest_kernel: 0 });
+        bench.rest(1);
+    }
     assert_eq!(bench.tokens().1, 1_000);
 
     let mut printed = Bench::new(false);

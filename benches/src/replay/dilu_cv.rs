@@ -444,9 +444,12 @@ impl Gate {
             Self::CoScaler(periods) => {
                 let cost = kernel.duration.as_nanos() / 1_000 * u64::from(kernel.width.get()) / 100;
                 let may = periods.balance[lane].spend(cost);
+                let (used, largest) = &mut periods.used[lane];
                 if may {
-                    let (used, largest) = periods.used[lane];
-                    periods.used[lane] = (used + cost, largest.max(cost));
+                    (*used, *largest) = (*used + cost, cost.max(*largest));
+                } else {
+                    // Who waits is not at rest.
+                    *used = (*used).max(1);
                 }
                 Ok(may)
             }

@@ -154,12 +154,12 @@ impl Scaling {
             .is_ok()
     }
 
-    /// The time has come: reports what was used (as `used` says of each client), ends the period, and appends the shares
-    /// that change, those that shrink first.
+    /// The time has come: reports what was used (`used` gives each client's time since it came, and whether it waits for a
+    /// token), ends the period, and appends the shares that change, those that shrink first.
     pub(super) fn period(
         &mut self,
         now: Timestamp,
-        used: impl Fn(ClientId) -> Option<Duration>,
+        used: impl Fn(ClientId) -> Option<(Duration, bool)>,
         resizes: &mut Vec<Resize>,
     ) {
         if self.next_deadline().is_none_or(|due| due > now) {
@@ -167,8 +167,8 @@ impl Scaling {
         }
         let mut reports = Vec::new();
         for (&client, entry) in &mut self.clients {
-            let total = used(client).unwrap_or(entry.used);
-            let tokens = total.saturating_sub(entry.used).as_nanos() / 1_000;
+            let (total, waits) = used(client).unwrap_or((entry.used, false));
+            let tokens = (total.saturating_sub(entry.used).as_nanos() / 1_000).max(waits.into());
             entry.used = total;
             if tokens > 0 {
                 reports.push(VerticalEvent::UsageReported { client: entry.id, tokens, largest_kernel: 0 });
@@ -227,6 +227,7 @@ mod tests {
         scaling: Scaling,
         now: Timestamp,
         used: BTreeMap<ClientId, Duration>,
+        waits: Option<ClientId>,
         shares: BTreeMap<ClientId, QuotaRange>,
     }
 
@@ -234,7 +235,7 @@ mod tests {
         fn new() -> Self {
             let scaling = Scaling::new(vertical_scaler(16).unwrap());
             let now = Timestamp::from_millis(1_000);
-            Self { scaling, now, used: BTreeMap::new(), shares: BTreeMap::new() }
+            Self { scaling, now, used: BTreeMap::new(), waits: None, shares: BTreeMap::new() }
         }
 
         fn join(&mut self, client: ClientId, text: &str, class: ServiceClass) {
@@ -249,7 +250,10 @@ mod tests {
                 }
                 self.now = self.scaling.next_deadline().unwrap();
                 let mut resizes = Vec::new();
-                let used = |client: ClientId| self.used.get(&client).copied();
+                let used = |client: ClientId| {
+                    let used = self.used.get(&client).copied().unwrap_or_default();
+                    Some((used, self.waits == Some(client)))
+                };
                 self.scaling.period(self.now, used, &mut resizes);
                 for resize in resizes {
                     let before = self.shares.insert(resize.client, resize.quota).unwrap();
@@ -313,6 +317,28 @@ mod tests {
         assert_eq!(bench.scaling.client(OWNER).unwrap().state.to_string(), "emergency x2.20");
         let rest = Quota::from_percent(10).unwrap();
         assert_eq!(bench.shares[&TRAINER].limit(), rest, "what the owner's limit leaves");
+    }
+
+    /// What an iteration used is charged when its token comes back, and that is after the iteration.
+    #[test]
+    fn between_two_iterations_the_trainer_is_lent_what_is_not_promised_unless_the_owner_waits() {
+        let mut bench = Bench::new();
+        bench.join(OWNER, "0.4:0.9", ServiceClass::SLO_SENSITIVE);
+        bench.join(TRAINER, "0:1.0", ServiceClass::BestEffort);
+        let (both, lent) = ([OWNER, TRAINER], Quota::from_percent(60).unwrap());
+        bench.periods(6, &both);
+        // The first iteration is one to learn from.
+        bench.cycle(20);
+        bench.periods(8, &both);
+        for waits in [None, Some(OWNER)] {
+            bench.cycle(20);
+            bench.periods(2, &both);
+            assert!(bench.shares[&TRAINER].limit() < lent);
+            bench.waits = waits;
+            // What is reported at the end of a period counts for the next one.
+            bench.periods(3, &[TRAINER]);
+            assert_eq!(bench.shares[&TRAINER].limit() == lent, waits.is_none());
+        }
     }
 
     #[test]

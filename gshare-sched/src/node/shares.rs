@@ -86,7 +86,9 @@ impl Node {
     /// is what they keep should this daemon be lost.
     pub(super) fn scale(&mut self, now: Timestamp, out: &mut Vec<NodeAction>) {
         let mut resizes = core::mem::take(&mut self.resizes);
-        let used = |client| self.tokens.0.client(client).map(|status| status.total_used);
+        let tokens = &self.tokens.0;
+        let used =
+            |client| tokens.client(client).map(|status| (status.total_used, status.waiting_since.is_some()));
         self.scaling.period(now, used, &mut resizes);
         for Resize { client, quota } in resizes.drain(..) {
             let Some(spec) = self.spec_of(TenantId(client)) else { continue };

@@ -107,7 +107,7 @@
 //!   for an owner that is hardly ever asked, nothing for one whose iterations follow each other, as they do in a burst.
 //!   `rho` is the last KLC's part of the time since the one before it ended; never less than `min_tolerance` (5 %) is put
 //!   up with. With 60 %, a KLC of 25 ms that began 25 ms after the one before may be 23 % longer, one that began at once 5 %.
-//! - An owner **rests** when its last iteration is over and it has launched nothing for `rest_periods` (2). While all owners on
+//! - An owner **rests** when it has neither launched nor waited for tokens for `rest_periods` (2). While all owners on
 //!   a GPU rest or are idle, the others are lent all that is not guaranteed, at once; with the owner's next launch they are
 //!   back where they were, one period later. A window of half a second, as printed, is longer than the pauses between
 //!   bursts: what a burst took stayed taken for as long as bursts went on.
@@ -160,7 +160,7 @@ pub struct DiluVerticalConfig {
     /// The least tolerance, with `learn`. 5 %: KLCs of one batch size vary by as much.
     #[cfg_attr(feature = "serde", serde(rename = "min_tolerance_basis_points"))]
     pub min_tolerance: BasisPoints,
-    /// Periods without a launch after the end of an iteration in which an owner rests, with `learn`. 2: one may begin and
+    /// Periods without a launch, and without a wait for tokens, after which an owner rests, with `learn`. 2: one may begin and
     /// end without a launch between two batches of a queue.
     pub rest_periods: u32,
     /// Share that a client which is guaranteed less can count on all the same, within its limit. 1 %.
@@ -305,8 +305,8 @@ struct Client {
     cycles: Cycles,
     /// Tokens that it had when it stepped back so that an owner learns, or was lent more.
     resumes: Option<u64>,
-    /// The last launch of its last iteration, and the period in which it came.
-    finished: Option<(Timestamp, u64)>,
+    /// The last launch of its last iteration.
+    finished: Option<Timestamp>,
     verdict: Option<Verdict>,
 }
 
@@ -316,12 +316,9 @@ impl Client {
         self.active.is_none_or(|active| period - active >= window)
     }
 
-    /// Whether it launched nothing for `rest` periods up to `period`, and nothing since its last iteration ended: one that is
-    /// out of tokens in the middle of an iteration does not rest.
+    /// Whether it has ended an iteration, and neither launched nor wanted to for `rest` periods up to `period`.
     fn rests(&self, period: u64, rest: u64) -> bool {
-        let over =
-            self.finished.is_some_and(|(_, finished)| self.active.is_none_or(|active| active <= finished));
-        over && self.is_idle(period, rest)
+        self.finished.is_some() && self.is_idle(period, rest)
     }
 
     /// The largest kernel in the window (of `block`) and the one before.
@@ -877,18 +874,18 @@ impl DiluVertical {
         cycle: Duration,
     ) {
         let (now, min_cycle, learn) = (self.now, self.config.min_cycle, self.config.learn);
-        let (period, least) = (self.period, u64::from(self.config.min_tolerance.get()));
+        let least = u64::from(self.config.min_tolerance.get());
         let window = self.config.period.saturating_mul(u64::from(self.config.window_periods));
         let well = u64::from(self.config.calm_growth.get());
         let Some((client, gpu)) = self.pair(id.slot()) else { return };
         let ServiceClass::SloSensitive { tolerance } = client.class else { return };
-        let before = client.finished.replace((first_launch.saturating_add(cycle), period));
+        let before = client.finished.replace(first_launch.saturating_add(cycle));
         if cycle < min_cycle {
             return;
         }
         let mut tolerance = u64::from(tolerance.get());
         if learn {
-            let pause = before.map_or(Duration::MAX, |(before, _)| first_launch.saturating_since(before));
+            let pause = before.map_or(Duration::MAX, |before| first_launch.saturating_since(before));
             tolerance = within_a_queue(tolerance, cycle, pause).max(least.min(tolerance));
         }
         let micros = cycle.as_nanos() / 1_000;

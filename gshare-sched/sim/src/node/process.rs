@@ -11,6 +11,7 @@ use super::worker::{Done, Tasks};
 use crate::gpu::{Kernel, VirtualGpu};
 use crate::rng::Rng;
 use gshare_core::gate::LaunchGate;
+use gshare_core::scale::ServiceClass;
 use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, ConnId, DeviceUuid, Duration, ResourceSpec, RunId, Timestamp};
 use gshare_meter::cost::{CostTable, Row};
@@ -70,6 +71,7 @@ pub(super) struct Identity {
     pub(super) run: u64,
     pub(super) spec: ResourceSpec,
     pub(super) on_loss: OnDaemonLoss,
+    pub(super) class: Option<ServiceClass>,
 }
 
 /// The state of the launching thread.
@@ -196,7 +198,7 @@ impl Process {
             on_loss: who.on_loss,
         };
         let (spec, on_loss) = (who.spec, who.on_loss);
-        let settings = Settings { hello, spec, on_loss, class: None, seed: rng.next_u64() };
+        let settings = Settings { hello, spec, on_loss, class: who.class, seed: rng.next_u64() };
         let memory = MemoryAccount::of_member(who.memory.0);
         if spec.memory().is_some() {
             memory.limit_to(spec.memory());

@@ -7,6 +7,7 @@ use super::Got;
 use super::daemon::name_of;
 use super::plan::{Program, Shape};
 use super::world::{Instance, Planned, World};
+use gshare_core::scale::ServiceClass;
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Duration, ResourceSpec, Timestamp};
 use std::collections::VecDeque;
@@ -100,11 +101,17 @@ impl World<'_> {
     }
 
     /// An instance of its own with one worker starts on a device, now. Gives the worker's number.
-    pub fn start_worker(&mut self, now: Timestamp, gpu: usize, spec: ResourceSpec) -> usize {
+    pub fn start_worker(
+        &mut self,
+        now: Timestamp,
+        gpu: usize,
+        spec: ResourceSpec,
+        class: Option<ServiceClass>,
+    ) -> usize {
         let (instance, shape) = (self.instances.len(), Shape::Any);
         self.outside.book.add_instance(gpu, shape, spec);
         let (name, on_loss) = (name_of(gpu, instance), OnDaemonLoss::Open);
-        self.instances.push(Instance { gpu, shape, name, spec, on_loss });
+        self.instances.push(Instance { gpu, shape, name, spec, on_loss, class });
         let worker = self.processes.len();
         self.planned.push(Planned { instance, program: PROGRAM });
         self.processes.push(None);

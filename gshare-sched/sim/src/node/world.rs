@@ -9,6 +9,7 @@ use super::process::{Identity, Life, Process};
 use super::{NodeFailure, NodeReport, Setup};
 use crate::gpu::{Completion, VirtualGpu};
 use crate::rng::Rng;
+use gshare_core::scale::ServiceClass;
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{ConnId, Duration, ResourceSpec, Timestamp};
 
@@ -34,6 +35,8 @@ pub(super) struct Instance {
     pub(super) name: String,
     pub(super) spec: ResourceSpec,
     pub(super) on_loss: OnDaemonLoss,
+    /// None: it takes no part in vertical scaling.
+    pub(super) class: Option<ServiceClass>,
 }
 
 /// A process that is to start.
@@ -88,7 +91,7 @@ impl<'a> World<'a> {
                 let (number, shape) = (instances.len(), device.shape);
                 book.add_instance(gpu, shape, entry.spec);
                 let (name, on_loss) = (name_of(gpu, number), entry.on_loss);
-                instances.push(Instance { gpu, shape, name, spec: entry.spec, on_loss });
+                instances.push(Instance { gpu, shape, name, spec: entry.spec, on_loss, class: None });
                 for &(at, program) in &entry.processes {
                     starts.push((at, planned.len()));
                     planned.push(Planned { instance: number, program });
@@ -262,6 +265,7 @@ impl<'a> World<'a> {
             run: instance as u64 + 1,
             spec: entry.spec,
             on_loss: entry.on_loss,
+            class: entry.class,
         };
         self.outside
             .log

@@ -10,6 +10,7 @@ use gshare_core::pipeline::Goal;
 use gshare_core::platform::{FunctionSpec, Regime, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::request::TenantId;
+use gshare_core::scale::ServiceClass;
 use gshare_core::{Bytes, GpuShare, Quota, QuotaRange, SmShare};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -82,6 +83,9 @@ pub struct FunctionText {
     /// How long a process is busy with a request after its device, and takes no other; default not at all.
     #[serde(default)]
     pub host: Option<Span>,
+    /// `slo-sensitive[:PERCENT]` or `best-effort`: how it is treated beside others on a fractional device; default neither.
+    #[serde(default)]
+    pub class: Option<Text<ServiceClass>>,
     /// When it is called; never, for training.
     #[serde(default)]
     pub load: Option<LoadText>,
@@ -219,6 +223,7 @@ impl FunctionText {
             spec = spec.with_time_limit(limit.0);
         }
         let mut function = Function::new(&self.name, spec);
+        function.class = self.class.map(|class| class.0);
         if let Some(host) = &self.host {
             function.host = host.positive(&self.field("host"))?;
         }

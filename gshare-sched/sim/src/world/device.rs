@@ -2,54 +2,84 @@
 
 use gshare_core::QuotaRange;
 
-/// The pace of a program that goes as fast as its profile says.
-pub const FULL: u64 = 1_000_000;
+/// All of a limit, or the pace that was profiled with it.
+pub(super) const FULL: u64 = 1_000_000;
 
-/// The shares that the programs which run on a device at a moment have of it together, each share being time
-/// x SMs in basis points.
+/// The whole device, in basis points.
+const WHOLE: u64 = 10_000;
+
+/// The shares that the programs which run on a device at a moment have of it together, each share being time x SMs in basis
+/// points. Sums, so that a device with hundreds of programs costs no more than one with two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct InUse {
+pub(super) struct InUse {
     /// Sum of what is guaranteed to them.
-    pub request: u64,
-    /// Sum of the most that each may take.
-    pub limit: u64,
+    request: u64,
+    /// Sum of what each may take beyond that.
+    extra: u64,
+    /// The part of `extra` that is of SLO-sensitive programs.
+    sensitive: u64,
 }
 
-/// Contention on one device. A model of it sees sums only, so that a device with hundreds of programs costs no more than one
-/// with two.
-pub trait DeviceModel: core::fmt::Debug {
-    /// The pace of a program with this share beside all that run (itself included), in millionths of its profiled pace: 1 to
-    /// [`FULL`].
-    fn pace(&self, in_use: InUse, share: QuotaRange) -> u64;
+/// Share and class of a program on a device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Use {
+    pub(super) share: QuotaRange,
+    pub(super) sensitive: bool,
 }
 
-/// Proportional slow-down: while the limits of what runs fit the device, each program goes at its profiled pace. Beyond that
-/// each keeps its request, and what requests leave over is divided in proportion to `limit - request`.
-///
-/// A device whose programs have 20 %:80 % and 40 %:60 % is asked for 140 %. Their requests leave 40 %, of which the first
-/// gets 3/4: both have 50 % of the device, which is 625,000 and 833,333 millionths of their pace.
-///
-/// The profile is that of the limit (a function that may take 80 % was measured with 80 %), and interference by caches and
-/// memory bandwidth is left out.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Proportional;
+impl Use {
+    fn request(self) -> u64 {
+        self.share.request().get().into()
+    }
 
-impl DeviceModel for Proportional {
-    fn pace(&self, in_use: InUse, share: QuotaRange) -> u64 {
-        const WHOLE: u64 = 10_000;
-        if in_use.limit <= WHOLE {
+    fn extra(self) -> u64 {
+        u64::from(self.share.limit().get()) - self.request()
+    }
+}
+
+impl InUse {
+    /// A program begins to run.
+    pub(super) fn add(&mut self, one: Use) {
+        self.request += one.request();
+        self.extra += one.extra();
+        self.sensitive += if one.sensitive { one.extra() } else { 0 };
+    }
+
+    /// A program that ran rests.
+    pub(super) fn remove(&mut self, one: Use) {
+        self.request -= one.request();
+        self.extra -= one.extra();
+        self.sensitive -= if one.sensitive { one.extra() } else { 0 };
+    }
+
+    /// The part of its limit that a program has which runs, in millionths: a thousandth to all of it.
+    ///
+    /// While the limits of what runs fit the device, each program has its limit. Beyond that each keeps its request. What
+    /// requests leave goes to SLO-sensitive programs first and then to the others, in both cases up to their limits and in
+    /// proportion to `limit - request`. That is where a [vertical scaler](gshare_core::scale::VerticalScaler) leaves an owner
+    /// that needs its limit; programs without a class share as tokens do.
+    ///
+    /// Two programs with 20 %:80 % and 40 %:60 % ask for 140 % of a device. Their requests leave 40 %. Without classes the
+    /// first gets 3/4 of that, and both have 50 % of the device: 625,000 and 833,333 millionths of their limits. If the
+    /// second is SLO-sensitive it has all of its limit, and the first what is left, 40 %.
+    pub(super) fn part(self, one: Use) -> u64 {
+        let (request, extra) = (one.request(), one.extra());
+        let limit = (request + extra).max(1);
+        if self.request + self.extra <= WHOLE {
             return FULL;
         }
-        let (request, limit) = (u64::from(share.request().get()), u64::from(share.limit().get()).max(1));
-        let pace = if in_use.request >= WHOLE {
+        let part = if self.request >= WHOLE {
             // Not even the requests fit; a program without one still gets a crumb, or it would never end.
-            request * WHOLE * FULL / (in_use.request * limit)
+            request * WHOLE * FULL / (self.request * limit)
         } else {
-            let (spare, extra) = (WHOLE - in_use.request, in_use.limit - in_use.request);
-            (request * extra + (limit - request) * spare) * FULL / (extra * limit)
+            let spare = WHOLE - self.request;
+            let (spare, rivals) = match one.sensitive {
+                true => (spare, self.sensitive),
+                false => (spare.saturating_sub(self.sensitive), self.extra - self.sensitive),
+            };
+            (request * rivals.max(1) + extra * spare.min(rivals)) * FULL / (rivals.max(1) * limit)
         };
-        pace.clamp(FULL / 1_000, FULL)
+        part.clamp(FULL / 1_000, FULL)
     }
 }
 
@@ -59,43 +89,47 @@ mod tests {
     use gshare_core::Quota;
     use proptest::prelude::*;
 
-    fn range(request: u16, limit: u16) -> QuotaRange {
-        QuotaRange::new(Quota::new(request).unwrap(), Quota::new(limit).unwrap()).unwrap()
+    fn used(request: u16, limit: u16, sensitive: bool) -> Use {
+        let share = QuotaRange::new(Quota::new(request).unwrap(), Quota::new(limit).unwrap()).unwrap();
+        Use { share, sensitive }
     }
 
-    fn sum(shares: &[QuotaRange]) -> InUse {
-        shares.iter().fold(InUse::default(), |sum, share| InUse {
-            request: sum.request + u64::from(share.request().get()),
-            limit: sum.limit + u64::from(share.limit().get()),
-        })
+    fn sum(all: &[Use]) -> InUse {
+        let mut sum = InUse::default();
+        all.iter().for_each(|one| sum.add(*one));
+        sum
     }
 
     #[test]
     fn the_worked_example_holds() {
-        let shares = [range(2_000, 8_000), range(4_000, 6_000)];
-        let pace = |index: usize| Proportional.pace(sum(&shares), shares[index]);
-        assert_eq!([pace(0), pace(1)], [625_000, 833_333]);
-        assert_eq!(Proportional.pace(sum(&shares[..1]), shares[0]), FULL);
+        for (sensitive, parts) in [(false, [625_000, 833_333]), (true, [500_000, FULL])] {
+            let all = [used(2_000, 8_000, false), used(4_000, 6_000, sensitive)];
+            assert_eq!(all.map(|one| sum(&all).part(one)), parts);
+            assert_eq!(sum(&all[..1]).part(all[0]), FULL);
+        }
     }
 
     proptest! {
-        /// No program has less than its request while the requests fit, and all together have no more than the device.
+        /// No program has less than its request while the requests fit, all together have no more than the device, and
+        /// SLO-sensitive programs are at their limits before others have more than they asked for.
         #[test]
         fn requests_are_met_and_the_device_is_not_exceeded(
-            drawn in prop::collection::vec((0u16..3_000, 1u16..7_000), 1..6)
+            drawn in prop::collection::vec((0u16..3_000, 1u16..7_000, any::<bool>()), 1..6)
         ) {
-            let shares: Vec<_> = drawn.iter().map(|&(request, extra)| range(request, request + extra)).collect();
-            let in_use = sum(&shares);
-            prop_assume!(in_use.request < 10_000);
-            let mut total = 0;
-            for &share in &shares {
-                let got = Proportional.pace(in_use, share) * u64::from(share.limit().get());
-                // A millionth of a limit is lost by rounding.
-                prop_assert!(got + 10_000 >= u64::from(share.request().get()) * FULL);
-                total += got;
-            }
-            let floor = 10 * 10_000 * shares.len() as u64;
-            prop_assert!(total <= in_use.limit.min(10_000) * FULL + floor * 100, "{total}");
+            let all: Vec<_> = drawn.iter().map(|&(request, extra, class)| used(request, request + extra, class)).collect();
+            let mut in_use = sum(&all);
+            let requests: u64 = all.iter().map(|one| one.request()).sum();
+            prop_assume!(requests < WHOLE);
+            let got = |one: &Use| in_use.part(*one) * (one.request() + one.extra());
+            // A millionth of a limit is lost by rounding, and the least part of one is a thousandth.
+            prop_assert!(all.iter().all(|one| got(one) + 10_000 >= one.request() * FULL));
+            let total: u64 = all.iter().map(got).sum();
+            prop_assert!(total <= WHOLE * FULL + 10_000_000 * all.len() as u64, "{total}");
+            let short = |one: &&Use| one.sensitive && in_use.part(**one) < FULL;
+            let beyond = |one: &Use| !one.sensitive && got(one) > one.request() * FULL + 10_000_000;
+            prop_assert!(!(all.iter().any(|one| short(&one)) && all.iter().any(beyond)));
+            all.iter().for_each(|one| in_use.remove(*one));
+            prop_assert_eq!(in_use, InUse::default());
         }
     }
 }

@@ -1,7 +1,6 @@
 //! The loop: events in order of their time, orders carried out, faults, and the book beside it all.
 
 use super::book::Book;
-use super::device::Proportional;
 use super::faults::Fault;
 use super::kernels::Nodes;
 use super::outcome::{Area, Outcome, Sample, device_time, name_of};
@@ -155,7 +154,7 @@ where
             book: Book::new(),
             now: Timestamp::ZERO,
             queue: EventQueue::new(),
-            floor: Floor::new(&plan.devices, Box::new(Proportional), nodes),
+            floor: Floor::new(&plan.devices, nodes),
             bodies: BTreeMap::new(),
             closed: arrivals.iter().flatten().any(|(process, _)| process.is_closed_loop()),
             arrivals,
@@ -370,10 +369,10 @@ where
         let report = match body.phase {
             Phase::Loading => {
                 body.phase = Phase::Up;
-                self.floor.up(self.now, body);
+                self.floor.up(self.now, body, &self.plan.functions[body.function]);
                 if matches!(self.plan.functions[body.function].spec.work, Work::Training { .. }) {
                     let left = self.training[body.function];
-                    self.floor.begin(self.now, id, body, None, left);
+                    self.floor.begin(self.now, id, body, None, left, None);
                     self.schedule_ends();
                 }
                 InstanceReport::Ready
@@ -388,7 +387,7 @@ where
             }
             Phase::Returning => {
                 body.phase = Phase::Up;
-                self.floor.up(self.now, body);
+                self.floor.up(self.now, body, &self.plan.functions[body.function]);
                 InstanceReport::Unparked
             }
             Phase::Up | Phase::Away => return Ok(()),

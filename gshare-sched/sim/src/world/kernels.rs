@@ -5,6 +5,7 @@ use super::plan::Plan;
 use crate::node::{self, Done, GpuPlan, NodePlan, Setup, Shape};
 use crate::rng::Rng;
 use gshare_core::platform::Regime;
+use gshare_core::scale::ServiceClass;
 use gshare_core::share::GpuShare;
 use gshare_core::{Duration, Timestamp};
 
@@ -98,10 +99,16 @@ impl<'a> Running<'a> {
     }
 
     /// A process starts with a share of a device; none where kernels are not simulated.
-    pub(super) fn start(&mut self, now: Timestamp, device: usize, share: &GpuShare) -> Option<Worker> {
+    pub(super) fn start(
+        &mut self,
+        now: Timestamp,
+        device: usize,
+        share: &GpuShare,
+        class: Option<ServiceClass>,
+    ) -> Option<Worker> {
         let (node, gpu) = self.places.get(device).copied().flatten()?;
         let spec = share.spec().ok()?;
-        let number = self.nodes[node].start_worker(now, gpu, spec);
+        let number = self.nodes[node].start_worker(now, gpu, spec, class);
         Some(Worker { node, number, sm: share.sm().get().into() })
     }
 

@@ -12,8 +12,9 @@
 //!   stopped instance 5 ms to 50 ms, a profile 5 s to 20 s; all with jitter;
 //! - an **inference** request takes the median of the nearest measured point of the profile, at the batch size that it makes
 //!   up with the requests its instance has already. On a fractional device that is
-//!   the point of the share's limits, and a [`DeviceModel`] slows programs down while together they want more than the device;
-//!   on a slice it is the point of the slice's part of the SMs, on a whole device that of all of it;
+//!   the point of the share's limits. While the programs on it want more than the device, each has its request and a part of
+//!   the rest, SLO-sensitive ones first, and is as slow as the profile says of that part of its SMs and time. Programs are
+//!   otherwise not in each other's way: caches and memory bandwidth are left out. On a slice it is the point of the slice's part of the SMs, on a whole device that of all of it;
 //! - a **pipeline** runs stage after stage, and each part one request after the other, by the profiles of its components on
 //!   its slice, with hand-offs; the components behind a branch are drawn for each request;
 //! - a **training** job does its work at the pace of its slowest worker. What is done is kept when it dies (a checkpoint), and
@@ -74,6 +75,7 @@
 //! ```
 
 mod book;
+mod curve;
 mod device;
 mod drive;
 mod faults;
@@ -86,7 +88,6 @@ pub(crate) mod stages;
 mod tests;
 
 pub use book::{Book, room};
-pub use device::{DeviceModel, FULL, InUse, Proportional};
 pub use drive::{Failure, run, story};
 pub use faults::{Fault, Faults};
 pub use outcome::{ACTIONS, FunctionOutcome, Outcome, Sample, name_of};

@@ -5,6 +5,7 @@ use crate::arrivals::Arrivals;
 use gshare_core::platform::{DeviceSpec, FunctionSpec};
 use gshare_core::profile::ProfileTable;
 use gshare_core::request::{TenantId, TenantLimits};
+use gshare_core::scale::ServiceClass;
 use gshare_core::{BasisPoints, Duration};
 
 /// How closely devices are simulated, `requests` or `kernels` as text.
@@ -67,6 +68,8 @@ pub struct Function {
     pub speed: BasisPoints,
     /// How long a process is busy with a request after its device, and takes no other.
     pub host: Duration,
+    /// How its programs are treated beside others on a fractional device; none: as tokens share.
+    pub class: Option<ServiceClass>,
     /// Requests that a closed loop has under way or in thought.
     pub clients: u32,
 }
@@ -77,7 +80,7 @@ impl Function {
         let train = Duration::from_secs(60);
         let (name, host) = (name.into(), Duration::ZERO);
         let (load, speed) = (Load::None, BasisPoints::WHOLE);
-        Self { name, spec, load, patience: None, learned: None, train, speed, host, clients: 1 }
+        Self { name, spec, load, patience: None, learned: None, train, speed, host, class: None, clients: 1 }
     }
 
     /// The same, called by a process of arrivals.

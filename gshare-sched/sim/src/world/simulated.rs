@@ -1,6 +1,7 @@
 //! The simulated part of a run: devices with the programs that run on them, and the bodies of instances.
 
-use super::device::{DeviceModel, FULL, InUse};
+use super::curve::Curve;
+use super::device::{FULL, InUse, Use};
 use super::kernels::{Nodes, Running, Worker};
 use super::plan::Function;
 use super::stages::Staged;
@@ -8,8 +9,9 @@ use crate::rng::Rng;
 use gshare_core::platform::{DeviceSpec, Part, Regime, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::request::{NodeId, RequestId};
-use gshare_core::scale::InstanceId;
-use gshare_core::{Duration, Quota, QuotaRange, SmShare, Timestamp};
+use gshare_core::scale::{InstanceId, ServiceClass};
+use gshare_core::{Duration, Quota, SmShare, Timestamp};
+use std::rc::Rc;
 
 /// A device that may be there.
 #[derive(Debug)]
@@ -52,14 +54,14 @@ pub(super) struct Body {
     /// The platform hears nothing of it before this time.
     pub(super) told: Timestamp,
     pub(super) jobs: Vec<usize>,
-    /// Batch sizes that were measured with its share, and the time of each.
-    times: Vec<(u32, Duration)>,
+    /// What was measured with its limits, by batch size.
+    times: Vec<Measured>,
     /// The same in GPU time, where kernels are simulated.
     gpu_times: Vec<(u32, Duration)>,
     /// Part of a device that a request takes, of 10^8.
     area: u64,
     /// The shares it takes of devices whose programs slow each other down.
-    uses: Vec<(usize, QuotaRange)>,
+    uses: Vec<(usize, Use)>,
     /// When each part of a pipeline is free.
     free: Vec<Timestamp>,
     /// Its processes, where kernels are simulated.
@@ -106,7 +108,9 @@ pub(super) struct Job {
     epoch: u32,
     live: bool,
     /// The [`Body::uses`] of its instance.
-    uses: Vec<(usize, QuotaRange)>,
+    uses: Vec<(usize, Use)>,
+    /// How fast it is with less than its limits.
+    curve: Rc<Curve>,
     /// Workers that have not done their part of it; 0 where kernels are not simulated.
     parts: usize,
 }
@@ -127,13 +131,22 @@ pub(super) struct End {
     pub(super) at: Timestamp,
 }
 
+/// What an instance takes for a batch with its limits, and how that changes with less.
+#[derive(Debug, Clone)]
+struct Measured {
+    batch: u32,
+    time: Duration,
+    curve: Rc<Curve>,
+}
+
 /// All devices and what runs on them.
 #[derive(Debug)]
 pub(super) struct Floor<'a> {
     pub(super) devices: Vec<Device>,
     jobs: Vec<Job>,
     spare: Vec<usize>,
-    model: Box<dyn DeviceModel>,
+    /// Of work that was not measured: its pace is the part of its limits that it has.
+    in_proportion: Rc<Curve>,
     /// Ends of jobs that began or whose pace changed, for the caller to take out and schedule.
     pub(super) ends: Vec<End>,
     /// The nodes, where kernels are simulated.
@@ -141,7 +154,7 @@ pub(super) struct Floor<'a> {
 }
 
 impl<'a> Floor<'a> {
-    pub(super) fn new(devices: &[DeviceSpec], model: Box<dyn DeviceModel>, nodes: Option<&'a Nodes>) -> Self {
+    pub(super) fn new(devices: &[DeviceSpec], nodes: Option<&'a Nodes>) -> Self {
         let device = |spec: &DeviceSpec| Device {
             spec: spec.clone(),
             there: false,
@@ -150,7 +163,14 @@ impl<'a> Floor<'a> {
         };
         let devices = devices.iter().map(device).collect();
         let nodes = nodes.map(Running::new);
-        Self { devices, jobs: Vec::new(), spare: Vec::new(), model, ends: Vec::new(), nodes }
+        Self {
+            devices,
+            jobs: Vec::new(),
+            spare: Vec::new(),
+            in_proportion: Rc::default(),
+            ends: Vec::new(),
+            nodes,
+        }
     }
 
     /// When something happens next on a node whose kernels are simulated.
@@ -200,9 +220,9 @@ impl<'a> Floor<'a> {
     }
 
     /// The processes of an instance are on their devices.
-    pub(super) fn up(&mut self, now: Timestamp, body: &mut Body) {
+    pub(super) fn up(&mut self, now: Timestamp, body: &mut Body, function: &Function) {
         let Some(nodes) = &mut self.nodes else { return };
-        let start = |part: &Part| nodes.start(now, part.gpu.index(), &part.share);
+        let start = |part: &Part| nodes.start(now, part.gpu.index(), &part.share, function.class);
         body.workers = body.parts.iter().filter_map(start).collect();
     }
 
@@ -228,7 +248,8 @@ impl<'a> Floor<'a> {
             body.node = Some(device.spec.node);
             match device.spec.effective_regime() {
                 Regime::Fractional => {
-                    body.uses.push((part.gpu.index(), part.share.tokens()));
+                    let sensitive = function.class.is_some_and(ServiceClass::is_slo_sensitive);
+                    body.uses.push((part.gpu.index(), Use { share: part.share.tokens(), sensitive }));
                     body.area +=
                         u64::from(part.share.time().limit().get()) * u64::from(part.share.sm_limit().get());
                 }
@@ -276,17 +297,17 @@ impl<'a> Floor<'a> {
                 let work = batch.map_or(Duration::ZERO, |(batch, time)| {
                     Duration::from_nanos(time.as_nanos() / u64::from(batch.max(1)).min(count))
                 });
-                self.begin(now, id, body, Some(request), vary(work));
+                self.begin(now, id, body, Some(request), vary(work), None);
                 // Kernels count what they take.
                 return 0;
             }
             // With those that it has already it is a batch of so many.
             let count = body.jobs.len() + 1;
-            let batch =
-                body.times.iter().find(|(batch, _)| *batch as usize >= count).or(body.times.last()).copied();
-            let work = vary(batch.map_or(Duration::ZERO, |(_, time)| time));
-            self.begin(now, id, body, Some(request), work);
-            let shared = batch.map_or(1, |(batch, _)| u128::from(batch));
+            let measured = body.times.iter().find(|one| one.batch as usize >= count).or(body.times.last());
+            let (batch, time, curve) = measured
+                .map_or((1, Duration::ZERO, None), |one| (one.batch, one.time, Some(Rc::clone(&one.curve))));
+            let (work, shared) = (vary(time), u128::from(batch));
+            self.begin(now, id, body, Some(request), work, curve);
             let gpu =
                 body.gpu_times.iter().find(|(of, _)| u128::from(*of) == shared).map(|(_, time)| vary(*time));
             return u128::from(gpu.unwrap_or(work).min(work).as_nanos()) * u128::from(body.area) / shared;
@@ -307,11 +328,11 @@ impl<'a> Floor<'a> {
             let (compute, whole) = slice.map_or((1, 1), |(_, compute, whole)| (compute, whole));
             used += u128::from(time.as_nanos()) * u128::from(100_000_000 * compute / whole);
         }
-        self.begin(now, id, body, Some(request), end.saturating_since(now));
+        self.begin(now, id, body, Some(request), end.saturating_since(now), None);
         used
     }
 
-    /// Begins a job of `work` at full pace.
+    /// Begins a job of `work` at full pace; without a curve its pace is the part of its limits that it has.
     pub(super) fn begin(
         &mut self,
         now: Timestamp,
@@ -319,6 +340,7 @@ impl<'a> Floor<'a> {
         body: &mut Body,
         request: Option<RequestId>,
         work: Duration,
+        curve: Option<Rc<Curve>>,
     ) {
         let job = self.spare.pop().unwrap_or(self.jobs.len());
         if job == self.jobs.len() {
@@ -332,6 +354,7 @@ impl<'a> Floor<'a> {
                 epoch: 0,
                 live: true,
                 uses: Vec::new(),
+                curve: Rc::default(),
                 parts: 0,
             });
         }
@@ -349,13 +372,13 @@ impl<'a> Floor<'a> {
             return body.jobs.push(job);
         }
         new.uses.clone_from(&body.uses);
-        for (device, share) in &body.uses {
+        new.curve = curve.unwrap_or_else(|| Rc::clone(&self.in_proportion));
+        for (device, one) in &body.uses {
             let device = &mut self.devices[*device];
             device.jobs.push(job);
             // An instance has its share once, however many requests it works on.
             if body.jobs.is_empty() {
-                device.in_use.request += u64::from(share.request().get());
-                device.in_use.limit += u64::from(share.limit().get());
+                device.in_use.add(*one);
             }
         }
         body.jobs.push(job);
@@ -378,12 +401,11 @@ impl<'a> Floor<'a> {
         if !body.workers.is_empty() {
             return Duration::from_nanos(left);
         }
-        for (device, share) in &body.uses {
+        for (device, one) in &body.uses {
             let device = &mut self.devices[*device];
-            device.jobs.retain(|one| *one != job);
+            device.jobs.retain(|other| *other != job);
             if body.jobs.is_empty() {
-                device.in_use.request -= u64::from(share.request().get());
-                device.in_use.limit -= u64::from(share.limit().get());
+                device.in_use.remove(*one);
             }
         }
         self.others(now, &body.uses);
@@ -391,7 +413,7 @@ impl<'a> Floor<'a> {
     }
 
     /// Paces all jobs on these devices.
-    fn others(&mut self, now: Timestamp, uses: &[(usize, QuotaRange)]) {
+    fn others(&mut self, now: Timestamp, uses: &[(usize, Use)]) {
         for &(device, _) in uses {
             let jobs = core::mem::take(&mut self.devices[device].jobs);
             for &job in &jobs {
@@ -403,9 +425,10 @@ impl<'a> Floor<'a> {
 
     /// Gives a job the pace of its slowest part, and schedules its end where that changes.
     fn pace(&mut self, now: Timestamp, job: usize) {
-        let of = |&(device, share): &(usize, QuotaRange)| self.model.pace(self.devices[device].in_use, share);
-        let pace = self.jobs[job].uses.iter().map(of).min().unwrap_or(FULL).clamp(1, FULL);
+        let of = |&(device, one): &(usize, Use)| self.devices[device].in_use.part(one);
+        let part = self.jobs[job].uses.iter().map(of).min().unwrap_or(FULL);
         let paced = &mut self.jobs[job];
+        let pace = paced.curve.pace(part);
         if paced.pace == pace {
             return;
         }
@@ -451,7 +474,7 @@ fn slice_of<'a>(spec: &'a DeviceSpec, part: &Part) -> Option<(&'a str, u64, u64)
 
 /// The medians by batch size at the measured SM share and quota that are nearest to what the part may take at most, by the
 /// sum of the differences.
-fn times(profile: &ProfileTable, spec: &DeviceSpec, part: &Part) -> Vec<(u32, Duration)> {
+fn times(profile: &ProfileTable, spec: &DeviceSpec, part: &Part) -> Vec<Measured> {
     let (sm, quota) = match spec.effective_regime() {
         Regime::Whole => (SmShare::WHOLE.get(), Quota::WHOLE.get()),
         Regime::Fractional => (part.share.sm_limit().get(), part.share.time().limit().get()),
@@ -469,5 +492,10 @@ fn times(profile: &ProfileTable, spec: &DeviceSpec, part: &Part) -> Vec<(u32, Du
     // Points are in the order of their batch first.
     let there =
         profile.points().iter().filter(|point| (point.sm, point.quota) == (nearest.sm, nearest.quota));
-    there.map(|point| (point.batch, point.p50)).collect()
+    let measured = |point: &ProfilePoint| {
+        let curve =
+            Curve::new(profile, point.batch, (point.sm.get(), point.quota.get()), part.share.sm().get());
+        Measured { batch: point.batch, time: point.p50, curve: Rc::new(curve) }
+    };
+    there.map(measured).collect()
 }
