@@ -10,7 +10,12 @@ const make = (tag, text, attributes = {}) => {
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
   return node;
 };
-const put = (id, nodes) => $(id).replaceChildren(...nodes);
+// Shows other nodes in a box. The focus stays at its place, for those who go by the keyboard.
+const put = (id, nodes) => {
+  const at = [...$(id).querySelectorAll("[tabindex]")].indexOf(document.activeElement);
+  $(id).replaceChildren(...nodes);
+  if (at >= 0) $(id).querySelectorAll("[tabindex]")[at]?.focus({ preventScroll: true });
+};
 
 // A shelf of columns: the sizes (`wide` and `high`, parts of 1) are true, the places (`x` and `y`) are the drawing's. Gives the
 // whole width, which is above 1 where the columns leave gaps.
