@@ -1,4 +1,4 @@
-//! The thread that answers questions: the admin socket and the metrics endpoint.
+//! The thread that answers questions: the admin socket and the HTTP endpoint.
 //!
 //! One thread with one asynchronous runtime serves both, apart from the daemon's loop: a reader that is slow or silent
 //! holds one connection, up to its time-out or until [`Crowd`] closes it for a newcomer, and nothing else.
@@ -94,10 +94,11 @@ async fn serve_admin(listener: UnixListener, handle: Handle, access: Arc<Access>
 
 async fn serve_tcp(listener: TcpListener, handle: Handle) {
     let mut crowd = Crowd::new(MOST);
+    let loopback = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
     loop {
         let Some(stream) = accepted(listener.accept().await).await else { continue };
         // The user behind a TCP connection is unknown: all count as one.
-        crowd.enter(0, tokio::spawn(http::answer(stream, handle.clone())).abort_handle());
+        crowd.enter(0, tokio::spawn(http::answer(stream, handle.clone(), loopback)).abort_handle());
     }
 }
 
@@ -106,7 +107,7 @@ async fn serve_unix(listener: UnixListener, handle: Handle) {
     loop {
         let Some(stream) = accepted(listener.accept().await).await else { continue };
         let uid = peer_of(&stream).map_or(u32::MAX, |peer| peer.uid);
-        crowd.enter(uid, tokio::spawn(http::answer(stream, handle.clone())).abort_handle());
+        crowd.enter(uid, tokio::spawn(http::answer(stream, handle.clone(), false)).abort_handle());
     }
 }
 

@@ -1,13 +1,20 @@
-//! The Prometheus endpoint: `GET /metrics`, and `GET /healthz`.
+//! The HTTP endpoint: `GET /metrics` for Prometheus, `GET /ui` for people, and `GET /healthz`.
+//!
+//! The page asks for `GET /status`, which is the snapshot of `gshare status --json`. A browser may read it only for the page of
+//! this very endpoint ([`page::check`]).
 //!
 //! One request per connection. The header must be there within [`HEADER`], and the answer must be read within
 //! [`WHOLE`], or the connection is closed.
 
 use crate::config::MetricsAddress;
 use crate::handle::Handle;
+use crate::page;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::header::{
+    ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION,
+    X_CONTENT_TYPE_OPTIONS,
+};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -45,7 +52,7 @@ impl Listener {
         match address {
             MetricsAddress::Tcp(address) => {
                 if !address.ip().is_loopback() {
-                    tracing::warn!(%address, "metrics name tenants, and other hosts can read them");
+                    tracing::warn!(%address, "metrics and the page name tenants, and other hosts can read them");
                 }
                 TcpListener::bind(address).map(Self::Tcp)
             }
@@ -66,11 +73,11 @@ impl Listener {
     }
 }
 
-/// Answers the request of one connection, and closes it.
-pub(crate) async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, handle: Handle) {
+/// Answers the request of one connection, and closes it. `loopback`: it came to a loopback address.
+pub(crate) async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, handle: Handle, loopback: bool) {
     let service = service_fn(move |request: Request<Incoming>| {
         let handle = handle.clone();
-        async move { Ok::<_, Infallible>(respond(&request, &handle).await) }
+        async move { Ok::<_, Infallible>(respond(&request, &handle, loopback).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -85,29 +92,56 @@ pub(crate) async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, handle: 
     }
 }
 
-async fn respond(request: &Request<Incoming>, handle: &Handle) -> Response<Full<Bytes>> {
+async fn respond(request: &Request<Incoming>, handle: &Handle, loopback: bool) -> Response<Full<Bytes>> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "need GET or HEAD\n");
-        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-        return response;
+        return answer_of(StatusCode::METHOD_NOT_ALLOWED, "need GET or HEAD\n", &[(ALLOW, "GET, HEAD")]);
     }
     match request.uri().path() {
         "/metrics" => match handle.metrics_later().await {
-            Ok(metrics) => {
-                let mut response = text(StatusCode::OK, metrics);
-                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(OPEN_METRICS));
-                response
-            }
-            Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+            Ok(metrics) => answer_of(StatusCode::OK, metrics, &[(CONTENT_TYPE, OPEN_METRICS)]),
+            Err(error) => answer_of(StatusCode::SERVICE_UNAVAILABLE, error.to_string(), &[]),
         },
-        "/healthz" => text(StatusCode::OK, "ok\n"),
-        _ => text(StatusCode::NOT_FOUND, "see /metrics\n"),
+        "/status" => status(request, handle, loopback).await,
+        "/ui" => answer_of(
+            StatusCode::OK,
+            page::daemon(),
+            &[(CONTENT_TYPE, "text/html; charset=utf-8"), (CONTENT_SECURITY_POLICY, page::POLICY)],
+        ),
+        "/" => answer_of(StatusCode::TEMPORARY_REDIRECT, "see /ui\n", &[(LOCATION, "/ui")]),
+        "/healthz" => answer_of(StatusCode::OK, "ok\n", &[]),
+        _ => answer_of(StatusCode::NOT_FOUND, "see /metrics and /ui\n", &[]),
     }
 }
 
-fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+/// The snapshot of `gshare status --json`.
+async fn status(request: &Request<Incoming>, handle: &Handle, loopback: bool) -> Response<Full<Bytes>> {
+    if let Err(why) = page::check(request.headers(), loopback) {
+        return answer_of(StatusCode::FORBIDDEN, why, &[]);
+    }
+    let snapshot = match handle.snapshot_later().await {
+        Ok(snapshot) => serde_json::to_vec(&snapshot).map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    match snapshot {
+        Ok(json) => {
+            let headers = [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")];
+            answer_of(StatusCode::OK, json, &headers)
+        }
+        Err(why) => answer_of(StatusCode::SERVICE_UNAVAILABLE, why, &[]),
+    }
+}
+
+/// An answer; plain text unless its headers say otherwise.
+fn answer_of(
+    status: StatusCode,
+    body: impl Into<Bytes>,
+    headers: &[(HeaderName, &'static str)],
+) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    let usual = [(CONTENT_TYPE, "text/plain; charset=utf-8"), (X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    for (name, value) in usual.iter().chain(headers) {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
     response
 }

@@ -10,7 +10,7 @@
 //!  process + hook ──┐                       ┌─▶ journal   (now, event), before its frames are sent
 //!  process + hook ──┼─ SOCK_SEQPACKET ─▶ Daemon ─▶ Node: sessions, shares, tokens, memory, debts, admission
 //!  process + hook ──┘                       ├─▶ Prometheus metrics, log
-//!                                           └─▶ admin socket: snapshots for `gshare status`
+//!                                           └─▶ admin socket and page: snapshots for `gshare status` and browsers
 //! ```
 //! The daemon decides nothing: it hands events to the node and carries out its actions. Journal, metrics and log are
 //! observers of both; the node knows none of them.
@@ -58,6 +58,8 @@ mod front;
 pub mod journal;
 pub mod mps;
 pub mod nvml;
+pub mod page;
+pub mod why;
 
 mod handle;
 mod http;

@@ -1,7 +1,8 @@
-//! The node and its observers: the journal, the metrics and the log see each event and what it led to.
+//! The node and its observers: the journal, the metrics, the reasons and the log see each event and what it led to.
 
 use crate::journal::Journal;
 use crate::metrics::Metrics;
+use crate::why::Reasons;
 use gshare_core::{Engine as _, Timestamp};
 use gshare_sched::node::{Node, NodeAction, NodeError, NodeEvent, Note};
 use std::sync::Arc;
@@ -12,12 +13,13 @@ pub(crate) struct Observed {
     node: Node,
     pub(crate) journal: Journal,
     metrics: Arc<Metrics>,
+    pub(crate) reasons: Reasons,
     now: Timestamp,
 }
 
 impl Observed {
     pub(crate) fn new(node: Node, journal: Journal, metrics: Arc<Metrics>) -> Self {
-        Self { node, journal, metrics, now: Timestamp::ZERO }
+        Self { node, journal, metrics, reasons: Reasons::default(), now: Timestamp::ZERO }
     }
 
     pub(crate) fn node(&self) -> &Node {
@@ -43,6 +45,7 @@ impl Observed {
                 let done = actions.get(from..).unwrap_or_default();
                 self.journal.handled(now, done);
                 self.metrics.observe(now, done);
+                self.reasons.observe(now, done);
                 done.iter().for_each(log);
             }
             Err(error) => {

@@ -750,7 +750,12 @@ impl Daemon {
     }
 
     fn snapshot(&self, now: Timestamp) -> Snapshot {
-        let node = self.node.node();
+        let (node, reasons) = (self.node.node(), &self.node.reasons);
+        let tenants: Vec<_> = node.tenants().collect();
+        let client = |client| {
+            let why = reasons.waits(now, node, &tenants, &client);
+            ClientSnapshot { why, ..ClientSnapshot::of(now, client) }
+        };
         Snapshot {
             now_ns: now,
             epoch: self.epoch,
@@ -763,7 +768,8 @@ impl Daemon {
             journal_lost: self.node.journal.lost(),
             journal_failure: self.node.journal.failure().map(str::to_owned),
             devices: node.devices().map(Into::into).collect(),
-            clients: node.clients(now).map(|client| ClientSnapshot::of(now, client)).collect(),
+            clients: node.clients(now).map(client).collect(),
+            decisions: reasons.decisions(),
         }
     }
 }

@@ -1,6 +1,7 @@
-//! The snapshot that `gshare status`, `gshare top` and the metrics show.
+//! The snapshot that `gshare status`, `gshare top`, the page and the metrics show.
 
 use crate::enforce::HeldBy;
+use crate::why::Decision;
 use gshare_core::scale::{ScaleState, ServiceClass};
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, ClientId, Duration, GpuId, Timestamp};
@@ -38,6 +39,9 @@ pub struct Snapshot {
     pub devices: Vec<DeviceSnapshot>,
     /// Its clients, by slot.
     pub clients: Vec<ClientSnapshot>,
+    /// What held clients up last, the newest first: limits, debts, denials and refusals.
+    #[serde(default)]
+    pub decisions: Vec<Decision>,
 }
 
 /// A device.
@@ -94,6 +98,9 @@ pub struct ClientSnapshot {
     pub holds_token: bool,
     /// For how long it has been waiting for a token, in ns.
     pub waiting_ns: Option<Duration>,
+    /// Why it waits now, and how much longer at least, in the words of `gshare why`.
+    #[serde(default)]
+    pub why: Option<String>,
     /// How long its threads have waited in all, in ns.
     pub waited_ns: Duration,
     /// Kernels launched.
@@ -152,6 +159,7 @@ impl ClientSnapshot {
             window_used_ns: client.window_used,
             holds_token: client.holds_token,
             waiting_ns: client.waiting_since.map(|since| now.saturating_since(since)),
+            why: None,
             waited_ns: client.waited,
             launches: client.launches,
             memory_bytes: client.memory,

@@ -7,4 +7,5 @@ mod embed;
 mod garbage;
 mod guards;
 mod life;
+mod page;
 mod registry;

@@ -1,8 +1,7 @@
 //! Guards against those who can reach the host: connections that say nothing, browsers, and too many of either.
 //!
-//! A page in a browser can send requests to a loopback address. It cannot leave out `Origin`, and it cannot say another `Host`
-//! than the name that it was loaded from: with a name of its own that leads to 127.0.0.1 (DNS rebinding) that is no
-//! loopback name. So `/system` refuses other origins, other hosts, and bodies that a form could send.
+//! A page in a browser can send requests to a loopback address. So `/system` refuses other origins and other hosts
+//! ([`gshared::page::check`]), and bodies that a form could send.
 
 use super::api::ApiError;
 use axum::Router;
@@ -53,24 +52,9 @@ pub async fn serve(listener: tokio::net::TcpListener, router: Router) -> std::io
 /// # Errors
 /// 403 for another origin or host, 415 for a body that a form could send.
 pub fn check(method: &Method, headers: &HeaderMap, loopback: bool) -> Result<(), ApiError> {
-    let text = |name: header::HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
-    let host = text(header::HOST).unwrap_or_default();
-    let forbidden = |why: String| Err(ApiError::new(StatusCode::FORBIDDEN, why));
-    if loopback && !is_loopback(host) {
-        return forbidden(format!("Host: `{host}` is no name of this machine's loopback address"));
-    }
-    let origin = text(header::ORIGIN);
-    if let Some(origin) = origin
-        && origin.split_once("://").map(|(_, rest)| rest) != Some(host)
-    {
-        return forbidden(format!("Origin: `{origin}` is not this host"));
-    }
-    let site = text(header::HeaderName::from_static("sec-fetch-site"));
-    if site.is_some_and(|site| !["same-origin", "none"].contains(&site)) {
-        return forbidden("Sec-Fetch-Site: the request is a page's of another site".to_owned());
-    }
-    let from_page = origin.is_some() || site.is_some();
-    let kind = text(header::CONTENT_TYPE).unwrap_or_default();
+    gshared::page::check(headers, loopback).map_err(|why| ApiError::new(StatusCode::FORBIDDEN, why))?;
+    let from_page = headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site");
+    let kind = headers.get(header::CONTENT_TYPE).map_or("", |value| value.to_str().unwrap_or("?"));
     let json =
         kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"));
     if from_page && *method != Method::GET && !json {
@@ -78,15 +62,6 @@ pub fn check(method: &Method, headers: &HeaderMap, loopback: bool) -> Result<(),
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
     }
     Ok(())
-}
-
-fn is_loopback(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => host.split(':').next().unwrap_or_default(),
-    };
-    name.eq_ignore_ascii_case("localhost")
-        || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// Whether answers may be sent to this host, by the list of those that the operator allows.

@@ -76,6 +76,7 @@ pub mod proxy;
 pub mod records;
 pub mod routes;
 pub mod state;
+pub mod traces;
 pub mod trials;
 
 use anyhow::{Context as _, ensure};
@@ -146,6 +147,9 @@ pub struct Options {
     /// Seconds that a request may wait for an instance, and then for the head of its answer.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub timeout: u32,
+    /// Collector that traces of requests are sent to, in OTLP over HTTP: http://HOST:PORT, and another path than OTLP's if need be.
+    #[arg(long, value_name = "URL")]
+    pub otlp: Option<traces::Collector>,
     /// JSON file with settings of the platform, such as `{"sliced": {"keeper": {"load": {"start_ns": 400000000}}}}`: how long
     /// programs take to start, which policies scale and place; what it leaves out keeps its default.
     #[arg(long, value_name = "FILE")]
@@ -289,7 +293,9 @@ async fn run(options: &Options) -> anyhow::Result<()> {
         Some(socket) => Models::at(socket.clone())?,
         None => Models::start(state.join("store.sock"), options.model_memory)?,
     };
-    let runner = Runner { hook, devices, partitioned, daemon: asked, models };
+    let collector = options.otlp.clone();
+    let traces = collector.map(|collector| traces::Exporter::start(collector, asked.clone()));
+    let runner = Runner { hook, devices, partitioned, daemon: asked, models, traces };
     let node = Node::start(store, runner, platform, options.guess)?;
     for (gpu, spec) in specs {
         let found = node.host().tell(node.now(), PlatformEvent::DeviceFound { gpu, spec });

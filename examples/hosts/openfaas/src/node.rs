@@ -7,8 +7,9 @@ use super::host::{Host, Launch, Order, Turn, View, client};
 use super::logs::Logs;
 use super::models::Models;
 use super::records::Store;
+use super::traces::{self, Exporter, Times, Traced};
 use super::trials;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use gshare_core::platform::{Part, Regime};
 use gshare_core::request::RequestId;
 use gshare_core::scale::InstanceId;
@@ -47,6 +48,8 @@ pub struct Runner {
     pub daemon: Option<std::path::PathBuf>,
     /// The node's model store.
     pub models: Models,
+    /// Where traces of requests go.
+    pub traces: Option<Arc<Exporter>>,
 }
 
 /// Functions and instances of this node.
@@ -121,6 +124,8 @@ pub struct Ticket {
     /// The instance that serves the request, once its turn has come.
     instance: Option<InstanceId>,
     broken: bool,
+    times: Times,
+    traced: Option<Box<Traced>>,
 }
 
 impl Node {
@@ -167,14 +172,17 @@ impl Node {
         self.host().view(name)
     }
 
-    /// Gets into line for an instance.
+    /// Gets into line for an instance. The request's headers get its place in a trace.
     ///
     /// # Errors
     /// When there is no such function.
-    pub fn arrive(self: &Arc<Self>, name: &str) -> Result<Ticket, ApiError> {
+    pub fn arrive(self: &Arc<Self>, name: &str, headers: &mut HeaderMap) -> Result<Ticket, ApiError> {
         let (sender, turns) = unbounded_channel();
-        let request = self.host().arrive(self.now(), name, sender)?;
-        Ok(Ticket { node: Arc::clone(self), request, turns, instance: None, broken: false })
+        let arrived = self.now();
+        let request = self.host().arrive(arrived, name, sender)?;
+        let traced = traces::begin(self.runner.traces.as_ref(), name, headers);
+        let (node, times) = (Arc::clone(self), Times { arrived, load: None, reached: None });
+        Ok(Ticket { node, request, turns, instance: None, broken: false, times, traced })
     }
 
     /// A free connection to a process, if there is one that is open still.
@@ -277,8 +285,8 @@ impl Ticket {
     /// When it will not be served.
     pub async fn connect(&mut self) -> Result<Vec<Line>, ApiError> {
         loop {
-            let (instance, ports) = match self.turns.recv().await {
-                Some(Turn::Go { instance, ports }) => (instance, ports),
+            let (instance, ports, load) = match self.turns.recv().await {
+                Some(Turn::Go { instance, ports, load }) => (instance, ports, load),
                 Some(Turn::No(reason)) => return Err(super::host::refusal(reason)),
                 Some(Turn::Hopeless(why)) => return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why)),
                 None => {
@@ -304,9 +312,23 @@ impl Ticket {
                 self.node.host().unreachable(instance);
             } else if self.node.host().reached(self.request, instance) {
                 self.instance = Some(instance);
+                (self.times.load, self.times.reached) = (load, Some(self.node.now()));
+                if let Some(traced) = &mut self.traced {
+                    traced.reached(instance, ports.len());
+                }
                 return Ok(streams);
             }
             // The request has been given to another instance meanwhile, or will be.
+        }
+    }
+
+    /// The head of the answer has come: it is told where the time went.
+    pub fn answered(&mut self, status: StatusCode, headers: &mut HeaderMap) {
+        if let Ok(value) = HeaderValue::from_str(&self.times.server_timing(self.node.now())) {
+            headers.append("server-timing", value);
+        }
+        if let Some(traced) = &mut self.traced {
+            traced.status = Some(status.as_u16());
         }
     }
 
@@ -334,6 +356,9 @@ impl Drop for Ticket {
             }
         }
         self.node.host().end(now, self.request);
+        if let Some(traced) = self.traced.take() {
+            traced.end(self.times, now);
+        }
     }
 }
 

@@ -28,6 +28,8 @@ const HOP: [HeaderName; 8] = [
     header::PROXY_AUTHORIZATION,
 ];
 
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
 /// Splits `name.namespace` off a path below `/function/`.
 ///
 /// # Errors
@@ -54,7 +56,7 @@ pub async fn forward(
     mut request: Request,
     patience: std::time::Duration,
 ) -> Result<Response, ApiError> {
-    let mut ticket = node.arrive(name).map_err(|error| {
+    let mut ticket = node.arrive(name, request.headers_mut()).map_err(|error| {
         let message = format!("no endpoints available for: {name}: {}", error.message);
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
     })?;
@@ -64,10 +66,15 @@ pub async fn forward(
     prepare(&mut request, path, upgrade)?;
     let last = streams.len().saturating_sub(1);
     for (stage, stream) in streams.into_iter().enumerate() {
-        let again = (stage < last).then(|| (request.method().clone(), request.uri().clone()));
+        let again = (stage < last).then(|| {
+            let place = request.headers().get(TRACEPARENT).cloned();
+            (request.method().clone(), request.uri().clone(), place)
+        });
         let (mut answer, sender) = ask(&mut ticket, name, stream, request, upgrade, patience).await?;
-        let Some((method, uri)) = again.filter(|_| answer.status().is_success()) else {
-            if answer.status() == StatusCode::SWITCHING_PROTOCOLS
+        let Some((method, uri, place)) = again.filter(|_| answer.status().is_success()) else {
+            let status = answer.status();
+            ticket.answered(status, answer.headers_mut());
+            if status == StatusCode::SWITCHING_PROTOCOLS
                 && let Some(theirs) = theirs
             {
                 let ours = hyper::upgrade::on(&mut answer);
@@ -84,6 +91,10 @@ pub async fn forward(
             }));
         };
         request = hand_on(&mut ticket, name, method, uri, answer).await?;
+        if let Some(place) = place {
+            // A stage that says its own place is the parent of the next one.
+            request.headers_mut().entry(TRACEPARENT).or_insert(place);
+        }
         ticket.free(stage, sender);
     }
     Err(ApiError::internal(name, "an instance without a process"))
@@ -106,7 +117,7 @@ async fn hand_on(
     let method = if body.is_empty() { method } else { Method::POST };
     let mut next = Request::new(Body::from(body));
     (*next.method_mut(), *next.uri_mut()) = (method, uri);
-    for key in [header::CONTENT_TYPE, HeaderName::from_static("traceparent")] {
+    for key in [header::CONTENT_TYPE, TRACEPARENT] {
         if let Some(value) = head.headers.get(&key) {
             next.headers_mut().insert(key, value.clone());
         }

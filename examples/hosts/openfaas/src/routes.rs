@@ -21,7 +21,7 @@ use axum::routing::{any, get, post};
 use gshare_core::request::TenantId;
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The largest body of `/system`, and of a call that is kept for later.
@@ -324,13 +324,14 @@ async fn scale(State(app): Shared, Path(name): Path<String>, body: Bytes) -> Res
     Ok(StatusCode::ACCEPTED)
 }
 
-/// The page, which asks for everything else itself; no other site may frame it or feed it scripts.
+/// The page, which asks for everything else itself.
 fn page() -> Response {
-    let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
-                  frame-ancestors 'none'; base-uri 'none'";
-    let headers =
-        [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, policy)];
-    (headers, include_str!("page.html")).into_response()
+    static PAGE: LazyLock<String> = LazyLock::new(|| gshared::page::whole(include_str!("page.html")));
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, gshared::page::POLICY),
+    ];
+    (headers, PAGE.as_str()).into_response()
 }
 
 async fn state(State(app): Shared) -> Result<Response, ApiError> {

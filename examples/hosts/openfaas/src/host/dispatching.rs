@@ -89,7 +89,7 @@ impl Host {
         }
         let ports = known.processes.iter().map(|process| process.port).collect();
         // A client that has gone says so itself.
-        let _ = of.turn.send(Turn::Go { instance, ports });
+        let _ = of.turn.send(Turn::Go { instance, ports, load: known.load });
     }
 
     pub(super) fn reject(&mut self, request: RequestId, reason: Rejection) {

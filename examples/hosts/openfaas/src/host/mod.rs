@@ -25,6 +25,7 @@ pub use view::{Decision, InstanceView, View};
 use super::api::{ApiError, FunctionDeployment};
 use super::deployment::{Plan, Wants};
 use super::models::Errand;
+use super::traces::Load;
 use gshare_core::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Rejection, StopCause};
 use gshare_core::request::{RequestId, TenantId};
 use gshare_core::scale::InstanceId;
@@ -86,6 +87,8 @@ pub enum Turn {
         instance: InstanceId,
         /// Where its processes listen, stage by stage.
         ports: Vec<u16>,
+        /// How it came to be ready.
+        load: Option<Load>,
     },
     /// The request will not be served.
     No(Rejection),
@@ -187,6 +190,9 @@ struct Instance {
     ends: bool,
     /// Set to end the trials that it runs.
     stop: Option<Arc<AtomicBool>>,
+    /// When its processes were ordered, the last time; and how that went.
+    ordered: Timestamp,
+    load: Option<Load>,
     /// Device time by process, as last heard.
     gpu_ns: BTreeMap<String, u64>,
 }

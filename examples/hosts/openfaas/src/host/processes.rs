@@ -1,6 +1,7 @@
 //! The processes of instances: ordered, started, ended, and what that tells of their instance.
 
 use super::{Doing, Host, Instance, Known, Launch, Order, Process};
+use crate::traces::Load;
 use gshare_core::platform::{InstanceReport, Part, PlatformEvent};
 use gshare_core::scale::InstanceId;
 use gshare_core::{FunctionId, Timestamp};
@@ -54,6 +55,8 @@ impl Host {
                 Doing::Unparking => InstanceReport::Unparked,
                 _ => return,
             };
+            let (from, until, parked) = (known.ordered, self.last, known.doing == Doing::Unparking);
+            known.load = Some(Load { from, until, parked });
             known.doing = Doing::Ready;
             if let Some(of) = self.versions.get_mut(&known.function) {
                 of.problem = None;
@@ -191,6 +194,8 @@ impl Host {
             requests: BTreeSet::new(),
             ends: false,
             stop: None,
+            ordered: self.last,
+            load: None,
             gpu_ns: BTreeMap::new(),
         };
         self.instances.insert(instance, known);
@@ -205,6 +210,7 @@ impl Host {
         let Some(known) = self.instances.get_mut(&instance) else { return };
         let Some(of) = self.versions.get(&known.function) else { return };
         known.processes = known.parts.iter().map(|_| Process::default()).collect();
+        (known.ordered, known.load) = (self.last, None);
         for index in 0..known.parts.len() {
             let (parts, version) = (known.parts.clone(), Arc::clone(&of.version));
             let launch = Launch { instance, index, parts, version };

@@ -1,0 +1,478 @@
+//! Traces: the W3C `traceparent` of a request goes on to its function, and spans go to an OpenTelemetry collector.
+//!
+//! A request with a valid `traceparent` keeps its trace; any other one begins a trace. Without a collector the header is passed on
+//! as it came. With `--otlp` the function's parent is the host's span `run`, and each request whose flags say so is sent as
+//! OTLP/HTTP in JSON:
+//!
+//! ```text
+//! function NAME  ├────────────────────────────────────────────────┤  arrival to the end of the answer
+//!   queue        ├──┤                                                until an instance is started for it, or is free
+//!   load            ├──────────────┤                                 cold start, or return from the host's memory
+//!   queue                          ├┤                                from the instance being ready to its taking the request
+//!   run                             ├──────────────────────────────┤ the instance has it
+//!     token wait                    ├─────┤                          what its processes waited for GPU time meanwhile
+//! ```
+//! The phases follow each other without gaps: their times add up to the request's.
+//!
+//! # Token wait
+//! The daemon counts for each process how long its threads have waited, as the process reports it: every 10 ms while it has a
+//! token. The span is the difference between two snapshots, one asked for when the instance takes the request, one when the
+//! answer has ended. So it is a sum whose place within `run` is not known, what was not reported yet is missing, and an instance
+//! that serves several requests at once counts the wait for each. Where a snapshot does not come there is no span.
+
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderValue, Request, Uri, header};
+use gshare_core::Timestamp;
+use gshare_core::scale::InstanceId;
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
+
+const TRACEPARENT: &str = "traceparent";
+/// Traces that wait to be sent; more are lost.
+const WAITING: usize = 1024;
+/// Traces in one message.
+const BATCH: usize = 256;
+/// The time in which a collector must have answered.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Questions to the daemon at a time, of the 32 that it answers.
+const QUESTIONS: usize = 8;
+/// The flag of a trace that is recorded.
+const SAMPLED: u8 = 1;
+
+/// A place in a trace, as in `traceparent`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Context {
+    trace: u128,
+    span: u64,
+    flags: u8,
+}
+
+impl Context {
+    /// The context in a header: lower-case hexadecimal digits, neither number 0, and of later versions what this one knows.
+    fn parse(text: &str) -> Option<Self> {
+        let digits = |text: &str, count: usize| {
+            let good = text.len() == count && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+            good.then(|| u128::from_str_radix(text, 16).ok()).flatten()
+        };
+        let mut fields = text.splitn(5, '-');
+        let version = digits(fields.next()?, 2).filter(|version| *version != 0xff)?;
+        let trace = digits(fields.next()?, 32).filter(|trace| *trace != 0)?;
+        let span = digits(fields.next()?, 16).filter(|span| *span != 0)?;
+        let flags = digits(fields.next()?, 2)?;
+        if version == 0 && fields.next().is_some() {
+            return None;
+        }
+        Some(Self { trace, span: u64::try_from(span).ok()?, flags: u8::try_from(flags).ok()? })
+    }
+
+    fn of(headers: &HeaderMap) -> Option<Self> {
+        let mut all = headers.get_all(TRACEPARENT).iter();
+        let first = all.next()?.to_str().ok()?;
+        // Several contradict each other.
+        all.next().is_none().then(|| Self::parse(first)).flatten()
+    }
+
+    fn put(self, headers: &mut HeaderMap) {
+        if let Ok(value) = HeaderValue::from_str(&self.to_string()) {
+            headers.insert(TRACEPARENT, value);
+        }
+    }
+}
+
+impl fmt::Display for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace, self.span, self.flags & SAMPLED)
+    }
+}
+
+/// A number that no other trace or span has: keys that the system chose at random, hashed. Not 0.
+fn number() -> u64 {
+    RandomState::new().hash_one(0_u8).max(1)
+}
+
+/// How an instance came to be ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// When its processes were ordered.
+    pub from: Timestamp,
+    /// When all of them took connections.
+    pub until: Timestamp,
+    /// Whether it was parked before, so that its weights were in the host's memory.
+    pub parked: bool,
+}
+
+/// The times of a request, as the host knows them.
+#[derive(Debug, Clone, Copy)]
+pub struct Times {
+    /// Its arrival.
+    pub arrived: Timestamp,
+    /// How the instance that serves it came to be ready, once it has one.
+    pub load: Option<Load>,
+    /// When the instance took it.
+    pub reached: Option<Timestamp>,
+}
+
+/// A part of a request's time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Phase {
+    name: &'static str,
+    from: Timestamp,
+    until: Timestamp,
+}
+
+impl Times {
+    /// The phases up to `ended`, without gaps; those that took no time are left out, but for the first and the last.
+    fn phases(&self, ended: Timestamp) -> Vec<Phase> {
+        let reached = self.reached.unwrap_or(ended);
+        // An instance that was ready before the request came was not waited for.
+        let load = self.load.filter(|load| load.until > self.arrived);
+        let (from, until) = load.map_or((reached, reached), |load| (load.from, load.until));
+        let from = from.clamp(self.arrived, reached);
+        let until = until.clamp(from, reached);
+        let phase = |name, from, until| Phase { name, from, until };
+        let mut phases = vec![phase("queue", self.arrived, from)];
+        let more = [phase("load", from, until), phase("queue", until, reached)];
+        phases.extend(more.into_iter().filter(|phase| phase.from < phase.until));
+        if self.reached.is_some() {
+            phases.push(phase("run", reached, ended));
+        }
+        phases
+    }
+
+    /// `Server-Timing` of an answer whose head has come: each phase in ms.
+    pub fn server_timing(&self, now: Timestamp) -> String {
+        let ms = |phase: &Phase| phase.until.saturating_since(phase.from).as_secs_f64() * 1e3;
+        let entry = |phase: &Phase| format!("{};dur={:.3}", phase.name, ms(phase));
+        self.phases(now).iter().map(entry).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// A request whose spans will be sent.
+#[derive(Debug)]
+pub struct Traced {
+    exporter: Arc<Exporter>,
+    function: String,
+    /// The trace, and the span of the whole request.
+    context: Context,
+    parent: Option<u64>,
+    run: u64,
+    /// Status of the answer, once its head has come.
+    pub status: Option<u16>,
+    /// Names of the instance's processes at the daemon.
+    clients: Vec<String>,
+    before: Option<JoinHandle<Option<Waited>>>,
+}
+
+/// Gives the request to a function its place in a trace; what is to be recorded of it, if anything.
+pub fn begin(
+    exporter: Option<&Arc<Exporter>>,
+    function: &str,
+    headers: &mut HeaderMap,
+) -> Option<Box<Traced>> {
+    let given = Context::of(headers);
+    let sampled = exporter.filter(|_| given.is_none_or(|given| given.flags & SAMPLED != 0));
+    let flags = if sampled.is_some() { SAMPLED } else { 0 };
+    let fresh = || u128::from(number()) << 64 | u128::from(number());
+    let Some(exporter) = sampled else {
+        if given.is_none() {
+            Context { trace: fresh(), span: number(), flags }.put(headers);
+        }
+        return None;
+    };
+    let trace = given.map_or_else(fresh, |given| given.trace);
+    let (context, run) = (Context { trace, span: number(), flags }, number());
+    Context { span: run, ..context }.put(headers);
+    Some(Box::new(Traced {
+        exporter: Arc::clone(exporter),
+        function: function.to_owned(),
+        context,
+        parent: given.map(|given| given.span),
+        run,
+        status: None,
+        clients: Vec::new(),
+        before: None,
+    }))
+}
+
+impl Traced {
+    /// An instance of so many processes has taken the request.
+    pub fn reached(&mut self, instance: InstanceId, processes: usize) {
+        let name = |index| super::host::client(&self.function, instance, index, processes);
+        self.clients = (0..processes).map(name).collect();
+        self.before = self.exporter.ask(&self.clients);
+    }
+
+    /// The request is over: its spans are sent. `now` is the host's clock.
+    pub fn end(mut self, times: Times, now: Timestamp) {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let zero = since_epoch.saturating_sub(u128::from(now.as_nanos()));
+        let exporter = Arc::clone(&self.exporter);
+        self.exporter.runtime.clone().spawn(async move {
+            let mut waited = None;
+            if let Some(before) = self.before.take()
+                && let (Ok(Some(before)), Some(after)) = (before.await, exporter.ask(&self.clients))
+                && let Ok(Some(after)) = after.await
+            {
+                waited = after.seen.then(|| after.ns.saturating_sub(before.ns));
+            }
+            exporter.send(self.spans(times, now, zero, waited));
+        });
+    }
+
+    /// The spans in OTLP's JSON; `zero` is the time at which the host's clock began, in ns since 1970.
+    fn spans(&self, times: Times, ended: Timestamp, zero: u128, waited: Option<u64>) -> Vec<Value> {
+        let unix = |at: Timestamp| (zero + u128::from(at.as_nanos())).to_string();
+        let span = |id: u64, parent: Option<u64>, kind: u8, phase: Phase, attributes: Value| {
+            json!({
+                "traceId": format!("{:032x}", self.context.trace),
+                "spanId": format!("{id:016x}"),
+                "parentSpanId": parent.map_or_else(String::new, |parent| format!("{parent:016x}")),
+                "name": phase.name,
+                "kind": kind,
+                "startTimeUnixNano": unix(phase.from),
+                "endTimeUnixNano": unix(phase.until),
+                "attributes": attributes,
+            })
+        };
+        const INTERNAL: u8 = 1;
+        const SERVER: u8 = 2;
+        const CLIENT: u8 = 3;
+        let text = |key: &str, value: &str| json!({"key": key, "value": {"stringValue": value}});
+        let whole = Phase { name: "", from: times.arrived, until: ended };
+        let mut attributes = vec![text("faas.name", &self.function)];
+        if let Some(status) = self.status {
+            let value = json!({"intValue": status.to_string()});
+            attributes.push(json!({"key": "http.response.status_code", "value": value}));
+        }
+        let mut root = span(self.context.span, self.parent, SERVER, whole, Value::Array(attributes));
+        root["name"] = format!("function {}", self.function).into();
+        if self.status.is_none_or(|status| status >= 500) {
+            root["status"] = json!({"code": 2});
+        }
+        let mut spans = vec![root];
+        for phase in times.phases(ended) {
+            let (id, kind) = if phase.name == "run" { (self.run, CLIENT) } else { (number(), INTERNAL) };
+            let attributes = match (phase.name, times.load) {
+                ("load", Some(load)) => {
+                    let how = if load.parked { "return from parked" } else { "cold start" };
+                    json!([text("gshare.load", how)])
+                }
+                _ => json!([]),
+            };
+            spans.push(span(id, Some(self.context.span), kind, phase, attributes));
+            if let ("run", Some(waited)) = (phase.name, waited) {
+                let until = phase.from.saturating_add(gshare_core::Duration::from_nanos(waited));
+                let wait = Phase { name: "token wait", until: until.min(phase.until), ..phase };
+                let said = json!([text("gshare.place", "a sum: its place within the run is not known")]);
+                spans.push(span(number(), Some(self.run), INTERNAL, wait, said));
+            }
+        }
+        spans
+    }
+}
+
+/// Waits of an instance's processes for tokens, in all.
+#[derive(Debug, Clone, Copy, Default)]
+struct Waited {
+    ns: u64,
+    /// Whether the daemon knows any of the processes.
+    seen: bool,
+}
+
+/// Address of a collector: `http://HOST[:PORT][/PATH]`, by default with OTLP's path for traces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Collector {
+    host: String,
+    port: u16,
+    path: String,
+}
+
+impl FromStr for Collector {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let uri = text.parse::<Uri>().ok().filter(|uri| uri.scheme_str() == Some("http"));
+        let Some((host, uri)) = uri.as_ref().and_then(|uri| Some((uri.host()?, uri))) else {
+            return Err(format!("`{text}`: need http://HOST[:PORT][/PATH], such as http://127.0.0.1:4318"));
+        };
+        let path = match uri.path() {
+            "" | "/" => "/v1/traces",
+            path => path,
+        };
+        Ok(Self { host: host.to_owned(), port: uri.port_u16().unwrap_or(80), path: path.to_owned() })
+    }
+}
+
+/// Sends traces to a collector, in messages of up to 256. A collector that is slow or gone costs traces, and no request.
+#[derive(Debug)]
+pub struct Exporter {
+    runtime: tokio::runtime::Handle,
+    traces: mpsc::Sender<Vec<Value>>,
+    lost: Arc<AtomicU64>,
+    /// Socket at which the node's daemon is asked for waits.
+    daemon: Option<PathBuf>,
+    questions: Arc<Semaphore>,
+}
+
+impl Exporter {
+    /// Starts the task that sends; within a runtime.
+    pub fn start(collector: Collector, daemon: Option<PathBuf>) -> Arc<Self> {
+        let (traces, todo) = mpsc::channel(WAITING);
+        let (lost, questions) = (Arc::default(), Arc::new(Semaphore::new(QUESTIONS)));
+        tokio::spawn(export(collector, todo, Arc::clone(&lost)));
+        let runtime = tokio::runtime::Handle::current();
+        Arc::new(Self { runtime, traces, lost, daemon, questions })
+    }
+
+    fn send(&self, spans: Vec<Value>) {
+        if self.traces.try_send(spans).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks the daemon how long these clients have waited so far; `None` where there is none, or it has enough to do.
+    fn ask(&self, clients: &[String]) -> Option<JoinHandle<Option<Waited>>> {
+        let place = Arc::clone(&self.questions).try_acquire_owned().ok()?;
+        let (daemon, clients) = (self.daemon.clone()?, clients.to_vec());
+        Some(self.runtime.spawn_blocking(move || {
+            let snapshot = gshared::admin::snapshot(&daemon).ok()?;
+            drop(place);
+            let mut all = Waited::default();
+            for client in snapshot.clients.iter().filter(|client| clients.contains(&client.name)) {
+                all = Waited { ns: all.ns.saturating_add(client.waited_ns.as_nanos()), seen: true };
+            }
+            Some(all)
+        }))
+    }
+}
+
+async fn export(collector: Collector, mut todo: mpsc::Receiver<Vec<Value>>, lost: Arc<AtomicU64>) {
+    let mut failing = false;
+    let mut traces = Vec::with_capacity(BATCH);
+    while todo.recv_many(&mut traces, BATCH).await > 0 {
+        let count = traces.len() as u64;
+        let sent = tokio::time::timeout(PATIENCE, post(&collector, message(traces.drain(..)))).await;
+        let why = match sent {
+            Ok(Ok(())) => {
+                failing = false;
+                continue;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {} s", PATIENCE.as_secs()),
+        };
+        let lost = lost.fetch_add(count, Ordering::Relaxed) + count;
+        if !std::mem::replace(&mut failing, true) {
+            let Collector { host, port, path } = &collector;
+            eprintln!("openfaas: --otlp http://{host}:{port}{path}: {why}; {lost} traces are lost so far");
+        }
+    }
+}
+
+/// A message of OTLP.
+fn message(traces: impl Iterator<Item = Vec<Value>>) -> Value {
+    let version = env!("CARGO_PKG_VERSION");
+    json!({"resourceSpans": [{
+        "resource": {"attributes": [{"key": "service.name", "value": {"stringValue": "gshare-openfaas"}}]},
+        "scopeSpans": [{
+            "scope": {"name": "gshare-openfaas", "version": version},
+            "spans": traces.flatten().collect::<Vec<_>>(),
+        }],
+    }]})
+}
+
+async fn post(collector: &Collector, message: Value) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let Collector { host, port, path } = collector;
+    // An IPv6 address has brackets in a URL alone.
+    let name = host.trim_start_matches('[').trim_end_matches(']');
+    let stream = tokio::net::TcpStream::connect((name, *port)).await?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let connection = tokio::spawn(connection);
+    let request = Request::post(path)
+        .header(header::HOST, format!("{host}:{port}"))
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Body::from(serde_json::to_vec(&message)?))?;
+    let status = sender.send_request(request).await.map(|answer| answer.status());
+    connection.abort();
+    match status? {
+        status if status.is_success() => Ok(()),
+        status => Err(format!("answered {status}").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+    #[test]
+    fn a_context_is_taken_as_the_standard_says() {
+        let context = Context::parse(GOOD).unwrap();
+        assert_eq!(context.to_string(), GOOD);
+        let later = Context::parse(&GOOD.replacen("00", "01", 1).replace("-01", "-03-more")).unwrap();
+        assert_eq!((later.trace, later.flags), (context.trace, 3));
+        for bad in [
+            "",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",
+            "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more",
+            "00-+af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        ] {
+            assert_eq!(Context::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn without_a_collector_a_context_goes_on_as_it_came_and_a_bad_one_is_replaced() {
+        let mut headers = HeaderMap::new();
+        headers.insert(TRACEPARENT, HeaderValue::from_static(GOOD));
+        assert!(begin(None, "f", &mut headers).is_none());
+        assert_eq!(headers[TRACEPARENT], GOOD);
+        headers.append(TRACEPARENT, HeaderValue::from_static(GOOD));
+        assert!(begin(None, "f", &mut headers).is_none());
+        let made = Context::of(&headers).expect("one, and a valid one");
+        assert!(made.trace != Context::parse(GOOD).unwrap().trace && made.flags == 0);
+    }
+
+    #[test]
+    fn phases_leave_no_gap() {
+        let at = Timestamp::from_millis;
+        let load = |from, until| Some(Load { from: at(from), until: at(until), parked: false });
+        for (load, reached, wanted) in [
+            (None, Some(14), "queue;dur=4.000, run;dur=6.000"),
+            // Ready before the request came; while it waited; and not at all.
+            (load(2, 8), Some(14), "queue;dur=4.000, run;dur=6.000"),
+            (load(2, 13), Some(14), "queue;dur=0.000, load;dur=3.000, queue;dur=1.000, run;dur=6.000"),
+            (load(11, 13), Some(14), "queue;dur=1.000, load;dur=2.000, queue;dur=1.000, run;dur=6.000"),
+            (None, None, "queue;dur=10.000"),
+        ] {
+            let times = Times { arrived: at(10), load, reached: reached.map(at) };
+            assert_eq!(times.server_timing(at(20)), wanted, "{load:?}");
+            let phases = times.phases(at(20));
+            assert_eq!((phases[0].from, phases[phases.len() - 1].until), (at(10), at(20)));
+            assert!(phases.windows(2).all(|two| two[0].until == two[1].from));
+        }
+    }
+
+    #[test]
+    fn a_collector_is_named_by_a_plain_url() {
+        let of = |text: &str| text.parse::<Collector>();
+        let collector = of("http://127.0.0.1:4318").unwrap();
+        assert_eq!((collector.port, collector.path.as_str()), (4318, "/v1/traces"));
+        assert_eq!(of("http://[::1]/otlp").unwrap().path, "/otlp");
+        for bad in ["127.0.0.1:4318", "https://collector:4318", "http://"] {
+            assert!(of(bad).unwrap_err().contains("need http://HOST"), "{bad}");
+        }
+    }
+}
