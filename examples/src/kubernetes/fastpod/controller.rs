@@ -10,8 +10,12 @@
 
 use super::FaSTPod;
 use super::backoff::{Backoff, WINDOW};
-use super::core::{News, Observed, PodName, Settings, Write, news, reconcile};
+use super::core::{News, Observed, PodName, Settings, Write, degraded, news, reconcile};
 use super::pods::{LABEL, NODE_LABEL, owner};
+use crate::kubernetes::metrics::{
+    FASTPOD_HELD_UP, FASTPOD_LOOK_SECONDS, FASTPOD_LOOKS, FASTPOD_NODES, FASTPOD_OBJECTS, FASTPOD_REPLICAS,
+    FASTPOD_WRITES, Metrics,
+};
 use crate::kubernetes::{hash, said};
 use futures::{FutureExt as _, Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};
@@ -86,6 +90,7 @@ pub struct Controller {
     client: Client,
     settings: Arc<Settings>,
     backoff: Arc<Mutex<Backoff>>,
+    metrics: Metrics,
 }
 
 impl std::fmt::Debug for Controller {
@@ -107,7 +112,14 @@ fn is_refused(error: &kube::Error) -> bool {
 impl Controller {
     /// A controller of the cluster of `client`.
     pub fn new(client: Client, settings: Settings) -> Self {
-        Self { client, settings: Arc::new(settings), backoff: Arc::default() }
+        let (backoff, metrics) = (Arc::default(), Metrics::default());
+        Self { client, settings: Arc::new(settings), backoff, metrics }
+    }
+
+    /// Counts what it does there.
+    #[must_use]
+    pub fn counting(self, metrics: Metrics) -> Self {
+        Self { metrics, ..self }
     }
 
     /// The objects as they are now: read anew each time, so that the controller's own writes are seen.
@@ -136,8 +148,39 @@ impl Controller {
     /// # Errors
     /// When the API server could not be asked.
     pub async fn look(&self, now: &Time) -> Result<Outcome, kube::Error> {
+        let began = Instant::now();
         let observed = self.observe().await?;
-        Ok(self.write_all(now, &observed).await)
+        let outcome = self.write_all(now, &observed).await;
+        self.count(&observed, &outcome, began.elapsed());
+        Ok(outcome)
+    }
+
+    fn count(&self, observed: &Observed, outcome: &Outcome, took: Duration) {
+        let metrics = &self.metrics;
+        metrics.add(&FASTPOD_LOOKS, None, 1.0);
+        metrics.add(&FASTPOD_LOOK_SECONDS, None, took.as_secs_f64());
+        let refused = outcome.complaints.len();
+        for (result, count) in
+            [("written", outcome.written), ("overtaken", outcome.overtaken), ("refused", refused)]
+        {
+            #[expect(clippy::cast_precision_loss, reason = "counts of objects")]
+            metrics.add(&FASTPOD_WRITES, Some(("result", result)), count as f64);
+        }
+        metrics.set(&FASTPOD_OBJECTS, None, observed.fastpods.len());
+        metrics.set(&FASTPOD_NODES, None, observed.nodes.len());
+        let (mut wanted, mut ready, mut held_up) = (0, 0, BTreeMap::new());
+        for fastpod in &observed.fastpods {
+            wanted += usize::try_from(fastpod.spec.replicas).unwrap_or(0);
+            let Some(status) = &fastpod.status else { continue };
+            ready += usize::try_from(status.ready_replicas).unwrap_or(0);
+            if let Some(reason) = degraded(status) {
+                *held_up.entry(reason).or_insert(0) += 1;
+            }
+        }
+        for (state, count) in [("wanted", wanted), ("there", observed.pods.len()), ("ready", ready)] {
+            metrics.set(&FASTPOD_REPLICAS, Some(("state", state)), count);
+        }
+        metrics.set_all(&FASTPOD_HELD_UP, "reason", held_up);
     }
 
     /// Writes what is wanted of what was observed.

@@ -140,6 +140,13 @@ pub struct News {
     pub message: String,
 }
 
+/// Reason why a FaSTPod is held up, if it is.
+pub(super) fn degraded(status: &FaSTPodStatus) -> Option<&str> {
+    let mut all = status.conditions.iter();
+    let found = all.find(|condition| condition.type_ == DEGRADED && condition.status == "True");
+    found.map(|condition| condition.reason.as_str())
+}
+
 /// News for a person: why replicas are held up, each reason once, and that they no longer are.
 pub fn news(before: Option<&FaSTPodStatus>, after: &FaSTPodStatus) -> Option<News> {
     let degraded = |status: &'_ FaSTPodStatus| -> Option<Condition> {
@@ -211,7 +218,7 @@ pub fn reconcile(now: &Time, observed: &Observed, settings: &Settings) -> Wanted
         let own = sorted.iter().copied().filter(|pod| pods::is_owned(pod, fastpod)).collect();
         let refused = observed.refused.get(&fastpod.uid().unwrap_or_default());
         let mut turn = Turn { now, fastpod, own, refused, gpus: &mut gpus, wanted: &mut wanted };
-        let asked = turn.asked(&settings.profiles);
+        let asked = turn.asked(settings);
         let share = asked.as_ref().ok().map(|(_, share)| *share);
         let placed = turn.settle(asked, &mut planned);
         let told = turn.tell(share, placed);
@@ -259,17 +266,18 @@ impl<'a> Turn<'a, '_, '_> {
     }
 
     /// Spec and share of the FaSTPod's pods.
-    fn asked(&self, profiles: &Profiles) -> Result<Asked, Unplaced> {
+    fn asked(&self, settings: &Settings) -> Result<Asked, Unplaced> {
         let bad = |why: String| ("BadPodSpec", format!("podSpec.{why}"));
-        let spec = pods::decode(&self.fastpod.spec.pod_spec).map_err(|error| ("BadPodSpec", error))?;
+        let mut spec = pods::decode(&self.fastpod.spec.pod_spec).map_err(|error| ("BadPodSpec", error))?;
         if let Some(node) = spec.node_name.as_deref().filter(|node| !node.is_empty()) {
             return Err(bad(format!("nodeName: `{node}`: nodes are chosen here")));
         }
         if let Some(policy) = spec.restart_policy.as_deref().filter(|policy| *policy != "Always") {
             return Err(bad(format!("restartPolicy: `{policy}`: need Always: replicas are there to stay")));
         }
-        let share = shares::share(self.fastpod.annotations(), profiles)
+        let share = shares::share(self.fastpod.annotations(), &settings.profiles)
             .map_err(|error| ("BadShare", format!("annotations: {error}")))?;
+        settings.injected.ask(&mut spec);
         Ok((spec, share))
     }
 
