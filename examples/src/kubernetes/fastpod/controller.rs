@@ -6,18 +6,19 @@
 //! - **Refused** pods (a quota, an admission policy, a `podSpec` that is none): said in the condition of their FaSTPod, and
 //!   tried again after a pause that grows ([`super::backoff`]). One write that is refused keeps no other back.
 //! - Writes are made `AT_ONCE` at a time; those that make pods after all others, and each namespace in its own order.
-//! - **A watch** that ends or has gone too far back (410) is begun anew by a list. Watches only say when to look.
+//! - **A watch** that ends or has gone too far back (410) is begun anew by a list. Watches only say when to look, and are read during
+//!   looks, so that what came meanwhile makes one look more.
 
-use super::FaSTPod;
 use super::backoff::{Backoff, WINDOW};
 use super::core::{News, Observed, PodName, Settings, Write, degraded, news, reconcile};
-use super::pods::{LABEL, NODE_LABEL, owner};
+use super::pods::{self, LABEL, NODE_LABEL, owner};
+use super::{FaSTPod, nodes};
 use crate::kubernetes::metrics::{
     FASTPOD_HELD_UP, FASTPOD_LOOK_SECONDS, FASTPOD_LOOKS, FASTPOD_NODES, FASTPOD_OBJECTS, FASTPOD_REPLICAS,
     FASTPOD_WRITES, Metrics,
 };
 use crate::kubernetes::{hash, said};
-use futures::{FutureExt as _, Stream, StreamExt as _, stream};
+use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
@@ -31,11 +32,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 /// Until the next look when something did not work.
 const RETRY: Duration = Duration::from_secs(2);
+/// Objects of a page of a list.
+const PAGE: u32 = 500;
 /// Writes that are under way at once.
 const AT_ONCE: usize = 32;
 /// Field manager of the controller's writes.
@@ -128,14 +131,15 @@ impl Controller {
     /// When one of the lists cannot be read.
     pub async fn observe(&self) -> Result<Observed, kube::Error> {
         let labelled = |label: &str| ListParams::default().labels(label);
-        let fastpods = Api::<FaSTPod>::all(self.client.clone()).list(&ListParams::default()).await?.items;
+        let fastpods =
+            pages(Api::<FaSTPod>::all(self.client.clone()), ListParams::default(), |one| one).await?;
         // The lock is not held while the API server is asked.
         let refused = self.backoff.lock().refused(&fastpods, Instant::now());
         Ok(Observed {
             refused,
             fastpods,
-            pods: Api::<Pod>::all(self.client.clone()).list(&labelled(LABEL)).await?.items,
-            nodes: self.nodes().list(&labelled(&format!("{NODE_LABEL}=true"))).await?.items,
+            pods: pages(Api::all(self.client.clone()), labelled(LABEL), pods::slim).await?,
+            nodes: pages(self.nodes(), labelled(&format!("{NODE_LABEL}=true")), nodes::slim).await?,
         })
     }
 
@@ -364,36 +368,62 @@ impl Controller {
         ])
     }
 
-    /// Looks whenever something changes, until `end` is ready.
+    /// Looks whenever something changes, until `end` is ready. Changes that come during a look are looked at together after it.
     pub async fn run(&self, end: impl Future<Output = ()>) {
-        let mut changes = pin!(self.changes());
-        let mut end = pin!(end);
-        loop {
-            let again = match self.look(&Time(k8s_openapi::jiff::Timestamp::now())).await {
-                Ok(outcome) => {
-                    for complaint in &outcome.complaints {
-                        eprintln!("fastpod: {complaint}");
+        let changed = Notify::new();
+        // Watches are read during looks, too: unread, they would fill up, and each part that is read would make a look.
+        let watching = self.changes().for_each(|()| {
+            changed.notify_one();
+            std::future::ready(())
+        });
+        let looking = async {
+            let mut end = pin!(end);
+            loop {
+                let again = match self.look(&Time(k8s_openapi::jiff::Timestamp::now())).await {
+                    Ok(outcome) => {
+                        for complaint in &outcome.complaints {
+                            eprintln!("fastpod: {complaint}");
+                        }
+                        outcome.again
                     }
-                    outcome.again
+                    Err(error) => {
+                        eprintln!("fastpod: {}", said(&error));
+                        Some(RETRY)
+                    }
+                };
+                let pause = async {
+                    match again {
+                        Some(again) => tokio::time::sleep(again).await,
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    () = &mut end => return,
+                    () = pause => {}
+                    () = changed.notified() => {}
                 }
-                Err(error) => {
-                    eprintln!("fastpod: {}", said(&error));
-                    Some(RETRY)
-                }
-            };
-            let pause = async {
-                match again {
-                    Some(again) => tokio::time::sleep(again).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                () = &mut end => return,
-                () = pause => {}
-                _ = changes.next() => {}
             }
-            // Changes that came together are looked at together.
-            while let Some(Some(())) = changes.next().now_or_never() {}
+        };
+        tokio::select! {
+            () = looking => {}
+            () = watching => {}
+        }
+    }
+}
+
+/// All objects of a list, each as `slim` leaves it. They are read by pages, so that no more than one is there whole.
+async fn pages<K>(api: Api<K>, parameters: ListParams, slim: fn(K) -> K) -> Result<Vec<K>, kube::Error>
+where
+    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+{
+    let mut parameters = parameters.limit(PAGE);
+    let mut all = Vec::new();
+    loop {
+        let page = api.list(&parameters).await?;
+        all.extend(page.items.into_iter().map(slim));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => parameters = parameters.continue_token(&token),
+            None => return Ok(all),
         }
     }
 }

@@ -9,8 +9,11 @@ use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt as _;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::time::Duration;
 
+/// Pods that are made after one look: so many are in memory whole, and are bound before others are made.
+const MOST_NEW: usize = 1500;
 /// How long a pod that failed keeps its node out for its FaSTPod.
 const FAILED_S: i64 = 60;
 /// Condition: every replica has a place.
@@ -187,7 +190,7 @@ impl Wanted {
 struct Planned<'a> {
     fastpod: &'a FaSTPod,
     name: String,
-    spec: PodSpec,
+    spec: Rc<PodSpec>,
     share: ResourceSpec,
     placement: PlacementId,
 }
@@ -230,9 +233,12 @@ pub fn reconcile(now: &Time, observed: &Observed, settings: &Settings) -> Wanted
         let moved = place.filter(|place| Place::of(pod).as_ref() != Some(place));
         wanted.writes.extend(moved.map(|place| Write::Note(PodName::of(pod), place.annotations())));
     }
-    for Planned { fastpod, name, spec, share, placement } in planned {
+    if planned.len() > MOST_NEW {
+        wanted.again_in(Duration::ZERO);
+    }
+    for Planned { fastpod, name, spec, share, placement } in planned.into_iter().take(MOST_NEW) {
         let Some(place) = gpus.place_of(placement) else { continue };
-        let pod = pods::pod(fastpod, &name, spec, &share, &place, &settings.injected);
+        let pod = pods::pod(fastpod, &name, PodSpec::clone(&spec), &share, &place, &settings.injected);
         wanted.writes.push(Write::Create(Box::new(pod)));
     }
     wanted
@@ -328,7 +334,7 @@ impl<'a> Turn<'a, '_, '_> {
             None => (missing, None),
             Some(refused) => (usize::from(refused.retry), Some(&refused.why)),
         };
-        self.plan(missing.min(most), &spec, &share, &kept_out, planned)?;
+        self.plan(missing.min(most), &Rc::new(spec), &share, &kept_out, planned)?;
         match why.filter(|_| missing > most) {
             Some(why) => Err(refused_as(why)),
             None => Ok(()),
@@ -355,7 +361,7 @@ impl<'a> Turn<'a, '_, '_> {
     fn plan(
         &mut self,
         missing: usize,
-        spec: &PodSpec,
+        spec: &Rc<PodSpec>,
         share: &ResourceSpec,
         kept_out: &BTreeMap<String, String>,
         planned: &mut Vec<Planned<'a>>,
@@ -368,7 +374,7 @@ impl<'a> Turn<'a, '_, '_> {
             let placement = placed.map_err(|(reason, why)| {
                 (reason, format!("{} of {missing} new pods: {why}", missing - done))
             })?;
-            planned.push(Planned { fastpod, name, spec: spec.clone(), share: *share, placement });
+            planned.push(Planned { fastpod, name, spec: Rc::clone(spec), share: *share, placement });
         }
         Ok(())
     }

@@ -48,7 +48,9 @@
 //! - What holds replicas up is the reason of the conditions, and an Event each time that the reason is another.
 //!
 //! # Cost
-//! Three lists of the API server for each batch of changes, and one packing of all pods. One controller may work at a time:
+//! Three lists of the API server, in pages, for each batch of changes, and one packing of all pods. After one look 1,500 pods are made
+//! at most, and of those that are there the parts are kept that are looked at: `cargo bench -p gshare-examples --bench fastpod` prints
+//! pods per second, memory and idle requests for 500 nodes and 10,000 pods. One controller may work at a time:
 //! two would place pods on the same GPUs. Of several replicas one leads ([`super::lease`]).
 //!
 //! # Differences from the paper

@@ -58,6 +58,15 @@ impl fmt::Display for Excluded {
     }
 }
 
+/// A node without the parts that are not looked at: names of images are most of it.
+pub fn slim(mut node: Node) -> Node {
+    node.metadata.managed_fields = None;
+    if let Some(status) = &mut node.status {
+        (status.images, status.volumes_in_use, status.volumes_attached) = (None, None, None);
+    }
+    node
+}
+
 /// Why no pod of this template goes to the node now; `failed` has what became of pods at nodes, by their names.
 pub fn excluded(node: &Node, spec: &PodSpec, failed: &BTreeMap<String, String>) -> Option<Excluded> {
     if let Some(closed) = closed(node) {

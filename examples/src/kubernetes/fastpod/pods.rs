@@ -9,7 +9,7 @@ use gshare_core::pack::Rectangle;
 use gshare_core::{Quota, ResourceSpec, RunId, SmShare};
 use k8s_openapi::api::core::v1::{
     Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EnvVar, HostPathVolumeSource,
-    ObjectFieldSelector, Pod, PodSpec, Volume, VolumeMount,
+    ObjectFieldSelector, Pod, PodSpec, PodStatus, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -201,6 +201,27 @@ impl Given {
         let share = ResourceSpec::new(quota, sm, memory).ok()?;
         Some(Self { node: node.to_owned(), gpu: gpu.parse().ok()?, share })
     }
+}
+
+/// A pod without the parts that are not looked at: the controller has all pods of FaSTPods in memory.
+pub fn slim(mut pod: Pod) -> Pod {
+    pod.metadata.managed_fields = None;
+    pod.spec = pod.spec.map(|spec| {
+        let containers = spec.containers.into_iter().chain(spec.init_containers.into_iter().flatten());
+        let told = containers.map(|container| {
+            let mut env = container.env.unwrap_or_default();
+            env.retain(|variable| variable.name.starts_with("GSHARE_"));
+            env.shrink_to_fit();
+            Container { name: container.name, env: Some(env), ..Container::default() }
+        });
+        PodSpec { node_name: spec.node_name, containers: told.collect(), ..PodSpec::default() }
+    });
+    pod.status = pod.status.map(|status| {
+        let PodStatus { phase, reason, message, mut conditions, .. } = status;
+        conditions.iter_mut().for_each(|all| all.retain(|condition| condition.type_ == "Ready"));
+        PodStatus { phase, reason, message, conditions, ..PodStatus::default() }
+    });
+    pod
 }
 
 /// UID of the FaSTPod that a pod says it is of.
