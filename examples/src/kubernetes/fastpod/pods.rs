@@ -37,7 +37,7 @@ pub enum Mounts {
     /// By `hostPath` volumes of the pod, which namespaces with `PodSecurity` `baseline` or `restricted` refuse.
     #[default]
     HostPath,
-    /// By the node's kubelet, from the device plugin `fastpod --node` ([`super::node`]).
+    /// By the node's kubelet, from the device plugin `fastpod --node`.
     Node,
 }
 
