@@ -12,12 +12,14 @@ use policy::{Request, admit, policy};
 
 use gshare_core::Bytes;
 use gshare_examples::kubernetes::dra::claim::check;
-use gshare_examples::kubernetes::dra::driver::{Driver, ServeError, Sockets, serve};
+use gshare_examples::kubernetes::dra::driver::{Driver, serve};
+use gshare_examples::kubernetes::dra::kubelet::health_client::DRAResourceHealthClient as HealthClient;
 use gshare_examples::kubernetes::dra::kubelet::plugin_client::DRAPluginClient;
 use gshare_examples::kubernetes::dra::kubelet::registration_client::RegistrationClient;
 use gshare_examples::kubernetes::dra::kubelet::*;
 use gshare_examples::kubernetes::dra::publish::{PublishError, publish};
 use gshare_examples::kubernetes::dra::{DRIVER, Injection, Node, cdi, command, gpus};
+use gshare_examples::kubernetes::plugin::{ServeError, Sockets};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
@@ -105,7 +107,7 @@ fn start(dir: &TempDir) -> Running {
     let (api, client) = server();
     let hook = hook(dir);
     let cdi = cdi::Directory::open(dir.path().join("cdi"), &hook).unwrap();
-    let sockets = Sockets { registry: dir.path().join("registry"), plugins: dir.path().join("plugins") };
+    let sockets = Sockets::below(dir.path(), DRIVER);
     let (end, ended) = oneshot::channel();
     let driver = Driver::new(node_of(&hook), client, cdi);
     let served = tokio::spawn({
@@ -127,7 +129,7 @@ async fn registered(running: &Running) -> DRAPluginClient<Channel> {
     let mut registration = RegistrationClient::new(connect(&running.sockets.registration()).await);
     let info = registration.get_info(InfoRequest {}).await.unwrap().into_inner();
     assert_eq!((info.r#type.as_str(), info.name.as_str()), ("DRAPlugin", DRIVER));
-    assert_eq!(info.supported_versions, ["v1.DRAPlugin"]);
+    assert_eq!(info.supported_versions, ["v1.DRAPlugin", "v1alpha1.DRAResourceHealth"]);
     let status = RegistrationStatus { plugin_registered: true, error: String::new() };
     registration.notify_registration_status(status).await.unwrap();
     DRAPluginClient::new(connect(Path::new(&info.endpoint)).await)
@@ -359,6 +361,26 @@ async fn the_driver_waits_for_the_hook_that_the_daemons_pod_puts_there() {
     waits.await;
 }
 
+/// Kubelets of 1.36 ask every driver for the health of its devices, and again every 5 s where it is not told.
+#[tokio::test]
+async fn a_kubelet_is_told_of_the_health_of_each_gpu() {
+    let dir = TempDir::new().unwrap();
+    let running = start(&dir);
+    registered(&running).await;
+    let mut watch = HealthClient::new(connect(&running.sockets.plugin()).await);
+    let mut told = watch.node_watch_resources(NodeWatchResourcesRequest {}).await.unwrap().into_inner();
+    let devices = told.message().await.unwrap().unwrap().devices;
+    let name = |device: &DeviceHealth| {
+        let DeviceIdentifier { pool_name, device_name } = device.device.clone().unwrap();
+        (pool_name, device_name, device.health)
+    };
+    let expected = ["gpu-0", "gpu-1"].map(|gpu| ("n1".to_owned(), gpu.to_owned(), HEALTHY));
+    assert_eq!(devices.iter().map(name).collect::<Vec<_>>(), expected);
+    // A stream that has no end does not keep the driver from ending.
+    running.end.send(()).unwrap();
+    running.served.await.unwrap().unwrap();
+}
+
 #[tokio::test]
 async fn a_driver_that_the_kubelet_refuses_ends_with_its_reason() {
     let dir = TempDir::new().unwrap();
@@ -371,7 +393,7 @@ async fn a_driver_that_the_kubelet_refuses_ends_with_its_reason() {
     registration.notify_registration_status(status).await.unwrap();
     drop(registration);
     let error = running.served.await.unwrap().unwrap_err();
-    assert_eq!(error.to_string(), "the kubelet refuses the driver: no such version");
+    assert_eq!(error.to_string(), "the kubelet refuses the plugin: no such version");
 }
 
 #[tokio::test]

@@ -15,6 +15,12 @@ mod kustomize;
 mod lease;
 #[path = "fastpod/manifests.rs"]
 mod manifests;
+#[path = "fastpod/manners.rs"]
+mod manners;
+#[path = "fastpod/monitoring.rs"]
+mod monitoring;
+#[path = "fastpod/node.rs"]
+mod node;
 #[allow(dead_code, reason = "each test uses a part of it")]
 #[path = "support/policy.rs"]
 mod policy;

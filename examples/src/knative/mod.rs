@@ -41,12 +41,14 @@ pub mod settings;
 pub mod shell;
 
 use crate::kubernetes::lease;
+use crate::kubernetes::metrics::Metrics;
 use anyhow::Context as _;
 use decider::Policy;
 use futures::FutureExt as _;
 use gshare_core::Timestamp;
 use k8s_openapi::jiff;
 use settings::Defaults;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -69,6 +71,9 @@ pub struct Options {
     /// Where queue-proxies and activators tell of their load.
     #[arg(long, default_value_t = 9090)]
     pub metrics_port: u16,
+    /// Answer `/metrics`, `/healthz` and `/readyz` here: `0.0.0.0:9478`.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "dry_run")]
+    pub metrics: Option<SocketAddr>,
     /// Lead by this Lease: one replica works, the others wait for it to end. Without it there must be one at most.
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pub lease: Option<lease::Place>,
@@ -107,6 +112,12 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
             kube::Config::infer().await.context("no cluster: neither kubeconfig nor service account")?;
         println!("knative: class {} of {}", options.class, config.cluster_url);
         let client = kube::Client::try_from(config)?;
+        let metrics = Metrics::default();
+        if let Some(address) = options.metrics {
+            metrics.serve(address).await.with_context(|| format!("--metrics {address}"))?;
+        }
+        // A replica that waits for its turn to lead is ready, too.
+        metrics.ready();
         let outside = outside::Http {
             metrics_port: options.metrics_port,
             domain: options.cluster_domain.clone(),
@@ -118,6 +129,7 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
             policy: options.policy,
             defaults: options.defaults.clone(),
             system_namespace: options.system_namespace.clone(),
+            metrics,
         };
         let started = std::time::Instant::now();
         let clock = move || shell::Moment {

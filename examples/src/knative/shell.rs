@@ -15,6 +15,7 @@ use super::core::{self, Observed, Pass, Write};
 use super::decider::{Decider, Policy, TICK, load};
 use super::outside::{Outside, Waiting};
 use super::settings::{Defaults, Settings};
+use crate::kubernetes::metrics::{KNATIVE_DESIRED, KNATIVE_PASSES, KNATIVE_TARGETS, Metrics};
 use crate::kubernetes::said;
 use futures::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _, stream};
 use gshare_core::Timestamp;
@@ -63,6 +64,8 @@ pub struct Config {
     pub defaults: Defaults,
     /// Where Knative runs.
     pub system_namespace: String,
+    /// Figures of the controller.
+    pub metrics: Metrics,
 }
 
 /// Why a pass was broken off.
@@ -306,6 +309,10 @@ impl Shell {
                 Err(error) => eprintln!("knative: {}/{}: {error}", key.0, key.1),
             }
         }
+        let metrics = &self.config.metrics;
+        metrics.set(&KNATIVE_TARGETS, None, deciders.len());
+        let desired = deciders.values().filter_map(Decider::desired).sum::<u32>();
+        metrics.set(&KNATIVE_DESIRED, None, desired as usize);
         changed
     }
 
@@ -455,7 +462,10 @@ async fn passes(
     let pass = |pa: Arc<PodAutoscaler>, shell: Arc<Shell>| {
         async move {
             shell.listed().await;
-            let wake = shell.pass(&pa).await?;
+            let passed = shell.pass(&pa).await;
+            let result = if passed.is_ok() { "done" } else { "failed" };
+            shell.config.metrics.add(&KNATIVE_PASSES, Some(("result", result)), 1.0);
+            let wake = passed?;
             Ok(wake.map_or_else(Action::await_change, Action::requeue))
         }
         .boxed()

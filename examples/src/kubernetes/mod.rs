@@ -4,6 +4,8 @@
 pub mod dra;
 pub mod fastpod;
 pub mod lease;
+pub mod metrics;
+pub mod plugin;
 
 use gshare_core::{ResourceSpec, RunId};
 

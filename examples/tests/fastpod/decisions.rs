@@ -5,7 +5,7 @@ use gshare_core::{Duration, Quota, SmShare};
 use gshare_examples::kubernetes::dra::Injection;
 use gshare_examples::kubernetes::fastpod::FaSTPod;
 use gshare_examples::kubernetes::fastpod::core::{Observed, PodName, Settings, Wanted, Write, reconcile};
-use gshare_examples::kubernetes::fastpod::pods::{Given, LABEL, Place};
+use gshare_examples::kubernetes::fastpod::pods::{Given, LABEL, Place, is_owned};
 use gshare_examples::kubernetes::fastpod::shares::demand;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
@@ -774,6 +774,29 @@ fn a_refusal_is_said_once_and_taken_back() {
 }
 
 /// The status of a FaSTPod whose pods are all placed.
+/// No more pods are made after one look than may be in memory whole; the others follow at once, at the places that they would have had.
+#[test]
+fn a_look_makes_a_bounded_number_of_pods_and_the_next_one_the_others() {
+    let nodes = vec![node("a", 64, 81920), node("b", 64, 81920)];
+    let fastpods = vec![fastpod("f", 1000, [12, 30, 1024]), fastpod("g", 1000, [12, 30, 1024])];
+    let mut observed = Observed { nodes, fastpods, ..Observed::default() };
+    let made = |observed: &Observed| {
+        let wanted = reconcile(&at(1), observed, &Settings::default());
+        let pods = wanted.writes.into_iter().map(|write| match write {
+            Write::Create(pod) => *pod,
+            other => panic!("{other:?}"),
+        });
+        (pods.collect::<Vec<_>>(), wanted.again)
+    };
+    let (first, again) = made(&observed);
+    assert_eq!((first.len(), again), (1500, Some(std::time::Duration::ZERO)));
+    assert!(first[..1000].iter().all(|pod| is_owned(pod, &observed.fastpods[0])));
+    observed.pods = first;
+    let wanted = reconcile(&at(1), &observed, &Settings::default());
+    let rest: Vec<_> = wanted.writes.iter().filter(|write| matches!(write, Write::Create(_))).collect();
+    assert_eq!((rest.len(), wanted.again), (500, None));
+}
+
 pub(crate) fn settled() -> Value {
     let mut cluster = Cluster::new(vec![node("a", 1, 16384)], vec![fastpod("f", 1, [12, 30, 1024])]);
     cluster.settle();

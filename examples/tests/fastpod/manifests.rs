@@ -4,8 +4,10 @@ use super::api_server::documents;
 use super::decisions::settled;
 use super::kustomize::{check, one, rendered};
 use clap::Parser as _;
+use gshare_examples::kubernetes::fastpod::pods::Mounts;
 use gshare_examples::kubernetes::fastpod::shares::{Profiles, share};
 use gshare_examples::kubernetes::fastpod::{FaSTPod, command};
+use gshare_examples::kubernetes::plugin::Sockets;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -86,7 +88,7 @@ fn the_schema_accepts_the_examples_and_refuses_each_bad_one() {
 
 #[test]
 fn the_manifests_belong_together_and_kubectl_renders_the_same() {
-    for directory in ["", "dra", "fastpod"] {
+    for directory in ["", "daemon", "dra", "fastpod", "by-node"] {
         // Each object that a part names is there, but for the namespace.
         let objects = check(&folder().join(directory));
         for object in &objects {
@@ -99,8 +101,35 @@ fn the_manifests_belong_together_and_kubectl_renders_the_same() {
     let container = &one(&objects, "Deployment")["spec"]["template"]["spec"]["containers"][0];
     let words = container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
     let options = command::Options::try_parse_from(words).unwrap();
+    assert_eq!(options.mounts, Mounts::HostPath);
     let mount = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
     assert_eq!(options.profiles.as_deref(), Some(Path::new(mount)));
+    // The controller of the other directory leaves mounts to the node, whose program runs there, below the kubelet's directory.
+    let by_node = rendered(&folder().join("by-node"));
+    let named = |name: &str| {
+        by_node.iter().find(|o| o["kind"] != "ServiceAccount" && o["metadata"]["name"] == name).unwrap()
+    };
+    let options_of = |name: &str| {
+        let pod = &named(name)["spec"]["template"]["spec"];
+        let words = pod["containers"][0]["command"].as_array().unwrap().clone();
+        (
+            command::Options::try_parse_from(words.iter().map(|word| word.as_str().unwrap())).unwrap(),
+            pod.clone(),
+        )
+    };
+    assert_eq!(options_of("fastpod").0.mounts, Mounts::Node);
+    let (on_node, pod) = options_of("fastpod-node");
+    assert!(on_node.node);
+    for volume in pod["volumes"].as_array().unwrap() {
+        let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
+        let mount = mounts.iter().find(|mount| mount["name"] == volume["name"]).unwrap();
+        assert_eq!(mount["mountPath"], volume["hostPath"]["path"], "as the node names it");
+    }
+    let sockets = Sockets::below(&on_node.kubelet, "x");
+    for path in [&sockets.plugins, &sockets.registry, &on_node.hook_dir] {
+        let is_there = |volume: &Value| volume["hostPath"]["path"] == path.to_str().unwrap();
+        assert!(pod["volumes"].as_array().unwrap().iter().any(is_there), "{}", path.display());
+    }
     // Two replicas need a lease, and its rights are those of the manifest.
     assert_eq!(one(&objects, "Deployment")["spec"]["replicas"], 2);
     let role = one(&objects, "Role");
@@ -109,15 +138,97 @@ fn the_manifests_belong_together_and_kubectl_renders_the_same() {
     assert_eq!(options.lease.unwrap().to_string(), lease);
 }
 
+/// The first field of an object that its type does not have; or why it is not read as one.
+fn stray<K: serde::Serialize + serde::de::DeserializeOwned>(object: &Value) -> Option<String> {
+    let read: K = match serde_path_to_error::deserialize(object) {
+        Ok(read) => read,
+        Err(error) => return Some(error.to_string()),
+    };
+    unread(object, &json!(read), "")
+}
+
+fn unread(given: &Value, read: &Value, path: &str) -> Option<String> {
+    match (given, read) {
+        (Value::Object(given), Value::Object(read)) => {
+            given.iter().find_map(|(key, value)| match read.get(key) {
+                Some(read) => unread(value, read, &format!("{path}/{key}")),
+                None => Some(format!("{path}/{key}: no such field")),
+            })
+        }
+        (Value::Array(given), Value::Array(read)) if given.len() == read.len() => {
+            let mut both = given.iter().zip(read).enumerate();
+            both.find_map(|(index, (given, read))| unread(given, read, &format!("{path}/{index}")))
+        }
+        (given, read)
+            if given == read || given.as_f64().is_some_and(|number| read.as_f64() == Some(number)) =>
+        {
+            None
+        }
+        (given, read) => Some(format!("{path}: {given} is read as {read}")),
+    }
+}
+
+/// Each object of the manifests and examples against the types of the API of Kubernetes 1.34, and no field beside them: what
+/// `kubectl apply --validate=strict` looks at.
+#[test]
+fn every_object_has_the_type_that_it_says_and_no_other_field() {
+    use k8s_openapi::api::{admissionregistration, apps, core, networking, policy, rbac, resource};
+    use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions;
+    let mut objects = Vec::new();
+    for directory in ["", "by-node", "kind", "../knative"] {
+        objects.extend(rendered(&folder().join(directory)));
+    }
+    for example in ["dra/example.yaml", "dra/allocated-claim.yaml"] {
+        objects.extend(documents(&manifest(example)));
+    }
+    for object in &objects {
+        let (version, kind) = (object["apiVersion"].as_str().unwrap(), object["kind"].as_str().unwrap());
+        let check: fn(&Value) -> Option<String> = match (version, kind) {
+            ("v1", "Namespace") => stray::<core::v1::Namespace>,
+            ("v1", "ServiceAccount") => stray::<core::v1::ServiceAccount>,
+            ("v1", "ConfigMap") => stray::<core::v1::ConfigMap>,
+            ("v1", "Pod") => stray::<core::v1::Pod>,
+            ("apps/v1", "DaemonSet") => stray::<apps::v1::DaemonSet>,
+            ("apps/v1", "Deployment") => stray::<apps::v1::Deployment>,
+            ("policy/v1", "PodDisruptionBudget") => stray::<policy::v1::PodDisruptionBudget>,
+            ("networking.k8s.io/v1", "NetworkPolicy") => stray::<networking::v1::NetworkPolicy>,
+            ("rbac.authorization.k8s.io/v1", "Role") => stray::<rbac::v1::Role>,
+            ("rbac.authorization.k8s.io/v1", "RoleBinding") => stray::<rbac::v1::RoleBinding>,
+            ("rbac.authorization.k8s.io/v1", "ClusterRole") => stray::<rbac::v1::ClusterRole>,
+            ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => stray::<rbac::v1::ClusterRoleBinding>,
+            ("resource.k8s.io/v1", "DeviceClass") => stray::<resource::v1::DeviceClass>,
+            ("resource.k8s.io/v1", "ResourceClaim") => stray::<resource::v1::ResourceClaim>,
+            ("resource.k8s.io/v1", "ResourceClaimTemplate") => stray::<resource::v1::ResourceClaimTemplate>,
+            ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy") => {
+                stray::<admissionregistration::v1::ValidatingAdmissionPolicy>
+            }
+            ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding") => {
+                stray::<admissionregistration::v1::ValidatingAdmissionPolicyBinding>
+            }
+            ("apiextensions.k8s.io/v1", "CustomResourceDefinition") => {
+                stray::<apiextensions::v1::CustomResourceDefinition>
+            }
+            other => panic!("{other:?}"),
+        };
+        if let Some(why) = check(object) {
+            panic!("{kind} {}: {why}", object["metadata"]["name"]);
+        }
+    }
+    let mut mistyped = rendered(&folder()).into_iter().find(|object| object["kind"] == "DaemonSet").unwrap();
+    mistyped["spec"]["template"]["spec"]["tolerates"] = json!([]);
+    let why = stray::<apps::v1::DaemonSet>(&mistyped).unwrap();
+    assert_eq!(why, "/spec/template/spec/tolerates: no such field");
+}
+
 /// Settings that operators look for first, in each manifest of both hosts.
 #[test]
 fn workloads_say_how_they_are_scheduled_updated_bounded_and_confined() {
-    let mut objects = rendered(&folder());
+    let mut objects = rendered(&folder().join("by-node"));
     objects.extend(rendered(&folder().with_file_name("knative")));
     let workloads: Vec<_> =
         objects.iter().filter(|object| object.pointer("/spec/template/spec/containers").is_some()).collect();
     let names: Vec<_> = workloads.iter().map(|one| one["metadata"]["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["gshared", "gshare-dra", "fastpod", "knative"]);
+    assert_eq!(names, ["gshared", "gshare-dra", "fastpod", "fastpod-node", "knative"]);
     for workload in workloads {
         let (name, spec) = (&workload["metadata"]["name"], &workload["spec"]);
         let pod = &spec["template"]["spec"];
@@ -143,6 +254,12 @@ fn workloads_say_how_they_are_scheduled_updated_bounded_and_confined() {
             assert_eq!(budget["spec"]["maxUnavailable"], 1, "{name}");
             assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "{name}");
         }
+        let main = &pod["containers"][0];
+        for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
+            assert!(main[probe].is_object(), "{name}: {probe}");
+        }
+        let port = json!([{"name": "metrics", "containerPort": 9478}]);
+        assert_eq!(main["ports"], port, "{name}: Prometheus reaches its metrics");
         let all = ["containers", "initContainers"].into_iter().filter_map(|kind| pod[kind].as_array());
         for container in all.flatten() {
             let what = format!("{name}: {}", container["name"]);
@@ -163,7 +280,7 @@ fn workloads_say_how_they_are_scheduled_updated_bounded_and_confined() {
 /// The probes ask the admin socket of the daemon's configuration, by a command that the image has.
 #[test]
 fn the_daemon_is_asked_whether_it_answers() {
-    let objects = documents(&manifest("daemon.yaml"));
+    let objects = documents(&manifest("daemon/daemon.yaml"));
     let daemon = &one(&objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0];
     let config = one(&objects, "ConfigMap")["data"]["gshared.toml"].as_str().unwrap();
     let (_, socket) = config.split_once("\nadmin_socket = \"").unwrap();
@@ -185,7 +302,7 @@ fn the_daemon_brings_the_hook_and_the_preload_that_names_it() {
         std::fs::create_dir(path).unwrap();
     }
     std::fs::write(image.join("libgshare_hook.so"), "hook").unwrap();
-    let daemon = documents(&manifest("daemon.yaml")).pop().unwrap();
+    let daemon = documents(&manifest("daemon/daemon.yaml")).pop().unwrap();
     let command =
         daemon["spec"]["template"]["spec"]["initContainers"][0]["command"].as_array().unwrap().clone();
     let script = command.last().unwrap().as_str().unwrap();
@@ -219,7 +336,7 @@ fn fastpod(arguments: &[&str]) -> (bool, String) {
 fn the_image_has_the_programs_that_the_manifests_start() {
     let image = manifest("Containerfile");
     let (_, copied) = image.split_once("FROM docker.io/library/debian").unwrap();
-    for file in ["fastpod/controller.yaml", "dra/driver.yaml", "daemon.yaml"] {
+    for file in ["fastpod/controller.yaml", "by-node/node.yaml", "dra/driver.yaml", "daemon/daemon.yaml"] {
         for object in documents(&manifest(file)) {
             let containers = object.pointer("/spec/template/spec/containers").and_then(Value::as_array);
             for container in

@@ -2,17 +2,20 @@
 
 use super::api_server::{Api, Seen, rights};
 use super::decisions::{at, fastpod, node};
+use super::policy::{Request, admit, policy};
 use futures::StreamExt as _;
 use gshare_examples::kubernetes::fastpod::FaSTPod;
 use gshare_examples::kubernetes::fastpod::controller::{Controller, Outcome};
 use gshare_examples::kubernetes::fastpod::core::Settings;
-use gshare_examples::kubernetes::fastpod::pods::name;
+use gshare_examples::kubernetes::fastpod::pods::{Injected, Mounts, name};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
 const RBAC: &str = include_str!("../../kubernetes/fastpod/rbac.yaml");
+const POLICY: &str = include_str!("../../kubernetes/fastpod/policy.yaml");
+const CRD: &str = include_str!("../../kubernetes/fastpod/crd.yaml");
 const FASTPODS: &str = "/apis/gshare.io/v1alpha1/fastpods";
 const PODS: &str = "/api/v1/pods";
 const NODES: &str = "/api/v1/nodes";
@@ -35,12 +38,24 @@ struct World {
 impl World {
     /// One node, and these FaSTPods.
     fn new(fastpods: &[FaSTPod]) -> Self {
+        Self::with(fastpods, Settings::default())
+    }
+
+    fn with(fastpods: &[FaSTPod], settings: Settings) -> Self {
         let (api, client) = Api::start(RBAC, "gshare-fastpod");
+        api.define(CRD);
+        // Requests of the controller pass the policy of the manifests.
+        let policy = policy(POLICY, "gshare-fastpod-pods");
+        api.lock().refuse = Some(Box::new(move |operation, object, old| {
+            let user = "system:serviceaccount:gshare-system:fastpod".into();
+            let request = Request { operation, user, node: None, object: object.clone(), old: old.clone() };
+            admit(&policy, &request).err()
+        }));
         api.lock().put(&format!("{NODES}/a"), json!(node("a", 1, 16384)));
         for fastpod in fastpods {
             api.lock().put(&of(fastpod.metadata.name.as_deref().unwrap()), json!(fastpod));
         }
-        Self { api, controller: Controller::new(client, Settings::default()), second: 0 }
+        Self { api, controller: Controller::new(client, settings), second: 0 }
     }
 
     /// One look: what came of it, and the requests after the three lists.
@@ -253,6 +268,77 @@ async fn the_role_allows_what_is_used_and_no_more() {
     assert_eq!(world.api.lock().used, rights(RBAC));
 }
 
+/// Settings of a controller whose pods get their files from the node.
+fn by_nodes() -> Settings {
+    let injected = Injected { mounts: Mounts::Node, ..Injected::default() };
+    Settings { injected, ..Settings::default() }
+}
+
+/// A FaSTPod whose template keeps to Pod Security `restricted`.
+fn restricted() -> FaSTPod {
+    let mut one = fastpod("f", 1, [12, 30, 1024]);
+    one.spec.pod_spec["securityContext"] =
+        json!({ "runAsNonRoot": true, "runAsUser": 1000, "seccompProfile": { "type": "RuntimeDefault" } });
+    one.spec.pod_spec["containers"][0]["securityContext"] =
+        json!({ "allowPrivilegeEscalation": false, "capabilities": { "drop": ["ALL"] } });
+    one
+}
+
+/// Pods that mount files of their node themselves are refused by both levels of Pod Security; those whose node mounts them by neither.
+#[tokio::test(start_paused = true)]
+async fn namespaces_with_pod_security_take_pods_whose_files_the_node_mounts() {
+    for level in ["baseline", "restricted"] {
+        for (settings, reason) in [(Settings::default(), "PodSecurity"), (by_nodes(), "Placed")] {
+            let mut world = World::with(&[restricted()], settings);
+            let labels = json!({ "pod-security.kubernetes.io/enforce": level });
+            let namespace = json!({ "metadata": { "name": "team", "labels": labels } });
+            world.api.lock().put("/api/v1/namespaces/team", namespace);
+            let offered = json!({ "status": { "allocatable": { "gshare.io/hook": "1024" } } });
+            world.api.lock().edit(&format!("{NODES}/a"), &offered);
+            for _ in 0..4 {
+                world.look().await;
+            }
+            let condition = world.field(&of("f"), "/status/conditions/0");
+            assert_eq!(condition["reason"], reason, "{level}: {condition}");
+            if reason == "PodSecurity" {
+                let said = condition["message"].as_str().unwrap();
+                assert!(
+                    said.contains(r#"hostPath volumes (volumes "gshare-hook", "gshare-socket""#),
+                    "{said}"
+                );
+            } else {
+                assert_eq!(world.field(&of("f"), "/status/boundDeviceIDs").as_object().unwrap().len(), 1);
+            }
+        }
+    }
+}
+
+/// A kubelet starts a pod whose extended resource it does not know, and without the hook: nothing goes to a node that offers none.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_does_not_offer_the_hook_gets_no_pod() {
+    let mut world = World::with(&[fastpod("f", 1, [12, 30, 1024])], by_nodes());
+    for offered in [Value::Null, json!("0")] {
+        let offered = json!({ "status": { "allocatable": { "gshare.io/hook": offered } } });
+        world.api.lock().edit(&format!("{NODES}/a"), &offered);
+        world.look().await;
+        let condition = world.field(&of("f"), "/status/conditions/0");
+        assert_eq!(condition["reason"], "NodeResource");
+        let said = condition["message"].as_str().unwrap();
+        assert!(said.contains("1 of 1 nodes are out: 1 without gshare.io/hook"), "{said}");
+    }
+    let offered = json!({ "status": { "allocatable": { "gshare.io/hook": "1k" } } });
+    world.api.lock().edit(&format!("{NODES}/a"), &offered);
+    world.settle().await;
+    let made = pod(&name(&fastpod("f", 1, [12, 30, 1024]), 0));
+    for list in ["limits", "requests"] {
+        let asked = world.field(&made, &format!("/spec/containers/0/resources/{list}"));
+        assert_eq!(asked, json!({ "gshare.io/hook": "1" }));
+    }
+    // The share comes with the pod.
+    assert_eq!(world.field(&made, "/spec/volumes/0/name"), "gshare-share");
+    assert_eq!(world.field(&made, "/spec/volumes/1"), Value::Null);
+}
+
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/team/events";
 
 /// Why replicas are held up is told once, also when the counts in its message change; then that they no longer are.
@@ -336,10 +422,9 @@ async fn run_beside(refused: bool) -> (Vec<Duration>, Vec<Duration>) {
     {
         let mut server = world.api.lock();
         (server.latency, server.has_kubelets) = (LATENCY, true);
-        server.refuse = Some(|object| {
-            let violates = object["kind"] == "Pod" && object["metadata"]["namespace"] == "baseline";
-            violates.then_some("violates PodSecurity \"baseline:latest\": hostPath volumes")
-        });
+        let labels = json!({ "pod-security.kubernetes.io/enforce": "baseline" });
+        let namespace = json!({ "metadata": { "name": "baseline", "labels": labels } });
+        server.put("/api/v1/namespaces/baseline", namespace);
         for name in ["a", "b", "c", "d"] {
             server.put(&format!("{NODES}/{name}"), json!(node(name, 4, 65536)));
         }

@@ -25,7 +25,7 @@ fn the_manifests_fit_together_and_kubectl_renders_the_same() {
     let deployment = one(&all, "Deployment");
     assert_eq!(deployment["metadata"]["namespace"], kustomization["namespace"]);
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
-    assert_eq!(container["image"], "gshare-knative:latest");
+    assert_eq!(container["image"], "gshare-knative:0.1.0");
     // The program takes these arguments, and its class is that of the example.
     let namespace = deployment["metadata"]["namespace"].as_str().unwrap();
     assert_eq!(container["env"][0]["valueFrom"]["fieldRef"]["fieldPath"], "metadata.namespace");

@@ -1,6 +1,7 @@
 //! An API server in memory behind `tower-test`: it keeps objects as the real one does, with versions and conflicts, merge
-//! patches, subresources, lists by selectors, watches that break off or have gone too far back, and the rights that a manifest
-//! gives. Each request is recorded.
+//! patches, subresources, lists by selectors and by pages, watches that break off or have gone too far back, and the rights that a
+//! manifest gives. Quantities are stored in their shortest form, fields without a value are left out, pods that make no sense are
+//! refused, and so are those that break the Pod Security of their namespace. Each request is recorded.
 
 use axum::body::{Body, Bytes};
 use futures::channel::mpsc::{UnboundedSender, unbounded};
@@ -33,6 +34,9 @@ impl Seen {
     }
 }
 
+/// `CREATE` or `UPDATE`, the object, and the one before or null.
+pub(crate) type Admission = Box<dyn Fn(&'static str, &Value, &Value) -> Option<String> + Send>;
+
 struct Watch {
     collection: String,
     selectors: Selectors,
@@ -44,6 +48,8 @@ pub(crate) struct Server {
     /// By path.
     objects: BTreeMap<String, Value>,
     version: u64,
+    /// Versions below are no longer known.
+    compacted: u64,
     pub(crate) seen: Vec<Seen>,
     pub(crate) used: BTreeSet<Right>,
     rights: BTreeSet<Right>,
@@ -51,8 +57,10 @@ pub(crate) struct Server {
     manager: &'static str,
     /// Checks of an object before it is made: admission, and fields that are not known.
     pub(crate) admit: Option<fn(&mut Value)>,
-    /// Why an object is not admitted, if it is not.
-    pub(crate) refuse: Option<fn(&Value) -> Option<&'static str>>,
+    /// Why an object is not admitted, if it is not: of the operation, the object, and the one before.
+    pub(crate) refuse: Option<Admission>,
+    /// Schemas of custom resources, by group.
+    schemas: BTreeMap<String, jsonschema::Validator>,
     /// Pods that are bound run at once, and are ready.
     pub(crate) has_kubelets: bool,
     /// Time that each request takes; one is answered after the other.
@@ -230,11 +238,7 @@ impl Server {
     }
 
     fn store(&mut self, path: &str, mut object: Value, kind: &str) {
-        if path.contains("/resourceslices/") {
-            for device in object["spec"]["devices"].as_array_mut().into_iter().flatten() {
-                canonical(&mut device["capacity"]);
-            }
-        }
+        tidy(&mut object, !is_custom(&target(path).group));
         let object = self.tell(path, object, kind);
         self.objects.insert(path.to_owned(), object);
     }
@@ -261,6 +265,7 @@ impl Server {
         }
         if gone {
             self.history.clear();
+            self.compacted = self.version;
         }
     }
 
@@ -310,12 +315,28 @@ impl Server {
                 let of = |(path, object): &(&String, &Value)| {
                     is_in(path, &at.collection) && selectors.select(object)
                 };
-                let items: Vec<_> =
-                    self.objects.iter().filter(of).map(|(_, object)| object.clone()).collect();
-                let version = json!({ "resourceVersion": self.version.to_string() });
+                let number = |text: &str| text.parse::<u64>().unwrap();
+                // A page begins after the last object of the one before, and all are of one version.
+                let (version, last) = match query.get("continue").and_then(|token| token.split_once('@')) {
+                    Some((version, last)) => (number(version), last.to_owned()),
+                    None => (self.version, String::new()),
+                };
+                if version < self.forgotten() {
+                    return failure(410, "Expired");
+                }
+                let limit = query.get("limit").map_or(0, |limit| number(limit));
+                let limit = usize::try_from(limit).ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
+                let mut rest =
+                    self.objects.range(last.clone()..).filter(|(path, _)| **path != last).filter(of);
+                let page: Vec<_> = rest.by_ref().take(limit).collect();
+                let mut about = json!({ "resourceVersion": version.to_string() });
+                if let (Some((path, _)), Some(_)) = (page.last(), rest.next()) {
+                    about["continue"] = json!(format!("{version}@{path}"));
+                }
+                let items: Vec<_> = page.into_iter().map(|(_, object)| object).collect();
                 success(
                     200,
-                    &json!({ "apiVersion": "v1", "kind": "List", "metadata": version, "items": items }),
+                    &json!({ "apiVersion": "v1", "kind": "List", "metadata": about, "items": items }),
                 )
             }
             ("watch", ..) => self.watch(&at.collection, selectors, &query["resourceVersion"]),
@@ -326,10 +347,16 @@ impl Server {
                     return failure(409, "AlreadyExists");
                 }
                 let mut object = request.body.clone();
-                if let Some(why) = self.refuse.and_then(|refuse| refuse(&object)) {
-                    let mut refused = status(403, "Forbidden");
-                    refused["message"] = json!(format!("{} \"{name}\" is forbidden: {why}", at.resource));
-                    return success(403, &refused);
+                if let Some(why) = self.invalid(&path, &object) {
+                    return said(422, "Invalid", &format!("{} \"{name}\" is invalid: {why}", at.resource));
+                }
+                let why = self.refuse.as_ref().and_then(|refuse| refuse("CREATE", &object, &Value::Null));
+                if let Some(why) = why.or_else(|| self.pod_security(&at.collection, &object)) {
+                    return said(
+                        403,
+                        "Forbidden",
+                        &format!("{} \"{name}\" is forbidden: {why}", at.resource),
+                    );
                 }
                 object["metadata"]["generation"] = json!(1);
                 object["metadata"]["uid"] = json!(format!("made-{}", self.version + 1));
@@ -358,6 +385,40 @@ impl Server {
         }
     }
 
+    /// The fault for which the real server would not take an object: a pod whose parts do not belong together, a custom resource against its
+    /// schema.
+    fn invalid(&self, path: &str, object: &Value) -> Option<String> {
+        let at = target(path);
+        if (at.group.as_str(), at.resource.as_str()) == ("", "pods") {
+            return senseless(object);
+        }
+        let schema = self.schemas.get(&at.group)?;
+        schema.iter_errors(object).next().map(|error| format!("{}: {error}", error.instance_path()))
+    }
+
+    /// The answer to a change that is not valid, or not admitted.
+    fn unchanged(&self, path: &str, object: &Value) -> Option<Response<Body>> {
+        if let Some(why) = self.invalid(path, object) {
+            return Some(said(422, "Invalid", &format!("{path} is invalid: {why}")));
+        }
+        let why = self.refuse.as_ref().and_then(|refuse| refuse("UPDATE", object, &self.objects[path]));
+        why.map(|why| said(403, "Forbidden", &format!("{path} is forbidden: {why}")))
+    }
+
+    /// Versions before this one are compacted away.
+    fn forgotten(&self) -> u64 {
+        self.history.first().map_or(self.compacted, |(first, ..)| first - 1)
+    }
+
+    /// Why a pod is refused by the level of its namespace, as the admission plugin `PodSecurity` says it.
+    fn pod_security(&self, collection: &str, pod: &Value) -> Option<String> {
+        let namespace = self.objects.get(collection.strip_suffix("/pods")?)?;
+        let level = namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"].as_str()?;
+        let violations = violations(pod, level == "restricted");
+        (!violations.is_empty())
+            .then(|| format!("violates PodSecurity \"{level}:latest\": {}", violations.join(", ")))
+    }
+
     /// Does to an object what it was read for.
     fn change(&mut self, verb: &str, path: &str, sub: Option<&str>, body: &Value) -> Response<Body> {
         match (verb, sub) {
@@ -380,6 +441,10 @@ impl Server {
                 return success(201, &json!({ "apiVersion": "v1", "kind": "Status", "status": "Success" }));
             }
             ("update", part) => {
+                if is_custom(&target(path).group) && body["metadata"]["resourceVersion"].is_null() {
+                    let why = "metadata.resourceVersion: Invalid value: 0x0: must be specified for an update";
+                    return said(422, "Invalid", why);
+                }
                 let mut object = body.clone();
                 object["metadata"]["uid"] = self.objects[path]["metadata"]["uid"].clone();
                 if let Some(part) = part {
@@ -387,7 +452,15 @@ impl Server {
                     object = self.objects[path].clone();
                     object[part] = body[part].clone();
                 }
-                self.put(path, object);
+                if let Some(refused) = self.unchanged(path, &object) {
+                    return refused;
+                }
+                // A write that changes nothing makes no version.
+                let mut tidied = object.clone();
+                tidy(&mut tidied, !is_custom(&target(path).group));
+                if tidied != self.objects[path] {
+                    self.put(path, object);
+                }
             }
             // The object's own path takes no status.
             ("patch", part) => {
@@ -398,6 +471,11 @@ impl Server {
                 patch["metadata"] = json!({});
                 if !annotations.is_null() {
                     patch["metadata"]["annotations"] = annotations.clone();
+                }
+                let mut object = self.objects[path].clone();
+                merge(&mut object, &patch);
+                if let Some(refused) = self.unchanged(path, &object) {
+                    return refused;
                 }
                 self.edit(path, &patch);
             }
@@ -426,8 +504,7 @@ impl Server {
     fn watch(&mut self, collection: &str, selectors: Selectors, version: &str) -> Response<Body> {
         let (events, received) = unbounded();
         let version: u64 = version.parse().unwrap();
-        let forgotten = self.history.first().map_or(self.version, |(first, ..)| first - 1);
-        if version < forgotten {
+        if version < self.forgotten() {
             send(&events, &expired());
         } else {
             let missed = self.history.iter().filter(|(at, path, event)| {
@@ -438,6 +515,203 @@ impl Server {
         }
         Response::builder().status(200).body(Body::from_stream(received)).unwrap()
     }
+}
+
+/// Groups whose objects are stored as they are given: those of custom resources.
+fn is_custom(group: &str) -> bool {
+    !group.is_empty()
+        && !["apps", "discovery.k8s.io", "resource.k8s.io", "coordination.k8s.io", "events.k8s.io"]
+            .contains(&group)
+}
+
+/// An object as the real server stores it: without fields that have no value, where it knows their types, and with quantities in
+/// their shortest form.
+fn tidy(object: &mut Value, is_built_in: bool) {
+    let Some(fields) = object.as_object_mut() else { return };
+    if is_built_in {
+        fields.retain(|key, value| {
+            let is_map =
+                ["labels", "annotations", "nodeSelector", "limits", "requests"].contains(&key.as_str());
+            let is_empty = match &*value {
+                Value::Null => true,
+                Value::Array(all) => all.is_empty(),
+                Value::Object(all) => is_map && all.is_empty(),
+                _ => false,
+            };
+            !is_empty
+        });
+    }
+    for (key, value) in fields {
+        match value {
+            Value::Object(_)
+                if ["limits", "requests", "capacity", "allocatable"].contains(&key.as_str())
+                    && is_built_in =>
+            {
+                canonical(value);
+            }
+            Value::Object(_) => tidy(value, is_built_in),
+            Value::Array(all) => all.iter_mut().for_each(|value| tidy(value, is_built_in)),
+            _ => {}
+        }
+    }
+}
+
+/// The part of a pod that does not belong to the others, as the validation of the real server names it.
+fn senseless(pod: &Value) -> Option<String> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let is_label = |text: &str| {
+        let ends = text.bytes().next().zip(text.bytes().last());
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        text.len() <= 63
+            && ends.is_some_and(|(first, last)| plain(first) && plain(last))
+            && text.bytes().all(|byte| plain(byte) || byte == b'-')
+    };
+    let name = text(&pod["metadata"]["name"]);
+    if name.len() > 253 || !name.split('.').all(is_label) {
+        return Some(format!("metadata.name: Invalid value: {name:?}: a lowercase RFC 1123 subdomain"));
+    }
+    for (key, value) in pod["metadata"]["labels"].as_object().into_iter().flatten() {
+        if value.as_str().is_none_or(|value| value.len() > 63) {
+            return Some(format!(
+                "metadata.labels: Invalid value: {value}: {key}: must be no more than 63 bytes"
+            ));
+        }
+    }
+    let mut volumes = BTreeSet::new();
+    for (index, volume) in list(&pod["spec"]["volumes"]).iter().enumerate() {
+        let field = format!("spec.volumes[{index}]");
+        if !volumes.insert(text(&volume["name"])) {
+            return Some(format!("{field}.name: Duplicate value: {}", volume["name"]));
+        }
+        if !is_label(&text(&volume["name"])) {
+            return Some(format!(
+                "{field}.name: Invalid value: {}: a lowercase RFC 1123 label",
+                volume["name"]
+            ));
+        }
+        if volume.as_object().is_none_or(|fields| fields.len() != 2) {
+            return Some(format!(
+                "{field}: Forbidden: may not specify more than 1 volume type, and one is required"
+            ));
+        }
+    }
+    let mut names = BTreeSet::new();
+    if list(&pod["spec"]["containers"]).is_empty() {
+        return Some("spec.containers: Required value".into());
+    }
+    for kind in ["containers", "initContainers"] {
+        for (index, container) in list(&pod["spec"][kind]).iter().enumerate() {
+            let field = format!("spec.{kind}[{index}]");
+            if !names.insert(text(&container["name"])) {
+                return Some(format!("{field}.name: Duplicate value: {}", container["name"]));
+            }
+            let mut paths = BTreeSet::new();
+            for (index, mount) in list(&container["volumeMounts"]).iter().enumerate() {
+                let field = format!("{field}.volumeMounts[{index}]");
+                if !volumes.contains(&text(&mount["name"])) {
+                    return Some(format!("{field}.name: Not found: {}", mount["name"]));
+                }
+                if !paths.insert(text(&mount["mountPath"])) {
+                    return Some(format!(
+                        "{field}.mountPath: Invalid value: {}: must be unique",
+                        mount["mountPath"]
+                    ));
+                }
+            }
+            for (index, variable) in list(&container["env"]).iter().enumerate() {
+                if text(&variable["name"]).is_empty()
+                    || !(variable["value"].is_null() || variable["valueFrom"].is_null())
+                {
+                    return Some(format!(
+                        "{field}.env[{index}]: Invalid value: needs a name, and a value or a source"
+                    ));
+                }
+            }
+            // Extended resources cannot be overcommitted.
+            for (name, limit) in container["resources"]["limits"].as_object().into_iter().flatten() {
+                let request = &container["resources"]["requests"][name];
+                if name.contains('/') && !request.is_null() && request != limit {
+                    return Some(format!(
+                        "{field}.resources.requests: Invalid value: {request}: must be equal to {name} limit"
+                    ));
+                }
+            }
+        }
+    }
+    None
+}
+
+/// The parts of a pod that a level of Pod Security forbids: `baseline`, or `restricted`, which has that and more.
+fn violations(pod: &Value, restricted: bool) -> Vec<String> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let (spec, mut found) = (&pod["spec"], Vec::new());
+    let all: Vec<_> = ["containers", "initContainers"].iter().flat_map(|kind| list(&spec[*kind])).collect();
+    let volumes = list(&spec["volumes"]);
+    let named = |allowed: &dyn Fn(&str) -> bool| -> String {
+        let kind =
+            |volume: &&Value| volume.as_object().unwrap().keys().all(|key| key == "name" || allowed(key));
+        let names = volumes.iter().filter(|volume| !kind(volume)).map(|volume| volume["name"].to_string());
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let host = named(&|kind| kind != "hostPath");
+    if !host.is_empty() {
+        found.push(format!("hostPath volumes (volumes {host})"));
+    }
+    for key in ["hostNetwork", "hostPID", "hostIPC"] {
+        if spec[key] == true {
+            found.push(format!("host namespaces ({key}=true)"));
+        }
+    }
+    let secured = |container: &Value, pointer: &str| {
+        container.pointer(&format!("/securityContext/{pointer}")).cloned().unwrap_or_default()
+    };
+    for container in &all {
+        let name = &container["name"];
+        if secured(container, "privileged") == true {
+            found.push(format!("privileged (container {name})"));
+        }
+        if list(&container["ports"]).iter().any(|port| port["hostPort"].as_u64().unwrap_or(0) != 0) {
+            found.push(format!("hostPort (container {name})"));
+        }
+    }
+    if !restricted {
+        return found;
+    }
+    const VOLUMES: [&str; 8] = [
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    ];
+    let other = named(&|kind| VOLUMES.contains(&kind));
+    if !other.is_empty() {
+        found.push(format!("restricted volume types (volumes {other})"));
+    }
+    for container in &all {
+        let name = &container["name"];
+        let either = |pointer: &str| match secured(container, pointer) {
+            Value::Null => spec.pointer(&format!("/securityContext/{pointer}")).cloned().unwrap_or_default(),
+            own => own,
+        };
+        if secured(container, "allowPrivilegeEscalation") != false {
+            found.push(format!("allowPrivilegeEscalation != false (container {name})"));
+        }
+        if !list(&secured(container, "capabilities/drop")).contains(&json!("ALL")) {
+            found.push(format!("unrestricted capabilities (container {name})"));
+        }
+        if either("runAsNonRoot") != true {
+            found.push(format!("runAsNonRoot != true (container {name})"));
+        }
+        if !["RuntimeDefault", "Localhost"].map(Value::from).contains(&either("seccompProfile/type")) {
+            found.push(format!("seccompProfile (container {name})"));
+        }
+    }
+    found
 }
 
 /// Quantities as the real server stores them: without a rest in the largest unit of their kind, `10000` as `10k` and `16384Mi`
@@ -483,16 +757,31 @@ fn success(code: u16, body: &Value) -> Response<Body> {
     Response::builder().status(code).body(Body::from(body.to_string())).unwrap()
 }
 
+fn said(code: u16, reason: &str, message: &str) -> Response<Body> {
+    let mut status = status(code, reason);
+    status["message"] = json!(message);
+    success(code, &status)
+}
+
 fn failure(code: u16, reason: &str) -> Response<Body> {
     success(code, &status(code, reason))
 }
 
 /// Without percent signs.
 fn plain(text: &str) -> String {
-    text.replace("%3D", "=").replace("%2F", "/").replace("%26", "&").replace("%2C", ",")
+    let plain = text.replace("%3D", "=").replace("%2F", "/").replace("%26", "&").replace("%2C", ",");
+    plain.replace("%40", "@")
 }
 
 impl Api {
+    /// Checks custom resources of the group of a definition by its schema.
+    pub(crate) fn define(&self, definition: &str) {
+        let definition = documents(definition).remove(0);
+        let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        let group = definition["spec"]["group"].as_str().unwrap().to_owned();
+        self.lock().schemas.insert(group, jsonschema::validator_for(schema).unwrap());
+    }
+
     /// A server that gives the rights of a manifest to who writes under this name, and a client of it.
     pub(crate) fn start(manifest: &str, manager: &'static str) -> (Self, kube::Client) {
         let api = Self::default();
@@ -528,6 +817,16 @@ impl Api {
             }
         });
         (api, kube::Client::new(mock, "default"))
+    }
+
+    /// The answer to a request that came over another way.
+    pub(crate) fn answer(&self, request: &Seen) -> Response<Body> {
+        self.lock().answer(request)
+    }
+
+    /// Gives the rights of more manifests.
+    pub(crate) fn allow(&self, manifest: &str) {
+        self.lock().rights.extend(rights(manifest));
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Server> {

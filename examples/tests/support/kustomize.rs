@@ -30,7 +30,7 @@ pub(crate) fn rendered(directory: &Path) -> Vec<Value> {
         match key.as_str() {
             "apiVersion" => assert_eq!(value, "kustomize.config.k8s.io/v1beta1"),
             "kind" => assert_eq!(value, "Kustomization"),
-            "resources" | "namespace" | "labels" | "images" => {}
+            "resources" | "namespace" | "labels" | "images" | "patches" => {}
             other => panic!("{other}: not known to this test"),
         }
     }
@@ -58,6 +58,18 @@ pub(crate) fn rendered(directory: &Path) -> Vec<Value> {
                     }
                 }
             }
+        }
+    }
+    for patch in kustomization["patches"].as_array().into_iter().flatten() {
+        let target = &patch["target"];
+        let is_meant = |object: &&mut Value| {
+            object["kind"] == target["kind"] && object["metadata"]["name"] == target["name"]
+        };
+        let object = objects.iter_mut().find(is_meant).unwrap_or_else(|| panic!("no {target}"));
+        for step in documents(patch["patch"].as_str().unwrap()).remove(0).as_array().unwrap() {
+            let list = step["path"].as_str().unwrap().strip_suffix("/-").expect("adds to a list");
+            assert_eq!(step["op"], "add");
+            object.pointer_mut(list).unwrap().as_array_mut().unwrap().push(step["value"].clone());
         }
     }
     objects

@@ -176,7 +176,8 @@ fn names(directory: &Path) -> io::Result<Vec<String>> {
     fs::read_dir(directory)?.map(name).collect()
 }
 
-fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Puts a file in the place of one: each reader sees the old one or the new one, also after a crash.
+pub(crate) fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let serial = NEXT.fetch_add(1, Ordering::Relaxed);
     let temporary = file.with_extension(format!("{}-{serial}.tmp", std::process::id()));
     let written = write_synced(&temporary, bytes).and_then(|()| fs::rename(&temporary, file));

@@ -1,11 +1,14 @@
 //! The command line of the driver.
 
-use super::driver::{Driver, Sockets, serve};
+use super::driver::{Driver, serve};
 use super::{DRIVER, Injection, MpsDirs, Node, cdi, claim, gpus, publish, slice};
+use crate::kubernetes::metrics::{DRA_GPUS, DRA_SLICE_WRITES, DRA_SWEPT, Metrics};
+use crate::kubernetes::plugin::Sockets;
 use anyhow::{Context as _, ensure};
 use gshare_core::Bytes;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,6 +59,9 @@ pub struct Options {
     /// The kubelet's directory.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
     pub kubelet: PathBuf,
+    /// Answer `/metrics`, `/healthz` and `/readyz` here: `0.0.0.0:9478`.
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<SocketAddr>,
     /// Without a cluster: print the slice, and the CDI spec of --claim.
     #[arg(long)]
     pub dry_run: bool,
@@ -107,6 +113,11 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
     };
     let mut end = std::pin::pin!(end);
+    let metrics = Metrics::default();
+    if let Some(address) = options.metrics {
+        metrics.serve(address).await.with_context(|| format!("--metrics {address}"))?;
+    }
+    metrics.set(&DRA_GPUS, None, node.gpus.len());
     tokio::select! {
         () = &mut end => return Ok(()),
         () = hook_is_there(&node.hook) => {}
@@ -124,12 +135,9 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let directory =
         cdi::Directory::open(&options.cdi, &node.hook).with_context(|| options.cdi.display().to_string())?;
     let client = kube::Client::try_default().await.context("no API server. Without a cluster: --dry-run")?;
-    let sockets = Sockets {
-        registry: options.kubelet.join("plugins_registry"),
-        plugins: options.kubelet.join("plugins"),
-    };
+    let sockets = Sockets::below(&options.kubelet, DRIVER);
     let node = Arc::new(node);
-    let driver = Driver::new(Arc::clone(&node), client.clone(), directory);
+    let driver = Driver::new(Arc::clone(&node), client.clone(), directory).counting(metrics.clone());
     let simulated = if options.sim.is_some() { ", simulated" } else { "" };
     println!("gshare-dra: {DRIVER} on {}  {} GPU{simulated}", node.name, node.gpus.len());
     let sweeper = driver.clone();
@@ -138,6 +146,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             if look.is_multiple_of(SWEEP) {
                 match sweeper.sweep().await {
                     Ok(swept) => {
+                        swept.iter().for_each(|_| metrics.add(&DRA_SWEPT, None, 1.0));
                         swept.iter().for_each(|uid| println!("gshare-dra: claim {uid} is over: swept"));
                     }
                     Err(error) => eprintln!("gshare-dra: sweep: {error}"),
@@ -146,6 +155,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             let pause = match publish::publish(&client, &node).await {
                 Ok(0) => LOOK,
                 Ok(_) => {
+                    metrics.add(&DRA_SLICE_WRITES, None, 1.0);
                     println!("gshare-dra: published {}", slice::name(&node));
                     LOOK
                 }

@@ -1,21 +1,17 @@
-//! The driver as the kubelet sees it: two sockets, and what is asked on them.
+//! The driver as the kubelet sees it, and what it is asked.
 
-use super::authority::Tolerant;
 use super::cdi::Directory;
 use super::claim::{ClaimError, answer, check_uid, prepare};
-use super::kubelet::registration_server::{Registration, RegistrationServer};
 use super::kubelet::*;
-use super::{DRIVER, Node};
-use crate::kubernetes::said;
+use super::{DRIVER, Node, health};
+use crate::kubernetes::metrics::{DRA_PREPARED, Metrics};
+use crate::kubernetes::plugin::{Plugin, ServeError, Sockets};
+use crate::kubernetes::{plugin, said};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::{Api, Client};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use tokio::net::UnixListener;
-use tokio::sync::watch;
-use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
 /// Why a claim is not prepared, or not undone.
@@ -51,6 +47,7 @@ pub struct Driver {
     node: Arc<Node>,
     client: Client,
     cdi: Directory,
+    metrics: Metrics,
 }
 
 impl std::fmt::Debug for Driver {
@@ -62,7 +59,13 @@ impl std::fmt::Debug for Driver {
 impl Driver {
     /// A driver that writes CDI specs to `cdi`.
     pub fn new(node: Arc<Node>, client: Client, cdi: Directory) -> Self {
-        Self { node, client, cdi }
+        Self { node, client, cdi, metrics: Metrics::default() }
+    }
+
+    /// Counts what it does there.
+    #[must_use]
+    pub fn counting(self, metrics: Metrics) -> Self {
+        Self { metrics, ..self }
     }
 
     async fn prepare(&self, claim: &Claim) -> Result<Device, PrepareError> {
@@ -135,6 +138,8 @@ impl plugin_server::DRAPlugin for Driver {
                     error: format!("claim {}/{}: {error}", claim.namespace, claim.name),
                 },
             };
+            let result = if entry.error.is_empty() { "prepared" } else { "refused" };
+            self.metrics.add(&DRA_PREPARED, Some(("result", result)), 1.0);
             response.claims.insert(claim.uid, entry);
         }
         Ok(Response::new(response))
@@ -153,72 +158,7 @@ impl plugin_server::DRAPlugin for Driver {
     }
 }
 
-struct Registrar {
-    info: PluginInfo,
-    status: watch::Sender<Option<RegistrationStatus>>,
-}
-
-#[tonic::async_trait]
-impl Registration for Registrar {
-    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
-        Ok(Response::new(self.info.clone()))
-    }
-
-    async fn notify_registration_status(
-        &self,
-        request: Request<RegistrationStatus>,
-    ) -> Result<Response<RegistrationStatusResponse>, Status> {
-        let status = request.into_inner();
-        if status.plugin_registered {
-            println!("gshare-dra: registered with the kubelet");
-        }
-        self.status.send_replace(Some(status));
-        Ok(Response::new(RegistrationStatusResponse {}))
-    }
-}
-
-/// Where the kubelet finds a driver.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sockets {
-    /// What it watches for new plugins: `/var/lib/kubelet/plugins_registry`.
-    pub registry: PathBuf,
-    /// Where plugins keep their sockets: `/var/lib/kubelet/plugins`.
-    pub plugins: PathBuf,
-}
-
-impl Sockets {
-    /// The socket that serves `DRAPlugin`.
-    pub fn plugin(&self) -> PathBuf {
-        self.plugins.join(DRIVER).join("dra.sock")
-    }
-
-    /// The socket that serves `Registration`.
-    pub fn registration(&self) -> PathBuf {
-        self.registry.join(format!("{DRIVER}-reg.sock"))
-    }
-}
-
-/// Why the driver ended.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// A socket.
-    #[error("{path}: {source}")]
-    Socket {
-        /// Path of the socket.
-        path: PathBuf,
-        /// Error of the system call.
-        source: io::Error,
-    },
-    /// While it served.
-    #[error("{0}")]
-    Transport(#[from] tonic::transport::Error),
-    /// The kubelet does not want it.
-    #[error("the kubelet refuses the driver: {0}")]
-    Refused(String),
-}
-
-/// Serves until `end` is ready, or the kubelet refuses the driver. Without the registration socket, which is removed at the
-/// end, the kubelet asks no more.
+/// Serves until `end` is ready, or the kubelet refuses the driver.
 ///
 /// # Errors
 /// When a socket cannot be made or served, or the kubelet refuses.
@@ -227,79 +167,11 @@ pub async fn serve(
     sockets: &Sockets,
     end: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let (plugin, registration) = (sockets.plugin(), sockets.registration());
-    // First the one that registration names.
-    let plugin_listener = listen(&plugin)?;
-    let registration_listener = listen(&registration)?;
-    let (status, mut refused) = watch::channel(None);
-    let info = PluginInfo {
-        r#type: "DRAPlugin".into(),
-        name: DRIVER.into(),
-        endpoint: plugin.display().to_string(),
-        supported_versions: vec![DRA_V1.into()],
-    };
-    let (stop, stopped) = watch::channel(false);
-    let until = |mut stopped: watch::Receiver<bool>| async move {
-        let _ = stopped.wait_for(|stop| *stop).await;
-    };
-    let plugin_server = tonic::transport::Server::builder()
+    let (health, metrics) = (health::Watch::new(Arc::clone(&driver.node)), driver.metrics.clone());
+    let router = tonic::transport::Server::builder()
         .add_service(plugin_server::DRAPluginServer::new(driver))
-        .serve_with_incoming_shutdown(accepted(plugin_listener), until(stopped.clone()));
-    let registrar = tonic::transport::Server::builder()
-        .add_service(RegistrationServer::new(Registrar { info, status }))
-        .serve_with_incoming_shutdown(accepted(registration_listener), until(stopped.clone()));
-    // One that ends by itself ends the other.
-    let plugin_server = async {
-        let served = plugin_server.await;
-        stop.send_replace(true);
-        served
-    };
-    let registrar = async {
-        let served = registrar.await;
-        stop.send_replace(true);
-        served
-    };
-    let refusal = async {
-        let is_refusal = |status: &Option<RegistrationStatus>| {
-            status.as_ref().is_some_and(|status| !status.plugin_registered)
-        };
-        let why = refused.wait_for(is_refusal).await.ok().and_then(|status| status.clone());
-        match why {
-            Some(status) => status.error,
-            None => std::future::pending().await,
-        }
-    };
-    let ended = async {
-        let ended = tokio::select! {
-            () = end => Ok(()),
-            () = until(stopped.clone()) => Ok(()),
-            why = refusal => Err(ServeError::Refused(why)),
-        };
-        let _ = std::fs::remove_file(&registration);
-        stop.send_replace(true);
-        ended
-    };
-    let (served, registered, ended) = tokio::join!(plugin_server, registrar, ended);
-    let _ = std::fs::remove_file(&plugin);
-    served?;
-    registered?;
-    ended
-}
-
-/// Connections of a kubelet.
-fn accepted(listener: UnixListener) -> impl tokio_stream::Stream<Item = io::Result<Tolerant>> {
-    UnixListenerStream::new(listener).map(|stream| stream.map(Tolerant::from))
-}
-
-/// A socket in the place of one that an earlier driver has left.
-fn listen(path: &Path) -> Result<UnixListener, ServeError> {
-    let made = || {
-        std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        UnixListener::bind(path)
-    };
-    made().map_err(|source| ServeError::Socket { path: path.to_owned(), source })
+        .add_service(health_server::DRAResourceHealthServer::new(health));
+    let versions = [DRA_V1, HEALTH_V1ALPHA1].map(str::to_owned).into();
+    let plugin = Plugin { kind: "DRAPlugin", name: DRIVER.into(), versions };
+    plugin::serve(router, plugin, sockets, metrics, end).await
 }

@@ -23,6 +23,7 @@
 //! 2. For each claim of a pod it calls `NodePrepareResources`. The driver reads the claim, makes a CDI spec of its allocation
 //!    ([`claim::prepare`], which is pure), writes it, and answers the names of its CDI devices.
 //! 3. `NodeUnprepareResources` removes the file.
+//! 4. `NodeWatchResources` tells the health of the GPUs ([`mod@health`]).
 //!
 //! Worked example: `{sm: 24, quota: 30, memory: 1Gi}` with the option `quotaLimitPercent: 80` becomes `GSHARE_SM=24%`,
 //! `GSHARE_QUOTA=30%:80%`, `GSHARE_MEM=1073741824`.
@@ -52,6 +53,7 @@ pub mod claim;
 pub mod command;
 pub mod driver;
 pub mod gpus;
+pub mod health;
 pub mod kubelet;
 pub mod publish;
 pub mod slice;
@@ -88,7 +90,8 @@ pub enum Injection {
     /// A read-only `/etc/ld.so.preload`: stays when a program clears its environment, leaves its `LD_PRELOAD` as it is, and
     /// is not read by the loader of musl, which could not load the hook.
     File,
-    /// `LD_PRELOAD`: for images that have an `/etc/ld.so.preload` of their own, and are of glibc.
+    /// `LD_PRELOAD`: for images that have an `/etc/ld.so.preload` of their own, and are of glibc. A FaSTPod's own `LD_PRELOAD` is
+    /// loaded after the hook; a CDI spec can only set the variable, so a claim replaces that of its container.
     Environment,
 }
 

@@ -3,10 +3,13 @@
 use super::FaSTPod;
 use super::controller::{Controller, MANAGER};
 use super::core::{Observed, PLACED, Settings, Write, reconcile};
-use super::pods::{Injected, Place};
+use super::node::{Hooks, NAME};
+use super::pods::{Injected, Mounts, Place};
 use super::shares::Profiles;
 use crate::kubernetes::dra::Injection;
 use crate::kubernetes::lease;
+use crate::kubernetes::metrics::Metrics;
+use crate::kubernetes::plugin::Sockets;
 use anyhow::{Context as _, bail};
 use futures::FutureExt as _;
 use gshare_core::Bytes;
@@ -14,6 +17,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResourceExt as _, ResourceExt as _};
 use serde_json::json;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -36,6 +40,24 @@ pub struct Options {
     /// Its shared memory, mounted at /dev/shm.
     #[arg(long, value_name = "DIR", requires = "mps_pipes")]
     pub mps_shm: Option<PathBuf>,
+    /// Containers get these files from their pod, or from their node, where `fastpod --node` runs.
+    #[arg(long, value_enum, default_value_t = Mounts::HostPath)]
+    pub mounts: Mounts,
+    /// Run on a node instead: the device plugin from which the kubelet mounts these files into containers.
+    #[arg(long, conflicts_with_all = ["mounts", "profiles", "lease", "dry_run"])]
+    pub node: bool,
+    /// Containers of FaSTPods that may run on the node at a time.
+    #[arg(long, requires = "node", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub slots: u32,
+    /// Answer by names of CDI devices, from a spec that is written here: for container runtimes that have CDI on.
+    #[arg(long, value_name = "DIR", requires = "node")]
+    pub cdi: Option<PathBuf>,
+    /// The kubelet's directory.
+    #[arg(long, value_name = "DIR", requires = "node", default_value = "/var/lib/kubelet")]
+    pub kubelet: PathBuf,
+    /// Answer `/metrics`, `/healthz` and `/readyz` here: `0.0.0.0:9478`.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "dry_run")]
+    pub metrics: Option<SocketAddr>,
     /// Profiles for FaSTPods that name one: NAME.json is what `gshare profile --output` wrote.
     #[arg(long, value_name = "DIR")]
     pub profiles: Option<PathBuf>,
@@ -77,6 +99,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             injection: options.inject,
             socket: options.socket.clone(),
             mps: options.mps_pipes.clone().zip(options.mps_shm.clone()),
+            mounts: options.mounts,
         },
         profiles: match &options.profiles {
             Some(directory) => {
@@ -88,15 +111,28 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     if let Some(file) = &options.dry_run {
         return dry_run(&options, file, &settings);
     }
-    let client = kube::Client::try_default().await.context("no API server. Without a cluster: --dry-run")?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let end = async move {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
     };
+    let metrics = Metrics::default();
+    if let Some(address) = options.metrics {
+        metrics.serve(address).await.with_context(|| format!("--metrics {address}"))?;
+    }
+    if options.node {
+        let hooks =
+            Hooks::new(&settings.injected, options.slots, options.cdi.as_deref()).with_context(|| {
+                format!("--cdi {}", options.cdi.as_deref().unwrap_or(Path::new("")).display())
+            })?;
+        return Ok(hooks.counting(metrics).serve(&Sockets::below(&options.kubelet, NAME), end).await?);
+    }
+    let client = kube::Client::try_default().await.context("no API server. Without a cluster: --dry-run")?;
     let known: Vec<_> = settings.profiles.keys().map(String::as_str).collect();
     println!("fastpod: scheduler {}, profiles [{}]", super::pods::SCHEDULER, known.join(", "));
-    let (controller, end) = (Controller::new(client.clone(), settings), end.shared());
+    // A replica that waits for its turn to lead is ready, too.
+    metrics.ready();
+    let (controller, end) = (Controller::new(client.clone(), settings).counting(metrics), end.shared());
     let work = controller.run(end.clone());
     lease::run(options.lease.as_ref(), client, MANAGER, end, work).await
 }

@@ -6,14 +6,19 @@
 //! - **Refused** pods (a quota, an admission policy, a `podSpec` that is none): said in the condition of their FaSTPod, and
 //!   tried again after a pause that grows ([`super::backoff`]). One write that is refused keeps no other back.
 //! - Writes are made `AT_ONCE` at a time; those that make pods after all others, and each namespace in its own order.
-//! - **A watch** that ends or has gone too far back (410) is begun anew by a list. Watches only say when to look.
+//! - **A watch** that ends or has gone too far back (410) is begun anew by a list. Watches only say when to look, and are read during
+//!   looks, so that what came meanwhile makes one look more.
 
-use super::FaSTPod;
 use super::backoff::{Backoff, WINDOW};
-use super::core::{News, Observed, PodName, Settings, Write, news, reconcile};
-use super::pods::{LABEL, NODE_LABEL, owner};
+use super::core::{News, Observed, PodName, Settings, Write, degraded, news, reconcile};
+use super::pods::{self, LABEL, NODE_LABEL, owner};
+use super::{FaSTPod, nodes};
+use crate::kubernetes::metrics::{
+    FASTPOD_HELD_UP, FASTPOD_LOOK_SECONDS, FASTPOD_LOOKS, FASTPOD_NODES, FASTPOD_OBJECTS, FASTPOD_REPLICAS,
+    FASTPOD_WRITES, Metrics,
+};
 use crate::kubernetes::{hash, said};
-use futures::{FutureExt as _, Stream, StreamExt as _, stream};
+use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
@@ -27,11 +32,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 /// Until the next look when something did not work.
 const RETRY: Duration = Duration::from_secs(2);
+/// Objects of a page of a list.
+const PAGE: u32 = 500;
 /// Writes that are under way at once.
 const AT_ONCE: usize = 32;
 /// Field manager of the controller's writes.
@@ -86,6 +93,7 @@ pub struct Controller {
     client: Client,
     settings: Arc<Settings>,
     backoff: Arc<Mutex<Backoff>>,
+    metrics: Metrics,
 }
 
 impl std::fmt::Debug for Controller {
@@ -107,7 +115,14 @@ fn is_refused(error: &kube::Error) -> bool {
 impl Controller {
     /// A controller of the cluster of `client`.
     pub fn new(client: Client, settings: Settings) -> Self {
-        Self { client, settings: Arc::new(settings), backoff: Arc::default() }
+        let (backoff, metrics) = (Arc::default(), Metrics::default());
+        Self { client, settings: Arc::new(settings), backoff, metrics }
+    }
+
+    /// Counts what it does there.
+    #[must_use]
+    pub fn counting(self, metrics: Metrics) -> Self {
+        Self { metrics, ..self }
     }
 
     /// The objects as they are now: read anew each time, so that the controller's own writes are seen.
@@ -116,14 +131,15 @@ impl Controller {
     /// When one of the lists cannot be read.
     pub async fn observe(&self) -> Result<Observed, kube::Error> {
         let labelled = |label: &str| ListParams::default().labels(label);
-        let fastpods = Api::<FaSTPod>::all(self.client.clone()).list(&ListParams::default()).await?.items;
+        let fastpods =
+            pages(Api::<FaSTPod>::all(self.client.clone()), ListParams::default(), |one| one).await?;
         // The lock is not held while the API server is asked.
         let refused = self.backoff.lock().refused(&fastpods, Instant::now());
         Ok(Observed {
             refused,
             fastpods,
-            pods: Api::<Pod>::all(self.client.clone()).list(&labelled(LABEL)).await?.items,
-            nodes: self.nodes().list(&labelled(&format!("{NODE_LABEL}=true"))).await?.items,
+            pods: pages(Api::all(self.client.clone()), labelled(LABEL), pods::slim).await?,
+            nodes: pages(self.nodes(), labelled(&format!("{NODE_LABEL}=true")), nodes::slim).await?,
         })
     }
 
@@ -136,8 +152,39 @@ impl Controller {
     /// # Errors
     /// When the API server could not be asked.
     pub async fn look(&self, now: &Time) -> Result<Outcome, kube::Error> {
+        let began = Instant::now();
         let observed = self.observe().await?;
-        Ok(self.write_all(now, &observed).await)
+        let outcome = self.write_all(now, &observed).await;
+        self.count(&observed, &outcome, began.elapsed());
+        Ok(outcome)
+    }
+
+    fn count(&self, observed: &Observed, outcome: &Outcome, took: Duration) {
+        let metrics = &self.metrics;
+        metrics.add(&FASTPOD_LOOKS, None, 1.0);
+        metrics.add(&FASTPOD_LOOK_SECONDS, None, took.as_secs_f64());
+        let refused = outcome.complaints.len();
+        for (result, count) in
+            [("written", outcome.written), ("overtaken", outcome.overtaken), ("refused", refused)]
+        {
+            #[expect(clippy::cast_precision_loss, reason = "counts of objects")]
+            metrics.add(&FASTPOD_WRITES, Some(("result", result)), count as f64);
+        }
+        metrics.set(&FASTPOD_OBJECTS, None, observed.fastpods.len());
+        metrics.set(&FASTPOD_NODES, None, observed.nodes.len());
+        let (mut wanted, mut ready, mut held_up) = (0, 0, BTreeMap::new());
+        for fastpod in &observed.fastpods {
+            wanted += usize::try_from(fastpod.spec.replicas).unwrap_or(0);
+            let Some(status) = &fastpod.status else { continue };
+            ready += usize::try_from(status.ready_replicas).unwrap_or(0);
+            if let Some(reason) = degraded(status) {
+                *held_up.entry(reason).or_insert(0) += 1;
+            }
+        }
+        for (state, count) in [("wanted", wanted), ("there", observed.pods.len()), ("ready", ready)] {
+            metrics.set(&FASTPOD_REPLICAS, Some(("state", state)), count);
+        }
+        metrics.set_all(&FASTPOD_HELD_UP, "reason", held_up);
     }
 
     /// Writes what is wanted of what was observed.
@@ -321,36 +368,62 @@ impl Controller {
         ])
     }
 
-    /// Looks whenever something changes, until `end` is ready.
+    /// Looks whenever something changes, until `end` is ready. Changes that come during a look are looked at together after it.
     pub async fn run(&self, end: impl Future<Output = ()>) {
-        let mut changes = pin!(self.changes());
-        let mut end = pin!(end);
-        loop {
-            let again = match self.look(&Time(k8s_openapi::jiff::Timestamp::now())).await {
-                Ok(outcome) => {
-                    for complaint in &outcome.complaints {
-                        eprintln!("fastpod: {complaint}");
+        let changed = Notify::new();
+        // Watches are read during looks, too: unread, they would fill up, and each part that is read would make a look.
+        let watching = self.changes().for_each(|()| {
+            changed.notify_one();
+            std::future::ready(())
+        });
+        let looking = async {
+            let mut end = pin!(end);
+            loop {
+                let again = match self.look(&Time(k8s_openapi::jiff::Timestamp::now())).await {
+                    Ok(outcome) => {
+                        for complaint in &outcome.complaints {
+                            eprintln!("fastpod: {complaint}");
+                        }
+                        outcome.again
                     }
-                    outcome.again
+                    Err(error) => {
+                        eprintln!("fastpod: {}", said(&error));
+                        Some(RETRY)
+                    }
+                };
+                let pause = async {
+                    match again {
+                        Some(again) => tokio::time::sleep(again).await,
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    () = &mut end => return,
+                    () = pause => {}
+                    () = changed.notified() => {}
                 }
-                Err(error) => {
-                    eprintln!("fastpod: {}", said(&error));
-                    Some(RETRY)
-                }
-            };
-            let pause = async {
-                match again {
-                    Some(again) => tokio::time::sleep(again).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                () = &mut end => return,
-                () = pause => {}
-                _ = changes.next() => {}
             }
-            // Changes that came together are looked at together.
-            while let Some(Some(())) = changes.next().now_or_never() {}
+        };
+        tokio::select! {
+            () = looking => {}
+            () = watching => {}
+        }
+    }
+}
+
+/// All objects of a list, each as `slim` leaves it. They are read by pages, so that no more than one is there whole.
+async fn pages<K>(api: Api<K>, parameters: ListParams, slim: fn(K) -> K) -> Result<Vec<K>, kube::Error>
+where
+    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+{
+    let mut parameters = parameters.limit(PAGE);
+    let mut all = Vec::new();
+    loop {
+        let page = api.list(&parameters).await?;
+        all.extend(page.items.into_iter().map(slim));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => parameters = parameters.continue_token(&token),
+            None => return Ok(all),
         }
     }
 }

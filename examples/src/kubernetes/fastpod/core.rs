@@ -9,8 +9,11 @@ use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt as _;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::time::Duration;
 
+/// Pods that are made after one look: so many are in memory whole, and are bound before others are made.
+const MOST_NEW: usize = 1500;
 /// How long a pod that failed keeps its node out for its FaSTPod.
 const FAILED_S: i64 = 60;
 /// Condition: every replica has a place.
@@ -140,6 +143,13 @@ pub struct News {
     pub message: String,
 }
 
+/// Reason why a FaSTPod is held up, if it is.
+pub(super) fn degraded(status: &FaSTPodStatus) -> Option<&str> {
+    let mut all = status.conditions.iter();
+    let found = all.find(|condition| condition.type_ == DEGRADED && condition.status == "True");
+    found.map(|condition| condition.reason.as_str())
+}
+
 /// News for a person: why replicas are held up, each reason once, and that they no longer are.
 pub fn news(before: Option<&FaSTPodStatus>, after: &FaSTPodStatus) -> Option<News> {
     let degraded = |status: &'_ FaSTPodStatus| -> Option<Condition> {
@@ -180,7 +190,7 @@ impl Wanted {
 struct Planned<'a> {
     fastpod: &'a FaSTPod,
     name: String,
-    spec: PodSpec,
+    spec: Rc<PodSpec>,
     share: ResourceSpec,
     placement: PlacementId,
 }
@@ -211,7 +221,7 @@ pub fn reconcile(now: &Time, observed: &Observed, settings: &Settings) -> Wanted
         let own = sorted.iter().copied().filter(|pod| pods::is_owned(pod, fastpod)).collect();
         let refused = observed.refused.get(&fastpod.uid().unwrap_or_default());
         let mut turn = Turn { now, fastpod, own, refused, gpus: &mut gpus, wanted: &mut wanted };
-        let asked = turn.asked(&settings.profiles);
+        let asked = turn.asked(settings);
         let share = asked.as_ref().ok().map(|(_, share)| *share);
         let placed = turn.settle(asked, &mut planned);
         let told = turn.tell(share, placed);
@@ -223,9 +233,12 @@ pub fn reconcile(now: &Time, observed: &Observed, settings: &Settings) -> Wanted
         let moved = place.filter(|place| Place::of(pod).as_ref() != Some(place));
         wanted.writes.extend(moved.map(|place| Write::Note(PodName::of(pod), place.annotations())));
     }
-    for Planned { fastpod, name, spec, share, placement } in planned {
+    if planned.len() > MOST_NEW {
+        wanted.again_in(Duration::ZERO);
+    }
+    for Planned { fastpod, name, spec, share, placement } in planned.into_iter().take(MOST_NEW) {
         let Some(place) = gpus.place_of(placement) else { continue };
-        let pod = pods::pod(fastpod, &name, spec, &share, &place, &settings.injected);
+        let pod = pods::pod(fastpod, &name, PodSpec::clone(&spec), &share, &place, &settings.injected);
         wanted.writes.push(Write::Create(Box::new(pod)));
     }
     wanted
@@ -259,17 +272,18 @@ impl<'a> Turn<'a, '_, '_> {
     }
 
     /// Spec and share of the FaSTPod's pods.
-    fn asked(&self, profiles: &Profiles) -> Result<Asked, Unplaced> {
+    fn asked(&self, settings: &Settings) -> Result<Asked, Unplaced> {
         let bad = |why: String| ("BadPodSpec", format!("podSpec.{why}"));
-        let spec = pods::decode(&self.fastpod.spec.pod_spec).map_err(|error| ("BadPodSpec", error))?;
+        let mut spec = pods::decode(&self.fastpod.spec.pod_spec).map_err(|error| ("BadPodSpec", error))?;
         if let Some(node) = spec.node_name.as_deref().filter(|node| !node.is_empty()) {
             return Err(bad(format!("nodeName: `{node}`: nodes are chosen here")));
         }
         if let Some(policy) = spec.restart_policy.as_deref().filter(|policy| *policy != "Always") {
             return Err(bad(format!("restartPolicy: `{policy}`: need Always: replicas are there to stay")));
         }
-        let share = shares::share(self.fastpod.annotations(), profiles)
+        let share = shares::share(self.fastpod.annotations(), &settings.profiles)
             .map_err(|error| ("BadShare", format!("annotations: {error}")))?;
+        settings.injected.ask(&mut spec);
         Ok((spec, share))
     }
 
@@ -320,7 +334,7 @@ impl<'a> Turn<'a, '_, '_> {
             None => (missing, None),
             Some(refused) => (usize::from(refused.retry), Some(&refused.why)),
         };
-        self.plan(missing.min(most), &spec, &share, &kept_out, planned)?;
+        self.plan(missing.min(most), &Rc::new(spec), &share, &kept_out, planned)?;
         match why.filter(|_| missing > most) {
             Some(why) => Err(refused_as(why)),
             None => Ok(()),
@@ -347,7 +361,7 @@ impl<'a> Turn<'a, '_, '_> {
     fn plan(
         &mut self,
         missing: usize,
-        spec: &PodSpec,
+        spec: &Rc<PodSpec>,
         share: &ResourceSpec,
         kept_out: &BTreeMap<String, String>,
         planned: &mut Vec<Planned<'a>>,
@@ -360,7 +374,7 @@ impl<'a> Turn<'a, '_, '_> {
             let placement = placed.map_err(|(reason, why)| {
                 (reason, format!("{} of {missing} new pods: {why}", missing - done))
             })?;
-            planned.push(Planned { fastpod, name, spec: spec.clone(), share: *share, placement });
+            planned.push(Planned { fastpod, name, spec: Rc::clone(spec), share: *share, placement });
         }
         Ok(())
     }

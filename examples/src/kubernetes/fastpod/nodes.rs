@@ -1,9 +1,10 @@
 //! Nodes that take the pods of a template, and why others do not. Pure.
 //!
 //! Looked at are, in this order: whether the node is ready and not cordoned, its selector and required affinity (as the
-//! scheduler of Kubernetes reads them), its taints, and whether it has just refused a pod of the same FaSTPod. Preferred affinity
+//! scheduler of Kubernetes reads them), its taints, whether it offers the extended resources, and whether it has just refused a pod of the same FaSTPod. Preferred affinity
 //! and pod affinity are not.
 
+use crate::kubernetes::dra::claim::whole;
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Toleration};
 use kube::ResourceExt as _;
 use std::collections::BTreeMap;
@@ -22,6 +23,8 @@ pub enum Excluded {
     Affinity,
     /// A taint that the pods do not tolerate: `key=value:effect`.
     Tainted(String),
+    /// The node offers nothing of an extended resource that the pods ask for: its name.
+    Resource(String),
     /// The node's kubelet has refused or ended a pod: reason and message.
     Failed(String),
 }
@@ -35,6 +38,7 @@ impl Excluded {
             Self::Selector => "NodeSelector",
             Self::Affinity => "NodeAffinity",
             Self::Tainted(_) => "Tainted",
+            Self::Resource(_) => "NodeResource",
             Self::Failed(_) => "PodFailed",
         }
     }
@@ -48,9 +52,19 @@ impl fmt::Display for Excluded {
             Self::Selector => f.write_str("not selected by the nodeSelector"),
             Self::Affinity => f.write_str("excluded by the required node affinity"),
             Self::Tainted(taint) => write!(f, "tainted {taint}"),
+            Self::Resource(name) => write!(f, "without {name}"),
             Self::Failed(why) => write!(f, "refused a pod ({why})"),
         }
     }
+}
+
+/// A node without the parts that are not looked at: names of images are most of it.
+pub fn slim(mut node: Node) -> Node {
+    node.metadata.managed_fields = None;
+    if let Some(status) = &mut node.status {
+        (status.images, status.volumes_in_use, status.volumes_attached) = (None, None, None);
+    }
+    node
 }
 
 /// Why no pod of this template goes to the node now; `failed` has what became of pods at nodes, by their names.
@@ -75,7 +89,22 @@ pub fn excluded(node: &Node, spec: &PodSpec, failed: &BTreeMap<String, String>) 
             return Some(Excluded::Tainted(format!("{}{value}:{}", taint.key, taint.effect)));
         }
     }
+    // A kubelet starts a pod whose extended resource it does not know.
+    let offered = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let asked = containers.filter_map(|container| container.resources.as_ref()?.limits.as_ref()).flatten();
+    let mut extended = asked.filter(|(name, _)| is_extended(name)).map(|(name, _)| name);
+    let offers =
+        |name: &String| offered.and_then(|all| all.get(name)).and_then(|quantity| whole(&quantity.0));
+    if let Some(name) = extended.find(|name| offers(name).is_none_or(|count| count == 0)) {
+        return Some(Excluded::Resource(name.clone()));
+    }
     failed.get(&node.name_any()).cloned().map(Excluded::Failed)
+}
+
+/// Answers if a resource is of a device plugin: its name has a domain that is not Kubernetes' own.
+fn is_extended(name: &str) -> bool {
+    name.split_once('/').is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io"))
 }
 
 /// Why a node takes no pods at all.

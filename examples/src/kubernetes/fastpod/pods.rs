@@ -1,6 +1,7 @@
 //! Pods of a FaSTPod: made with their placement, and read back from it. Pure.
 
 use super::FaSTPod;
+use super::node::RESOURCE;
 use super::shares::{self, Profiles};
 use crate::kubernetes::dra::Injection;
 use crate::kubernetes::{DOMAIN, hash, run_of, share_environment};
@@ -8,8 +9,9 @@ use gshare_core::pack::Rectangle;
 use gshare_core::{Quota, ResourceSpec, RunId, SmShare};
 use k8s_openapi::api::core::v1::{
     Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EnvVar, HostPathVolumeSource,
-    ObjectFieldSelector, Pod, PodSpec, Volume, VolumeMount,
+    ObjectFieldSelector, Pod, PodSpec, PodStatus, Volume, VolumeMount,
 };
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource as _, ResourceExt as _};
 use serde_json::Value;
@@ -29,6 +31,31 @@ const HOOK: &str = "/usr/lib/gshare/libgshare_hook.so";
 const SHARE: &str = "/usr/lib/gshare/share.env";
 const SOCKET_DIR: &str = "/run/gshare";
 
+/// How files of the node come into containers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Mounts {
+    /// By `hostPath` volumes of the pod, which namespaces with `PodSecurity` `baseline` or `restricted` refuse.
+    #[default]
+    HostPath,
+    /// By the node's kubelet, from the device plugin `fastpod --node`.
+    Node,
+}
+
+/// A file or directory of the node that containers see.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File {
+    /// Name of its volume.
+    name: &'static str,
+    /// Path on the node.
+    pub host: PathBuf,
+    /// Path in containers.
+    pub container: &'static str,
+    /// A directory and not a file.
+    pub is_directory: bool,
+    /// Containers may not write.
+    pub read_only: bool,
+}
+
 /// Files and sockets of the node that containers are given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Injected {
@@ -40,6 +67,48 @@ pub struct Injected {
     pub socket: PathBuf,
     /// Pipes of MPS and its shared memory, where it runs.
     pub mps: Option<(PathBuf, PathBuf)>,
+    /// How they come into containers.
+    pub mounts: Mounts,
+}
+
+impl Injected {
+    /// The files and directories of the node that every container of a FaSTPod sees.
+    pub fn files(&self) -> Vec<File> {
+        let file =
+            |name, host, container| File { name, host, container, is_directory: false, read_only: true };
+        let directory = |name, host, container, read_only| File {
+            is_directory: true,
+            read_only,
+            ..file(name, host, container)
+        };
+        let socket = self.socket.parent().unwrap_or(Path::new("/"));
+        let mut files = vec![
+            file("gshare-hook", self.hook.join("libgshare_hook.so"), HOOK),
+            directory("gshare-socket", socket.to_owned(), SOCKET_DIR, true),
+        ];
+        if self.injection == Injection::File {
+            files.push(file("gshare-preload", self.hook.join("ld.so.preload"), "/etc/ld.so.preload"));
+        }
+        if let Some((pipes, shm)) = &self.mps {
+            files.push(directory("gshare-mps", pipes.clone(), "/tmp/nvidia-mps", false));
+            files.push(directory("gshare-shm", shm.clone(), "/dev/shm", false));
+        }
+        files
+    }
+
+    /// Adds to a template what its containers ask their node for.
+    pub fn ask(&self, spec: &mut PodSpec) {
+        if self.mounts == Mounts::HostPath {
+            return;
+        }
+        for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+            let resources = container.resources.get_or_insert_default();
+            // Requests are the limits where they are left out, but for quotas.
+            for asked in [&mut resources.limits, &mut resources.requests] {
+                asked.get_or_insert_default().insert(RESOURCE.into(), Quantity("1".into()));
+            }
+        }
+    }
 }
 
 impl Default for Injected {
@@ -50,6 +119,7 @@ impl Default for Injected {
             injection: Injection::File,
             socket: "/run/gshare/pods/gshare.sock".into(),
             mps: None,
+            mounts: Mounts::HostPath,
         }
     }
 }
@@ -131,6 +201,27 @@ impl Given {
         let share = ResourceSpec::new(quota, sm, memory).ok()?;
         Some(Self { node: node.to_owned(), gpu: gpu.parse().ok()?, share })
     }
+}
+
+/// A pod without the parts that are not looked at: the controller has all pods of FaSTPods in memory.
+pub fn slim(mut pod: Pod) -> Pod {
+    pod.metadata.managed_fields = None;
+    pod.spec = pod.spec.map(|spec| {
+        let containers = spec.containers.into_iter().chain(spec.init_containers.into_iter().flatten());
+        let told = containers.map(|container| {
+            let mut env = container.env.unwrap_or_default();
+            env.retain(|variable| variable.name.starts_with("GSHARE_"));
+            env.shrink_to_fit();
+            Container { name: container.name, env: Some(env), ..Container::default() }
+        });
+        PodSpec { node_name: spec.node_name, containers: told.collect(), ..PodSpec::default() }
+    });
+    pod.status = pod.status.map(|status| {
+        let PodStatus { phase, reason, message, mut conditions, .. } = status;
+        conditions.iter_mut().for_each(|all| all.retain(|condition| condition.type_ == "Ready"));
+        PodStatus { phase, reason, message, conditions, ..PodStatus::default() }
+    });
+    pod
 }
 
 /// UID of the FaSTPod that a pod says it is of.
@@ -285,15 +376,11 @@ fn inject(
     let file = environment.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
     environment.push((PLACE, format!("{}/{}", place.node, place.gpu)));
     environment.push(("NVIDIA_VISIBLE_DEVICES", place.gpu.to_string()));
-    let socket_dir = injected.socket.parent().unwrap_or(Path::new("/"));
-    let host = |path: PathBuf, kind: &str| Volume {
-        host_path: Some(HostPathVolumeSource {
-            path: path.display().to_string(),
-            // A pod that is early waits for the daemon's files.
-            type_: Some(kind.into()),
-        }),
-        ..Volume::default()
-    };
+    if injected.mps.is_some() {
+        environment.push(("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps".into()));
+        let percent = share.sm().to_string();
+        environment.push(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent.trim_end_matches('%').into()));
+    }
     let annotation = ObjectFieldSelector {
         field_path: format!("metadata.annotations['{}']", key("environment")),
         ..ObjectFieldSelector::default()
@@ -301,22 +388,27 @@ fn inject(
     let item =
         DownwardAPIVolumeFile { path: "share.env".into(), field_ref: Some(annotation), ..Default::default() };
     let told = DownwardAPIVolumeSource { items: Some(vec![item]), ..DownwardAPIVolumeSource::default() };
-    let told = Volume { downward_api: Some(told), ..Volume::default() };
-    let mut mounts = vec![
-        ("gshare-hook", host(injected.hook.join("libgshare_hook.so"), "File"), HOOK, None, true),
-        ("gshare-share", told, SHARE, Some("share.env"), true),
-        ("gshare-socket", host(socket_dir.to_owned(), "Directory"), SOCKET_DIR, None, true),
-    ];
-    if injected.injection == Injection::File {
-        let preload = host(injected.hook.join("ld.so.preload"), "File");
-        mounts.push(("gshare-preload", preload, "/etc/ld.so.preload", None, true));
-    }
-    if let Some((pipes, shm)) = &injected.mps {
-        environment.push(("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps".into()));
-        let percent = share.sm().to_string();
-        environment.push(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent.trim_end_matches('%').into()));
-        mounts.push(("gshare-mps", host(pipes.clone(), "Directory"), "/tmp/nvidia-mps", None, false));
-        mounts.push(("gshare-shm", host(shm.clone(), "Directory"), "/dev/shm", None, false));
+    let told = Volume { name: "gshare-share".into(), downward_api: Some(told), ..Volume::default() };
+    let mut volumes = vec![told];
+    let mut mounts = vec![VolumeMount {
+        name: "gshare-share".into(),
+        mount_path: SHARE.into(),
+        sub_path: Some("share.env".into()),
+        read_only: Some(true),
+        ..VolumeMount::default()
+    }];
+    let files = if injected.mounts == Mounts::HostPath { injected.files() } else { Vec::new() };
+    for File { name, host, container, is_directory, read_only } in files {
+        // A pod that is early waits for the daemon's files.
+        let kind = if is_directory { "Directory" } else { "File" };
+        let host = HostPathVolumeSource { path: host.display().to_string(), type_: Some(kind.into()) };
+        volumes.push(Volume { name: name.into(), host_path: Some(host), ..Volume::default() });
+        mounts.push(VolumeMount {
+            name: name.into(),
+            mount_path: container.into(),
+            read_only: Some(read_only),
+            ..VolumeMount::default()
+        });
     }
     let containers = spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten());
     for container in containers {
@@ -328,19 +420,9 @@ fn inject(
             environment.push(("LD_PRELOAD", both));
         }
         set_environment(container, &environment);
-        let mount =
-            |(name, _, path, sub, read_only): &(&str, Volume, &str, Option<&str>, bool)| VolumeMount {
-                name: (*name).into(),
-                mount_path: (*path).into(),
-                sub_path: sub.map(str::to_owned),
-                read_only: Some(*read_only),
-                ..VolumeMount::default()
-            };
-        container.volume_mounts.get_or_insert_default().extend(mounts.iter().map(mount));
+        container.volume_mounts.get_or_insert_default().extend(mounts.iter().cloned());
     }
-    let named =
-        |(name, volume, ..): (&str, Volume, &str, Option<&str>, bool)| Volume { name: name.into(), ..volume };
-    spec.volumes.get_or_insert_default().extend(mounts.into_iter().map(named));
+    spec.volumes.get_or_insert_default().extend(volumes);
     file
 }
 

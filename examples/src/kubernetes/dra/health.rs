@@ -1,0 +1,92 @@
+//! Health of the GPUs, as the kubelet is told of it (KEP-4680): it shows in the status of the pods that have shares of them.
+//!
+//! A GPU that `nvidia-smi` no longer lists, as after an error that took it off the bus, is unhealthy. Where `nvidia-smi` does not
+//! answer, the health of all is unknown. Simulated GPUs are healthy.
+
+use super::kubelet::health_server::DRAResourceHealth;
+use super::kubelet::{
+    DeviceHealth, DeviceIdentifier, HEALTHY, NodeWatchResourcesRequest, NodeWatchResourcesResponse, UNHEALTHY,
+};
+use super::{Gpu, Node, gpus};
+use futures::StreamExt as _;
+use futures::stream::{self, BoxStream};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tonic::{Request, Response, Status};
+
+/// Time between two looks. Kubelets take a device of which they hear nothing for 30 s as one of unknown health.
+const LOOK: Duration = Duration::from_secs(10);
+const UNKNOWN: i32 = 0;
+
+/// The service. A stream says what holds when it begins, and then at each look.
+#[derive(Debug, Clone)]
+pub(super) struct Watch {
+    node: Arc<Node>,
+}
+
+impl Watch {
+    pub(super) fn new(node: Arc<Node>) -> Self {
+        Self { node }
+    }
+}
+
+/// Health of each GPU of a node; `listed`: those that are there, if that could be asked.
+fn health(node: &Node, listed: Option<&[Gpu]>, now: SystemTime) -> NodeWatchResourcesResponse {
+    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let of = |gpu: &Gpu| DeviceHealth {
+        device: Some(DeviceIdentifier { pool_name: node.name.clone(), device_name: gpu.name() }),
+        health: match listed.map(|listed| listed.iter().any(|other| other.uuid == gpu.uuid)) {
+            Some(true) => HEALTHY,
+            Some(false) => UNHEALTHY,
+            None => UNKNOWN,
+        },
+        last_updated_time: i64::try_from(since).unwrap_or(i64::MAX),
+    };
+    NodeWatchResourcesResponse { devices: node.gpus.iter().map(of).collect() }
+}
+
+async fn look(node: &Node) -> NodeWatchResourcesResponse {
+    let listed = match node.gpu_kind {
+        None => Some(node.gpus.clone()),
+        Some(_) => tokio::task::spawn_blocking(gpus::of_this_node).await.ok().and_then(Result::ok),
+    };
+    health(node, listed.as_deref(), SystemTime::now())
+}
+
+#[tonic::async_trait]
+impl DRAResourceHealth for Watch {
+    type NodeWatchResourcesStream = BoxStream<'static, Result<NodeWatchResourcesResponse, Status>>;
+
+    async fn node_watch_resources(
+        &self,
+        _: Request<NodeWatchResourcesRequest>,
+    ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
+        let looks = stream::unfold((Arc::clone(&self.node), Duration::ZERO), |(node, pause)| async move {
+            tokio::time::sleep(pause).await;
+            Some((Ok(look(&node).await), (node, LOOK)))
+        });
+        Ok(Response::new(looks.boxed()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_that_is_no_longer_listed_is_unhealthy_and_without_an_answer_none_is_judged() {
+        let node = super::super::tests::node();
+        let healths = |listed: Option<&[Gpu]>| {
+            let now = SystemTime::UNIX_EPOCH + Duration::from_secs(7);
+            let devices = health(&node, listed, now).devices;
+            assert!(devices.iter().all(|device| device.last_updated_time == 7));
+            let name = |device: &DeviceHealth| device.device.clone().unwrap();
+            assert_eq!(name(&devices[1]).pool_name, "n1");
+            assert_eq!(name(&devices[1]).device_name, "gpu-1");
+            [devices[0].health, devices[1].health]
+        };
+        assert_eq!(healths(Some(&node.gpus)), [HEALTHY, HEALTHY]);
+        assert_eq!(healths(Some(&node.gpus[..1])), [HEALTHY, UNHEALTHY]);
+        assert_eq!(healths(None), [UNKNOWN, UNKNOWN]);
+    }
+}

@@ -1,0 +1,190 @@
+//! The part of a node in the injection of FaSTPods: hook and socket come into containers by the kubelet, not by volumes of the pod.
+//!
+//! # Problem
+//! A pod that mounts files of its node has `hostPath` volumes, which namespaces with `PodSecurity` `baseline` or `restricted` refuse.
+//! The share of a pod is in its environment and in a volume of its own annotations, which both levels allow; files of the node (hook, `ld.so.preload`, the daemon's socket, MPS) have to come from the node.
+//!
+//! # What works on a node
+//! - A pod's annotation `cdi.k8s.io/...` does not: containerd and CRI-O read such annotations, and the field `CDIDevices` of the
+//!   CRI, of the *container* that the kubelet describes, and the kubelet takes both from device plugins and drivers of Dynamic
+//!   Resource Allocation alone. Pods' own annotations reach the sandbox only. So a tenant can neither ask for CDI devices nor be
+//!   given them by a controller.
+//! - A **device plugin** does: a container that asks for the extended resource [`RESOURCE`] gets what the plugin answers to
+//!   `Allocate`. Mounts are carried out by every runtime. Names of CDI devices are where the runtime has CDI on (containerd 1.7 with
+//!   `enable_cdi = true`, 2.0 and later without; CRI-O 1.23): a containerd 1.7 that has it off starts the container *without* them
+//!   and says nothing, and the program would run without its limits. Mounts are therefore what is answered, and CDI where the
+//!   operator says `--cdi`.
+//!
+//! # Algorithm
+//! The plugin is found by the kubelet's plugin watcher, like a driver, so that a kubelet that starts anew finds it again. It offers
+//! `slots` devices, of which each container takes one: they count nothing, since shares are packed by the controller. They are
+//! healthy while all files are there ([`missing`]): a node without them offers none, and the controller sends it nothing
+//! ([`super::nodes::Excluded::Resource`]); a kubelet would start a pod whose resource it does not know.
+//!
+//! With `--cdi` the plugin writes one CDI spec at its start, for all containers of the node.
+
+use super::kubelet::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use super::kubelet::*;
+use super::pods::{File, Injected};
+use crate::kubernetes::dra::cdi;
+use crate::kubernetes::metrics::{HOOK_CONTAINERS, HOOK_OFFERED, Metrics};
+use crate::kubernetes::plugin::{Plugin, ServeError, Sockets, serve};
+use futures::StreamExt as _;
+use futures::stream::{self, BoxStream};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tonic::{Request, Response, Status};
+
+/// The extended resource of which each container of a FaSTPod asks for one.
+pub const RESOURCE: &str = "gshare.io/hook";
+/// Name of the plugin in the kubelet's directories, and of its CDI spec.
+pub const NAME: &str = "hook.gshare.io";
+/// Name of the CDI device.
+const CDI_DEVICE: &str = "gshare.io/hook=all";
+/// Time between two looks for the files.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// The device plugin of a node.
+#[derive(Debug, Clone)]
+pub struct Hooks {
+    files: Arc<[File]>,
+    /// Devices that are offered: containers that may run at a time.
+    slots: u32,
+    by_cdi: bool,
+    metrics: Metrics,
+}
+
+/// The first file of the node that is not there.
+fn missing(files: &[File]) -> Option<&Path> {
+    let is_there = |file: &File| if file.is_directory { file.host.is_dir() } else { file.host.is_file() };
+    files.iter().find(|file| !is_there(file)).map(|file| file.host.as_path())
+}
+
+impl Hooks {
+    /// A plugin that gives containers the files of `injected`; with `cdi`, by a spec that is written to that directory.
+    ///
+    /// # Errors
+    /// When the spec cannot be written.
+    pub fn new(injected: &Injected, slots: u32, cdi: Option<&Path>) -> io::Result<Self> {
+        let files: Arc<[File]> = injected.files().into();
+        if let Some(directory) = cdi {
+            let mounts = files.iter().map(|file| cdi::Mount {
+                host_path: file.host.display().to_string(),
+                container_path: file.container.into(),
+                options: [if file.read_only { "ro" } else { "rw" }, "nosuid", "nodev", "rbind"]
+                    .map(str::to_owned)
+                    .into(),
+            });
+            let edits = cdi::Edits { env: Vec::new(), mounts: mounts.collect() };
+            let (kind, name) = CDI_DEVICE.split_once('=').unwrap_or_default();
+            let spec = cdi::Spec {
+                cdi_version: cdi::VERSION.into(),
+                kind: kind.into(),
+                annotations: BTreeMap::new(),
+                devices: vec![cdi::Device { name: name.into(), container_edits: edits }],
+            };
+            std::fs::create_dir_all(directory)?;
+            cdi::replace(&spec_file(directory), &serde_json::to_vec_pretty(&spec)?)?;
+        }
+        Ok(Self { files, slots, by_cdi: cdi.is_some(), metrics: Metrics::default() })
+    }
+
+    /// Counts what it does there.
+    #[must_use]
+    pub fn counting(self, metrics: Metrics) -> Self {
+        Self { metrics, ..self }
+    }
+
+    fn devices(&self, healthy: bool) -> ListAndWatchResponse {
+        let health = if healthy { HEALTHY } else { UNHEALTHY };
+        let device = |slot| Device { id: format!("hook-{slot}"), health: health.into() };
+        ListAndWatchResponse { devices: (0..self.slots).map(device).collect() }
+    }
+
+    fn given(&self) -> ContainerAllocateResponse {
+        if self.by_cdi {
+            let cdi_devices = vec![CdiDevice { name: CDI_DEVICE.into() }];
+            return ContainerAllocateResponse { mounts: Vec::new(), cdi_devices };
+        }
+        let mount = |file: &File| Mount {
+            container_path: file.container.into(),
+            host_path: file.host.display().to_string(),
+            read_only: file.read_only,
+        };
+        ContainerAllocateResponse { mounts: self.files.iter().map(mount).collect(), cdi_devices: Vec::new() }
+    }
+
+    /// Serves the kubelet until `end` is ready.
+    ///
+    /// # Errors
+    /// When a socket cannot be made or served, or the kubelet refuses.
+    pub async fn serve(self, sockets: &Sockets, end: impl Future<Output = ()>) -> Result<(), ServeError> {
+        let plugin = Plugin { kind: "DevicePlugin", name: RESOURCE.into(), versions: vec!["v1beta1".into()] };
+        let metrics = self.metrics.clone();
+        let router = tonic::transport::Server::builder().add_service(DevicePluginServer::new(self));
+        serve(router, plugin, sockets, metrics, end).await
+    }
+}
+
+/// The CDI spec in a directory.
+fn spec_file(directory: &Path) -> PathBuf {
+    directory.join(format!("{NAME}.json"))
+}
+
+#[tonic::async_trait]
+impl DevicePlugin for Hooks {
+    type ListAndWatchStream = BoxStream<'static, Result<ListAndWatchResponse, Status>>;
+
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(DevicePluginOptions {}))
+    }
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        // The state is what was told last.
+        let looks = stream::unfold((self.clone(), None), |(hooks, told)| async move {
+            loop {
+                let missing = missing(&hooks.files);
+                if told != Some(missing.is_none()) {
+                    let offered = if missing.is_none() { hooks.slots as usize } else { 0 };
+                    hooks.metrics.set(&HOOK_OFFERED, None, offered);
+                    match missing {
+                        Some(file) => println!("fastpod: {} is not there: none offered", file.display()),
+                        None => println!("fastpod: {} of {RESOURCE} offered", hooks.slots),
+                    }
+                    let (devices, told) = (hooks.devices(missing.is_none()), missing.is_none());
+                    return Some((Ok(devices), (hooks, Some(told))));
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        });
+        Ok(Response::new(looks.boxed()))
+    }
+
+    async fn get_preferred_allocation(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
+        Err(Status::unimplemented("no device is better than another"))
+    }
+
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
+        if let Some(file) = missing(&self.files) {
+            // A program without the hook would run without limits.
+            return Err(Status::failed_precondition(format!("{} is not there", file.display())));
+        }
+        let containers = request.into_inner().container_requests;
+        let container_responses: Vec<_> = containers.iter().map(|_| self.given()).collect();
+        container_responses.iter().for_each(|_| self.metrics.add(&HOOK_CONTAINERS, None, 1.0));
+        Ok(Response::new(AllocateResponse { container_responses }))
+    }
+
+    async fn pre_start_container(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
+        Ok(Response::new(Empty {}))
+    }
+}
