@@ -41,12 +41,41 @@ pub enum Rule {
         of: MemoryBound,
     },
     /// It was not let in, or not to a device.
-    Refusal { code: String, text: String, until: &'static str },
+    Refusal {
+        code: String,
+        text: String,
+        #[serde(skip)]
+        until: &'static str,
+    },
     /// Vertical scaling leaves its share as it is.
     NotScaled { why: String },
 }
 
 impl Rule {
+    /// The rule that a note of the node is about; `None` if it is about none.
+    pub fn of(note: &Note) -> Option<Self> {
+        Some(match note {
+            Note::DebtWait { owed, limit, .. } => Self::DebtWait { owed_ns: *owed, limit: limit.to_string() },
+            Note::Throttled { used, limit, window, .. } => {
+                Self::Throttle { used_ns: *used, limit: limit.to_string(), window_ns: *window }
+            }
+            Note::MemoryDenied { asked, free, of, limit, held, .. } => Self::MemoryDenial {
+                asked_bytes: *asked,
+                free_bytes: *free,
+                limit_bytes: *limit,
+                held_bytes: *held,
+                of: *of,
+            },
+            Note::Refused { refusal, .. } => Self::Refusal {
+                code: format!("{:?}", refusal.code()),
+                text: refusal.to_string(),
+                until: refusal.until(),
+            },
+            Note::NotScaled { why, .. } => Self::NotScaled { why: why.clone() },
+            _ => return None,
+        })
+    }
+
     /// The rule and its figures in a sentence.
     pub fn sentence(&self) -> String {
         match self {
@@ -72,25 +101,32 @@ impl Rule {
             Self::WaitForSibling { holder } => {
                 format!("wait for a sibling: {holder} of the same instance holds its token")
             }
-            Self::MemoryDenial { asked_bytes, free_bytes, limit_bytes, held_bytes, of } => {
-                let of = bound(*of);
-                let until = match asked_bytes > limit_bytes {
-                    true => format!("for good: the {of} has no more than {limit_bytes}"),
-                    false => {
-                        let missing = asked_bytes.saturating_sub(*free_bytes);
-                        format!("until {missing} more of the {of}'s memory are released")
-                    }
-                };
-                format!(
-                    "memory denial: {asked_bytes} asked, {free_bytes} free: {held_bytes} of the {of}'s {limit_bytes} are held; {until}"
-                )
-            }
-            Self::Refusal { code, text, until } => format!("refusal ({code}): {text}; {until}"),
+            Self::MemoryDenial { asked_bytes, free_bytes, limit_bytes, held_bytes, of } => format!(
+                "memory denial: {asked_bytes} asked, {free_bytes} free: {held_bytes} of the {}'s {limit_bytes} are held",
+                bound(*of)
+            ),
+            Self::Refusal { code, text, .. } => format!("refusal ({code}): {text}"),
             Self::NotScaled { why } => format!("not scaled: its share is fixed: {why}"),
         }
     }
 
-    fn same_kind(&self, other: &Self) -> bool {
+    /// Until when an answer holds, in words; `None` for a wait, which ends with a grant.
+    pub fn end(&self) -> Option<String> {
+        match self {
+            Self::MemoryDenial { asked_bytes, limit_bytes, of, .. } if asked_bytes > limit_bytes => {
+                Some(format!("for good: the {} has no more than {limit_bytes}", bound(*of)))
+            }
+            Self::MemoryDenial { asked_bytes, free_bytes, of, .. } => {
+                let missing = asked_bytes.saturating_sub(*free_bytes);
+                Some(format!("until {missing} more of the {}'s memory are released", bound(*of)))
+            }
+            Self::Refusal { until, .. } => Some((*until).to_owned()),
+            _ => None,
+        }
+    }
+
+    /// Whether both are the same rule, whatever its figures.
+    pub fn same_kind(&self, other: &Self) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)
     }
 }
@@ -205,33 +241,20 @@ impl Reasons {
                     }
                 }
             }
-            Note::DebtWait { client, until, owed, limit } => {
-                let rule = Rule::DebtWait { owed_ns: *owed, limit: limit.to_string() };
+            Note::DebtWait { client, until, .. } => {
                 let name = self.clients.get(client).cloned();
-                self.state(now, (Kind::Debt, *client), name, rule, *until);
+                self.state(now, (Kind::Debt, *client), name, Rule::of(note), *until);
             }
-            Note::Throttled { tenant, until, used, limit, window } => {
-                let (used_ns, limit, window_ns) = (*used, limit.to_string(), *window);
+            Note::Throttled { tenant, until, .. } => {
                 let name = self.tenants.get(tenant).map(|(name, _)| Arc::clone(name));
-                let rule = Rule::Throttle { used_ns, limit, window_ns };
-                self.state(now, (Kind::Limit, *tenant), name, rule, *until);
+                self.state(now, (Kind::Limit, *tenant), name, Rule::of(note), *until);
             }
-            Note::MemoryDenied { client, asked, free, of, limit, held } => {
-                let Some(name) = self.clients.get(client).cloned() else { return };
-                let (asked_bytes, free_bytes) = (*asked, *free);
-                let (limit_bytes, held_bytes, of) = (*limit, *held, *of);
-                self.decide(
-                    now,
-                    name,
-                    Rule::MemoryDenial { asked_bytes, free_bytes, limit_bytes, held_bytes, of },
-                );
+            Note::MemoryDenied { client, .. } => {
+                let name = self.clients.get(client).cloned();
+                self.decide(now, name, Rule::of(note));
             }
-            Note::Refused { name, refusal, .. } => {
-                let (code, text) = (format!("{:?}", refusal.code()), refusal.to_string());
-                self.decide(now, name.as_str().into(), Rule::Refusal { code, text, until: refusal.until() });
-            }
-            Note::NotScaled { name, why, .. } => {
-                self.decide(now, name.as_str().into(), Rule::NotScaled { why: why.clone() });
+            Note::Refused { name, .. } | Note::NotScaled { name, .. } => {
+                self.decide(now, Some(name.as_str().into()), Rule::of(note));
             }
             _ => {}
         }
@@ -242,19 +265,19 @@ impl Reasons {
         now: Timestamp,
         of: (Kind, ClientId),
         name: Option<Arc<str>>,
-        rule: Rule,
+        rule: Option<Rule>,
         until: Timestamp,
     ) {
+        let Some(rule) = rule else { return };
         if self.stated.len() >= STATED {
             self.stated.retain(|_, (_, until)| *until > now);
         }
-        if let Some(name) = name {
-            self.decide(now, name, rule.clone());
-        }
+        self.decide(now, name, Some(rule.clone()));
         self.stated.insert(of, (rule, until));
     }
 
-    fn decide(&mut self, at: Timestamp, name: Arc<str>, rule: Rule) {
+    fn decide(&mut self, at: Timestamp, name: Option<Arc<str>>, rule: Option<Rule>) {
+        let (Some(name), Some(rule)) = (name, rule) else { return };
         let alike = |kept: &Kept| kept.rule.same_kind(&rule);
         let before = self.decisions.iter().position(|kept| kept.name == name && alike(kept));
         let before = before.and_then(|place| self.decisions.remove(place));
@@ -272,7 +295,11 @@ impl Reasons {
             at_ns: kept.at,
             name: kept.name.to_string(),
             count: kept.count,
-            what: kept.rule.sentence(),
+            what: [Some(kept.rule.sentence()), kept.rule.end()]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join("; "),
         };
         self.decisions.iter().rev().map(shown).collect()
     }

@@ -6,9 +6,11 @@
 
 use super::{print_json, replay};
 use gshare_core::{ClientId, Duration, Timestamp};
-use gshare_sched::node::{ClientView, MemoryBound, Node, NodeAction, Note, TenantView};
+use gshare_sched::node::{ClientView, NodeAction, Note};
 use gshared::journal::Replay;
+use gshared::why::{Kind, Rule, cause};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Say why a client waited, was denied memory or was refused, and until when.
@@ -39,26 +41,6 @@ pub(crate) struct Options {
     journal: Vec<PathBuf>,
 }
 
-/// The rule that held a client up, with its figures.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(tag = "rule", rename_all = "snake_case")]
-enum Rule {
-    /// The overuse of an earlier process of its name is paid back.
-    DebtWait { owed_ns: Duration, limit: String },
-    /// It has used its limit of the window.
-    Throttle { used_ns: Duration, limit: String, window_ns: Duration },
-    /// It carries overuse, which it pays back before it is given more, although SMs are free.
-    PacedWait { used_ns: Duration, limit: String, window_ns: Duration },
-    /// Others hold tokens, and its SMs do not fit beside theirs.
-    WaitForHolder { holders: Vec<String>, sm: String },
-    /// Another process of its instance holds the instance's token.
-    WaitForSibling { holder: ClientId },
-    /// A reservation of memory did not fit.
-    MemoryDenial { asked_bytes: u64, free_bytes: u64, limit_bytes: u64, held_bytes: u64, of: &'static str },
-    /// It was not let in, or not to a device.
-    Refusal { code: String, text: String },
-}
-
 /// A wait with one cause, a denial or a refusal.
 #[derive(Debug, Clone, Serialize)]
 struct Finding {
@@ -72,42 +54,6 @@ struct Finding {
     until: String,
     #[serde(flatten)]
     rule: Rule,
-}
-
-impl Rule {
-    fn sentence(&self) -> String {
-        match self {
-            Self::DebtWait { owed_ns, limit } => format!(
-                "debt wait: {owed_ns} of GPU time that an earlier process of this name used beyond its limit are paid back at {limit} of the time"
-            ),
-            Self::Throttle { used_ns, limit, window_ns } => format!(
-                "throttle: {used_ns} used, overuse of earlier windows included; the limit is {limit} of a window of {window_ns}"
-            ),
-            Self::PacedWait { used_ns, limit, window_ns } => format!(
-                "paced wait: {used_ns} of this window are used or carried as overuse; with a limit of {limit} they are paid back first, although SMs are free (window {window_ns})"
-            ),
-            Self::WaitForHolder { holders, sm } => {
-                format!(
-                    "wait for a holder: tokens are held by {}, and {sm} of the SMs do not fit beside them",
-                    holders.join(", ")
-                )
-            }
-            Self::WaitForSibling { holder } => {
-                format!("wait for a sibling: {holder} of the same instance holds its token")
-            }
-            Self::MemoryDenial { asked_bytes, free_bytes, limit_bytes, held_bytes, of } => {
-                let bytes = |bytes: &u64| gshare_core::Bytes(*bytes);
-                format!(
-                    "memory denial: {} asked, {} free: {} of the {of}'s {} are held",
-                    bytes(asked_bytes),
-                    bytes(free_bytes),
-                    bytes(held_bytes),
-                    bytes(limit_bytes)
-                )
-            }
-            Self::Refusal { code, text } => format!("refusal ({code}): {text}"),
-        }
-    }
 }
 
 impl Finding {
@@ -143,8 +89,8 @@ struct Inquest {
     replay: Replay,
     began: Option<Timestamp>,
     waits: Vec<Wait>,
-    /// The last note of the node about a debt or a limit, by client or tenant.
-    stated: Vec<(ClientId, Rule, Timestamp)>,
+    /// The last note of the node about a debt (of a client) or a limit (of a tenant), and until when it holds.
+    stated: BTreeMap<(Kind, ClientId), (Rule, Timestamp)>,
     findings: Vec<Finding>,
 }
 
@@ -187,7 +133,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 
 impl Inquest {
     fn new(name: &str, replay: Replay) -> Self {
-        let (waits, stated, findings) = (Vec::new(), Vec::new(), Vec::new());
+        let (waits, stated, findings) = (Vec::new(), BTreeMap::new(), Vec::new());
         Self { name: name.to_owned(), replay, began: None, waits, stated, findings }
     }
 
@@ -212,78 +158,55 @@ impl Inquest {
     }
 
     fn note(&mut self, now: Timestamp, began: Timestamp, note: &Note) {
-        match note {
-            Note::DebtWait { client, until, owed, limit } => {
-                let rule = Rule::DebtWait { owed_ns: *owed, limit: limit.to_string() };
-                self.state(*client, rule, *until);
-            }
-            Note::Throttled { tenant, until, used, limit, window } => {
-                let (used_ns, limit, window_ns) = (*used, limit.to_string(), *window);
-                self.state(*tenant, Rule::Throttle { used_ns, limit, window_ns }, *until);
-            }
-            Note::MemoryDenied { client, asked, free, of, limit, held } => {
+        let Some(rule) = Rule::of(note) else { return };
+        let client = match note {
+            Note::DebtWait { client, until, .. } => return self.state((Kind::Debt, *client), rule, *until),
+            Note::Throttled { tenant, until, .. } => return self.state((Kind::Limit, *tenant), rule, *until),
+            Note::MemoryDenied { client, .. } => {
                 let view = self.replay.node().clients(now).find(|view| view.client == *client);
-                if view.is_some_and(|view| view.name == self.name) {
-                    let of = if *of == MemoryBound::Instance { "instance" } else { "device" };
-                    let missing = asked.saturating_sub(*free);
-                    let until = match asked > limit {
-                        true => format!("for good: the {of} has no more than {limit}"),
-                        false => format!("until {missing} more of the {of}'s memory are released"),
-                    };
-                    self.findings.push(Finding {
-                        run_began: began,
-                        client: Some(*client),
-                        from_ns: now,
-                        until_ns: None,
-                        until,
-                        rule: Rule::MemoryDenial {
-                            asked_bytes: asked.0,
-                            free_bytes: free.0,
-                            limit_bytes: limit.0,
-                            held_bytes: held.0,
-                            of,
-                        },
-                    });
-                }
+                view.filter(|view| view.name == self.name).map(|_| Some(*client))
             }
-            Note::Refused { name, refusal, .. } if *name == self.name => {
-                let code = format!("{:?}", refusal.code());
-                self.findings.push(Finding {
-                    run_began: began,
-                    client: None,
-                    from_ns: now,
-                    until_ns: None,
-                    until: refusal.until().to_owned(),
-                    rule: Rule::Refusal { code, text: refusal.to_string() },
-                });
-            }
-            _ => {}
+            Note::Refused { name, .. } => (*name == self.name).then_some(None),
+            _ => None,
+        };
+        if let Some(client) = client {
+            let until = rule.end().unwrap_or_default();
+            self.findings.push(Finding {
+                run_began: began,
+                client,
+                from_ns: now,
+                until_ns: None,
+                until,
+                rule,
+            });
         }
     }
 
     /// Remembers what the node stated of a client or a tenant.
-    fn state(&mut self, whom: ClientId, rule: Rule, until: Timestamp) {
-        self.stated.retain(|(other, old, _)| *other != whom || old.is_debt() != rule.is_debt());
-        self.stated.push((whom, rule, until));
+    fn state(&mut self, of: (Kind, ClientId), rule: Rule, until: Timestamp) {
+        self.stated.insert(of, (rule, until));
     }
 
     /// Compares what each client of the name waits for with what it waited for before.
     fn look(&mut self, now: Timestamp) {
-        self.stated.retain(|(_, _, until)| *until > now);
+        self.stated.retain(|_, (_, until)| *until > now);
         let views: Vec<ClientView> =
             self.replay.node().clients(now).filter(|view| view.name == self.name).collect();
+        let node = self.replay.node();
+        let tenants: Vec<_> = node.tenants().collect();
+        let stated = |of: ClientId, kind: Kind| self.stated.get(&(kind, of)).cloned();
         let waiting: Vec<(ClientId, Rule, Option<Timestamp>)> = views
             .iter()
             // A holder that has asked for more is not held up.
             .filter(|view| view.waiting_since.is_some() && !view.holds_token)
             .map(|view| {
-                let (rule, stated) = cause(self.replay.node(), view, &self.stated);
+                let (rule, stated) = cause(node.window(), &tenants, view, &stated);
                 (view.client, rule, stated)
             })
             .collect();
         let (ended, going): (Vec<Wait>, Vec<Wait>) =
             std::mem::take(&mut self.waits).into_iter().partition(|wait| {
-                !waiting.iter().any(|(client, rule, _)| *client == wait.client && rule.same_as(&wait.rule))
+                !waiting.iter().any(|(client, rule, _)| *client == wait.client && goes_on(rule, &wait.rule))
             });
         self.waits = going;
         for wait in ended {
@@ -340,55 +263,12 @@ impl Inquest {
     }
 }
 
-impl Rule {
-    fn is_debt(&self) -> bool {
-        matches!(self, Self::DebtWait { .. })
-    }
-
-    /// Whether a wait goes on: the same rule, whatever its figures are meanwhile.
-    fn same_as(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::WaitForHolder { holders, .. }, Self::WaitForHolder { holders: before, .. }) => {
-                holders == before
-            }
-            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+/// Whether a wait goes on: the same rule, whatever its figures are meanwhile, and the same holders.
+fn goes_on(rule: &Rule, before: &Rule) -> bool {
+    match (rule, before) {
+        (Rule::WaitForHolder { holders, .. }, Rule::WaitForHolder { holders: before, .. }) => {
+            holders == before
         }
+        _ => rule.same_kind(before),
     }
-}
-
-/// The cause for which a waiting client waits; and the end that the node stated.
-fn cause(
-    node: &Node,
-    view: &ClientView,
-    stated: &[(ClientId, Rule, Timestamp)],
-) -> (Rule, Option<Timestamp>) {
-    let said = |whom: ClientId, debt: bool| {
-        stated.iter().find(|(other, rule, _)| *other == whom && rule.is_debt() == debt)
-    };
-    let tenants: Vec<TenantView> = node.tenants().filter(|tenant| tenant.status.gpu == view.gpu).collect();
-    let own = tenants.iter().find(|tenant| tenant.status.client == view.tenant);
-    if let Some((_, rule, until)) = own
-        .filter(|own| own.resumes > view.waiting_since.unwrap_or(own.resumes))
-        .and_then(|_| said(view.client, true))
-    {
-        return (rule.clone(), Some(*until));
-    }
-    if let Some(holder) = own.and_then(|own| own.holder) {
-        return (Rule::WaitForSibling { holder }, None);
-    }
-    if let Some((_, rule, until)) = said(view.tenant, false) {
-        return (rule.clone(), Some(*until));
-    }
-    let holds = |tenant: &&TenantView| tenant.status.holds.is_some() && tenant.status.client != view.tenant;
-    let holders: Vec<&TenantView> = tenants.iter().filter(holds).collect();
-    let held: u32 = holders.iter().map(|tenant| u32::from(tenant.status.share.sm.get())).sum();
-    let sm = view.share.sm;
-    let limit = view.share.quota.limit().to_string();
-    let used_ns = view.window_used;
-    if held + u32::from(sm.get()) <= 10_000 && !used_ns.is_zero() {
-        return (Rule::PacedWait { used_ns, limit, window_ns: node.window() }, None);
-    }
-    let holders =
-        holders.iter().map(|tenant| format!("{} ({})", tenant.name, tenant.status.share.sm)).collect();
-    (Rule::WaitForHolder { holders, sm: sm.to_string() }, None)
 }
