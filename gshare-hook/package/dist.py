@@ -123,7 +123,7 @@ def stage(prefix, built, hook):
     return max(asked)
 
 
-def tarball(prefix, output, seconds):
+def tarball(prefix, output, seconds, _glibc):
     def entry(info):
         info.uid = info.gid = 0
         info.uname = info.gname = "root"
@@ -242,7 +242,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         prefix = pathlib.Path(folder)
         glibc = stage(prefix, built.resolve(), hook.resolve())
-        for pack in (lambda *to: tarball(*to[:3]), debian, wheel):
+        for pack in (tarball, debian, wheel):
             begun = time.monotonic()
             file = pack(prefix, arguments.output, seconds, glibc)
             if file:

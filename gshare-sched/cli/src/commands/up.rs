@@ -11,8 +11,8 @@ use std::process::Command;
 
 /// The program.
 const HOST: &str = "gshare-openfaas";
-pub(crate) const MISSING: &str = "gshare-openfaas is neither beside this command nor on the search path; packages bring it along, \
-    and `cargo install --path examples/hosts/openfaas` builds it in a checkout";
+pub(crate) const MISSING: &str = "gshare-openfaas is neither beside this command nor on the search path; \
+    packages bring it along, and `cargo install --path examples/hosts/openfaas --bin gshare-openfaas` builds it in a checkout";
 
 /// Start the host of this node's functions: deploy them with a latency to keep, and they are measured, placed, scaled and served.
 ///
