@@ -12,10 +12,12 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -179,8 +181,35 @@ def powerset():
 
 
 def package():
-    """The hook as it is shipped: what it needs of the C library, what it exports, its size, what it adds to a start."""
+    """What is shipped: the hook for an old C library, archives of all of it, each tried in an empty root, and the crates."""
+    run(*BUILD_TESTS)
     run(sys.executable, "gshare-hook/package/package.py")
+    run(sys.executable, "gshare-hook/package/dist.py", "--from", "target/debug")
+    run(sys.executable, "gshare-hook/package/routes.py")
+    crates()
+
+
+def crates():
+    """Crates as a registry would get them, without those that are not for one. To build each again from its package would take
+    minutes and show one thing more: a source that includes a file that the package lacks. So that is looked for here."""
+    argv = ["cargo", "metadata", "--format-version=1", "--no-deps"]
+    packages = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)["packages"]
+    private = [package["name"] for package in packages if package["publish"] == []]
+    options = ["--no-verify", "--allow-dirty", "--locked", *(f"--exclude={name}" for name in private)]
+    run("cargo", "package", "--quiet", "--workspace", *options)
+    missing = []
+    for package in packages:
+        if package["name"] in private:
+            continue
+        with tarfile.open(ROOT / f"target/package/{package['name']}-{package['version']}.crate") as archive:
+            texts = {name: archive.extractfile(name).read() for name in archive.getnames()}
+        for name, text in texts.items():
+            for path in re.findall(r'include(?:_str|_bytes)?!\("([^"]+)"\)', text.decode(errors="replace")):
+                if os.path.normpath(f"{os.path.dirname(name)}/{path}") not in texts:
+                    missing.append(f"{name} includes {path}, which the package lacks")
+        print(f"{package['name']}: {len(texts)} files, {sum(map(len, texts.values())) // 1024} KiB")
+    if missing:
+        raise OSError("\n".join(missing))
 
 
 def loom():

@@ -6,3 +6,8 @@ pub mod mixes;
 pub mod peers;
 pub mod replay;
 pub mod seeds;
+
+/// The example of the README is run as a test: here, since the packages of other crates do not contain that file.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -15,6 +15,7 @@
 //! | [`status`] | its arenas, models and clients, to the byte |
 //! | [`backend`] | memory that models live in |
 //! | [`frame`], [`manifest`] | what goes over the socket, and where tensors lie in an arena |
+//! | [`python`] | the text of the Python package, for programs that bring it along |
 //! | [`safetensors`], [`load`], [`content`] | files: checked, read in parallel, hashed on the way |
 //!
 //! # Guarantees
@@ -52,6 +53,7 @@ pub mod engine;
 pub mod frame;
 pub mod load;
 pub mod manifest;
+pub mod python;
 pub mod safetensors;
 pub mod server;
 pub mod status;

@@ -29,8 +29,3 @@ pub mod platform;
 pub mod request;
 pub mod scale;
 pub mod token;
-
-/// The example of the README is run as a test.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;

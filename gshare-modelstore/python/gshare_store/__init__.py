@@ -19,7 +19,8 @@ A program that is not to be changed gets its weights from the store by ``gshare 
 written: ``gshare_store/shim.py`` says what is served and what is loaded as ever. The directory of
 ``sitecustomize.py`` first on PYTHONPATH does the same without ``gshare run``, with the store's socket in GSHARE_STORE.
 
-Needs libgshare_store.so: named by GSHARE_STORE_LIBRARY, beside this file, or where the loader finds it.
+Needs libgshare_store.so: named by GSHARE_STORE_LIBRARY, beside this file, in lib/gshare of the same prefix, or where the
+loader finds it.
 """
 
 from __future__ import annotations
@@ -91,8 +92,10 @@ class _CTensor(ctypes.Structure):
 
 def _load() -> ctypes.CDLL:
     named = os.environ.get("GSHARE_STORE_LIBRARY")
-    beside = pathlib.Path(__file__).parent / "libgshare_store.so"
-    library = ctypes.CDLL(named or (str(beside) if beside.exists() else "libgshare_store.so"))
+    here, file = pathlib.Path(__file__).resolve(), "libgshare_store.so"
+    # lib/python3.N/site-packages/gshare_store/__init__.py: lib/gshare is where wheel and packages have the libraries.
+    places = [here.parent / file, *(lib / "gshare" / file for lib in list(here.parents)[3:4])]
+    library = ctypes.CDLL(named or next((str(place) for place in places if place.exists()), file))
     pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
     u32, u64, i32 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32
     for name, result, arguments in [

@@ -321,6 +321,47 @@ fn doctor_says_what_is_there_and_what_to_do() {
     }
 }
 
+/// The names of all commands that `--help` lists.
+fn commands() -> Vec<String> {
+    let help = gshare().arg("--help").output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let list = help.split("Commands:\n").nth(1).and_then(|rest| rest.split("\n\n").next()).unwrap();
+    let names = list.lines().filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')));
+    names.map(|line| line.split(' ').next().unwrap().to_owned()).filter(|name| name != "help").collect()
+}
+
+#[test]
+fn completions_offer_every_command_in_a_script_that_the_shell_accepts() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = gshare().args(["completions", shell]).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        for name in commands() {
+            assert!(script.contains(&name), "{shell} lacks {name}");
+        }
+        if shell == "bash" {
+            let mut bash = Command::new("bash").arg("-n").stdin(Stdio::piped()).spawn().unwrap();
+            bash.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+            assert!(bash.wait().unwrap().success());
+        }
+    }
+    assert!(errors(&gshare().args(["completions", "csh"]).output().unwrap()).contains("bash"));
+}
+
+#[test]
+fn every_command_has_a_manual_page_and_hidden_ones_have_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let pages = dir.path().join("share/man1");
+    let output = gshare().args(["man", "--output"]).arg(&pages).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    for name in commands() {
+        let page = std::fs::read_to_string(pages.join(format!("gshare-{name}.1"))).unwrap();
+        assert!(page.contains(".TH") && page.contains(".SH SYNOPSIS"), "{name}: {page}");
+    }
+    assert!(!pages.join("gshare-spin.1").exists());
+    let printed = String::from_utf8(gshare().arg("man").output().unwrap().stdout).unwrap();
+    assert_eq!(printed, std::fs::read_to_string(pages.join("gshare.1")).unwrap());
+}
+
 #[test]
 fn options_that_cannot_be_are_refused_with_their_bounds() {
     let refused = |arguments: &[&str]| {

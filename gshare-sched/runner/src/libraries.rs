@@ -4,12 +4,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// The library that goes into `LD_PRELOAD`.
-pub const HOOK: Library = Library { file: "libgshare_hook.so", variable: "GSHARE_HOOK_LIBRARY" };
+pub const HOOK: Library =
+    Library { file: "libgshare_hook.so", variable: "GSHARE_HOOK_LIBRARY", package: "gshare-hook" };
 /// The driver without a GPU.
-pub const SIMULATOR: Library = Library { file: "libfake_cuda.so", variable: "GSHARE_SIM_LIBRARY" };
+pub const SIMULATOR: Library =
+    Library { file: "libfake_cuda.so", variable: "GSHARE_SIM_LIBRARY", package: "gshare-fake-cuda" };
 
 /// The client of the model store, which its Python package loads.
-pub const STORE: Library = Library { file: "libgshare_store.so", variable: "GSHARE_STORE_LIBRARY" };
+pub const STORE: Library =
+    Library { file: "libgshare_store.so", variable: "GSHARE_STORE_LIBRARY", package: "gshare-store-c" };
 
 /// A shared library of gshare.
 #[derive(Debug, Clone, Copy)]
@@ -18,6 +21,8 @@ pub struct Library {
     pub file: &'static str,
     /// Names it where it is in no usual place.
     pub variable: &'static str,
+    /// Cargo's package that builds it.
+    pub package: &'static str,
 }
 
 impl Library {
@@ -39,14 +44,31 @@ impl Library {
             .iter()
             .find_map(|place| beside.join(place).join(self.file).canonicalize().ok())
             .ok_or_else(|| {
-                let program = program.display();
+                let (file, program, variable) = (self.file, program.display(), self.variable);
+                let how = self.how_to_get(beside);
                 let text = format!(
-                    "{} is neither beside {program} nor in ../lib/gshare; set {}, or in a checkout run \
-                     `cargo build -p gshare-hook -p gshare-fake-cuda -p gshare-store-c` with the profile of this program",
-                    self.file, self.variable
+                    "{file} is neither beside {program} nor in ../lib/gshare; {how}, or set {variable}"
                 );
                 io::Error::new(io::ErrorKind::NotFound, text)
             })
+    }
+
+    /// What to do about a library that is missing, by how the program in this directory was installed: cargo can build a library
+    /// beside what it built before, but `cargo install` copies programs alone.
+    fn how_to_get(self, beside: &Path) -> String {
+        let (file, package) = (self.file, self.package);
+        // A file that cargo leaves in each folder that it builds into; programs of tests lie in its `deps`.
+        let built_by_cargo = |dir: &Path| dir.join(".cargo-lock").exists();
+        if let Some(dir) = beside.ancestors().take(2).find(|dir| built_by_cargo(dir)) {
+            let release = if dir.ends_with("release") { " --release" } else { "" };
+            return format!("run `cargo build{release} -p {package}` in the checkout");
+        }
+        let lib = beside.parent().unwrap_or(Path::new("/")).join("lib/gshare");
+        format!(
+            "install the package or wheel of gshare, which brings it along; or run `cargo build --release -p {package} && \
+             install -Dt {} target/release/{file}` in a checkout",
+            lib.display()
+        )
     }
 }
 
@@ -83,4 +105,22 @@ pub fn prepend(variable: &str, first: &Path) -> std::ffi::OsString {
         value.push(rest);
     }
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_built_in_a_build_and_installed_elsewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let [installed, built] = ["bin", "target/release"].map(|name| dir.path().join(name));
+        std::fs::create_dir_all(&built).unwrap();
+        std::fs::write(built.join(".cargo-lock"), "").unwrap();
+        assert_eq!(HOOK.how_to_get(&built), "run `cargo build --release -p gshare-hook` in the checkout");
+        assert_eq!(HOOK.how_to_get(&built.join("deps")), HOOK.how_to_get(&built));
+        let target = dir.path().join("lib/gshare");
+        let install = format!("install -Dt {} target/release/libgshare_hook.so", target.display());
+        assert!(HOOK.how_to_get(&installed).contains(&install));
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::sim::{self, Simulate};
 use super::{Where, bypass, cuda, print_json, private};
-use gshare_runner::libraries::{HOOK, SIMULATOR};
+use gshare_runner::libraries::{HOOK, SIMULATOR, STORE};
 use gshare_sched::node::FactSource;
 use gshared::enforce::{Enforcement, Enforcer, Limit};
 use gshared::mps::Mps;
@@ -58,7 +58,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     checks.push(mps());
     checks.push(limits(device == "simulated"));
     checks.extend(permissions());
-    checks.extend(libraries());
+    checks.extend(parts());
     checks.push(kernel());
     checks.push(daemon(&options.place));
     checks.extend(options.place.snapshot().iter().flat_map(|snapshot| believed(&snapshot.devices)));
@@ -175,13 +175,22 @@ fn permissions() -> Vec<Check> {
     checks
 }
 
-fn libraries() -> Vec<Check> {
-    let advice = "build it: cargo build --release -p gshare-hook -p gshare-fake-cuda";
-    let find = |name, library: gshare_runner::libraries::Library, status| match library.find() {
+/// What comes with the command: an error says how to get it by the way in which the command was installed.
+fn parts() -> Vec<Check> {
+    let library = |name, library: gshare_runner::libraries::Library, missing| match library.find() {
         Ok(path) => check(name, Status::Good, path.display().to_string(), None),
-        Err(error) => check(name, status, format!("{error:#}"), Some(advice)),
+        Err(error) => check(name, missing, error.to_string(), None),
     };
-    vec![find("hook", HOOK, Status::Bad), find("simulator", SIMULATOR, Status::Notice)]
+    let host = match super::up::host() {
+        Some(path) => check("host", Status::Good, path.display().to_string(), None),
+        None => check("host", Status::Notice, super::up::MISSING, Some("only `gshare up` needs it")),
+    };
+    vec![
+        library("hook", HOOK, Status::Bad),
+        library("simulator", SIMULATOR, Status::Notice),
+        library("store client", STORE, Status::Notice),
+        host,
+    ]
 }
 
 fn kernel() -> Check {

@@ -8,10 +8,12 @@ mod out;
 
 mod build_dag;
 mod bypass;
+mod completions;
 pub(crate) mod cuda;
 mod demo;
 mod doctor;
 mod engine;
+mod man;
 mod pack;
 mod partition;
 mod private;
@@ -63,6 +65,8 @@ enum Command {
     Doctor(doctor::Options),
     Serve(serve::Options),
     Store(store::Options),
+    Completions(completions::Options),
+    Man(man::Options),
     /// The program of `gshare demo`.
     #[command(name = spin::NAME, hide = true)]
     Spin,
@@ -90,6 +94,8 @@ pub fn execute(gshare: Gshare) -> ExitCode {
         Command::Doctor(options) => log::exit(doctor::run(&options)),
         Command::Serve(options) => log::exit(serve::run(&options)),
         Command::Store(options) => log::exit(store::run(&options)),
+        Command::Completions(options) => log::exit(completions::run(&options)),
+        Command::Man(options) => log::exit(man::run(&options)),
         Command::Spin => log::exit(spin::run()),
     }
 }

@@ -6,21 +6,11 @@
 use super::sim::Variables;
 use anyhow::Context as _;
 use gshare_modelstore::client::Client;
+use gshare_modelstore::python::SHIM;
 use gshare_runner::libraries::{STORE, prepend};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use tempfile::TempDir;
-
-/// The files of the directory: path and text.
-const FILES: [(&str, &str); 4] = [
-    ("sitecustomize.py", include_str!("../../../../gshare-modelstore/python/sitecustomize.py")),
-    (
-        "gshare_store/__init__.py",
-        include_str!("../../../../gshare-modelstore/python/gshare_store/__init__.py"),
-    ),
-    ("gshare_store/_dlpack.py", include_str!("../../../../gshare-modelstore/python/gshare_store/_dlpack.py")),
-    ("gshare_store/shim.py", include_str!("../../../../gshare-modelstore/python/gshare_store/shim.py")),
-];
 
 /// Weights from the model store, for Python programs that do not know of it.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -65,7 +55,7 @@ impl Shim {
         let own = std::fs::Permissions::from_mode(0o700);
         let dir = tempfile::Builder::new().prefix("gshare-shim-").permissions(own).tempdir()?;
         std::fs::create_dir(dir.path().join("gshare_store"))?;
-        for (path, text) in FILES {
+        for (path, text) in SHIM {
             std::fs::write(dir.path().join(path), text)?;
         }
         let variables = vec![

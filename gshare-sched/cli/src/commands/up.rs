@@ -11,6 +11,8 @@ use std::process::Command;
 
 /// The program.
 const HOST: &str = "gshare-openfaas";
+pub(crate) const MISSING: &str = "gshare-openfaas is neither beside this command nor on the search path; \
+    packages bring it along, and `cargo install --path examples/hosts/openfaas --bin gshare-openfaas` builds it in a checkout";
 
 /// Start the host of this node's functions: deploy them with a latency to keep, and they are measured, placed, scaled and served.
 ///
@@ -25,14 +27,13 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    let host =
-        host().with_context(|| format!("{HOST} is neither beside this command nor on the search path"))?;
+    let host = host().context(MISSING)?;
     // Comes back only when the program cannot be started.
     let error = Command::new(&host).args(&options.arguments).exec();
     Err(anyhow!("{}: {error}", host.display()))
 }
 
-fn host() -> Option<PathBuf> {
+pub(crate) fn host() -> Option<PathBuf> {
     let beside = std::env::current_exe().ok().map(|own| own.with_file_name(HOST));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::env::split_paths(&path).map(|dir| dir.join(HOST));

@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""Packs gshare for installation: a tarball, a Debian package and a Python wheel.
+
+    python3 gshare-hook/package/dist.py                         # builds for release, packs into target/dist
+    python3 gshare-hook/package/dist.py --profile dev
+    python3 gshare-hook/package/dist.py --from target/debug     # packs programs and libraries that are there
+
+The hook is always the one of package.py, for glibc 2.17, unless --hook names a file. Programs and other libraries ask for the C
+library of the machine that built them: the package and the wheel say which. All three have one layout below their prefix, in
+which the command finds its libraries:
+
+    bin/gshare gshared gshare-openfaas
+    lib/gshare/libgshare_hook.so libfake_cuda.so libgshare_store.so
+    lib/systemd/system/gshared.service   etc/gshare/gshared.toml   include/gshare_store.h   share/man share/...
+
+The tarball's prefix is /usr/local (its service names that; the commands run from any folder), the Debian package's /usr with
+/etc/gshare/gshared.toml as a configuration file, the wheel's that of the Python environment. The wheel has the packages
+`gshare_store` and `gshare_ffs` too, and neither service nor configuration.
+
+Needs cargo, python3 with pip; dpkg-deb for the package, which is left out without it. Files are stripped where `strip` is there.
+SOURCE_DATE_EPOCH is the time of each file in the archives, by default that of the commit.
+"""
+
+import argparse
+import base64
+import gzip
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+
+import package
+
+ROOT = package.ROOT
+PROGRAMS = ["gshare", "gshared", "gshare-openfaas"]
+# File and package of the libraries that are built as the programs are.
+LIBRARIES = {"libfake_cuda.so": "gshare-fake-cuda", "libgshare_store.so": "gshare-store-c"}
+HOOK = "libgshare_hook.so"
+PYTHON = [ROOT / "gshare-modelstore/python/gshare_store", ROOT / "gshare-sched/runner/python/gshare_ffs"]
+SUMMARY = "Share GPUs among unmodified CUDA programs: quotas of time, SM partitions and memory limits"
+URL = "https://github.com/gshare/gshare"
+LICENCES = ["LICENSE-APACHE", "LICENSE-MIT"]
+
+# For a running systemd, and not where dpkg installs into another root. The service is the administrator's to enable.
+RUNNING = '[ -z "$DPKG_ROOT" ] && [ -d /run/systemd/system ]'
+SCRIPTS = {
+    "postinst": f'if {RUNNING}; then\n  systemctl daemon-reload\n  [ -z "$2" ] || systemctl try-restart gshared\nfi\n',
+    "prerm": f'if [ "$1" = remove ] && {RUNNING}; then systemctl disable --now gshared; fi\n',
+    "postrm": f"if {RUNNING}; then systemctl daemon-reload; fi\n",
+}
+
+
+def version():
+    return re.search(r'^version = "(.+)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
+
+
+def epoch():
+    if "SOURCE_DATE_EPOCH" in os.environ:
+        return int(os.environ["SOURCE_DATE_EPOCH"])
+    done = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True)
+    return int(done.stdout) if done.returncode == 0 else int(time.time())
+
+
+def build(profile):
+    names = ["gshare-cli", "gshared", "gshare-openfaas", *LIBRARIES.values()]
+    argv = ["cargo", "build", "--quiet", f"--profile={profile}", *(f"--package={name}" for name in names)]
+    subprocess.run(argv, check=True, cwd=ROOT)
+    return pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / ("debug" if profile == "dev" else profile)
+
+
+def put(source, target, mode=0o644):
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    target.chmod(mode)
+
+
+def stage(prefix, built, hook):
+    """Fills the prefix; gives the newest version of the C library that a file of it asks for."""
+    for name in PROGRAMS:
+        put(built / name, prefix / "bin" / name, 0o755)
+    for name in LIBRARIES:
+        # As the command itself does: cargo builds into `deps`, and a copy beside the programs can be older.
+        found = next((path for path in (built / "deps" / name, built / name) if path.is_file()), None)
+        if found is None:
+            raise SystemExit(f"{name} is neither in {built} nor in {built / 'deps'}")
+        put(found, prefix / "lib/gshare" / name)
+    put(hook, prefix / "lib/gshare" / HOOK)
+    binaries = [*(prefix / "bin").iterdir(), *(prefix / "lib/gshare").iterdir()]
+    if shutil.which("strip"):
+        subprocess.run(["strip", "--strip-unneeded", *binaries], check=True)
+    wrong, _ = package.check(prefix / "lib/gshare" / HOOK)
+    asked = [(0,)]
+    for binary in binaries:
+        elf = package.Elf(binary.read_bytes())
+        wrong += [f"{binary.name} needs {name}" for name in elf.needed() if name not in package.NEEDED]
+        asked += [package.version(name) or (0,) for _, name in elf.version_needs()]
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+
+    put(ROOT / "gshare-sched/daemon/dist/gshared.service", prefix / "lib/systemd/system/gshared.service")
+    put(ROOT / "gshare-sched/daemon/dist/gshared.toml", prefix / "etc/gshare/gshared.toml")
+    put(ROOT / "gshare-modelstore/capi/include/gshare_store.h", prefix / "include/gshare_store.h")
+    for name in LICENCES:
+        put(ROOT / name, prefix / "share/doc/gshare" / name)
+    gshare = prefix / "bin/gshare"
+    subprocess.run([gshare, "man", "--output", prefix / "share/man/man1"], check=True)
+    (prefix / "share/man/man1/gshared.1").write_text(".so man1/gshare-daemon.1\n")
+    for shell, place in [
+        ("bash", "bash-completion/completions/gshare"),
+        ("zsh", "zsh/site-functions/_gshare"),
+        ("fish", "fish/vendor_completions.d/gshare.fish"),
+    ]:
+        file = prefix / "share" / place
+        file.parent.mkdir(parents=True)
+        file.write_bytes(subprocess.run([gshare, "completions", shell], check=True, capture_output=True).stdout)
+    return max(asked)
+
+
+def tarball(prefix, output, seconds, _glibc):
+    def entry(info):
+        info.uid = info.gid = 0
+        info.uname = info.gname = "root"
+        info.mtime = seconds
+        return info
+
+    name = f"gshare-{version()}-x86_64-linux"
+    with tempfile.TemporaryDirectory() as folder:
+        tree = pathlib.Path(folder) / name
+        shutil.copytree(prefix, tree)
+        unit = tree / "lib/systemd/system/gshared.service"
+        text = unit.read_text().replace("/usr/bin/gshared", "/usr/local/bin/gshared")
+        unit.write_text(text.replace("/etc/gshare/", "/usr/local/etc/gshare/"))
+        file = output / f"{name}.tar.gz"
+        with open(file, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=seconds) as packed:
+            with tarfile.open(fileobj=packed, mode="w") as archive:
+                archive.add(tree, name, filter=entry)
+    return file
+
+
+def debian(prefix, output, seconds, glibc):
+    if not shutil.which("dpkg-deb"):
+        print("no dpkg-deb, no Debian package")
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        shutil.copytree(prefix, root / "usr")
+        (root / "usr/etc").rename(root / "etc")
+        zsh = root / "usr/share/zsh"
+        (zsh / "site-functions").rename(zsh / "vendor-completions")
+        for page in (root / "usr/share/man/man1").iterdir():
+            page.with_name(f"{page.name}.gz").write_bytes(gzip.compress(page.read_bytes(), mtime=0))
+            page.unlink()
+        licences = [(ROOT / name).read_text() for name in LICENCES]
+        (root / "usr/share/doc/gshare/copyright").write_text(f"gshare, {URL}: MIT or Apache-2.0, at your choice.\n\n" + "\n".join(licences))
+        size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) // 1024
+        control = root / "DEBIAN"
+        control.mkdir()
+        fields = {
+            "Package": "gshare",
+            "Version": version(),
+            "Architecture": "amd64",
+            "Maintainer": f"The gshare developers <{URL}/issues>",
+            "Installed-Size": size,
+            "Depends": f"libc6 (>= {'.'.join(map(str, glibc))}), libgcc-s1",
+            "Section": "admin",
+            "Priority": "optional",
+            "Homepage": URL,
+            "Description": f"{SUMMARY}\n A daemon per node hands out GPU time and memory, and a library in each program keeps its share.\n"
+            " A simulated driver stands in where there is no GPU.",
+        }
+        (control / "control").write_text("".join(f"{name}: {value}\n" for name, value in fields.items()))
+        (control / "conffiles").write_text("/etc/gshare/gshared.toml\n")
+        for name, text in SCRIPTS.items():
+            (control / name).write_text(f"#!/bin/sh\nset -e\n{text}")
+            (control / name).chmod(0o755)
+        file = output / f"gshare_{version()}_amd64.deb"
+        subprocess.run(
+            # Its own compression takes many times as long.
+            ["dpkg-deb", "--root-owner-group", "-Zgzip", "-z6", "--build", root, file],
+            check=True, stdout=subprocess.DEVNULL, env=os.environ | {"SOURCE_DATE_EPOCH": str(seconds)},
+        )
+    return file
+
+
+def wheel(prefix, output, seconds, glibc):
+    name = f"gshare-{version()}"
+    tag = f"py3-none-manylinux_{glibc[0]}_{glibc[1]}_x86_64"
+    data, info = f"{name}.data", f"{name}.dist-info"
+    metadata = (
+        f"Metadata-Version: 2.4\nName: gshare\nVersion: {version()}\nSummary: {SUMMARY}\nHome-page: {URL}\n"
+        f"License-Expression: MIT OR Apache-2.0\n{''.join(f'License-File: {file}{chr(10)}' for file in LICENCES)}"
+        "Requires-Python: >=3.9\nDescription-Content-Type: text/markdown\n\n"
+    )
+    files = {f"{path.parent.name}/{path.name}": path for source in PYTHON for path in sorted(source.iterdir()) if path.is_file()}
+    # `gshare daemon` is gshared.
+    files |= {f"{data}/scripts/{program}": prefix / "bin" / program for program in PROGRAMS if program != "gshared"}
+    for place in ("lib/gshare", "include", "share/man/man1"):
+        files |= {f"{data}/data/{place}/{path.name}": path for path in sorted((prefix / place).iterdir())}
+    contents = {place: path.read_bytes() for place, path in files.items()}
+    contents |= {f"{info}/licenses/{file}": (ROOT / file).read_bytes() for file in LICENCES}
+    contents[f"{info}/METADATA"] = (metadata + (PYTHON[0].parent / "README.md").read_text()).encode()
+    contents[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: gshare\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
+    record = ""
+    for place, content in contents.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        record += f"{place},sha256={digest},{len(content)}\n"
+    contents[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    file = output / f"{name}-{tag}.whl"
+    # The format's times begin in 1980.
+    moment = time.gmtime(max(seconds, 315532800))[:6]
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for place, content in contents.items():
+            entry = zipfile.ZipInfo(place, moment)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = (0o100755 if "/scripts/" in place else 0o100644) << 16
+            archive.writestr(entry, content)
+    return file
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--profile", default="release", choices=["dev", "release"], help="of the build [default: release]")
+    what.add_argument("--from", dest="built", type=pathlib.Path, metavar="DIR", help="pack what was built there")
+    parser.add_argument("--hook", type=pathlib.Path, metavar="FILE", help="the hook, instead of building it for glibc 2.17")
+    parser.add_argument("--output", type=pathlib.Path, metavar="DIR", default=ROOT / "target/dist", help="[default: target/dist]")
+    arguments = parser.parse_args()
+    built = arguments.built or build(arguments.profile)
+    hook = arguments.hook or package.build()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    for pattern in ("gshare-*-linux.tar.gz", "gshare_*_amd64.deb", "gshare-*_x86_64.whl"):
+        for old in arguments.output.glob(pattern):
+            old.unlink()
+    seconds = epoch()
+    with tempfile.TemporaryDirectory() as folder:
+        prefix = pathlib.Path(folder)
+        glibc = stage(prefix, built.resolve(), hook.resolve())
+        for pack in (tarball, debian, wheel):
+            begun = time.monotonic()
+            file = pack(prefix, arguments.output, seconds, glibc)
+            if file:
+                print(f"{file.name:<50} {file.stat().st_size / 1e6:>6.1f} MB {time.monotonic() - begun:>5.1f} s", flush=True)
+    print(f"in {arguments.output}; programs ask for glibc {'.'.join(map(str, glibc))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
