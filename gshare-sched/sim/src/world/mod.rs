@@ -11,10 +11,11 @@
 //! - a `Start` and an `Unpark` take what the order says, a `Park` the time of the memory over a link of 12 GB/s, the end of a
 //!   stopped instance 5 ms to 50 ms, a profile 5 s to 20 s; all with jitter;
 //! - an **inference** request takes the median of the nearest measured point of the profile, at the batch size that it makes
-//!   up with the requests its instance has already. On a fractional device that is
-//!   the point of the share's limits. While the programs on it want more than the device, each has its request and a part of
-//!   the rest, SLO-sensitive ones first, and is as slow as the profile says of that part of its SMs and time. Programs are
-//!   otherwise not in each other's way: caches and memory bandwidth are left out. On a slice it is the point of the slice's part of the SMs, on a whole device that of all of it;
+//!   up with the requests its instance has already. On a slice that is the point of the slice's part of the SMs, on a whole
+//!   device that of all of it, on a fractional device that of the share's limits. While the programs on a fractional device
+//!   want more than it has, each has its request and a part of the rest, SLO-sensitive ones first. It is then as slow as the
+//!   profile says of that part of its SMs; of what goes below the guaranteed SMs it loses time, in proportion. Caches and
+//!   memory bandwidth are left out;
 //! - a **pipeline** runs stage after stage, and each part one request after the other, by the profiles of its components on
 //!   its slice, with hand-offs; the components behind a branch are drawn for each request;
 //! - a **training** job does its work at the pace of its slowest worker. What is done is kept when it dies (a checkpoint), and
