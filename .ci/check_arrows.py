@@ -7,6 +7,7 @@ import sys
 
 # Normal and build dependencies. Whoever is not named here may not be depended on.
 ARROWS = {
+    "gshare": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore"},
     "gshare-core": set(),
     # The whole-node simulation drives what ships: the daemon's Node and the hook's Meter.
     "gshare-sim": {"gshare-core", "gshare-meter", "gshare-sched"},
@@ -30,6 +31,7 @@ ARROWS = {
 }
 # What the crates that hosts embed may depend on directly.
 LIGHT = {
+    "gshare": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore"},
     "gshare-core": {"thiserror", "serde", "schemars", "loom"},
     "gshare-sched": {"gshare-core", "thiserror", "serde", "schemars"},
     "gshare-meter": {"gshare-core", "thiserror", "loom"},

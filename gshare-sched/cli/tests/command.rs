@@ -307,11 +307,27 @@ fn a_host_in_another_language_drives_an_engine_over_pipes() {
     }
 }
 
+/// What `gshare doctor` found. Its exit code says whether something is bad.
+fn doctor(command: &mut Command) -> serde_json::Value {
+    let output = command.arg("--json").output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let is_bad = report["checks"].as_array().unwrap().iter().any(|check| check["status"] == "bad");
+    assert_eq!(output.status.code(), Some(i32::from(is_bad)), "{output:?}");
+    report
+}
+
+#[test]
+fn doctor_fails_without_a_hook() {
+    let report = doctor(gshare().arg("doctor").env("GSHARE_HOOK_LIBRARY", "/nowhere/libgshare_hook.so"));
+    let checks = report["checks"].as_array().unwrap();
+    let hook = checks.iter().find(|check| check["check"] == "hook").unwrap();
+    assert_eq!(hook["status"], "bad", "{report}");
+}
+
 #[test]
 fn doctor_says_what_is_there_and_what_to_do() {
     let daemon = Local::start();
-    let output = gshare().args(["doctor", "--json", "--socket"]).arg(daemon.socket()).output().unwrap();
-    let report = json(&output);
+    let report = doctor(gshare().arg("doctor").arg("--socket").arg(daemon.socket()));
     let checks = report["checks"].as_array().unwrap();
     let find = |name: &str| checks.iter().find(|check| check["check"] == name).unwrap();
     assert_eq!(find("daemon")["status"], "good");
@@ -372,12 +388,13 @@ fn options_that_cannot_be_are_refused_with_their_bounds() {
     assert!(refused(&["--sm", "0"]).contains("SM partition is 0"));
     assert!(refused(&["--sm", "101"]).contains("at most 100"));
     assert!(refused(&["--mem", "0"]).contains("GPU memory is 0"));
+    assert!(refused(&["--mem", "4"]).contains("4GiB"));
     assert!(refused(&["--on-daemon-loss", "maybe"]).contains("need `open` or `closed`"));
 }
 
 #[test]
 fn a_missing_driver_is_an_error_that_proposes_the_simulation() {
-    let doctor = json(&gshare().args(["doctor", "--json"]).output().unwrap());
+    let doctor = doctor(gshare().arg("doctor"));
     if doctor["device"] != "none" {
         eprintln!("skipped: there is a driver");
         return;

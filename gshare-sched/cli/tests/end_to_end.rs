@@ -17,7 +17,8 @@ fn the_exit_code_of_the_program_is_passed_on() {
     assert_eq!(run(&["sh", "-c", "exit 7"]), Some(7));
     assert_eq!(run(&["true"]), Some(0));
     assert_eq!(run(&["sh", "-c", "kill -9 $$"]), Some(128 + 9));
-    assert_eq!(run(&["/nonexistent/program"]), Some(1));
+    assert_eq!(run(&["/nonexistent/program"]), Some(127));
+    assert_eq!(run(&["/"]), Some(126), "a directory");
 }
 
 #[test]

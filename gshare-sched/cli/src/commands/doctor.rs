@@ -8,9 +8,10 @@ use gshared::enforce::{Enforcement, Enforcer, Limit};
 use gshared::mps::Mps;
 use gshared::nvml::Nvml;
 use serde::Serialize;
+use std::process::ExitCode;
 
 /// Look for a driver, MPS, MIG, the hook, permissions, a daemon, and processes that it does not know, and say what to do
-/// about each.
+/// about each. Exits with 1 if something is BAD.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     #[command(flatten)]
@@ -44,11 +45,14 @@ fn check(check: &'static str, status: Status, found: impl Into<String>, advice: 
     Check { check, status, found: found.into(), advice: advice.map(str::to_owned) }
 }
 
-pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+/// Gives 1 if something is bad.
+pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     if let Some((mut command, _until_it_has_ended)) = options.simulate.again()? {
         let status = command.status()?;
-        anyhow::ensure!(status.success(), "doctor on the simulated device: {status}");
-        return Ok(());
+        return match status.code().and_then(|code| u8::try_from(code).ok()) {
+            Some(code) => Ok(code.into()),
+            None => anyhow::bail!("doctor on the simulated device: {status}"),
+        };
     }
     let (device, mut checks) = driver();
     if device == "simulated" {
@@ -63,8 +67,10 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     checks.push(daemon(&options.place));
     checks.extend(options.place.snapshot().iter().flat_map(|snapshot| believed(&snapshot.devices)));
     checks.extend(unmetered(&options.place));
+    let is_bad = checks.iter().any(|check| check.status == Status::Bad);
+    let code = if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS };
     if options.json {
-        return print_json(&serde_json::json!({ "device": device, "checks": checks }));
+        return print_json(&serde_json::json!({ "device": device, "checks": checks })).map(|()| code);
     }
     for Check { check, status, found, advice } in &checks {
         let mark = match status {
@@ -77,7 +83,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             println!("      {advice}");
         }
     }
-    Ok(())
+    Ok(code)
 }
 
 fn driver() -> (&'static str, Vec<Check>) {

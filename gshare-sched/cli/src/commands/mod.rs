@@ -91,7 +91,7 @@ pub fn execute(gshare: Gshare) -> ExitCode {
         Command::BuildDag(options) => log::exit(build_dag::run(&options)),
         Command::Pack(options) => log::exit(pack::run(&options)),
         Command::Partition(options) => log::exit(partition::run(&options)),
-        Command::Doctor(options) => log::exit(doctor::run(&options)),
+        Command::Doctor(options) => doctor::run(&options).unwrap_or_else(|error| log::exit(Err(error))),
         Command::Serve(options) => log::exit(serve::run(&options)),
         Command::Store(options) => log::exit(store::run(&options)),
         Command::Completions(options) => log::exit(completions::run(&options)),

@@ -16,7 +16,6 @@
 use super::shim::Shim;
 use super::sim::{self, Kind, Simulate};
 use super::{Where, private};
-use anyhow::Context as _;
 use gshare_core::scale::ServiceClass;
 use gshare_core::wire::{OnDaemonLoss, ToDaemon};
 use gshare_core::{Bytes, QuotaRange, ResourceSpec, SmShare};
@@ -28,15 +27,17 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::siginfo::Cause;
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
 
 /// Run a program under a share of the GPU.
 ///
-/// The daemon is asked first: where it refuses, the program is not started. Its exit code is passed on, and signals are forwarded to it. Where no daemon listens, a private one is started for
-/// this user; it ends half a minute after its last client. The share that the daemon's configuration has for the name
-/// goes before the options here.
+/// The daemon is asked first: where it refuses, the program is not started. Its exit code is passed on, and signals are
+/// forwarded to it; 126 means that it cannot be started, 127 that there is none of that name, and 1 another failure of this
+/// command. Where no daemon listens, a private one is started for this user; it ends half a minute after its last client. The
+/// share that the daemon's configuration has for the name goes before the options here.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     #[command(flatten)]
@@ -86,7 +87,11 @@ fn parse_sm(text: &str) -> Result<SmShare, String> {
     if sm.is_zero() { Err(gshare_core::SpecError::ZeroSm.to_string()) } else { Ok(sm) }
 }
 
+/// A number alone is refused: `--mem 4` is hardly meant as four bytes.
 fn parse_memory(text: &str) -> Result<Bytes, String> {
+    if text != "0" && text.parse::<f64>().is_ok() {
+        return Err(format!("`{text}` has no unit: need one, such as {text}GiB or {text}B"));
+    }
     match text.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())? {
         Bytes::ZERO => Err(gshare_core::SpecError::ZeroMemory.to_string()),
         bytes => Ok(bytes),
@@ -100,6 +105,11 @@ fn parse_loss(text: &str) -> Result<OnDaemonLoss, String> {
         _ => Err("need `open` or `closed`".into()),
     }
 }
+
+/// Exit code where the program is there and cannot be started, as of `env` and `nohup`.
+const NOT_STARTED: u8 = 126;
+/// Exit code where there is no such program.
+const NOT_FOUND: u8 = 127;
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     let hook = HOOK.find()?;
@@ -125,7 +135,17 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     let ignored = ignored();
     let forwarded = forwarded.into_iter().filter(|signal| ignored & 1 << (signal - 1) == 0);
     let signals = SignalsInfo::<WithOrigin>::new(forwarded)?;
-    let child = command.spawn().with_context(|| program)?;
+    let child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            eprintln!("error: {program}: {error}");
+            return Ok(ExitCode::from(if error.kind() == ErrorKind::NotFound {
+                NOT_FOUND
+            } else {
+                NOT_STARTED
+            }));
+        }
+    };
     let status = wait(child, signals)?;
     drop((simulator, shim));
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
