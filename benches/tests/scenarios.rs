@@ -72,7 +72,7 @@ fn kernels_over_time_add_up_to_those_that_ran() {
     run.take(&outcome);
     let text = cases::series(&[run]);
     assert_eq!(text.lines().count(), outcome.series.len() + 1);
-    assert!(text.contains("tokens,0.5,trainer,"), "{text}");
+    assert!(text.contains("co_scaled,0.5,trainer,"), "{text}");
 }
 
 /// Ten seeds of two cases of which one must be slower: the verdict says so.
