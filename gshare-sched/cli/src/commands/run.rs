@@ -87,10 +87,12 @@ fn parse_sm(text: &str) -> Result<SmShare, String> {
     if sm.is_zero() { Err(gshare_core::SpecError::ZeroSm.to_string()) } else { Ok(sm) }
 }
 
-/// A number alone is refused: `--mem 4` is hardly meant as four bytes.
+/// A small number alone is refused: `--mem 4` is hardly meant as four bytes.
 fn parse_memory(text: &str) -> Result<Bytes, String> {
-    if text != "0" && text.parse::<f64>().is_ok() {
-        return Err(format!("`{text}` has no unit: need one, such as {text}GiB or {text}B"));
+    if text.parse::<f64>().is_ok_and(|number| number > 0.0 && number < 1_048_576.0) {
+        return Err(format!(
+            "`{text}` has no unit and would be less than 1 MiB: need one, such as {text}GiB"
+        ));
     }
     match text.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())? {
         Bytes::ZERO => Err(gshare_core::SpecError::ZeroMemory.to_string()),
