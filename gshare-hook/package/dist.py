@@ -182,7 +182,7 @@ def debian(prefix, output, seconds, glibc):
             (control / name).chmod(0o755)
         file = output / f"gshare_{version()}_amd64.deb"
         subprocess.run(
-            # Its own compression takes many times as long.
+            # The compression of dpkg-deb takes many times as long.
             ["dpkg-deb", "--root-owner-group", "-Zgzip", "-z6", "--build", root, file],
             check=True, stdout=subprocess.DEVNULL, env=os.environ | {"SOURCE_DATE_EPOCH": str(seconds)},
         )

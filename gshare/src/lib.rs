@@ -49,7 +49,7 @@ pub use gshare_profile as profile;
 pub use gshare_sched::{node, pack, pipeline, place, platform, request, scale, token};
 pub use runner::Runner;
 
-/// What most hosts name.
+/// The names that most hosts use.
 pub mod prelude {
     pub use crate::Runner;
     pub use gshare_core::platform::{PlatformAction, PlatformEvent};

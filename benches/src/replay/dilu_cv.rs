@@ -448,7 +448,7 @@ impl Gate {
                 if may {
                     (*used, *largest) = (*used + cost, cost.max(*largest));
                 } else {
-                    // Who waits is not at rest.
+                    // A client that waits is not at rest.
                     *used = (*used).max(1);
                 }
                 Ok(may)

@@ -1,7 +1,7 @@
 //! Figures of the Kubernetes programs in Prometheus' text form, and what probes ask.
 //!
 //! `GET /metrics` has each figure that was set or counted so far; `GET /healthz` answers while the program runs, `GET /readyz` once
-//! it does its work: the kubelet has registered it, or there is nobody to wait for. Every figure is listed in [`ALL`].
+//! it does its work: the kubelet has registered it, or it waits for none. Every figure is listed in [`ALL`].
 
 use axum::Router;
 use axum::http::StatusCode;

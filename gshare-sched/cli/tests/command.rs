@@ -307,7 +307,7 @@ fn a_host_in_another_language_drives_an_engine_over_pipes() {
     }
 }
 
-/// What `gshare doctor` found. Its exit code says whether something is bad.
+/// The findings of `gshare doctor`, whose exit code says if something is bad.
 fn doctor(command: &mut Command) -> serde_json::Value {
     let output = command.arg("--json").output().unwrap();
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -26,7 +26,7 @@ pub(crate) fn daemon() -> &'static str {
     &PAGE
 }
 
-/// Whether a request may have come from a program, or from this endpoint's own page.
+/// Accepts a request that may have come from a program, or from this endpoint's own page.
 ///
 /// A page of another site can send requests to a loopback address. It cannot leave out `Origin` or `Sec-Fetch-Site`, and it
 /// cannot say another `Host` than the name that it was loaded from: with a name of its own that leads to 127.0.0.1 (DNS

@@ -39,7 +39,7 @@ pub struct Snapshot {
     pub devices: Vec<DeviceSnapshot>,
     /// Its clients, by slot.
     pub clients: Vec<ClientSnapshot>,
-    /// What held clients up last, the newest first: limits, debts, denials and refusals.
+    /// Decisions that held clients up last, the newest first: limits, debts, denials and refusals.
     #[serde(default)]
     pub decisions: Vec<Decision>,
 }

@@ -24,9 +24,9 @@ const STATED: usize = 4096;
 pub enum Rule {
     /// The overuse of an earlier process of its name is paid back.
     DebtWait { owed_ns: Duration, limit: String },
-    /// It has used its limit of the window.
+    /// The client has used its limit of the window.
     Throttle { used_ns: Duration, limit: String, window_ns: Duration },
-    /// It carries overuse, which it pays back before it is given more, although SMs are free.
+    /// The client carries overuse, which it pays back before it is given more, although SMs are free.
     PacedWait { used_ns: Duration, limit: String, window_ns: Duration },
     /// Others hold tokens, and its SMs do not fit beside theirs.
     WaitForHolder { holders: Vec<String>, sm: String },
@@ -40,7 +40,7 @@ pub enum Rule {
         held_bytes: Bytes,
         of: MemoryBound,
     },
-    /// It was not let in, or not to a device.
+    /// The client was not let in, or not to a device.
     Refusal {
         code: String,
         text: String,
@@ -125,7 +125,7 @@ impl Rule {
         }
     }
 
-    /// Whether both are the same rule, whatever its figures.
+    /// True if both are the same rule, whatever its figures.
     pub fn same_kind(&self, other: &Self) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)
     }
@@ -138,7 +138,7 @@ fn bound(of: MemoryBound) -> &'static str {
     }
 }
 
-/// What the node said of a client (a debt) or of a tenant (a limit), and until when it holds.
+/// A statement of the node about a client (a debt) or a tenant (a limit), and until when it holds.
 pub type Stated<'a> = &'a dyn Fn(ClientId, Kind) -> Option<(Rule, Timestamp)>;
 
 /// The kinds of statement.

@@ -53,7 +53,7 @@ impl Library {
             })
     }
 
-    /// What to do about a library that is missing, by how the program in this directory was installed: cargo can build a library
+    /// Advice about a library that is missing, by how the program in this directory was installed: cargo can build a library
     /// beside what it built before, but `cargo install` copies programs alone.
     fn how_to_get(self, beside: &Path) -> String {
         let (file, package) = (self.file, self.package);

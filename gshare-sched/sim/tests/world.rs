@@ -112,3 +112,24 @@ fn a_node_with_too_many_fractional_devices_is_refused_by_name() {
     let refused = world::run(&plan, 0, || scenario.platform()).unwrap_err();
     assert!(refused.claim.contains("more than 64 fractional devices"), "{refused}");
 }
+
+/// Of two programs that want the same device the SLO-sensitive one goes first: by the device's rule at depth requests, and by
+/// the node's vertical scaler at depth kernels.
+#[test]
+fn a_class_decides_who_goes_first_at_both_depths() {
+    let both = |file: &str, name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/scenarios/dilu").join(file);
+        let cases = Scenario::cases(&path, &[("length".to_owned(), "20s".to_owned())]).unwrap();
+        let case = cases.into_iter().find(|case| case.name() == name).unwrap();
+        let mut plan = case.scenario.plan().unwrap();
+        let with = world::run(&plan, 1, || case.scenario.platform()).unwrap();
+        plan.functions.iter_mut().for_each(|function| function.class = None);
+        let without = world::run(&plan, 1, || case.scenario.platform()).unwrap();
+        [with, without].map(|outcome| (outcome.functions[0].mean(), outcome.functions[1].trained))
+    };
+    for (file, name) in [("train-inference.toml", "dilu/bursty"), ("fig17.toml", "co_scaled")] {
+        let [(latency, trained), (without, more)] = both(file, name);
+        assert!(latency < without, "{file}: {latency} and {without}");
+        assert!(trained < more, "{file}: the trainer gives way: {trained} and {more}");
+    }
+}

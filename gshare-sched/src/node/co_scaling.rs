@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(bench.shares[&TRAINER].limit(), rest, "what the owner's limit leaves");
     }
 
-    /// What an iteration used is charged when its token comes back, and that is after the iteration.
+    /// The use of an iteration is charged when its token comes back, and that is after the iteration.
     #[test]
     fn between_two_iterations_the_trainer_is_lent_what_is_not_promised_unless_the_owner_waits() {
         let mut bench = Bench::new();
@@ -335,7 +335,7 @@ mod tests {
             bench.periods(2, &both);
             assert!(bench.shares[&TRAINER].limit() < lent);
             bench.waits = waits;
-            // What is reported at the end of a period counts for the next one.
+            // A report at the end of a period counts for the next one.
             bench.periods(3, &[TRAINER]);
             assert_eq!(bench.shares[&TRAINER].limit() == lent, waits.is_none());
         }

@@ -316,7 +316,7 @@ impl Client {
         self.active.is_none_or(|active| period - active >= window)
     }
 
-    /// Whether it has ended an iteration, and neither launched nor wanted to for `rest` periods up to `period`.
+    /// True if it has ended an iteration, and neither launched nor wanted to for `rest` periods up to `period`.
     fn rests(&self, period: u64, rest: u64) -> bool {
         self.finished.is_some() && self.is_idle(period, rest)
     }

@@ -48,7 +48,7 @@ pub struct Runner {
     pub daemon: Option<std::path::PathBuf>,
     /// The node's model store.
     pub models: Models,
-    /// Where traces of requests go.
+    /// The collector of traces of requests.
     pub traces: Option<Arc<Exporter>>,
 }
 

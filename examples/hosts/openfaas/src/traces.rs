@@ -106,14 +106,14 @@ pub struct Load {
     pub from: Timestamp,
     /// When all of them took connections.
     pub until: Timestamp,
-    /// Whether it was parked before, so that its weights were in the host's memory.
+    /// True if it was parked before, so that its weights were in the host's memory.
     pub parked: bool,
 }
 
 /// The times of a request, as the host knows them.
 #[derive(Debug, Clone, Copy)]
 pub struct Times {
-    /// Its arrival.
+    /// Time at which the request arrived.
     pub arrived: Timestamp,
     /// How the instance that serves it came to be ready, once it has one.
     pub load: Option<Load>,
@@ -284,7 +284,7 @@ impl Traced {
 #[derive(Debug, Clone, Copy, Default)]
 struct Waited {
     ns: u64,
-    /// Whether the daemon knows any of the processes.
+    /// True if the daemon knows any of the processes.
     seen: bool,
 }
 

@@ -181,7 +181,7 @@ fn permissions() -> Vec<Check> {
     checks
 }
 
-/// What comes with the command: an error says how to get it by the way in which the command was installed.
+/// A part that comes with the command: an error says how to get it by the way in which the command was installed.
 fn parts() -> Vec<Check> {
     let library = |name, library: gshare_runner::libraries::Library, missing| match library.find() {
         Ok(path) => check(name, Status::Good, path.display().to_string(), None),

@@ -263,7 +263,7 @@ impl Inquest {
     }
 }
 
-/// Whether a wait goes on: the same rule, whatever its figures are meanwhile, and the same holders.
+/// True if a wait goes on: the same rule, whatever its figures are meanwhile, and the same holders.
 fn goes_on(rule: &Rule, before: &Rule) -> bool {
     match (rule, before) {
         (Rule::WaitForHolder { holders, .. }, Rule::WaitForHolder { holders: before, .. }) => {

@@ -54,7 +54,7 @@ pub(super) struct Body {
     /// The platform hears nothing of it before this time.
     pub(super) told: Timestamp,
     pub(super) jobs: Vec<usize>,
-    /// What was measured with its limits, by batch size.
+    /// Times that were measured with its limits, by batch size.
     times: Vec<Measured>,
     /// The same in GPU time, where kernels are simulated.
     gpu_times: Vec<(u32, Duration)>,
@@ -131,7 +131,7 @@ pub(super) struct End {
     pub(super) at: Timestamp,
 }
 
-/// What an instance takes for a batch with its limits, and how that changes with less.
+/// The time of a batch with an instance's limits, and how it changes with less.
 #[derive(Debug, Clone)]
 struct Measured {
     batch: u32,
@@ -145,7 +145,7 @@ pub(super) struct Floor<'a> {
     pub(super) devices: Vec<Device>,
     jobs: Vec<Job>,
     spare: Vec<usize>,
-    /// Of work that was not measured: its pace is the part of its limits that it has.
+    /// The curve of work that was not measured: its pace is the part of its limits that it has.
     in_proportion: Rc<Curve>,
     /// Ends of jobs that began or whose pace changed, for the caller to take out and schedule.
     pub(super) ends: Vec<End>,
