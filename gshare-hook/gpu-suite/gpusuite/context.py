@@ -101,8 +101,10 @@ class Context:
         }
         if environment is not None:
             line["environment"] = environment.name
-            line["packages"] = {name: environment.packages[name] for name in row.needs}
-            line["framework"] = row.framework or next(iter(row.needs))
+            line["packages"] = environment.found(row.needs)
+            # Of two packages that serve a row, the one that is here.
+            named = (row.framework or next(iter(row.needs))).split("|")
+            line["framework"] = next(name for name in named if name in environment.packages)
         return line
 
 

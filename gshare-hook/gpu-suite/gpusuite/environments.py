@@ -43,12 +43,21 @@ class Environment:
         version, packages = json.loads(done.stdout)
         return Environment(name, pathlib.Path(python), version, packages)
 
-    def meets(self, needs):
-        """Whether it has every package of `needs`, which maps a name to the beginning of a version ("" for any)."""
-        return all(
-            name in self.packages and (self.packages[name] + ".").startswith(version and version + ".")
-            for name, version in needs.items()
-        )
+    def found(self, needs):
+        """Name and version of the package that meets each of `needs`; None where one is missing.
+
+        `needs` maps a name to the beginning of a version ("" for any); `a|b` is either of two packages.
+        """
+        found = {}
+        for names, version in needs.items():
+            here = next((name for name in names.split("|") if self._has(name, version)), None)
+            if here is None:
+                return None
+            found[here] = self.packages[here]
+        return found
+
+    def _has(self, name, version):
+        return name in self.packages and (not version or (self.packages[name] + ".").startswith(version + "."))
 
 
 class Environments:
@@ -78,9 +87,9 @@ class Environments:
     def meeting(self, needs):
         """The first environment with these packages; `NotInstalled` names them where none has them all."""
         for environment in self.all:
-            if environment.meets(needs):
+            if environment.found(needs) is not None:
                 return environment
-        names = ", ".join(f"{name} {version}".strip() for name, version in needs.items())
+        names = ", ".join(f"{name.replace('|', ' or ')} {version}".strip() for name, version in needs.items())
         raise NotInstalled(f"no environment has {names}")
 
 

@@ -44,7 +44,7 @@ def cuda_bindings():
     ok(driver.cuStreamSynchronize(stream))
     copied = bool((host == back).all())
     for _ in range(10):
-        arguments = ((memory, 2.0, 1024), (ctypes.c_void_p, ctypes.c_float, ctypes.c_int))
+        arguments = ((int(memory), 2.0, 1024), (ctypes.c_void_p, ctypes.c_float, ctypes.c_int))
         ok(driver.cuLaunchKernel(kernel, 4, 1, 1, 256, 1, 1, 0, stream, arguments, 0))
     ok(driver.cuMemcpyDtoHAsync(back, memory, host.nbytes, stream))
     ok(driver.cuStreamSynchronize(stream))

@@ -97,11 +97,11 @@ class Driver:
         return launch, mark
 
 
-class _Memory(ctypes.Structure):
+class Memory(ctypes.Structure):
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
 
-class _Process(ctypes.Structure):
+class Process(ctypes.Structure):
     _fields_ = [
         ("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("gpu_instance", ctypes.c_uint),
         ("compute_instance", ctypes.c_uint),
@@ -117,20 +117,24 @@ class Nvml:
         self.handle = ctypes.c_void_p()
         self.call("nvmlDeviceGetHandleByIndex_v2", 0, ctypes.byref(self.handle))
 
+    def code(self, name, *arguments):
+        """Calls a function of NVML and gives its code."""
+        return getattr(self.library, name)(*arguments)
+
     def call(self, name, *arguments):
-        code = getattr(self.library, name)(*arguments)
+        code = self.code(name, *arguments)
         if code != 0:
             raise DriverError(f"{name}: error {code}")
 
     def memory(self):
         """Total, free and used bytes."""
-        memory = _Memory()
+        memory = Memory()
         self.call("nvmlDeviceGetMemoryInfo", self.handle, ctypes.byref(memory))
         return {"total": memory.total, "free": memory.free, "used": memory.used}
 
     def processes(self):
         """Used bytes of each process of the list, by pid."""
-        count, found = ctypes.c_uint(64), (_Process * 64)()
+        count, found = ctypes.c_uint(64), (Process * 64)()
         self.call("nvmlDeviceGetComputeRunningProcesses_v3", self.handle, ctypes.byref(count), found)
         return {str(process.pid): process.used for process in found[: count.value]}
 

@@ -8,6 +8,7 @@ from ..context import Context, Row
 from ..errors import Failed
 from .metering import START_SECONDS, measure, speeds
 from .outcomes import METERED
+from .packages import CUPY, JAX, NUMBA, TORCH, TRITON
 
 LOSS = 0.01
 START = 0.05
@@ -79,14 +80,13 @@ def judge(context, name, times, bar, longer=False):
 
 MEASURED = frozenset({"full", "short"})
 FULL = frozenset({"full"})
-TORCH = {"torch": "", "numpy": ""}
 KINDS = {
-    "numba": ("numba", {"numba-cuda": "", "numba": "", "nvidia-nvvm": "", "numpy": ""}),
+    "numba": ("numba", NUMBA),
     "torch matmul": ("torch_matmul", TORCH),
     "torch graph": ("torch_graph", TORCH),
-    "triton": ("triton", {"torch": "", "triton": ""}),
-    "cupy": ("cupy", {"cupy-cuda12x": "", "nvidia-cuda-nvrtc-cu12": ""}),
-    "jax": ("jax", {"jax": "", "jax-cuda12-plugin": ""}),
+    "triton": ("triton", TRITON),
+    "cupy": ("cupy", CUPY),
+    "jax": ("jax", JAX),
 }
 STARTS = [
     Row("start: torch", "cost", Start("torch", tuple(TORCH.items())), TORCH, MEASURED),

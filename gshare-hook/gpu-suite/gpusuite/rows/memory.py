@@ -5,6 +5,7 @@ import time
 
 from ..context import Context, Row
 from ..errors import Failed
+from .packages import CUPY, JAX, TORCH, VLLM
 
 LIMIT = 2 << 30
 MIB = 1 << 20
@@ -128,12 +129,9 @@ class Views:
 
 MEASURED = frozenset({"full", "short"})
 ALWAYS = frozenset({"full", "short", "ci"})
-TORCH = {"torch": "", "numpy": ""}
-CUPY = {"cupy-cuda12x": "", "nvidia-cuda-nvrtc-cu12": ""}
 ONE, THREE = (300 * MIB,), (300 * MIB, 200 * MIB + 512, 50 * MIB)
 # PyTorch takes whole blocks of 2 MiB.
 TORCH_ONE, TORCH_THREE = (256 * MIB,), (256 * MIB, 128 * MIB, 64 * MIB)
-JAX = {"jax": "", "jax-cuda12-plugin": ""}
 
 
 def _filled(name, kind, needs, forms=MEASURED, slack=BLOCK, env=()):
@@ -147,7 +145,7 @@ ROWS = [
     _filled("torch cudaMallocAsync", "torch", TORCH, env=[("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")]),
     _filled("cupy", "cupy", CUPY, slack=0),
     _filled("jax preallocation", "jax", JAX),
-    Row("vLLM cache", "memory", Cache((("vllm", ""), ("torch", ""))), {"vllm": "", "torch": ""}, MEASURED),
+    Row("vLLM cache", "memory", Cache(tuple(VLLM.items())), VLLM, MEASURED),
     Row("views: 1 process", "memory", Views(ONE), {}, ALWAYS),
     Row("views: 3 processes", "memory", Views(THREE), {}, MEASURED),
     Row("views: 1 process, torch", "memory", Views(TORCH_ONE, torch=True), TORCH, MEASURED),

@@ -9,6 +9,7 @@ import dataclasses
 
 from .. import stats
 from ..context import Context, Row
+from .packages import CUPY, JAX, NUMBA, TORCH, TRITON
 
 POINTS = 0.02
 CAPS = (0.1, 0.4, 0.7)
@@ -57,7 +58,7 @@ class Capped:
             steps = bare.hear(context.left(START_SECONDS))["steps"]
             # The same batches for all: a capped program would measure its own steps as longer than they are.
             capped = [
-                node.workload(python, "busy", self.kind, steps, hooked=["--name", f"cap-{cap}", "--quota", f"{cap}:{cap}"])
+                node.workload(python, "busy", self.kind, steps, hooked=["--name", f"cap-{cap}", "--quota", f"{CAPS[0]}:{cap}"])
                 for cap in CAPS
             ]
             for program in capped:
@@ -112,13 +113,13 @@ class Two:
 MEASURED = frozenset({"full", "short"})
 KINDS = {
     "driver API": ("driver", {}),
-    "numba": ("numba", {"numba-cuda": "", "numba": "", "nvidia-nvvm": "", "numpy": ""}),
-    "torch matmul": ("torch_matmul", {"torch": "", "numpy": ""}),
-    "torch conv": ("torch_conv", {"torch": "", "numpy": ""}),
-    "torch graph": ("torch_graph", {"torch": "", "numpy": ""}),
-    "triton": ("triton", {"torch": "", "triton": ""}),
-    "cupy": ("cupy", {"cupy-cuda12x": "", "nvidia-cuda-nvrtc-cu12": ""}),
-    "jax": ("jax", {"jax": "", "jax-cuda12-plugin": ""}),
+    "numba": ("numba", NUMBA),
+    "torch matmul": ("torch_matmul", TORCH),
+    "torch conv": ("torch_conv", TORCH),
+    "torch graph": ("torch_graph", TORCH),
+    "triton": ("triton", TRITON),
+    "cupy": ("cupy", CUPY),
+    "jax": ("jax", JAX),
 }
 ROWS = [
     *(
@@ -126,5 +127,5 @@ ROWS = [
         for name, (kind, needs) in KINDS.items()
     ),
     Row("30/70: driver API", "share", Two("driver", ()), {}, MEASURED),
-    Row("30/70: torch matmul", "share", Two("torch_matmul", (("torch", ""),)), {"torch": ""}, MEASURED),
+    Row("30/70: torch matmul", "share", Two("torch_matmul", tuple(TORCH.items())), TORCH, MEASURED),
 ]

@@ -10,6 +10,7 @@ import dataclasses
 
 from ..context import Context, Row
 from ..errors import Failed, OutOfTime
+from .packages import CUDA12, CUPY, JAX, NCCL, NUMBA, NVRTC, TORCH, TRITON, VLLM
 
 # Metered and counted, though alone: a client of the whole device without a limit would be let go after one look.
 METERED = ["--quota", "0.5:1", "--mem", "16GiB"]
@@ -132,14 +133,7 @@ def _rows(framework, needs, script, cases, forms=("full", "short"), env=None, gp
 
 
 SMALL = ("full", "short", "ci")
-TORCH = {"torch": "", "numpy": ""}
-NVRTC = {"nvidia-cuda-nvrtc": "", "numpy": ""}
-CUDA12 = {"nvidia-cuda-runtime-cu12": "", "nvidia-cuda-nvrtc-cu12": ""}
-CUPY = {"cupy-cuda12x": "", "numpy": ""}
-NUMBA = {"numba-cuda": "", "numba": "", "nvidia-nvvm": "", "numpy": ""}
-NCCL = {**TORCH, "nvidia-nccl-cu13": ""}
-JAX = {"jax": "", "jax-cuda12-plugin": ""}
-VLLM = {"vllm": "", "torch": ""}
+CUPY_LIBRARIES = {**CUPY, "nvidia-cublas-cu12|nvidia-cublas": "", "nvidia-cufft-cu12|nvidia-cufft": ""}
 # One compiler process, and nothing from an earlier run: the same work bare and hooked.
 COMPILE = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 
@@ -155,17 +149,16 @@ ROWS = [
     *_rows("warp-lang", {"warp-lang": "", "numpy": ""}, "cases_driver", {"warp": "warp"}, SMALL),
     *_rows("tinygrad", {"tinygrad": "", **NVRTC}, "cases_driver", {"tinygrad": "tinygrad"}, SMALL),
     *_rows("nvidia-ml-py", {"nvidia-ml-py": ""}, "cases_driver", {"nvidia-ml-py": "nvml"}, SMALL),
-    *_rows("cupy-cuda12x", {**CUPY, **CUDA12}, "cases_cupy",
+    *_rows("cupy-cuda12x|cupy-cuda13x", CUPY, "cases_cupy",
            {"cupy elementwise": "elementwise", "cupy RawKernel": "raw_kernel"}, SMALL),
-    *_rows("cupy-cuda12x", {**CUPY, "nvidia-cublas-cu12": "", "nvidia-cufft-cu12": ""}, "cases_cupy",
-           {"cupy matmul": "matmul", "cupy fft": "fft"}),
+    *_rows("cupy-cuda12x|cupy-cuda13x", CUPY_LIBRARIES, "cases_cupy", {"cupy matmul": "matmul", "cupy fft": "fft"}),
     *_rows("torch", TORCH, "cases_torch", {
         "torch eager": "eager", "torch matmul": "matmul", "torch conv": "conv", "torch LSTM": "lstm", "torch SDPA": "sdpa",
         "torch FFT": "fft", "torch linalg": "linalg", "torch training": "training", "torch graph": "graph",
         "torch allocator": "allocator",
     }),
-    *_rows("triton", {**TORCH, "triton": ""}, "cases_torch", {"triton": "triton_kernel"}),
-    *_rows("torch", {**TORCH, "triton": ""}, "cases_torch",
+    *_rows("triton", TRITON, "cases_torch", {"triton": "triton_kernel"}),
+    *_rows("torch", TRITON, "cases_torch",
            {"torch compile": "compiled", "torch compile + graphs": "compiled_graphs"}, env=COMPILE),
     *_rows("torch", TORCH, "cases_torch", {"torch expandable segments": "allocator"},
            env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),

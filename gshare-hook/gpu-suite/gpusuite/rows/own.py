@@ -56,32 +56,45 @@ def _points(clients, text):
     return text
 
 
-def launch_cost(context: Context):
-    """Time of a launch that costs the device nothing, by a C program; pairs of runs in alternating order."""
-    with context.machine.node() as node:
-        program = os.environ.get("GSHARE_LAUNCH_COST") or str(node.folder / "launch_cost")
-        if not pathlib.Path(program).exists():
-            try:
-                build = ["gcc", "-O2", "-o", program, str(SUITE / "launch_cost.c"), "-ldl"]
-                subprocess.run(build, check=True, capture_output=True, timeout=60)
-            except (OSError, subprocess.CalledProcessError):
-                raise NotHere("no gcc, and GSHARE_LAUNCH_COST names no program") from None
+# Calls that `call_costs.c` measures, by the names of its answer.
+CALLS = {"launch_ns": "a launch", "graph_ns": "a graph's launch", "event_ns": "an event", "copy_ns": "a copy"}
 
-        def ns(hooked):
+
+def call_costs(folder):
+    """The program that measures calls of the driver, built unless `GSHARE_CALL_COSTS` names it; `NotHere` without a compiler."""
+    program = os.environ.get("GSHARE_CALL_COSTS") or str(folder / "call_costs")
+    if not pathlib.Path(program).exists():
+        try:
+            build = ["gcc", "-O2", "-o", program, str(SUITE / "call_costs.c"), "-ldl"]
+            subprocess.run(build, check=True, capture_output=True, timeout=60)
+        except (OSError, subprocess.CalledProcessError):
+            raise NotHere("no gcc, and GSHARE_CALL_COSTS names no program") from None
+    return program
+
+
+def costs_of_calls(context: Context):
+    """What calls that cost the device nothing take on the CPU, by a C program; pairs of runs in alternating order."""
+    with context.machine.node() as node:
+        program = call_costs(node.folder)
+
+        def measured(hooked):
             with node.start([program], hooked=hooked) as run:
                 code, answers = run.finish(context.left(60))
                 if code != 0 or not answers:
                     raise Failed(run.describe("measured nothing"))
-                return answers[-1]["ns"]
+                return answers[-1]
 
-        added = []
+        pairs = []
         for pair in range(max(stats.FEWEST, context.effort.pairs)):
-            order = [None, ["--quota", "0.9:1"]]
-            seen = {str(hooked): ns(hooked) for hooked in (order if pair % 2 == 0 else reversed(order))}
-            added.append((seen["None"], seen[str(order[1])]))
-    bare, more = stats.estimate([a for a, _ in added]), stats.estimate([b - a for a, b in added])
-    context.note(bare_ns=bare.json(), added_ns=more.json())
-    return f"bare {bare.text()} ns, hooked {more.text(sign='+')} ns a launch"
+            order = ["bare", "hooked"] if pair % 2 == 0 else ["hooked", "bare"]
+            pairs.append({way: measured(["--quota", "0.9:1"] if way == "hooked" else None) for way in order})
+    parts = []
+    for name, words in CALLS.items():
+        bare = stats.estimate([pair["bare"][name] for pair in pairs])
+        more = stats.estimate([pair["hooked"][name] - pair["bare"][name] for pair in pairs])
+        context.note(**{name: bare.json(), f"added_{name}": more.json()})
+        parts.append(f"{words} {bare.median:.0f} ns bare, {more.text(digits=0, sign='+')} hooked")
+    return "; ".join(parts)
 
 
 def cudarc(context: Context):
@@ -113,6 +126,6 @@ ROWS = [
     Row("device", "own", device, forms=ALWAYS),
     Row("shares 20/30/50", "share", shares, forms=MEASURED),
     Row("caps 10..90", "share", caps),
-    Row("launch cost", "cost", launch_cost, forms=MEASURED),
+    Row("call costs", "cost", costs_of_calls, forms=MEASURED),
     Row("cudarc", "share", cudarc),
 ]

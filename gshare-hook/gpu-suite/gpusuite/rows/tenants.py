@@ -9,6 +9,7 @@ from .. import stats
 from ..context import Context, Row
 from ..errors import Failed
 from .metering import KERNEL_US, SETTLE_SECONDS, START_SECONDS, measure, speeds
+from .packages import TORCH
 
 ROUNDS = 5
 # Tries to stop the victim at a moment at which it holds the token, and seconds until its death must be noticed.
@@ -116,7 +117,6 @@ class KilledHolder:
 
 MEASURED = frozenset({"full", "short"})
 ALWAYS = frozenset({"full", "short", "ci"})
-TORCH = {"torch": "", "numpy": ""}
 ROWS = [
     Row("kill -9: driver API", "tenant", KilledHolder("driver", ()), {}, ALWAYS),
     Row("kill -9: torch", "tenant", KilledHolder("torch_matmul", tuple(TORCH.items())), TORCH, MEASURED),
