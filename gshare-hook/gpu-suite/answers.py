@@ -3,9 +3,11 @@
 
     python3 gshare-hook/gpu-suite/answers.py > answers.json                       # of the driver that is found
     python3 gshare-hook/gpu-suite/answers.py --against answers.json               # how these differ from a recording
+    python3 gshare-hook/gpu-suite/answers.py --against answers.json --known known.json
 
 A recording of a GPU is what the simulated driver is held against. Every question is harmless: none leaves an error in the
-context, and nothing is set on the card. Addresses, times and temperatures are not recorded.
+context, and nothing is set on the card. Addresses, times and temperatures are not recorded. A file of known differences maps reasons
+to lists of questions; then another difference is an error (exit code 1), and so is a question of the list that does not differ.
 """
 
 import argparse
@@ -448,6 +450,7 @@ def answers():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", metavar="FILE", type=pathlib.Path, help="print the answers that differ from a recording's")
+    parser.add_argument("--known", metavar="FILE", type=pathlib.Path, help="differences that are known, with their reasons")
     parser.add_argument("--part", choices=PARTS, help="ask one part's questions alone")
     arguments = parser.parse_args()
     found = answers_of(arguments.part) if arguments.part else answers()
@@ -455,11 +458,17 @@ def main():
         print("{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in found.items()) + "\n}")
         return 0
     recorded = json.loads(arguments.against.read_text())
+    known = json.loads(arguments.known.read_text()) if arguments.known else {}
+    listed = {question for questions in known.values() for question in questions}
     differ = [key for key in {**recorded, **found} if recorded.get(key, "not asked") != found.get(key, "not asked")]
-    for key in differ:
+    wrong = [key for key in differ if key not in listed]
+    for key in wrong:
         print(f"{key}: {json.dumps(recorded.get(key, 'not asked'))} recorded, {json.dumps(found.get(key, 'not asked'))} here")
-    print(f"{len(differ)} of {len(found)} answers differ")
-    return 1 if differ else 0
+    stale = sorted(listed.difference(differ))
+    for key in stale:
+        print(f"{key}: listed as a known difference, and the same in both")
+    print(f"{len(found)} answers: {len(differ)} differ, {len(differ) - len(wrong)} of these are known")
+    return 1 if wrong or stale else 0
 
 
 if __name__ == "__main__":

@@ -117,6 +117,7 @@ def measure():
     wave = sizes["sms"] * max(1, sizes["threads_per_sm"] // 1024)
     return {
         "device_name": f'"{name.value.decode().removesuffix(" (simulated)")}"', "gpus": 1, "memory_bytes": total.value,
+        "reserved_bytes": max(0, nvml.memory()["total"] - total.value),
         "compute_capability": [attribute(number) for number in CAPABILITY], **sizes,
         "host_bandwidth": round((costs["down_bytes_per_s"] + costs["up_bytes_per_s"]) / 2),
         "device_bandwidth": costs["within_bytes_per_s"], "copy_fixed_ns": round(costs["device_copy_ns"]),

@@ -17,7 +17,7 @@
 //! 1. *Unknown cost*: the launch gets an event pair of its own and is charged a guess. While such a launch of the same
 //!    row is being measured, the next one waits for the result (at most [`PROBE_WAIT`]): two kernels of 30 ms at a guess
 //!    of 0.5 ms would be a debt of more than half a second for a client that may have a tenth of the time.
-//! 2. *Segment full* ([`SEGMENT_NS`] of predicted time or [`SEGMENT_LAUNCHES`]): its end event is recorded and the pair
+//! 2. *Segment full* ([`FULL_NS`] of predicted time or [`SEGMENT_LAUNCHES`]): its end event is recorded and the pair
 //!    goes to the helper thread, which measures, corrects the account and lets credit in.
 //! 3. *No credit*: the thread records the end of its own segments, so that their completion can be seen, and waits its
 //!    turn, first come, first served, before the real call and with no lock held.
@@ -51,6 +51,9 @@ use gshare_core::Duration;
 use gshare_core::gate::LaunchGate;
 use gshare_cuda_abi::types::CUresult;
 use gshare_meter::cost::{CostTable, Row, shape};
+use gshare_meter::segment::{
+    FULL_NS, MEASURED_EVERY_NS, PREPAY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS,
+};
 use gshare_meter::{Ground, Measured, MemoryAccount, OpenRun, SHORT_NS, Segment};
 
 use crate::clock;
@@ -66,22 +69,10 @@ use crate::trace::{Cause, Waiting};
 pub(crate) const RUNS: usize = 4;
 /// The segment has launches in it that say nothing about its row.
 const MIXED: u32 = u32::MAX;
-/// Predicted GPU time of a full segment, in ns: a fraction of any useful in-flight bound.
-const SEGMENT_NS: u64 = 400_000;
 /// Launches of a full segment.
 const SEGMENT_LAUNCHES: u32 = 16_384;
 /// The longest that the call of a kernel's launch takes, in ns: one that took longer was interrupted.
 const CALL_NS: u64 = 10_000;
-/// Credit that a run takes at once for launches to come, in ns.
-const PREPAY_NS: u64 = 8_000;
-/// A segment shorter than this is not worth ending at every synchronising call, in ns.
-const WORTHWHILE_NS: u64 = 100_000;
-/// While such calls wait about as long as predicted, so much GPU time passes between two that end a segment, in ns, or so
-/// many calls: two events take microseconds. Fewer while the wait may be the host's doing, and none while they wait longer
-/// still: a kernel has become longer than it was.
-const MEASURED_EVERY_NS: u64 = 1_000_000;
-const UNMEASURED: u8 = 127;
-const UNMEASURED_IN_DOUBT: u8 = 7;
 /// Launches of unknown cost that go ahead unmeasured.
 const PROBES: u32 = 1;
 /// How long a launch of unknown cost waits for a measurement.
@@ -599,10 +590,10 @@ fn admit_here(runtime: &'static Runtime, handle: u64, size: u64, stream: usize, 
     run.add(row, cost);
     let predicted = run.shared.predicted.load(Ordering::Relaxed);
     // How many more launches like this one fit into the segment.
-    let more = SEGMENT_NS.saturating_sub(predicted).checked_div(cost).unwrap_or(u64::from(SEGMENT_LAUNCHES));
+    let more = FULL_NS.saturating_sub(predicted).checked_div(cost).unwrap_or(u64::from(SEGMENT_LAUNCHES));
     let limit = u64::from(run.count) + more;
     run.limit = u32::try_from(limit).map_or(SEGMENT_LAUNCHES, |limit| limit.min(SEGMENT_LAUNCHES));
-    let last = predicted >= SEGMENT_NS || run.count >= run.limit;
+    let last = predicted >= FULL_NS || run.count >= run.limit;
     let verdict = match (first, last) {
         (_, true) => Verdict::Last,
         (true, false) => Verdict::First,

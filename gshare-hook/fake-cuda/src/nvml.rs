@@ -28,6 +28,7 @@ const NOT_FOUND: Return = 6;
 const INSUFFICIENT_SIZE: Return = 7;
 const DRIVER_NOT_LOADED: Return = 9;
 const VERSION_MISMATCH: Return = 25;
+const FUNCTION_NOT_FOUND: Return = 13;
 const UNKNOWN: Return = 999;
 
 static USERS: AtomicU32 = AtomicU32::new(0);
@@ -98,15 +99,16 @@ impl Part {
         }
     }
 
-    /// Total and used bytes.
-    fn memory(&self) -> (u64, u64) {
+    /// Total, reserved and used bytes; what the driver keeps for itself is part of the total.
+    fn memory(&self) -> (u64, u64, u64) {
         let truth = self.device.truth();
         let used = truth.gpus[self.devices()].iter().map(|g| g.memory_used_bytes).sum();
         let total = match self.slice {
             Some(slice) => self.device.devices()[slice as usize].memory_bytes,
             None => self.device.profile().memory_bytes,
         };
-        (total, used)
+        let reserved = if self.slice.is_none() { self.device.profile().reserved_bytes } else { 0 };
+        (total + reserved, reserved, used)
     }
 
     fn uuid(&self) -> String {
@@ -413,17 +415,21 @@ nvml! {
         put(minor, b as c_int)
     }
     fn nvmlDeviceGetMemoryInfo (handle: Handle, memory: *mut Memory) {
-        let (total, used) = part(handle)?.memory();
-        put(memory, Memory { total, free: total - used, used })
+        let (total, reserved, used) = part(handle)?.memory();
+        put(memory, Memory { total, free: total - reserved - used, used: reserved + used })
     }
     fn nvmlDeviceGetMemoryInfo_v2 (handle: Handle, memory: *mut Memory2) {
         let part = part(handle)?;
         if memory.is_null() {
             return Err(INVALID_ARGUMENT);
         }
+        const VERSION: c_uint = size_of::<Memory2>() as c_uint | 2 << 24;
         let version = (*memory).version;
-        let (total, used) = part.memory();
-        put(memory, Memory2 { version, total, reserved: 0, free: total - used, used })
+        if version != VERSION {
+            return Err(FUNCTION_NOT_FOUND);
+        }
+        let (total, reserved, used) = part.memory();
+        put(memory, Memory2 { version, total, reserved, free: total - reserved - used, used })
     }
     fn nvmlDeviceGetUtilizationRates (handle: Handle, rates: *mut [c_uint; 2]) {
         let (device, number) = gpu(handle)?;
@@ -512,7 +518,7 @@ nvml! {
     }
     fn nvmlDeviceGetMaxMigDeviceCount (handle: Handle, count: *mut c_uint) {
         let (device, _) = gpu(handle)?;
-        put(count, if device.profile().mig.is_empty() { 0 } else { 7 })
+        put(count, if device.is_cut() { 7 } else { 0 })
     }
     fn nvmlDeviceGetMigDeviceHandleByIndex (handle: Handle, index: c_uint, slice: *mut Handle) {
         let (device, _) = gpu(handle)?;
@@ -541,15 +547,16 @@ nvml! {
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlErrorString(result: Return) -> *const c_char {
     let text = match result {
-        SUCCESS => c"The operation was successful",
-        UNINITIALIZED => c"NVML was not first initialized with nvmlInit()",
-        INVALID_ARGUMENT => c"A supplied argument is invalid",
-        NOT_SUPPORTED => c"The requested operation is not available on target device",
+        SUCCESS => c"Success",
+        UNINITIALIZED => c"Uninitialized",
+        INVALID_ARGUMENT => c"Invalid Argument",
+        NOT_SUPPORTED => c"Not Supported",
         4 => c"Insufficient Permissions",
-        NOT_FOUND => c"A query to find an object was unsuccessful",
-        INSUFFICIENT_SIZE => c"An input argument is not large enough",
+        NOT_FOUND => c"Not Found",
+        INSUFFICIENT_SIZE => c"Insufficient Size",
         DRIVER_NOT_LOADED => c"NVIDIA driver is not loaded",
         10 => c"Timeout",
+        15 => c"GPU is lost",
         VERSION_MISMATCH => c"Argument version mismatch",
         _ => c"Unknown Error",
     };

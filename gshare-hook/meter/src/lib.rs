@@ -75,7 +75,7 @@ mod link;
 mod memory;
 mod meter;
 mod moving;
-mod segment;
+pub mod segment;
 mod timeline;
 pub mod timing;
 

@@ -20,8 +20,11 @@ pub struct Profile {
     pub gpus: u32,
     /// Streaming multiprocessors per GPU.
     pub sms: u32,
-    /// Memory per GPU in bytes.
+    /// Memory per GPU in bytes, as the driver has it.
     pub memory_bytes: u64,
+    /// Memory that the driver keeps for itself, in bytes: part of what NVML calls the total.
+    #[serde(default)]
+    pub reserved_bytes: u64,
     /// Major and minor compute capability.
     pub compute_capability: (u32, u32),
     /// Resident threads per SM.
@@ -300,7 +303,7 @@ impl Profile {
             sms += u64::from(slice.sms);
             memory += slice.memory_bytes;
         }
-        for (cut, what, all) in [(sms, "SMs", u64::from(self.sms)), (memory, "bytes", self.memory_bytes)] {
+        for (cut, what, all) in [(sms, "SMs", u64::from(self.sms)), (memory, "bytes", self.memory_bytes + self.reserved_bytes)] {
             if cut > all {
                 return Err(ProfileError::Cut(origin.to_owned(), cut, what, all));
             }

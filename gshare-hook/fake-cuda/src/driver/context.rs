@@ -193,6 +193,9 @@ pub(super) unsafe fn cuCtxCreate_v4(
 
 pub(super) unsafe fn cuCtxDestroy_v2(ctx: sys::CUcontext) -> Answer {
     driver()?;
+    if ctx.is_null() {
+        return Err(INVALID_VALUE);
+    }
     let context = Object::<Context>::get(ctx)?;
     if context.primary {
         return Err(INVALID_CONTEXT);
@@ -265,7 +268,9 @@ pub(super) unsafe fn cuCtxGetDevice_v2(device: *mut CUdevice, ctx: sys::CUcontex
 }
 
 pub(super) unsafe fn cuCtxGetFlags(flags: *mut c_uint) -> Answer {
-    put(flags, current()?.flags.load(Relaxed))
+    // Memory of the host can always be mapped.
+    const MAP_HOST: c_uint = 8;
+    put(flags, current()?.flags.load(Relaxed) | MAP_HOST)
 }
 
 pub(super) unsafe fn cuCtxSetFlags(flags: c_uint) -> Answer {
@@ -318,22 +323,36 @@ pub(super) unsafe fn cuCtxResetPersistingL2Cache() -> Answer {
 }
 
 /// Limits and their defaults: stack, printf, heap, nesting, pending launches, L2 granularity, persisting L2, …
-const LIMITS: [usize; 9] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0, 0];
+/// By number of `CUlimit`; those of 0 are the device's, see [`limit_of`].
+const LIMITS: [usize; 9] = [1024, 0, 8 << 20, 2, 2048, 64, 0, 0, 0];
+
+/// The default of a limit, as an H100 and an H200 with driver 580 have it.
+fn limit_of(context: &Context, limit: c_uint) -> Result<usize, CUresult> {
+    let profile = driver()?.profile_of(context.gpu);
+    let default = *LIMITS.get(limit as usize).ok_or(INVALID_VALUE)?;
+    match limit {
+        // 64 KiB of output for each SM.
+        1 => Ok(profile.sms as usize * (64 << 10)),
+        // Nested launches have no such depth any more.
+        3 if profile.compute_capability.0 >= 9 => Err(CUresult(215)),
+        6 => Ok(profile.l2_bytes as usize / 16 * 3),
+        7 => Ok(profile.shared_memory_per_sm_bytes as usize - (1 << 10)),
+        _ => Ok(default),
+    }
+}
 
 /// Where the part of the heap beyond the default lies: kept among the limits.
 const HEAP_AT: u32 = u32::MAX;
 
 pub(super) unsafe fn cuCtxGetLimit(pvalue: *mut usize, limit: c_uint) -> Answer {
     let context = current()?;
-    let default = *LIMITS.get(limit as usize).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let default = limit_of(context, limit)?;
     put(pvalue, lock(&context.limits).get(&limit).copied().unwrap_or(default))
 }
 
 pub(super) unsafe fn cuCtxSetLimit(limit: c_uint, value: usize) -> Answer {
     let context = current()?;
-    if limit as usize >= LIMITS.len() {
-        return Err(INVALID_VALUE);
-    }
+    limit_of(context, limit)?;
     let mut limits = lock(&context.limits);
     // The heap of device-side malloc lies in the context's memory; up to its default it is part of what a context takes.
     if limit == 2 {
@@ -357,7 +376,7 @@ pub(super) unsafe fn cuCtxEnablePeerAccess(peerContext: sys::CUcontext, Flags: c
         return Err(INVALID_VALUE);
     }
     if peer.ordinal == context.ordinal {
-        return Err(INVALID_DEVICE);
+        return Err(CUresult(217));
     }
     let mut peers = lock(&context.peers);
     if peers.contains(&peer.ordinal) {

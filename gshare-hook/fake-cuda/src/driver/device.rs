@@ -127,7 +127,12 @@ pub(super) unsafe fn cuDeviceComputeCapability(
 }
 
 pub(super) unsafe fn cuDeviceGetPCIBusId(pciBusId: *mut c_char, len: c_int, dev: CUdevice) -> Answer {
-    put_text(pciBusId, len, &pci_text(driver()?.gpu(dev)?))
+    let text = pci_text(driver()?.gpu(dev)?);
+    // A name is cut where there is little room, an address is refused.
+    if usize::try_from(len).map_or(true, |len| len <= text.len()) {
+        return Err(INVALID_VALUE);
+    }
+    put_text(pciBusId, len, &text)
 }
 
 pub(super) unsafe fn cuDeviceGetByPCIBusId(dev: *mut CUdevice, pciBusId: *const c_char) -> Answer {
@@ -136,6 +141,9 @@ pub(super) unsafe fn cuDeviceGetByPCIBusId(dev: *mut CUdevice, pciBusId: *const 
         return Err(INVALID_VALUE);
     }
     let asked = CStr::from_ptr(pciBusId).to_string_lossy().to_ascii_uppercase();
+    if !asked.contains(':') {
+        return Err(INVALID_VALUE);
+    }
     let matches = |gpu: &u32| {
         pci_text(*gpu).ends_with(asked.trim_start_matches("00000000:").trim_start_matches("0000:"))
     };
@@ -216,33 +224,51 @@ pub(super) unsafe fn cuDeviceGetAttribute(pi: *mut c_int, attrib: c_uint, dev: C
             16 => p.sms as c_int,
             21 | 22 => 131_072,
             23 => 65_536,
-            24..=29 => 16_384,
+            24..=26 => 16_384,
+            27 | 28 | 77 => 32_768,
+            29 => 2048,
             33 => gpu as c_int + 1,
             36 => p.memory_clock_khz as c_int,
             37 => p.memory_bus_bits as c_int,
             38 => p.l2_bytes as c_int,
             39 => p.threads_per_sm as c_int,
-            40 => 2,
+            40 => 3,
+            43 | 62 | 65 => 2048,
+            44 => 1,
+            47 | 48 => 8192,
+            51 => 32,
+            54 | 68 => 2046,
+            56 | 70 => 131_072,
+            57 => 65_536,
+            58..=60 => 16_384,
+            69 => 1 << 28,
+            71 => 65_000,
+            72 => 2_097_120,
             42..=74 if attrib != 50 => 32_768,
             75 => p.compute_capability.0 as c_int,
             76 => p.compute_capability.1 as c_int,
             // Priorities are accepted and ignored.
-            78..=80 | 83 | 89..=96 | 99 => 1,
+            78..=80 | 83 | 89..=91 | 95 | 96 | 99 => 1,
             81 => shared,
             85 => gpu as c_int,
             87 => 2,
             97 => shared - 1024,
             102 | 103 | 113 | 115 => 1,
             106 => p.blocks_per_sm as c_int,
-            108 | 109 => p.l2_bytes as c_int / 2,
+            108 => (p.l2_bytes / 8 * 5) as c_int,
+            109 => 128 << 20,
             111 => 1024,
-            119 => 1,
+            117 | 119 => 1,
+            118 => 100,
             120 | 121 | 127 => hopper,
             122 | 123 | 125 => 1,
             126 => 1 + 3 * hopper,
             131 | 134 => -1,
+            139 => p.board.pci_id as c_int,
             133 => c_int::from(driver.percent < 100.0),
             0 | 160.. => return Err(INVALID_VALUE),
+            // Attributes of later drivers.
+            148.. if driver_version() < 13_010 => return Err(INVALID_VALUE),
             _ => 0,
         },
     )

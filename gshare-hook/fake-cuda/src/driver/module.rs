@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::sync::Mutex;
-use std::sync::atomic::AtomicI32;
+use std::sync::atomic::{AtomicBool, AtomicI32};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::core::*;
 use super::graph::{Node, legacy_not_implied};
 use super::*;
 use crate::image::raw::{self, Lifetime};
-use crate::image::{Found, Image, container};
+use crate::image::{Found, Image, Shape, container};
 use crate::sim::Work;
 use gshare_fake_cuda_spec::{Duration, Named, Profile};
 
@@ -35,6 +35,7 @@ struct Global {
 /// Size of a global variable whose image cannot be read: most constant memory that a kernel can have.
 const UNREADABLE_GLOBAL_BYTES: u64 = 64 << 10;
 
+const INVALID_IMAGE: CUresult = CUresult(200);
 const NO_BINARY: CUresult = CUresult(209);
 
 impl Kind for Module {
@@ -49,6 +50,9 @@ pub(crate) struct Function {
     pub(crate) named: Named,
     /// Whether every launch costs nothing.
     free: bool,
+    shape: Shape,
+    /// Whether clusters may have more blocks than every device of the architecture takes.
+    large_clusters: AtomicBool,
     shared_max: AtomicI32,
     carveout: AtomicI32,
     /// For cuFuncSetBlockShape and cuLaunch.
@@ -100,7 +104,7 @@ impl Launch {
             || bx > 1024
             || by > 1024
             || bz > 64
-            || self.threads() > 1024
+            || self.threads() > self.function.shape.threads
         {
             return Err(INVALID_VALUE);
         }
@@ -155,6 +159,9 @@ pub(crate) unsafe fn first_argument(
     None
 }
 
+/// Threads of a block that no declaration of a kernel that costs nothing forbids, for the short way.
+const FEW_THREADS: u64 = 32;
+
 /// The time of a launch call passes. Then a kernel that costs nothing on a stream with nothing pending is counted, and done.
 #[inline]
 unsafe fn launch_free(flavor: Flavor, f: sys::CUfunction, ok: bool, hStream: sys::CUstream) -> bool {
@@ -186,7 +193,7 @@ pub(super) unsafe fn cuLaunchKernel(
         && gridDimX <= 0x7fff_ffff
         && gridDimY.wrapping_sub(1) < 65_535
         && gridDimZ.wrapping_sub(1) < 65_535
-        && threads.wrapping_sub(1) < 1024
+        && threads.wrapping_sub(1) < FEW_THREADS
         && blockDimZ <= 64
         && sharedMemBytes <= 48 << 10;
     if launch_free(flavor, f, ok, hStream) {
@@ -247,6 +254,9 @@ pub(super) unsafe fn cuLaunchKernelEx(
     let block = [c.blockDimX, c.blockDimY, c.blockDimZ];
     // CU_LAUNCH_ATTRIBUTE_COOPERATIVE is 2: read as integers, a program may pass attributes newer than the bindings.
     let mut cooperative = false;
+    if c.numAttrs > 0 {
+        cluster(c, Object::<Function>::get(f)?)?;
+    }
     for i in 0..c.numAttrs as usize {
         let attribute = c.attrs.add(i).cast::<u32>();
         if attribute.read_unaligned() == 2 {
@@ -255,7 +265,7 @@ pub(super) unsafe fn cuLaunchKernelEx(
     }
     let threads = u64::from(block[0]) * u64::from(block[1]) * u64::from(block[2]);
     let ok =
-        !cooperative && threads.wrapping_sub(1) < 1024 && !grid.contains(&0) && c.sharedMemBytes <= 48 << 10;
+        !cooperative && threads.wrapping_sub(1) < FEW_THREADS && !grid.contains(&0) && c.sharedMemBytes <= 48 << 10;
     if launch_free(flavor, f, ok, c.hStream) {
         return Ok(());
     }
@@ -367,7 +377,7 @@ unsafe fn read_image(image: *const c_void, lifetime: Lifetime) -> Result<Image, 
         return Err(INVALID_VALUE);
     }
     let (major, minor) = current_profile()?.compute_capability;
-    Ok(raw::image_at(image, major * 10 + minor, lifetime))
+    raw::image_at(image, major * 10 + minor, lifetime).ok_or(INVALID_IMAGE)
 }
 
 fn create_library(image: Image) -> &'static Object<Module> {
@@ -389,11 +399,12 @@ impl Module {
         if let Some(function) = lock(&this.functions).get(&text) {
             return Ok(function);
         }
-        match this.image.kernel(&text) {
+        let shape = match this.image.kernel(&text) {
             Found::No if this.image.is_empty() => return Err(NO_BINARY),
             Found::No => return Err(NOT_FOUND),
-            Found::Yes(()) | Found::Unknown => {}
-        }
+            Found::Yes(shape) => shape,
+            Found::Unknown => Shape::default(),
+        };
         let driver = driver()?;
         let mut functions = lock(&this.functions);
         if let Some(function) = functions.get(&text) {
@@ -405,7 +416,9 @@ impl Module {
             module: this,
             named,
             free: named.duration == Duration::Fixed(0),
-            shared_max: AtomicI32::new(48 << 10),
+            shape,
+            large_clusters: AtomicBool::new(false),
+            shared_max: AtomicI32::new((48 << 10) - shape.shared.min(48 << 10) as i32),
             carveout: AtomicI32::new(-1),
             block: Mutex::new([1, 1, 1]),
         });
@@ -661,13 +674,15 @@ fn attribute(function: &Function, attrib: u32) -> Result<i32, CUresult> {
     let (major, minor) = profile.compute_capability;
     let architecture = (major * 10 + minor) as i32;
     Ok(match attrib {
-        0 => 1024,
-        1..=3 => 0,
+        0 => function.shape.threads as i32,
+        1 => function.shape.shared as i32,
+        2 | 3 => 0,
         4 => 32,
         5 | 6 => architecture,
         7 => 0,
         8 => function.shared_max.load(Relaxed),
         9 => function.carveout.load(Relaxed),
+        14 => function.large_clusters.load(Relaxed).into(),
         10..=15 => 0,
         _ => return Err(INVALID_VALUE),
     })
@@ -688,6 +703,10 @@ fn set_attribute(function: &Function, attrib: u32, value: i32) -> Answer {
                 return Err(INVALID_VALUE);
             }
             function.carveout.store(value, Relaxed);
+            Ok(())
+        }
+        14 => {
+            function.large_clusters.store(value != 0, Relaxed);
             Ok(())
         }
         10..=15 => Ok(()),
@@ -741,14 +760,19 @@ pub(super) unsafe fn cuKernelSetCacheConfig(kernel: sys::CUkernel, _config: c_ui
 
 // --- Occupancy -------------------------------------------------------------------------------------
 
-fn blocks_per_sm(block: i32, shared: usize) -> Result<i32, CUresult> {
+/// Shared memory of each block that is the driver's, in bytes (`CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK`).
+const RESERVED_SHARED: usize = 1 << 10;
+
+fn blocks_per_sm(function: &Function, block: i32, dynamic: usize) -> Result<i32, CUresult> {
     let profile = driver()?.profile();
     if !(1..=1024).contains(&block) {
         return Err(INVALID_VALUE);
     }
+    let shared = dynamic + function.shape.shared as usize;
     let by_threads = profile.threads_per_sm / (block as u32).next_multiple_of(32);
-    let by_shared =
-        (profile.shared_memory_per_sm_bytes as usize).checked_div(shared).map_or(u32::MAX, |n| n as u32);
+    // Each block takes a kilobyte for the driver beside what it asks for.
+    let by_shared = profile.shared_memory_per_sm_bytes as usize / (shared + RESERVED_SHARED);
+    let by_shared = u32::try_from(by_shared).unwrap_or(u32::MAX);
     Ok(by_threads.min(profile.blocks_per_sm).min(by_shared) as i32)
 }
 
@@ -758,8 +782,7 @@ pub(super) unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     blockSize: c_int,
     dynamicSMemSize: usize,
 ) -> Answer {
-    Object::<Function>::get(func)?;
-    put(numBlocks, blocks_per_sm(blockSize, dynamicSMemSize)?)
+    put(numBlocks, blocks_per_sm(Object::<Function>::get(func)?, blockSize, dynamicSMemSize)?)
 }
 
 pub(super) unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
@@ -780,9 +803,10 @@ pub(super) unsafe fn cuOccupancyMaxPotentialBlockSize(
     dynamicSMemSize: usize,
     blockSizeLimit: c_int,
 ) -> Answer {
-    Object::<Function>::get(func)?;
-    let size = if (1..1024).contains(&blockSizeLimit) { blockSizeLimit } else { 1024 };
-    let fit = blocks_per_sm(size, dynamicSMemSize)?;
+    let function = Object::<Function>::get(func)?;
+    let most = function.shape.threads as i32;
+    let size = if (1..most).contains(&blockSizeLimit) { blockSizeLimit } else { most };
+    let fit = blocks_per_sm(function, size, dynamicSMemSize)?;
     put(minGridSize, fit * current_profile()?.sms as i32)?;
     put(blockSize, size)
 }
@@ -812,12 +836,76 @@ pub(super) unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
     numBlocks: c_int,
     blockSize: c_int,
 ) -> Answer {
-    Object::<Function>::get(func)?;
-    blocks_per_sm(blockSize, 0)?;
+    let function = Object::<Function>::get(func)?;
+    blocks_per_sm(function, blockSize, 0)?;
     if numBlocks <= 0 {
         return Err(INVALID_VALUE);
     }
-    put(dynamicSmemSize, driver()?.profile().shared_memory_per_sm_bytes as usize / numBlocks as usize)
+    let part = driver()?.profile().shared_memory_per_sm_bytes as usize / numBlocks as usize;
+    let part = part.saturating_sub(function.shape.shared as usize);
+    put(dynamicSmemSize, part.min(function.shared_max.load(Relaxed).max(0) as usize))
+}
+
+/// Blocks of the cluster that a launch asks for; 0 for none. `CUDA_ERROR_INVALID_CLUSTER_SIZE` where there are too many.
+///
+/// # Safety
+/// `config` is readable, and as many attributes as it says.
+unsafe fn cluster(config: &sys::CUlaunchConfig, function: &Function) -> Result<u32, CUresult> {
+    const CLUSTER_DIMENSION: u32 = 4;
+    let mut blocks = 0;
+    for i in 0..config.numAttrs as usize {
+        let attribute = config.attrs.add(i).cast::<u32>();
+        if attribute.read_unaligned() == CLUSTER_DIMENSION {
+            let [x, y, z] = attribute.add(2).cast::<[u32; 3]>().read_unaligned();
+            blocks = x.saturating_mul(y).saturating_mul(z);
+        }
+    }
+    if blocks > largest_cluster(function) { Err(CUresult(912)) } else { Ok(blocks) }
+}
+
+/// Blocks of the largest cluster: 8 on every device that has clusters, 16 where a function waives that (CUDA C++ programming
+/// guide, on thread block clusters).
+fn largest_cluster(function: &Function) -> u32 {
+    if function.large_clusters.load(Relaxed) { 16 } else { 8 }
+}
+
+/// The profile of a device with clusters.
+fn with_clusters() -> Result<&'static Profile, CUresult> {
+    current_profile().and_then(|p| if p.compute_capability.0 < 9 { Err(NOT_SUPPORTED) } else { Ok(p) })
+}
+
+pub(super) unsafe fn cuOccupancyMaxPotentialClusterSize(
+    clusterSize: *mut c_int,
+    func: sys::CUfunction,
+    config: *const sys::CUlaunchConfig,
+) -> Answer {
+    let function = Object::<Function>::get(func)?;
+    with_clusters()?;
+    cluster(config.as_ref().ok_or(INVALID_VALUE)?, function)?;
+    put(clusterSize, largest_cluster(function) as c_int)
+}
+
+/// Clusters that run at once. The blocks of one run side by side on SMs of one group: an H100 and an H200 with 132 SMs had room
+/// for clusters of 3 to 8 blocks on 124 of them and for clusters of 16 on 116, with at most 8 blocks an SM.
+pub(super) unsafe fn cuOccupancyMaxActiveClusters(
+    numClusters: *mut c_int,
+    func: sys::CUfunction,
+    config: *const sys::CUlaunchConfig,
+) -> Answer {
+    const BLOCKS_PER_SM: i32 = 8;
+    let function = Object::<Function>::get(func)?;
+    let sms = with_clusters()?.sms;
+    let config = config.as_ref().ok_or(INVALID_VALUE)?;
+    let size = cluster(config, function)?;
+    let threads = config.blockDimX.saturating_mul(config.blockDimY).saturating_mul(config.blockDimZ);
+    let fit = blocks_per_sm(function, i32::try_from(threads).unwrap_or(i32::MAX), config.sharedMemBytes as usize)?;
+    let usable = match size {
+        0..=2 => sms,
+        3..=8 => sms - sms / 16,
+        _ => sms - sms / 8,
+    };
+    let blocks = usable * fit.min(BLOCKS_PER_SM) as u32;
+    put(numClusters, blocks.checked_div(size).unwrap_or(0) as c_int)
 }
 
 // --- The linker: what is added comes out again, as a container that the loader accepts ----------------

@@ -1,6 +1,6 @@
 //! Stream-ordered memory and its pools.
 //!
-//! A pool reserves device memory in chunks, whole steps of 2 MiB, and is charged for them. Freed bytes stay reserved until a
+//! A pool reserves device memory in chunks, whole steps of 32 MiB, and is charged for them. Freed bytes stay reserved until a
 //! synchronising call trims the pool to its release threshold (0 by default), as the driver does. They serve an allocation
 //! that fits into one free stretch of one chunk, and a chunk is given back when nothing is left in it: a pool may keep much
 //! that is of use to nobody. A free takes effect when it is called, not when its stream reaches it.
@@ -18,7 +18,7 @@ use super::memory::{Alloc, What};
 use super::*;
 use crate::sim::MemKind;
 
-const STEP: u64 = 2 << 20;
+const STEP: u64 = 32 << 20;
 
 /// A pool.
 #[derive(Debug)]
@@ -282,7 +282,7 @@ fn allocate_on(
     bytes: u64,
 ) -> Result<u64, CUresult> {
     if bytes == 0 {
-        return Err(INVALID_VALUE);
+        return Ok(0);
     }
     legacy_not_implied(stream)?;
     if stream.capturing.load(Acquire) {
@@ -317,6 +317,9 @@ pub(super) unsafe fn cuMemAllocFromPoolAsync(
 pub(super) unsafe fn cuMemFreeAsync(flavor: Flavor, dptr: CUdeviceptr, hStream: sys::CUstream) -> Answer {
     let stream = stream(flavor, hStream)?;
     legacy_not_implied(stream)?;
+    if dptr == 0 {
+        return Ok(());
+    }
     if stream.capturing.load(Acquire) {
         return submit(stream, Node::Free { address: dptr });
     }
@@ -388,6 +391,7 @@ pub(super) unsafe fn cuMemPoolGetAttribute(
     let state = *lock(&pool.state);
     let number = match attr {
         1..=3 => return put(value.cast::<c_int>(), (pool.policies.load(Acquire) >> (attr - 1) & 1) as c_int),
+        11 | 12 if driver_version() < 13_010 => return Err(INVALID_VALUE),
         11 => return put(value.cast::<c_int>(), if pool.host { 0 } else { pool.ordinal }),
         12 => return put(value.cast::<c_uint>(), if pool.host { 2 } else { 1 }),
         4 => state.threshold,

@@ -31,7 +31,7 @@ pub(super) unsafe fn cuGetExportTable(
     let (table, name) = private_table(&id);
     trace::table(id, name);
     put(ppExportTable, table.unwrap_or(std::ptr::null()))?;
-    table.map(drop).ok_or(NOT_FOUND)
+    table.map(drop).ok_or(INVALID_VALUE)
 }
 
 #[cfg(feature = "runtime-tables")]

@@ -279,10 +279,13 @@ pub(super) unsafe fn cuMemGetAllocationGranularity(
     prop: *const sys::CUmemAllocationProp,
     option: c_uint,
 ) -> Answer {
-    let (_, ordinal) = read_prop(prop)?;
-    driver()?.gpu(ordinal)?;
-    if option > 1 {
+    // Of any kind of memory at any place it is the same; only creating it is refused.
+    if option > 1 || prop.is_null() {
         return Err(INVALID_VALUE);
+    }
+    driver()?;
+    if let Ok((_, ordinal)) = read_prop(prop) {
+        driver()?.gpu(ordinal)?;
     }
     put(granularity, GRANULARITY as usize)
 }
@@ -423,6 +426,10 @@ pub(super) unsafe fn cuMemMap(
     let driver = driver()?;
     let physical = physical(handle)?;
     let (bytes, offset) = (size as u64, offset as u64);
+    // Documented as "must be zero" up to CUDA 13.
+    if offset != 0 {
+        return Err(NOT_SUPPORTED);
+    }
     if flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || offset + bytes > physical.bytes {
         return Err(INVALID_VALUE);
     }
@@ -455,7 +462,11 @@ pub(super) unsafe fn cuMemUnmap(ptr: CUdeviceptr, size: usize) -> Answer {
         let mut mapped = lock(&MAPPED);
         let inside: Vec<_> = mapped.range(ptr..end).map(|(at, p)| (*at, *p)).collect();
         let total: u64 = inside.iter().map(|(at, p)| lock(&p.place).mapped.get(at).map_or(0, |m| m.0)).sum();
-        if inside.is_empty() || total != size as u64 {
+        if total != size as u64 && !inside.is_empty() {
+            return Err(INVALID_VALUE);
+        }
+        // Nothing is mapped where a mapping was before: no error.
+        if inside.is_empty() && lock(&RESERVED).range(..=ptr).next_back().is_none_or(|(at, length)| end > at + length) {
             return Err(INVALID_VALUE);
         }
         for (at, _) in &inside {

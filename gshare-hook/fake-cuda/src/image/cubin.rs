@@ -3,6 +3,10 @@
 //! A kernel is a function symbol whose `st_other` has the bit `STO_CUDA_ENTRY` (16); other function symbols are device
 //! functions. A global or constant variable is an object symbol in a section `.nv.global*` or `.nv.constant*`; objects in
 //! other sections, such as shared memory, have no address outside of a kernel.
+//!
+//! A kernel's own shared memory is the section `.nv.shared.NAME`. Its section `.nv.info.NAME` is a list of attributes, as
+//! `cuobjdump -elf` prints them: a byte for the form, one for the attribute, and two that are a value or, in form 4, the
+//! size of the value behind them. `EIATTR_MAX_THREADS` (5) holds the most threads by dimension, three integers.
 
 use object::LittleEndian;
 use object::elf::{EM_CUDA, FileHeader64, SHT_NOBITS, SHT_SYMTAB, STT_FUNC, STT_OBJECT};
@@ -58,7 +62,7 @@ pub(super) fn names(bytes: &[u8]) -> Result<Names, ImageError> {
         let name = symbol.name(LE, symbols.strings()).map_err(refuse)?;
         let name = String::from_utf8_lossy(name).into_owned();
         if is_kernel {
-            names.kernels.insert(name);
+            names.kernels.entry(name).or_default();
         } else if let Ok(section) = sections.section(object::SectionIndex(symbol.st_shndx(LE).into())) {
             let of = sections.section_name(LE, section).map_err(refuse)?;
             if of.starts_with(b".nv.global") || of.starts_with(b".nv.constant") {
@@ -66,5 +70,32 @@ pub(super) fn names(bytes: &[u8]) -> Result<Names, ImageError> {
             }
         }
     }
+    for section in sections.iter() {
+        let of = String::from_utf8_lossy(sections.section_name(LE, section).map_err(refuse)?);
+        if let Some(shape) = of.strip_prefix(".nv.shared.").and_then(|name| names.kernels.get_mut(name)) {
+            shape.shared = u32::try_from(section.sh_size(LE)).unwrap_or(u32::MAX);
+        } else if let Some(shape) = of.strip_prefix(".nv.info.").and_then(|name| names.kernels.get_mut(name)) {
+            let attributes = section.data(LE, bytes).map_err(refuse)?;
+            if let Some(threads) = most_threads(attributes) {
+                shape.limit(threads);
+            }
+        }
+    }
     Ok(names)
+}
+
+/// Most threads by dimension of a list of attributes; `None` where it has none or is cut short.
+fn most_threads(mut list: &[u8]) -> Option<[u32; 3]> {
+    const SIZED: u8 = 4;
+    const MAX_THREADS: u8 = 5;
+    while let [form, attribute, low, high, rest @ ..] = list {
+        let size = if *form == SIZED { usize::from(u16::from_le_bytes([*low, *high])) } else { 0 };
+        let value = rest.get(..size)?;
+        if (*form, *attribute) == (SIZED, MAX_THREADS) {
+            let words = value.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+            return <[u32; 3]>::try_from(words.collect::<Vec<_>>()).ok();
+        }
+        list = rest.get(size..)?;
+    }
+    None
 }

@@ -20,7 +20,7 @@
 //! is in [`cubin`].
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use crate::trace;
@@ -79,11 +79,34 @@ pub(crate) enum ImageError {
     Elf(String),
 }
 
+/// What a kernel's code says of its launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Most threads of a block.
+    pub(crate) threads: u32,
+    /// Shared memory that every block has, in bytes.
+    pub(crate) shared: u32,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self { threads: 1024, shared: 0 }
+    }
+}
+
+impl Shape {
+    /// With a limit of threads by dimension, as the code declares it.
+    fn limit(&mut self, by_dimension: impl IntoIterator<Item = u32>) {
+        let threads = by_dimension.into_iter().fold(1, u32::saturating_mul);
+        self.threads = threads.clamp(1, 1024);
+    }
+}
+
 /// Names in one cubin or PTX text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Names {
-    /// Names of the kernels.
-    pub(crate) kernels: BTreeSet<String>,
+    /// Names of the kernels, with what their code says of launches.
+    pub(crate) kernels: BTreeMap<String, Shape>,
     /// Global and constant variables with their sizes in bytes.
     pub(crate) globals: BTreeMap<String, u64>,
 }
@@ -193,8 +216,8 @@ impl Image {
     }
 
     /// Looks a kernel up.
-    pub(crate) fn kernel(&self, name: &str) -> Found<()> {
-        self.find(|names| names.kernels.contains(name).then_some(()))
+    pub(crate) fn kernel(&self, name: &str) -> Found<Shape> {
+        self.find(|names| names.kernels.get(name).copied())
     }
 
     /// Looks a global variable up: its size in bytes.
@@ -206,7 +229,7 @@ impl Image {
     pub(crate) fn kernels(&self) -> Option<Vec<&str>> {
         let mut all = Vec::new();
         for part in &self.parts {
-            all.extend(part.names()?.kernels.iter().map(String::as_str));
+            all.extend(part.names()?.kernels.keys().map(String::as_str));
         }
         (!self.opaque).then_some(all)
     }

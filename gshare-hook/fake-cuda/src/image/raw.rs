@@ -16,6 +16,9 @@ const WRAPPER_SINGLE: u32 = 1;
 /// A wrapper with a list of containers that were linked together; a null address ends the list.
 const WRAPPER_LINKED: u32 = 2;
 
+/// Name of the first bytes in an error.
+const START: &str = "start of an image";
+
 /// Most bytes that a file or container at an address may declare.
 const MOST_AT_ADDRESS: u64 = 1 << 32;
 
@@ -107,7 +110,7 @@ unsafe fn entries_at(at: *const u8, architecture: u32) -> Result<Vec<Entry<'stat
             _ if start[0].is_ascii_whitespace() || matches!(start[0], b'/' | b'.') => {
                 return Ok(vec![whole(Kind::Ptx, CStr::from_ptr(at.cast()).to_bytes())]);
             }
-            value => return Err(ImageError::Unknown { field: "start of an image", value: value.into() }),
+            value => return Err(ImageError::Unknown { field: START, value: value.into() }),
         };
         let mut all = Vec::new();
         for container in containers {
@@ -118,19 +121,20 @@ unsafe fn entries_at(at: *const u8, architecture: u32) -> Result<Vec<Entry<'stat
 }
 
 /// The image at an address, for a device of an architecture (ten times the major plus the minor compute capability). An
-/// image of an unknown form holds unknown names; why is traced.
+/// image of a form that is known in part holds unknown names; why is traced. `None` where no image begins there.
 ///
 /// # Safety
 ///
 /// `at` is the address of an image, which is readable as far as it declares, during the call or as `lifetime` says.
-pub(crate) unsafe fn image_at(at: *const c_void, architecture: u32, lifetime: Lifetime) -> Image {
+pub(crate) unsafe fn image_at(at: *const c_void, architecture: u32, lifetime: Lifetime) -> Option<Image> {
     // SAFETY: the caller's promise.
     match unsafe { entries_at(at.cast(), architecture) } {
-        Ok(entries) if lifetime == Lifetime::Kept => Image::new(entries, false),
-        Ok(entries) => Image::new(entries.into_iter().map(Entry::into_owned).collect(), false),
+        Ok(entries) if lifetime == Lifetime::Kept => Some(Image::new(entries, false)),
+        Ok(entries) => Some(Image::new(entries.into_iter().map(Entry::into_owned).collect(), false)),
         Err(error) => {
             trace::image(&error);
-            Image::new(Vec::new(), true)
+            let begins = !matches!(error, ImageError::Unknown { field: START, .. });
+            begins.then(|| Image::new(Vec::new(), true))
         }
     }
 }

@@ -29,7 +29,9 @@ const SYMBOLS: [Symbol; 6] = [
 
 /// A cubin with symbols: header, then names of sections, names of symbols, symbols, and the table of sections.
 fn elf(symbols: &[Symbol]) -> Vec<u8> {
-    let sections: [&[u8]; 8] = [
+    // A value, and the most threads: 128 by 2 by 1.
+    let info: &[u8] = &[3, 27, 255, 0, 4, 5, 12, 0, 128, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0];
+    let sections: [&[u8]; 9] = [
         b"",
         b".text.kernel",
         b".nv.global",
@@ -38,6 +40,7 @@ fn elf(symbols: &[Symbol]) -> Vec<u8> {
         b".shstrtab",
         b".strtab",
         b".symtab",
+        b".nv.info.kernel",
     ];
     let mut section_names = Vec::new();
     let mut name_at = Vec::new();
@@ -60,7 +63,8 @@ fn elf(symbols: &[Symbol]) -> Vec<u8> {
     let names_at = 64;
     let strings_at = names_at + section_names.len();
     let symbols_at = strings_at + strings.len();
-    let sections_at = symbols_at + table.len();
+    let info_at = symbols_at + table.len();
+    let sections_at = info_at + info.len();
     let mut out = b"\x7fELF\x02\x01\x01\x33\x07".to_vec();
     out.resize(16, 0);
     out.extend(2_u16.to_le_bytes());
@@ -76,13 +80,16 @@ fn elf(symbols: &[Symbol]) -> Vec<u8> {
     out.extend(&section_names);
     out.extend(&strings);
     out.extend(&table);
+    out.extend(info);
     for (i, name) in name_at.iter().enumerate() {
         let (kind, at, size, link, each): (u32, usize, usize, u32, u64) = match i {
             0 => (0, 0, 0, 0, 0),
             5 => (3, names_at, section_names.len(), 0, 0),
             6 => (3, strings_at, strings.len(), 0, 0),
             7 => (2, symbols_at, table.len(), 6, 24),
+            8 => (1, info_at, info.len(), 0, 0),
             // Without bytes in the file.
+            4 => (8, 0, 3072, 0, 0),
             _ => (8, 0, 1 << 40, 0, 0),
         };
         out.extend(name.to_le_bytes());
@@ -148,11 +155,11 @@ const PTX: &str = ".version 8.0\n.visible .entry from_text(\n)\n{ret;}\n.global 
 fn image(bytes: Vec<u8>, architecture: u32) -> Image {
     let bytes: &'static [u8] = bytes.leak();
     // SAFETY: an image that is whole, and stays.
-    unsafe { image_at(bytes.as_ptr().cast(), architecture, Lifetime::Kept) }
+    unsafe { image_at(bytes.as_ptr().cast(), architecture, Lifetime::Kept) }.expect("an image begins there")
 }
 
 fn check_cubin(image: &Image) {
-    assert_eq!(image.kernel("kernel"), Found::Yes(()));
+    assert_eq!(image.kernel("kernel"), Found::Yes(Shape { threads: 256, shared: 3072 }));
     assert_eq!(image.kernel("device_function"), Found::No);
     assert_eq!(image.kernel("table"), Found::No);
     assert_eq!(image.global("table"), Found::Yes(4096));
@@ -173,7 +180,7 @@ fn each_way_to_store_an_entry_gives_the_same_names() {
     for how in [How::Plain, How::Lz4, How::Zstd] {
         check_cubin(&image(container(&[packed(2, 80, how, &elf(&SYMBOLS))]), 80));
         let text = image(container(&[packed(1, 75, how, PTX.as_bytes())]), 80);
-        assert_eq!(text.kernel("from_text"), Found::Yes(()), "{how:?}");
+        assert_eq!(text.kernel("from_text"), Found::Yes(Shape::default()), "{how:?}");
         assert_eq!(text.global("counter"), Found::Yes(8), "{how:?}");
         assert_eq!(text.kernel("kernel"), Found::No, "{how:?}");
     }
@@ -211,13 +218,10 @@ fn a_device_runs_the_closest_cubin_of_its_major_version_or_compiles_the_newest_t
 fn what_cannot_be_read_accepts_every_name_and_keeps_those_it_knows() {
     let broken = packed(2, 80, How::Plain, b"\x7fELF, but no more than that");
     let image_ = image(container(&[packed(2, 80, How::Plain, &elf(&SYMBOLS)), broken]), 80);
-    assert_eq!(image_.kernel("kernel"), Found::Yes(()));
+    assert_eq!(image_.kernel("kernel"), Found::Yes(Shape { threads: 256, shared: 3072 }));
     assert_eq!(image_.kernel("absent"), Found::Unknown);
     assert_eq!(image_.global("absent"), Found::Unknown);
     assert_eq!(image_.kernels(), None);
-    let unknown = image(b"LLVM bitcode, for instance".to_vec(), 80);
-    assert_eq!(unknown.kernel("absent"), Found::Unknown);
-    assert!(!unknown.is_empty());
 }
 
 #[test]
@@ -235,7 +239,7 @@ fn a_wrapper_leads_to_its_container_or_to_several() {
     let read = |wrapper: &Wrapper| {
         let at: *const c_void = std::ptr::from_ref(wrapper).cast();
         // SAFETY: the wrapper and its containers outlive the image.
-        unsafe { image_at(at, 80, Lifetime::Call) }
+        unsafe { image_at(at, 80, Lifetime::Call) }.expect("a wrapper is an image")
     };
     let single =
         read(&Wrapper { magic: 0x4662_43b1, version: 1, container: first.as_ptr(), linked: list.as_ptr() });
@@ -252,9 +256,15 @@ fn a_wrapper_leads_to_its_container_or_to_several() {
 fn an_image_that_goes_with_the_call_is_copied() {
     let mut bytes = container(&[packed(2, 80, How::Zstd, &elf(&SYMBOLS))]);
     // SAFETY: a whole image.
-    let image = unsafe { image_at(bytes.as_ptr().cast(), 80, Lifetime::Call) };
+    let image = unsafe { image_at(bytes.as_ptr().cast(), 80, Lifetime::Call) }.unwrap();
     bytes.fill(0);
     check_cubin(&image);
+}
+
+#[test]
+fn where_no_image_begins_none_is_made() {
+    // SAFETY: a text that ends.
+    assert!(unsafe { image_at(c"nothing of that kind".as_ptr().cast(), 80, Lifetime::Call) }.is_none());
 }
 
 #[test]

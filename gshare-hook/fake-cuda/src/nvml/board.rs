@@ -156,14 +156,14 @@ nvml! {
         let total = board(handle)?.bar1_bytes;
         put(memory, [total, total, 0])
     }
-    fn nvmlDeviceGetMultiGpuBoard | nvmlDeviceGetDisplayMode | nvmlDeviceGetDisplayActive | nvmlDeviceGetNumFans
+    fn nvmlDeviceGetMultiGpuBoard | nvmlDeviceGetDisplayActive | nvmlDeviceGetNumFans
         | nvmlDeviceGetAccountingMode | nvmlDeviceGetVirtualizationMode | nvmlDeviceGetComputeMode
         | nvmlDeviceGetPerformanceState | nvmlDeviceGetPowerState (handle: Handle, value: *mut c_uint) {
         // No; off; none; the default mode; the highest performance state.
         gpu(handle)?;
         put(value, 0)
     }
-    fn nvmlDeviceGetPersistenceMode | nvmlDeviceGetPowerManagementMode (handle: Handle, value: *mut c_uint) {
+    fn nvmlDeviceGetPersistenceMode | nvmlDeviceGetPowerManagementMode | nvmlDeviceGetDisplayMode (handle: Handle, value: *mut c_uint) {
         gpu(handle)?;
         put(value, 1)
     }

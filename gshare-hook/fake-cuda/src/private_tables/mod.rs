@@ -25,7 +25,7 @@
 //! | [`context`] | `21318C60-9714-3248-8CA6-41FF7324C8F2` | libcudart 13.4, cuBLASLt, cuFFT, cuSOLVER |
 //! | [`module`] | `6E163FBE-B958-444D-835C-E182AFF1991E` | cuFFT |
 //!
-//! Any other identifier is refused with `CUDA_ERROR_NOT_FOUND`. A slot without a function here answers
+//! Any other identifier is refused with `CUDA_ERROR_INVALID_VALUE`, as an H100 with driver 580 does. A slot without a function here answers
 //! `CUDA_ERROR_NOT_SUPPORTED`. Both are traced.
 
 use std::ffi::c_void;

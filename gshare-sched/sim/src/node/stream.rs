@@ -1,23 +1,15 @@
 //! The launches of one thread on one stream: what is paid ahead, and which of them are measured together.
 //!
-//! This is the launch path of the hook (`gate.rs` there) in virtual time: the same sizes, with a launch that takes no time, so
+//! This is the launch path of the hook (`gate.rs` there) in virtual time: the same sizes ([`gshare_meter::segment`]), with a launch that takes no time, so
 //! that there are no gaps to leave out and nothing to keep waiting. Kernels are numbered by their launch; an event is a place in
 //! that order.
 
 use gshare_core::Timestamp;
 use gshare_meter::cost::{CostTable, Row};
+use gshare_meter::segment::{
+    FULL_NS, MEASURED_EVERY_NS, PREPAY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS,
+};
 use gshare_meter::{Measured, OpenRun, Segment, SegmentId};
-
-/// Predicted GPU time of a full segment, in ns.
-const SEGMENT: u64 = 400_000;
-/// Credit that is taken at once for short launches to come, in ns.
-const PREPAID: u64 = 8_000;
-/// A segment shorter than this is not worth ending at every synchronising call, in ns.
-const WORTHWHILE: u64 = 100_000;
-/// GPU time between two synchronising calls that end a segment, in ns, and the most calls.
-const MEASURED_EVERY: u64 = 1_000_000;
-const UNMEASURED: u8 = 127;
-const UNMEASURED_IN_DOUBT: u8 = 7;
 
 /// A measurement under way.
 #[derive(Debug)]
@@ -109,7 +101,7 @@ impl Stream {
             self.prepaid -= cost;
             return true;
         }
-        let ahead = if cost < PREPAID { PREPAID } else { 0 };
+        let ahead = if cost < PREPAY_NS { PREPAY_NS } else { 0 };
         let paid = spend(cost - self.prepaid + ahead);
         if paid {
             self.prepaid = ahead;
@@ -131,7 +123,7 @@ impl Stream {
         self.predicted += cost;
         self.count += 1;
         self.mixed |= self.row != Some(row);
-        if SEGMENT.saturating_sub(self.predicted) >= cost.max(1) {
+        if FULL_NS.saturating_sub(self.predicted) >= cost.max(1) {
             return;
         }
         if self.open.is_some() {
@@ -209,7 +201,7 @@ impl Stream {
             self.settled += predicted + carried;
             return;
         };
-        let short = why == Ending::Synchronising && predicted + presumed < WORTHWHILE && !measures_all;
+        let short = why == Ending::Synchronising && predicted + presumed < WORTHWHILE_NS && !measures_all;
         (self.skip, self.idle_skip) = if short { (self.unmeasured, true) } else { (0, false) };
         if count == 0 {
             self.settled += predicted + carried;
@@ -243,7 +235,7 @@ impl Stream {
     pub(super) fn synchronised(&mut self, began: Timestamp) {
         let (waited, predicted) = (self.ended.saturating_since(began).as_nanos(), self.awaited);
         let most = match waited {
-            _ if waited <= 2 * predicted + 20_000 => u8::try_from(MEASURED_EVERY / predicted.max(1))
+            _ if waited <= 2 * predicted + 20_000 => u8::try_from(MEASURED_EVERY_NS / predicted.max(1))
                 .map_or(UNMEASURED, |calls| calls.min(UNMEASURED)),
             _ if waited <= 8 * predicted + 200_000 => UNMEASURED_IN_DOUBT,
             _ => 0,
