@@ -91,6 +91,12 @@ impl Context {
         current_handle() == Some(self.handle)
     }
 
+    /// Makes it current in the calling thread while the result lives; `None` where it is destroyed.
+    pub(crate) fn made_current(&self) -> Option<Pushed> {
+        let dead = locked(&self.timeline).dead;
+        if dead { None } else { Pushed::new(self.handle) }
+    }
+
     /// An event, recorded on a stream of this context, which must be current.
     pub(crate) fn take_recorded(&self, stream: usize) -> Option<Event> {
         let event = self.take_event()?;

@@ -871,8 +871,16 @@ fn end(run: &mut Mine<'_>, why: Ending) {
         (run.mixed, run.begun) = (MIXED, run.begun | 3);
         (run.skip, run.idle_skip) = skip;
     }
-    // Under another context the default stream is another one, and an event made would be that context's.
-    let ended = if barrier || gone || CONTROL.capturing() || count == 0 || !context.is_current() {
+    // Under another context the default stream is another one, and an event made would be that context's: a program that has
+    // popped the context, or set another one, gets it back for the time of one event.
+    let mut pushed = None;
+    let mut can_record = || {
+        context.is_current() || {
+            pushed = context.made_current();
+            pushed.is_some()
+        }
+    };
+    let ended = if barrier || gone || CONTROL.capturing() || count == 0 || !can_record() {
         None
     } else {
         // Everything was queued before the device could have finished the first launch, or even begun.
@@ -881,6 +889,7 @@ fn end(run: &mut Mine<'_>, why: Ending) {
                 || Context::passed(start) == Some(false));
         context.take_recorded(run.stream).map(|end| (end, dense))
     };
+    drop(pushed);
     let Some((end, dense)) = ended else {
         context.give_back(start);
         return settle();

@@ -84,7 +84,7 @@ pub struct FunctionDeployment {
     /// Wishes and shares of the function, see [`super::deployment`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub annotations: Map,
-    /// Kept and shown; not enforced.
+    /// `memory` and `cpu` are enforced where the host has a folder for cgroups; else kept and shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Map,
     /// Kept and shown; not enforced.

@@ -11,6 +11,7 @@ use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::request::TenantId;
 use gshare_core::scale::ServiceClass;
 use gshare_core::{Bytes, Duration, GpuShare, Quota, QuotaRange, ResourceSpec, SmShare};
+use gshare_runner::confine::Limits;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -104,6 +105,8 @@ pub struct Plan {
     pub load: Duration,
     /// Request that is sent while the function is measured.
     pub probe: Probe,
+    /// Host memory and time on CPUs of each process, kept where the host has cgroups.
+    pub limits: Limits,
 }
 
 /// The request that measures a function.
@@ -156,6 +159,7 @@ impl Plan {
             regime: annotations.regime()?,
             load: annotations.time("gshare/load")?.unwrap_or(Duration::from_secs(1)),
             probe: annotations.probe()?,
+            limits: limits(deployment)?,
             wants,
         })
     }
@@ -244,6 +248,45 @@ fn command(deployment: &FunctionDeployment) -> Result<Vec<String>, ApiError> {
         }
     }
     Ok(command)
+}
+
+/// Units of Kubernetes' quantities, and Docker's `m` and `g`, which OpenFaaS's files have too.
+const UNITS: [(&str, u64); 10] = [
+    ("Ki", 1 << 10),
+    ("Mi", 1 << 20),
+    ("Gi", 1 << 30),
+    ("Ti", 1 << 40),
+    ("m", 1 << 20),
+    ("g", 1 << 30),
+    ("k", 1_000),
+    ("M", 1_000_000),
+    ("G", 1_000_000_000),
+    ("T", 1_000_000_000_000),
+];
+
+/// Limits of memory and CPU, as OpenFaaS's `limits` say them.
+fn limits(deployment: &FunctionDeployment) -> Result<Limits, ApiError> {
+    let get = |name: &str| deployment.limits.as_ref()?.get(name).map(String::as_str);
+    let bytes = |text: &str| {
+        let unit = UNITS.iter().find(|(unit, _)| text.ends_with(unit));
+        let (number, unit) = unit.map_or((text, 1), |(suffix, unit)| (&text[..text.len() - suffix.len()], *unit));
+        number.parse::<u64>().ok()?.checked_mul(unit).filter(|bytes| *bytes > 0)
+    };
+    let milli = |text: &str| match text.strip_suffix('m') {
+        Some(number) => number.parse::<u64>().ok(),
+        None => {
+            let cpus = text.parse::<f64>().ok().filter(|cpus| (0.0..=1e6).contains(cpus))?;
+            Some((cpus * 1000.0).round() as u64)
+        }
+    };
+    let wrong = |name: &str, text: &str, need: &str| ApiError::bad(format!("limits: {name}: `{text}`: need {need}"));
+    let memory = get("memory").map(|text| bytes(text).ok_or_else(|| wrong("memory", text, "bytes, such as 128Mi")));
+    let cpu = get("cpu").map(|text| {
+        // The kernel takes no less than a hundredth of a CPU.
+        let found = milli(text).filter(|milli| *milli >= 10);
+        found.ok_or_else(|| wrong("cpu", text, "CPUs, such as 500m or 0.5, 10m or more"))
+    });
+    Ok(Limits { memory: memory.transpose()?, cpu_milli: cpu.transpose()? })
 }
 
 fn bounds(deployment: &FunctionDeployment) -> Result<(u32, u32), ApiError> {
@@ -458,6 +501,11 @@ mod tests {
             (r#""annotations":{"gshare/regime":"half"}"#, "fractional, sliced or whole"),
             (r#""annotations":{"gshare/probe_path":"x"}"#, "begins with `/`"),
             (r#""limits":{"nvidia.com/gpu":"0.5"}"#, "nvidia.com/gpu"),
+            (r#""limits":{"memory":"much"}"#, "limits: memory: `much`: need bytes"),
+            (r#""limits":{"memory":"0Mi"}"#, "limits: memory"),
+            (r#""limits":{"memory":"99999999999Ti"}"#, "limits: memory"),
+            (r#""limits":{"cpu":"5m"}"#, "limits: cpu: `5m`"),
+            (r#""limits":{"cpu":"-1"}"#, "limits: cpu"),
         ] {
             let error = plan(rest).unwrap_err();
             assert!(error.contains(field), "{rest}: {error}");

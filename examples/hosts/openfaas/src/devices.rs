@@ -9,10 +9,12 @@ use gshare_core::platform::{DeviceSpec, MigLayout, Part, Regime};
 use gshare_core::request::{GpuKind, NodeId};
 use gshare_core::{Bytes, GpuId};
 use gshare_fake_cuda_spec::Spec;
+use gshare_runner::confine::User;
 use gshare_runner::libraries::{SimulatorDir, prepend};
 use gshared::nvml::{Found, Nvml};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -105,6 +107,21 @@ impl Devices {
             device.spec.regime = Some(Regime::Whole);
         }
         Ok(devices)
+    }
+
+    /// Gives the files of simulated devices to another user. Files of real ones are anybody's.
+    ///
+    /// # Errors
+    /// When a file is not ours to give.
+    pub fn give(&self, user: User) -> std::io::Result<()> {
+        let all = self.all.values().flat_map(|device| &device.environment);
+        for (_, file) in all.filter(|(name, _)| name == "GSHARE_SIM_DEVICE") {
+            std::os::unix::fs::chown(file, Some(user.uid), Some(user.gid))?;
+        }
+        for simulator in &self.simulators {
+            std::fs::set_permissions(simulator.path(), std::fs::Permissions::from_mode(0o755))?;
+        }
+        Ok(())
     }
 
     fn add(&mut self, found: Vec<Found>, environment: &[(OsString, OsString)]) -> anyhow::Result<()> {

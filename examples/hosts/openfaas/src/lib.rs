@@ -57,7 +57,8 @@
 //!
 //! # Limits
 //! One namespace. Functions run as the provider's user: a client that may deploy may run any program as that user. `image` is no
-//! container image. Limits of CPU and memory are kept and shown, not enforced. A client that leaves frees its place, though
+//! container image. Limits of CPU and memory are enforced where
+//! there is a folder for cgroups (`--cgroups`), else kept and shown. A client that leaves frees its place, though
 //! the instance may still work on what was asked; the next request then waits there. A port is free when it is chosen;
 //! nothing reserves it until the process listens. A function that uses no GPU has the least share of one, and ends with it.
 
@@ -86,6 +87,7 @@ use gshare_core::platform::PlatformEvent;
 use gshare_core::request::{TenantId, TenantLimits};
 use gshare_core::{Bytes, Duration};
 use gshare_fake_cuda_spec::Spec;
+use gshare_runner::confine::User;
 use gshare_runner::libraries::HOOK;
 use gshare_runner::manager::Hook;
 use gshare_sched::platform::{PlatformSettings, ScalerSettings};
@@ -129,6 +131,13 @@ pub struct Options {
     /// Socket of the node's model store. Without one the provider runs its own.
     #[arg(long, value_name = "SOCKET")]
     pub model_store: Option<PathBuf>,
+    /// Run functions as this user: UID:GID, or a name in /etc/passwd. Takes root.
+    #[arg(long, value_name = "USER")]
+    pub function_user: Option<User>,
+    /// A folder of the cgroup file system: each process of a function gets a cgroup below it, with the function's limits of memory
+    /// and CPU.
+    #[arg(long, value_name = "DIR")]
+    pub cgroups: Option<PathBuf>,
     /// Host memory for models, where the provider runs the store.
     #[arg(long, default_value = "4GiB", value_parser = memory)]
     pub model_memory: Bytes,
@@ -295,7 +304,12 @@ async fn run(options: &Options) -> anyhow::Result<()> {
     };
     let collector = options.otlp.clone();
     let traces = collector.map(|collector| traces::Exporter::start(collector, asked.clone()));
-    let runner = Runner { hook, devices, partitioned, daemon: asked, models, traces };
+    if let Some(user) = options.function_user {
+        let given = store.admit().and_then(|()| devices.give(user));
+        given.with_context(|| format!("--function-user {}:{}", user.uid, user.gid))?;
+    }
+    let (user, cgroups) = (options.function_user, options.cgroups.clone());
+    let runner = Runner { hook, devices, partitioned, daemon: asked, models, traces, user, cgroups };
     let node = Node::start(store, runner, platform, options.guess)?;
     for (gpu, spec) in specs {
         let found = node.host().tell(node.now(), PlatformEvent::DeviceFound { gpu, spec });

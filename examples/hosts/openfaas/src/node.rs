@@ -14,6 +14,7 @@ use gshare_core::platform::{Part, Regime};
 use gshare_core::request::RequestId;
 use gshare_core::scale::InstanceId;
 use gshare_core::{Bytes, Quota, QuotaRange, Timestamp};
+use gshare_runner::confine::{Cgroup, Confined, User};
 use gshare_runner::manager::{Hook, HookedProcess};
 use gshare_sched::platform::Platform;
 use parking_lot::{Mutex, MutexGuard};
@@ -50,6 +51,10 @@ pub struct Runner {
     pub models: Models,
     /// The collector of traces of requests.
     pub traces: Option<Arc<Exporter>>,
+    /// The user that functions run as, if not the host's own.
+    pub user: Option<User>,
+    /// Folder below which each process gets a cgroup.
+    pub cgroups: Option<std::path::PathBuf>,
 }
 
 /// Functions and instances of this node.
@@ -222,7 +227,7 @@ impl Node {
         }
         command.envs(deployment.env_vars.iter().flatten());
         command.env("PORT", port.to_string());
-        command.env("secret_mount_path", self.store.mount(deployment)?);
+        command.env("secret_mount_path", self.store.mount(deployment, self.runner.user)?);
         command.env("OPENFAAS_NAME", &deployment.service);
         if let Some(model) = &plan.model {
             command.env("GSHARE_MODEL", model).env("GSHARE_STORE", &self.runner.models.socket);
@@ -270,6 +275,21 @@ impl Node {
             Some(Regime::Sliced | Regime::Whole) => turns.unwrap_or(part.share.time()),
             _ => part.share.time(),
         }
+    }
+
+    /// The user and the cgroup of a process of this name.
+    ///
+    /// # Errors
+    /// When its cgroup cannot be made.
+    pub fn confined(&self, launch: &Launch, instance: &str) -> io::Result<Confined> {
+        let limits = launch.version.plan.limits;
+        let make = |below: &std::path::PathBuf| {
+            // One folder: names of instances have parts.
+            let name = format!("gshare-{}", instance.replace('/', "-"));
+            Cgroup::make(below, &name, limits)
+        };
+        let cgroup = self.runner.cgroups.as_ref().map(make).transpose()?;
+        Ok(Confined { user: self.runner.user, cgroup })
     }
 
     /// The hook of a process, unless its function uses no GPU.
@@ -420,7 +440,8 @@ fn spawn(node: &Node, launch: &Launch, instance: &str) -> io::Result<(HookedProc
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
     let mut command = node.command(launch, launch.part(), port)?;
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    Ok((HookedProcess::start(command, instance, gshare_runner::new_run()?, node.hook(launch))?, port))
+    let (run, confined) = (gshare_runner::new_run()?, node.confined(launch, instance)?);
+    Ok((HookedProcess::start_confined(command, instance, run, node.hook(launch), confined)?, port))
 }
 
 /// Runs the trials of a function in a thread of their own.

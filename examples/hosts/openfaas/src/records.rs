@@ -2,10 +2,12 @@
 
 use super::api::FunctionDeployment;
 use super::trials::Measured;
+use gshare_runner::confine::User;
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// A function as it is kept.
@@ -80,6 +82,16 @@ impl Store {
             mounts: place("mounts")?,
             profiles: place("profiles")?,
         })
+    }
+
+    /// Lets another user through to its own folders; what lies beside them stays closed.
+    ///
+    /// # Errors
+    /// When permissions cannot be changed.
+    pub fn admit(&self) -> io::Result<()> {
+        let through = |path: &Path| std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o711));
+        through(&self.mounts)?;
+        self.mounts.parent().map_or(Ok(()), through)
     }
 
     /// All functions, and the files that are none.
@@ -184,7 +196,7 @@ impl Store {
     ///
     /// # Errors
     /// When it cannot be made.
-    pub fn mount(&self, deployment: &FunctionDeployment) -> io::Result<PathBuf> {
+    pub fn mount(&self, deployment: &FunctionDeployment, user: Option<User>) -> io::Result<PathBuf> {
         let dir = self.mounts.join(&deployment.service);
         match std::fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -192,10 +204,27 @@ impl Store {
         }
         let secrets = std::fs::canonicalize(&self.secrets)?;
         for name in deployment.secrets.iter().flatten() {
-            std::os::unix::fs::symlink(secrets.join(name), dir.join(name))?;
+            let (secret, place) = (secrets.join(name), dir.join(name));
+            match user {
+                None => std::os::unix::fs::symlink(secret, place)?,
+                // The folder of all secrets is closed to another user: this one gets its own, to read only.
+                Some(user) => {
+                    std::fs::copy(secret, &place)?;
+                    give(&place, user, 0o400)?;
+                }
+            }
+        }
+        if let Some(user) = user {
+            give(&dir, user, 0o500)?;
         }
         dir.canonicalize()
     }
+}
+
+/// Makes a file or folder a user's.
+fn give(path: &Path, user: User, mode: u32) -> io::Result<()> {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    std::os::unix::fs::chown(path, Some(user.uid), Some(user.gid))
 }
 
 /// Files in a directory, in the order of their names.

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "a child must ask to die with its parent between fork and exec")]
 
 use super::{Hook, Program};
+use crate::confine::{Confined, enter};
 use gshare_core::RunId;
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -22,6 +23,7 @@ pub struct HookedProcess {
     pidfd: OwnedFd,
     reaped: bool,
     status: Option<ExitStatus>,
+    confined: Confined,
 }
 
 impl HookedProcess {
@@ -31,7 +33,21 @@ impl HookedProcess {
     ///
     /// # Errors
     /// When the program cannot be started.
-    pub fn start(mut command: Command, name: &str, run: RunId, hook: Option<&Hook>) -> io::Result<Self> {
+    pub fn start(command: Command, name: &str, run: RunId, hook: Option<&Hook>) -> io::Result<Self> {
+        Self::start_confined(command, name, run, hook, Confined::default())
+    }
+
+    /// The same as another user, in a cgroup.
+    ///
+    /// # Errors
+    /// When the program cannot be started, or the user or the cgroup is not ours to give.
+    pub fn start_confined(
+        mut command: Command,
+        name: &str,
+        run: RunId,
+        hook: Option<&Hook>,
+        confined: Confined,
+    ) -> io::Result<Self> {
         // A group of its own, so that what it starts ends with it.
         command.process_group(0);
         if let Some(hook) = hook {
@@ -40,17 +56,26 @@ impl HookedProcess {
             command.env("LD_PRELOAD", preloaded).env("GSHARE_SOCKET", &hook.socket);
             command.env("GSHARE_NAME", name).env("GSHARE_RUN", run.to_string());
         }
+        if let Some(user) = confined.user {
+            // The standard library sets the groups to none first, where it may.
+            command.uid(user.uid).gid(user.gid);
+        }
+        let entrance = confined.cgroup.as_ref().map(|cgroup| cgroup.entrance()).transpose()?;
         let parent = rustix::process::getpid();
         let die_with_parent = move || {
+            if let Some(entrance) = &entrance {
+                enter(entrance)?;
+            }
+            // After the change of the user, which undoes it.
             set_parent_process_death_signal(Some(Signal::KILL))?;
             // The parent may have gone before this was asked for.
             if getppid() == Some(parent) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::BrokenPipe)) }
         };
-        // SAFETY: two system calls; nothing is allocated and no lock is taken between fork and exec.
+        // SAFETY: three system calls; nothing is allocated and no lock is taken between fork and exec.
         unsafe { command.pre_exec(die_with_parent) };
         let mut child = command.spawn()?;
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
-            Ok(pidfd) => Ok(Self { child, pidfd, reaped: false, status: None }),
+            Ok(pidfd) => Ok(Self { child, pidfd, reaped: false, status: None, confined }),
             Err(errno) => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -74,8 +99,11 @@ impl HookedProcess {
         (self.child.stdout.take(), self.child.stderr.take())
     }
 
-    /// Kills it and whatever it started.
+    /// Kills it and whatever it started: its process group, and its cgroup where it has one.
     pub fn kill(&self) {
+        if let Some(cgroup) = &self.confined.cgroup {
+            cgroup.kill();
+        }
         if !self.reaped {
             // Not reaped, so the number is still its own.
             let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);

@@ -1,0 +1,211 @@
+//! Processes as another user, each in a cgroup of its own.
+//!
+//! # Problem
+//! A function under the hook is a program of somebody else's. The hook keeps it to its share of a GPU; that it reads other functions'
+//! secrets, fills the host's memory or leaves children behind is the kernel's to prevent.
+//!
+//! # What is done
+//! With a [`User`] a process starts with that user's and group's number and no other group. With a folder of cgroups it gets a
+//! cgroup below it before its program begins, with the limits that are asked for, and whatever it has started is found there and
+//! killed when it ends, whichever process group it has made for itself. Both versions of cgroups serve: of version 1 the
+//! folder is that of one controller, and only this one's limits can be kept.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+/// A user and a group, by their numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct User {
+    /// Number of the user.
+    pub uid: u32,
+    /// Number of the group.
+    pub gid: u32,
+}
+
+/// A text is not a user and a group.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}`: need UID:GID, such as 65534:65534, or the name of a user in /etc/passwd; user 0 is root")]
+pub struct ParseUserError {
+    text: String,
+}
+
+impl std::str::FromStr for User {
+    type Err = ParseUserError;
+
+    /// `UID:GID`, or a name in `/etc/passwd`. Root is refused: it would be no confinement.
+    fn from_str(text: &str) -> Result<Self, ParseUserError> {
+        let refused = || ParseUserError { text: text.to_owned() };
+        let user = match text.split_once(':') {
+            Some((uid, gid)) => uid.parse().ok().zip(gid.parse().ok()),
+            None => std::fs::read_to_string("/etc/passwd").ok().and_then(|users| named(&users, text)),
+        };
+        let (uid, gid) = user.ok_or_else(refused)?;
+        // The highest number means "as it is" to the kernel.
+        if uid == 0 || uid == u32::MAX || gid == u32::MAX {
+            return Err(refused());
+        }
+        Ok(Self { uid, gid })
+    }
+}
+
+/// Numbers of a user's line: name, password, user, group, and more.
+fn named(users: &str, name: &str) -> Option<(u32, u32)> {
+    users.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (found, uid, gid) = (fields.next()?, fields.nth(1)?, fields.next()?);
+        if found == name { uid.parse().ok().zip(gid.parse().ok()) } else { None }
+    })
+}
+
+/// Limits of a cgroup; none is kept for what is not said.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Host memory, in bytes.
+    pub memory: Option<u64>,
+    /// Time on CPUs, in thousandths of one CPU.
+    pub cpu_milli: Option<u64>,
+}
+
+/// A cgroup that a process is started in. Dropping it kills what is left in it and removes it.
+#[derive(Debug)]
+pub struct Cgroup {
+    folder: PathBuf,
+    members: File,
+}
+
+/// Period over which the time on CPUs is limited, in us: the kernel's default.
+const PERIOD_US: u64 = 100_000;
+
+impl Cgroup {
+    /// Makes a cgroup of this name below a folder of the cgroup file system, with limits.
+    ///
+    /// # Errors
+    /// When it cannot be made, or a limit has no file there: its controller is not on in that folder. The error names the file.
+    pub fn make(below: &Path, name: &str, limits: Limits) -> io::Result<Self> {
+        let folder = below.join(name);
+        let named = |path: &Path, error: &io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        match std::fs::create_dir(&folder) {
+            // Left behind by a host that was killed.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => kill_all(&folder),
+            Err(error) => return Err(named(&folder, &error)),
+            Ok(()) => {}
+        }
+        let limit = |files: [&str; 2], values: [String; 2]| {
+            let file = files.iter().position(|file| folder.join(file).exists());
+            let Some(at) = file else {
+                let why = format!("{} has neither {} nor {}", folder.display(), files[0], files[1]);
+                return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+            };
+            let path = folder.join(files[at]);
+            std::fs::write(&path, &values[at]).map_err(|error| named(&path, &error))
+        };
+        let open = || {
+            if let Some(bytes) = limits.memory {
+                limit(["memory.max", "memory.limit_in_bytes"], [bytes.to_string(), bytes.to_string()])?;
+            }
+            if let Some(milli) = limits.cpu_milli {
+                let quota = milli.saturating_mul(PERIOD_US) / 1000;
+                let values = [format!("{quota} {PERIOD_US}"), quota.to_string()];
+                limit(["cpu.max", "cpu.cfs_quota_us"], values)?;
+            }
+            let members = folder.join("cgroup.procs");
+            File::options().write(true).open(&members).map_err(|error| named(&members, &error))
+        };
+        match open() {
+            Ok(members) => Ok(Self { folder, members }),
+            Err(error) => {
+                let _ = std::fs::remove_dir(&folder);
+                Err(error)
+            }
+        }
+    }
+
+    /// What the process that is started writes into its new cgroup's list of members: 0 is the writer.
+    pub(crate) fn entrance(&self) -> io::Result<File> {
+        self.members.try_clone()
+    }
+
+    /// Kills every process in it.
+    pub fn kill(&self) {
+        kill_all(&self.folder);
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        self.kill();
+        // What was killed is a member until it is gone.
+        for _ in 0..REMOVALS {
+            match std::fs::remove_dir(&self.folder) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(BETWEEN_REMOVALS),
+                _ => return,
+            }
+        }
+    }
+}
+
+/// Tries to remove a cgroup, and the time between two: a process that was killed is gone within some milliseconds.
+const REMOVALS: u32 = 50;
+const BETWEEN_REMOVALS: std::time::Duration = std::time::Duration::from_millis(2);
+
+fn kill_all(folder: &Path) {
+    if std::fs::write(folder.join("cgroup.kill"), "1").is_ok() {
+        return;
+    }
+    // Kernels before 5.14, and version 1.
+    let members = std::fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+    let pids = members.lines().filter_map(|line| line.parse().ok().and_then(rustix::process::Pid::from_raw));
+    for pid in pids {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+}
+
+/// Writes the calling process into the cgroup that `entrance` lists the members of. Safe between fork and exec.
+pub(crate) fn enter(mut entrance: &File) -> io::Result<()> {
+    entrance.write_all(b"0")
+}
+
+/// User and cgroup of a process that is started; neither by default.
+#[derive(Debug, Default)]
+pub struct Confined {
+    /// The user that it becomes.
+    pub user: Option<User>,
+    /// The cgroup that it enters.
+    pub cgroup: Option<Cgroup>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_numbers_or_names_and_never_root() {
+        let users = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65533:nobody:/:/bin/false\nbroken\n";
+        assert_eq!(named(users, "nobody"), Some((65_534, 65_533)));
+        assert_eq!((named(users, "broken"), named(users, "absent")), (None, None));
+        assert_eq!("7:8".parse(), Ok(User { uid: 7, gid: 8 }));
+        for text in ["", "0:0", "0:5", "4294967295:1", "1:4294967295", "a:b", "-1:5", "no such user"] {
+            let error = text.parse::<User>().unwrap_err().to_string();
+            assert!(error.contains(&format!("`{text}`")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_limit_without_its_file_names_both_and_leaves_nothing() {
+        let below = tempfile::tempdir().unwrap();
+        let limits = Limits { memory: Some(1 << 20), cpu_milli: None };
+        let error = Cgroup::make(below.path(), "one", limits).unwrap_err().to_string();
+        assert!(error.contains("memory.max") && error.contains("memory.limit_in_bytes"), "{error}");
+        assert!(!below.path().join("one").exists());
+        let error = Cgroup::make(&below.path().join("absent"), "one", limits).unwrap_err().to_string();
+        assert!(error.contains("absent"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_that_is_no_cgroup_is_refused() {
+        let below = tempfile::tempdir().unwrap();
+        let error = Cgroup::make(below.path(), "one", Limits::default()).unwrap_err().to_string();
+        assert!(error.contains("cgroup.procs"), "{error}");
+    }
+}
