@@ -5,7 +5,7 @@
 A command is a line of a block of `sh`, what follows `$ ` in a block of `console`, or code in a line of prose that begins with the name
 of one of our programs, `cargo` or `python3`. Each of them is one of
 - run: in an empty home and an empty folder with links to what git tracks, where the driver is the simulated one, a daemon serves, and a
-  client waits; it has to succeed within a time;
+  client waits; it has to succeed within a time, and what goes on until it is stopped (ENDLESS) has to print something and stop;
 - parsed: its subcommands and options are in the help of its own program; its packages and targets are in cargo's metadata; its script
   is there. This holds for all prose, and for what PARSED lists with the reason;
 - not run: NOT_RUN lists it with the reason.
@@ -24,6 +24,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,19 +40,21 @@ PARSED = {
     "cargo test": "a step of its own",
     "cargo build": "other steps build",
     "cargo install": "other steps build",
-    "cargo run --release -p gshare-bench": "minutes without optimisation",
     "python3 gshare-hook/package/": "a step of its own",
     "python3 gshare-hook/gpu-suite/suite.py": "a step of its own",
-    "python3 suite.py": "a step of its own",
-    "gshare up": "serves until it is stopped",
+    "python3 suite.py --short": "a step of its own",
+    "python3 suite.py --venv": "a step of its own",
+    "python3 suite.py --sim": "a step of its own",
+    "python3 suite.py --sim=h100": "a step of its own",
+    "gshare up": "takes a port of the machine",
     "gshare ps": "asks `gshare up`",
-    "gshare top": "goes on until it is stopped",
-    "gshare trace PID --follow": "goes on until it is stopped",
-    "gshare store serve": "serves until it is stopped",
     "gshare run --shim": "asks `gshare store serve`",
     "gshare profile": "minutes of measuring",
-    "gshared --journal": "serves until it is stopped",
+    "gshared --journal": "needs more arguments, which the document leaves out",
 }
+# These go on until they are stopped: they are run until they print something, and stopped then.
+ENDLESS = ("gshare top", "gshare trace PID --follow", "gshare store serve")
+# Commands that begin so are not run: what they need.
 NOT_RUN = {
     "kubectl": "a cluster",
     "kind": "a cluster",
@@ -73,6 +76,7 @@ TEXTS = {
 }
 # Words of the documents, and what they stand for here: see Stage.
 PID, JOURNAL, CLIENT = ("PID", "4711"), ("DIR", "JOURNAL", "/var/lib/gshare/journal"), ("NAME",)
+STORE = "/run/gshare/store.sock"
 # Other programs that are run.
 HELPERS = ("mkdir",)
 # Programs of the reader.
@@ -337,6 +341,7 @@ class Stage:
             program, _ = packages.check(shlex.split(own)[1:])
             text = text.replace(own, program, 1).replace(f"{program} -- ", f"{program} ", 1)
         stands = {word: self.pid for word in PID} | {word: str(self.journal) for word in JOURNAL} | {word: "alice" for word in CLIENT}
+        stands[STORE] = str(self.place / "store.sock")
         text = " ".join(stands.get(word, word) for word in text.split(" "))
         argv = ["bash", "-o", "pipefail", "-c", text]
         folder = self.work / command.folder
@@ -344,14 +349,24 @@ class Stage:
             files = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
             process = subprocess.Popen(argv, cwd=folder, env=self.environment, start_new_session=True, **files)
             try:
+                if entry(ENDLESS, command.text):
+                    said = lambda: any(os.fstat(file.fileno()).st_size for file in (out, err))
+                    self.until("output", lambda: process.poll() is not None or said())
+                    if process.poll() is not None:
+                        raise Wrong("has ended by itself")
+                    os.killpg(process.pid, signal.SIGTERM)
+                # A program that a signal ends has a code below zero.
                 code = process.wait(SECONDS)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, 9)
                 raise Wrong(f"has not ended after {SECONDS} s") from None
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
             out.seek(0)
             err.seek(0)
             printed, errors = out.read(), err.read()
-        if code:
+        if code and not (code == -signal.SIGTERM and entry(ENDLESS, command.text)):
             raise Wrong(f"ends with {code}: {(errors + printed).strip()[-600:]}")
         if command.output is not None and printed.splitlines() != command.output:
             raise Wrong("prints\n" + printed)
@@ -414,6 +429,7 @@ def check(command, stage, packages, top, used):
         return "parsed"
     if command.text.split(" ")[0] not in (*PROGRAMS, *HELPERS):
         raise Wrong("is neither run, nor parsed, nor in a table of this check")
+    used.add(entry(ENDLESS, command.text))
     stage.run(command, packages)
     return "run"
 
@@ -452,7 +468,7 @@ def main():
     except Wrong as error:
         wrong.append(str(error))
     else:
-        wrong += [f"no document has `{key}`: take it out of the tables" for key in [*PARSED, *NOT_RUN, *TEXTS] if key not in used]
+        wrong += [f"no document has `{key}`: take it out of the tables" for key in [*PARSED, *NOT_RUN, *ENDLESS, *TEXTS] if key not in used]
     finally:
         shutil.rmtree(place, ignore_errors=True)
     print("\n".join(wrong))
