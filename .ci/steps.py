@@ -159,6 +159,13 @@ def frameworks():
     run("target/debug/gshare", "run", "--sim=h100,driver=13.0", "--", *asks)
 
 
+def commands():
+    """Commands and outputs of the documents: run, or held against the help of their programs."""
+    run(*BUILD_TESTS)
+    run(*BENCHES, "--quiet", "--no-run")
+    run(sys.executable, ".ci/commands.py", "--bin", "target/debug")
+
+
 def header():
     """The C header of the model store is what cbindgen makes of its source; without --verify it is written."""
     cargo_tool("cbindgen")
@@ -284,11 +291,11 @@ def quick_tests():
         etcd()
     if own:
         run("cargo", "test", *(f"-p={name}" for name in own))
-    skipped = "docs, benches, simulation, python, frameworks, header, powerset, package, loom, fuzz"
+    skipped = "docs, benches, simulation, commands, python, frameworks, header, powerset, package, loom, fuzz"
     print(f"tested: {' '.join(own) or 'nothing changed'}\nnot run: tests of {' '.join(dependents) or 'no others'}; {skipped}")
 
 
-ALL = [format, rules, header, lints, tests, benches, simulation, python, frameworks, docs, powerset, package, loom, fuzz]
+ALL = [format, rules, header, lints, tests, benches, simulation, commands, python, frameworks, docs, powerset, package, loom, fuzz]
 QUICK = [format, rules, lints, quick_tests]
 STEPS = {step.__name__: step for step in [*ALL, quick_tests]}
 

@@ -48,7 +48,7 @@ def parser():
     add("--only", nargs="+", metavar="ROW", help="rows to run, by name or by its beginning")
     add("--list", action="store_true", help="print the rows and what they need")
     add("--json", metavar="FILE", help="write the report as JSON; `-` for standard output instead of the table")
-    add("--matrix", metavar="FILE", help="write the page part with the matrix of frameworks and versions")
+    add("--matrix", metavar="FILE", help="write the page with the matrix of frameworks and versions")
     add("--from", dest="source", nargs="+", metavar="FILE", help="take the rows from these JSON files and run none")
     return made
 

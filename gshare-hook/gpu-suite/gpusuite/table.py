@@ -27,9 +27,11 @@ def text(report):
 
 
 def matrix(report):
-    """A page part in Markdown: frameworks by version, then every row."""
+    """A page in Markdown: frameworks by version, then every row."""
     device, host = report["device"], report["host"]
     lines = [
+        "# Which libraries run",
+        "",
         f"{report['date']}, form {report['form']}, suite of gshare {report['gshare']}, on a {on(report)}; "
         f"{host['cpus']} CPUs, {report['seconds']:.0f} s.",
         "",
