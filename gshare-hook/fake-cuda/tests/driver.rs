@@ -405,6 +405,35 @@ fn arrays_and_host_memory() {
 }
 
 #[test]
+fn a_device_that_is_zeroed_takes_no_memory_of_the_host() {
+    isolated("a_device_that_is_zeroed_takes_no_memory_of_the_host", &[], || {
+        start();
+        let resident = || {
+            let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+            text.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+        };
+        let (size, odd) = (512 << 20, 5000);
+        let at: CUdeviceptr = get!(cuMemAlloc_v2(size));
+        let bytes = [7_u8; 3 * 4096];
+        let ends = [at, at + size as u64 - bytes.len() as u64];
+        for end in ends {
+            ok!(cuMemcpyHtoD_v2(end, bytes.as_ptr().cast(), bytes.len()));
+        }
+        let before = resident();
+        ok!(cuMemsetD8_v2(at + odd as u64, 0, size - 2 * odd));
+        assert!(resident() < before + (16 << 20), "{} bytes more", resident() - before);
+        // What lies beside the range stays, and all of the range is zero.
+        let mut back = bytes;
+        ok!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), ends[0], back.len()));
+        assert!(back[..odd].iter().all(|b| *b == 7) && back[odd..].iter().all(|b| *b == 0));
+        ok!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), ends[1], back.len()));
+        let kept = back.len() - odd;
+        assert!(back[kept..].iter().all(|b| *b == 7) && back[..kept].iter().all(|b| *b == 0));
+        ok!(cuMemFree_v2(at));
+    });
+}
+
+#[test]
 fn pools_reserve_and_trim() {
     isolated("pools_reserve_and_trim", &[], || {
         start();

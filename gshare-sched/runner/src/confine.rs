@@ -12,7 +12,9 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 /// A user and a group, by their numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +48,24 @@ impl std::str::FromStr for User {
             return Err(refused());
         }
         Ok(Self { uid, gid })
+    }
+}
+
+impl User {
+    /// Checks that this user can read a file, by a process of that user.
+    ///
+    /// # Errors
+    /// When it cannot, or this process may not become that user. The error names the file and the user.
+    pub fn can_read(&self, file: &Path) -> io::Result<()> {
+        let Self { uid, gid } = *self;
+        let named = |why: &str| {
+            let text = format!("user {uid}:{gid} and {}: {why}", file.display());
+            io::Error::new(io::ErrorKind::PermissionDenied, text)
+        };
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "test -r \"$0\""]).arg(file).uid(uid).gid(gid);
+        let status = command.stdin(Stdio::null()).status().map_err(|error| named(&error.to_string()))?;
+        if status.success() { Ok(()) } else { Err(named("the user cannot read the file")) }
     }
 }
 
@@ -84,7 +104,9 @@ impl Cgroup {
     /// When it cannot be made, or a limit has no file there: its controller is not on in that folder. The error names the file.
     pub fn make(below: &Path, name: &str, limits: Limits) -> io::Result<Self> {
         let folder = below.join(name);
-        let named = |path: &Path, error: &io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let named = |path: &Path, error: &io::Error| {
+            io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+        };
         match std::fs::create_dir(&folder) {
             // Left behind by a host that was killed.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => kill_all(&folder),
@@ -138,7 +160,9 @@ impl Drop for Cgroup {
         // What was killed is a member until it is gone.
         for _ in 0..REMOVALS {
             match std::fs::remove_dir(&self.folder) {
-                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(BETWEEN_REMOVALS),
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                    std::thread::sleep(BETWEEN_REMOVALS);
+                }
                 _ => return,
             }
         }

@@ -269,18 +269,23 @@ fn limits(deployment: &FunctionDeployment) -> Result<Limits, ApiError> {
     let get = |name: &str| deployment.limits.as_ref()?.get(name).map(String::as_str);
     let bytes = |text: &str| {
         let unit = UNITS.iter().find(|(unit, _)| text.ends_with(unit));
-        let (number, unit) = unit.map_or((text, 1), |(suffix, unit)| (&text[..text.len() - suffix.len()], *unit));
+        let (number, unit) =
+            unit.map_or((text, 1), |(suffix, unit)| (&text[..text.len() - suffix.len()], *unit));
         number.parse::<u64>().ok()?.checked_mul(unit).filter(|bytes| *bytes > 0)
     };
     let milli = |text: &str| match text.strip_suffix('m') {
         Some(number) => number.parse::<u64>().ok(),
         None => {
+            // A CPU for a second is a thousand of its ms.
             let cpus = text.parse::<f64>().ok().filter(|cpus| (0.0..=1e6).contains(cpus))?;
-            Some((cpus * 1000.0).round() as u64)
+            let time = std::time::Duration::try_from_secs_f64(cpus).ok()?;
+            u64::try_from(time.as_millis()).ok()
         }
     };
-    let wrong = |name: &str, text: &str, need: &str| ApiError::bad(format!("limits: {name}: `{text}`: need {need}"));
-    let memory = get("memory").map(|text| bytes(text).ok_or_else(|| wrong("memory", text, "bytes, such as 128Mi")));
+    let wrong =
+        |name: &str, text: &str, need: &str| ApiError::bad(format!("limits: {name}: `{text}`: need {need}"));
+    let memory =
+        get("memory").map(|text| bytes(text).ok_or_else(|| wrong("memory", text, "bytes, such as 128Mi")));
     let cpu = get("cpu").map(|text| {
         // The kernel takes no less than a hundredth of a CPU.
         let found = milli(text).filter(|milli| *milli >= 10);

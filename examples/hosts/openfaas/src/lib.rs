@@ -280,7 +280,9 @@ async fn run(options: &Options) -> anyhow::Result<()> {
             Some(socket) => socket.clone(),
             None => {
                 let socket = state.join("gshare.sock");
-                daemon = Some(gshared::Daemon::new(gshared::Config::at(socket.clone()))?.spawn()?);
+                let mut config = gshared::Config::at(socket.clone());
+                config.allow_uids = options.function_user.iter().map(|user| user.uid).collect();
+                daemon = Some(gshared::Daemon::new(config)?.spawn()?);
                 socket
             }
         };
@@ -307,6 +309,10 @@ async fn run(options: &Options) -> anyhow::Result<()> {
     if let Some(user) = options.function_user {
         let given = store.admit().and_then(|()| devices.give(user));
         given.with_context(|| format!("--function-user {}:{}", user.uid, user.gid))?;
+        // The loader passes over a library that it cannot read: such a process would have no limits.
+        if let Some(hook) = &hook {
+            user.can_read(&hook.preload).context("--function-user")?;
+        }
     }
     let (user, cgroups) = (options.function_user, options.cgroups.clone());
     let runner = Runner { hook, devices, partitioned, daemon: asked, models, traces, user, cgroups };

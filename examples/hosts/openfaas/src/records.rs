@@ -288,7 +288,7 @@ mod tests {
         store.put_secret("other", b"2").unwrap();
         let secrets = Some(vec!["mine".to_owned()]);
         let deployment = FunctionDeployment { service: "f".into(), secrets, ..Default::default() };
-        let mount = store.mount(&deployment).unwrap();
+        let mount = store.mount(&deployment, None).unwrap();
         assert_eq!(
             (names(&mount).unwrap(), std::fs::read(mount.join("mine")).unwrap()),
             (vec!["mine".into()], b"1".into())

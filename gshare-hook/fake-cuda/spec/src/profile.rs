@@ -303,7 +303,9 @@ impl Profile {
             sms += u64::from(slice.sms);
             memory += slice.memory_bytes;
         }
-        for (cut, what, all) in [(sms, "SMs", u64::from(self.sms)), (memory, "bytes", self.memory_bytes + self.reserved_bytes)] {
+        for (cut, what, all) in
+            [(sms, "SMs", u64::from(self.sms)), (memory, "bytes", self.memory_bytes + self.reserved_bytes)]
+        {
             if cut > all {
                 return Err(ProfileError::Cut(origin.to_owned(), cut, what, all));
             }

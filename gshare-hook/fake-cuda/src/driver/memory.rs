@@ -555,6 +555,35 @@ pub(super) unsafe fn cuMemDiscardBatchAsync(
 
 // --- Sets ------------------------------------------------------------------------------------------
 
+/// Bytes of a fill with zeros that are given back to the host instead of being written.
+const SPARSE: usize = 1 << 16;
+const PAGE: usize = 4096;
+
+/// Makes bytes zero. Whole pages are given back: a program that zeroes all of a simulated device does not take the host's memory.
+///
+/// # Safety
+/// The range is mapped and writable, and its pages are anonymous or of a memory file.
+unsafe fn zero(at: usize, length: usize) {
+    let (first, end) = (at.next_multiple_of(PAGE), (at + length) / PAGE * PAGE);
+    let pages = first as *mut c_void;
+    // SAFETY: whole pages of the caller's range. Those of a file are cut out of it; where they are anonymous that is refused, and
+    // dropping them makes them zero.
+    let given = unsafe {
+        libc::madvise(pages, end - first, libc::MADV_REMOVE) == 0
+            || std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
+                && libc::madvise(pages, end - first, libc::MADV_DONTNEED) == 0
+    };
+    // SAFETY: the caller's range.
+    unsafe {
+        if given {
+            std::ptr::write_bytes(at as *mut u8, 0, first - at);
+            std::ptr::write_bytes(end as *mut u8, 0, at + length - end);
+        } else {
+            std::ptr::write_bytes(at as *mut u8, 0, length);
+        }
+    }
+}
+
 /// A memset: rows of equal elements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fill {
@@ -595,11 +624,12 @@ impl Fill {
             // SAFETY: the range was checked to lie in live device memory, which this process has mapped.
             unsafe {
                 if same {
-                    std::ptr::write_bytes(
-                        at as *mut u8,
-                        bytes[0],
-                        (self.width * u64::from(self.element)) as usize,
-                    );
+                    let length = (self.width * u64::from(self.element)) as usize;
+                    if self.value == 0 && length >= SPARSE && self.is_ours() {
+                        zero(at as usize, length);
+                    } else {
+                        std::ptr::write_bytes(at as *mut u8, bytes[0], length);
+                    }
                 } else if self.element == 2 {
                     for i in 0..self.width {
                         ((at + 2 * i) as *mut u16).write(self.value as u16);
@@ -611,6 +641,12 @@ impl Fill {
                 }
             }
         }
+    }
+
+    /// Whether the pages are the simulator's, and not memory of the program that it registered.
+    fn is_ours(&self) -> bool {
+        let found = driver().ok().and_then(|driver| driver.memory.find(self.address));
+        found.is_some_and(|alloc| !matches!(alloc.what, What::Registered(_)))
     }
 
     pub(crate) fn run(self, stream: &'static Object<Stream>) -> Answer {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32};
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicI32};
 
 use super::core::*;
 use super::graph::{Node, legacy_not_implied};
@@ -264,8 +264,10 @@ pub(super) unsafe fn cuLaunchKernelEx(
         }
     }
     let threads = u64::from(block[0]) * u64::from(block[1]) * u64::from(block[2]);
-    let ok =
-        !cooperative && threads.wrapping_sub(1) < FEW_THREADS && !grid.contains(&0) && c.sharedMemBytes <= 48 << 10;
+    let ok = !cooperative
+        && threads.wrapping_sub(1) < FEW_THREADS
+        && !grid.contains(&0)
+        && c.sharedMemBytes <= 48 << 10;
     if launch_free(flavor, f, ok, c.hStream) {
         return Ok(());
     }
@@ -898,7 +900,8 @@ pub(super) unsafe fn cuOccupancyMaxActiveClusters(
     let config = config.as_ref().ok_or(INVALID_VALUE)?;
     let size = cluster(config, function)?;
     let threads = config.blockDimX.saturating_mul(config.blockDimY).saturating_mul(config.blockDimZ);
-    let fit = blocks_per_sm(function, i32::try_from(threads).unwrap_or(i32::MAX), config.sharedMemBytes as usize)?;
+    let fit =
+        blocks_per_sm(function, i32::try_from(threads).unwrap_or(i32::MAX), config.sharedMemBytes as usize)?;
     let usable = match size {
         0..=2 => sms,
         3..=8 => sms - sms / 16,

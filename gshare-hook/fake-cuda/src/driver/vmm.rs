@@ -466,7 +466,9 @@ pub(super) unsafe fn cuMemUnmap(ptr: CUdeviceptr, size: usize) -> Answer {
             return Err(INVALID_VALUE);
         }
         // Nothing is mapped where a mapping was before: no error.
-        if inside.is_empty() && lock(&RESERVED).range(..=ptr).next_back().is_none_or(|(at, length)| end > at + length) {
+        if inside.is_empty()
+            && lock(&RESERVED).range(..=ptr).next_back().is_none_or(|(at, length)| end > at + length)
+        {
             return Err(INVALID_VALUE);
         }
         for (at, _) in &inside {

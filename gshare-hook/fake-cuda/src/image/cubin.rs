@@ -74,7 +74,8 @@ pub(super) fn names(bytes: &[u8]) -> Result<Names, ImageError> {
         let of = String::from_utf8_lossy(sections.section_name(LE, section).map_err(refuse)?);
         if let Some(shape) = of.strip_prefix(".nv.shared.").and_then(|name| names.kernels.get_mut(name)) {
             shape.shared = u32::try_from(section.sh_size(LE)).unwrap_or(u32::MAX);
-        } else if let Some(shape) = of.strip_prefix(".nv.info.").and_then(|name| names.kernels.get_mut(name)) {
+        } else if let Some(shape) = of.strip_prefix(".nv.info.").and_then(|name| names.kernels.get_mut(name))
+        {
             let attributes = section.data(LE, bytes).map_err(refuse)?;
             if let Some(threads) = most_threads(attributes) {
                 shape.limit(threads);
@@ -92,7 +93,8 @@ fn most_threads(mut list: &[u8]) -> Option<[u32; 3]> {
         let size = if *form == SIZED { usize::from(u16::from_le_bytes([*low, *high])) } else { 0 };
         let value = rest.get(..size)?;
         if (*form, *attribute) == (SIZED, MAX_THREADS) {
-            let words = value.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+            let words =
+                value.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
             return <[u32; 3]>::try_from(words.collect::<Vec<_>>()).ok();
         }
         list = rest.get(size..)?;

@@ -1,0 +1,181 @@
+//! Functions as another user, in cgroups of their own. These tests take root; without it they say that they were skipped.
+
+mod common;
+
+use common::{Provider, within};
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const NOBODY: u32 = 65_534;
+const SHARE: &str =
+    r#""annotations":{"fastgshare/gpu_quota_request":"0.2","fastgshare/gpu_sm_partition":"24"}"#;
+
+fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: another user's processes take root");
+    }
+    root
+}
+
+/// Removed at the end of the test; what the kernel keeps in it goes with it.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// A cgroup whose children can be given a limit of memory, where this machine lets one be made.
+fn cgroups() -> Option<Folder> {
+    let name = format!("gshare-test-{}", std::process::id());
+    for root in ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"] {
+        let folder = Path::new(root).join(&name);
+        if !Path::new(root).join("cgroup.procs").exists() || std::fs::create_dir(&folder).is_err() {
+            continue;
+        }
+        let folder = Folder(folder);
+        let _ = std::fs::write(folder.0.join("cgroup.subtree_control"), "+memory");
+        let probe = Folder(folder.0.join("probe"));
+        if std::fs::create_dir(&probe.0).is_ok()
+            && ["memory.max", "memory.limit_in_bytes"].iter().any(|file| probe.0.join(file).exists())
+        {
+            return Some(folder);
+        }
+    }
+    eprintln!("skipped in part: this machine lets no cgroup with a limit of memory be made");
+    None
+}
+
+/// A folder that everybody may read, with a program and the libraries in it.
+fn place() -> (tempfile::TempDir, PathBuf) {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = |from: &Path| {
+        let to = place.path().join(from.file_name().unwrap());
+        std::fs::copy(from, &to).unwrap();
+        std::fs::set_permissions(&to, std::fs::Permissions::from_mode(0o755)).unwrap();
+        to
+    };
+    let function = copy(Path::new(env!("CARGO_BIN_EXE_gpu_function")));
+    let built = Path::new(env!("CARGO_BIN_EXE_gshare-openfaas")).parent().unwrap().join("deps");
+    copy(&built.join("libgshare_hook.so"));
+    copy(&built.join("libfake_cuda.so"));
+    // Leaves a child behind in a session of its own, which the process group does not hold.
+    let script = place.path().join("function.sh");
+    let text = format!("#!/bin/sh\nsetsid sleep 1000 &\nexec {}\n", function.display());
+    std::fs::write(&script, text).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    (place, script)
+}
+
+fn start(place: &Path, more: &[&str]) -> Provider {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"))
+        .args(["--listen", "127.0.0.1:0", "--sim=v100", "--function-user", "65534:65534", "--state"])
+        .arg(place.join("state"))
+        .args(more)
+        .env("GSHARE_HOOK_LIBRARY", place.join("libgshare_hook.so"))
+        .env("GSHARE_SIM_LIBRARY", place.join("libfake_cuda.so"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
+    Provider { address: address.unwrap_or_else(|| panic!("`{line}`")), child, line }
+}
+
+/// Whether another user can read a file.
+fn readable_by_nobody(path: &Path) -> bool {
+    Command::new("/bin/cat").arg(path).uid(NOBODY).gid(NOBODY).output().unwrap().status.success()
+}
+
+fn line(pid: u64, file: &str, beginning: &str) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
+    let found = text.lines().find(|line| line.starts_with(beginning));
+    found.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_function_is_another_user_with_limits_and_leaves_nothing_behind() {
+    if !is_root() {
+        return;
+    }
+    let (place, script) = place();
+    let folder = cgroups();
+    let below = folder.as_ref().map(|folder| folder.0.display().to_string());
+    let more: Vec<&str> = below.iter().flat_map(|below| ["--cgroups", below]).collect();
+    let provider = start(place.path(), &more);
+    for name in ["mine", "other"] {
+        let secret = format!(r#"{{"name":"{name}","value":"secret of {name}"}}"#);
+        assert_eq!(provider.call("POST", "/system/secrets", &secret).0, 202);
+    }
+    let body = format!(
+        r#"{{"service":"f","image":"{}","secrets":["mine"],"limits":{{"memory":"512Mi"}},{SHARE}}}"#,
+        script.display()
+    );
+    let (status, said) = provider.call("POST", "/system/functions", &body);
+    assert_eq!(status, 202, "{said}");
+    provider.replicas("f", 1);
+
+    // The hook and the simulated driver work for another user: the request's kernels ran under a share.
+    let (status, said) = provider.call("POST", "/function/f/", "");
+    assert_eq!(status, 200, "{said}");
+    let seen: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let pid = seen["pid"].as_u64().unwrap();
+    assert_eq!(line(pid, "status", "Uid:"), "Uid: 65534 65534 65534 65534");
+    assert_eq!(line(pid, "status", "Gid:"), "Gid: 65534 65534 65534 65534");
+    assert_eq!(line(pid, "status", "Groups:"), "Groups:", "none of root's groups");
+
+    // Its own secret is its own to read; all others are closed.
+    assert_eq!(provider.call("GET", "/function/f/secret/mine", "").1, "secret of mine");
+    let secrets = place.path().join("state/secrets");
+    assert!(!readable_by_nobody(&secrets.join("mine")) && !readable_by_nobody(&secrets.join("other")));
+    assert!(!readable_by_nobody(&place.path().join("state/functions/f.json")));
+
+    let Some(folder) = folder else { return };
+    let members = |pid: u64| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    assert!(members(pid).contains("/gshare-f"), "{}", members(pid));
+    let cgroups = || {
+        let all = std::fs::read_dir(&folder.0).unwrap().flatten();
+        all.map(|entry| entry.path()).filter(|path| path.is_dir()).collect::<Vec<_>>()
+    };
+    let [cgroup] = &cgroups()[..] else { panic!("{:?}", cgroups()) };
+    let limit =
+        ["memory.max", "memory.limit_in_bytes"].map(|file| std::fs::read_to_string(cgroup.join(file)));
+    let limit = limit.into_iter().flatten().next().unwrap();
+    assert_eq!(limit.trim(), (512_u64 << 20).to_string());
+    let inside = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
+    assert!(inside.lines().count() >= 2, "the function and the child that it left behind: {inside}");
+
+    // Its end is the end of the child in a session of its own, too.
+    let pids: Vec<u64> = inside.lines().map(|pid| pid.parse().unwrap()).collect();
+    assert_eq!(provider.call("DELETE", "/system/functions", r#"{"functionName":"f"}"#).0, 202);
+    within(|| cgroups().is_empty() && pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()));
+}
+
+#[test]
+fn a_library_that_the_user_cannot_read_is_refused_at_the_start() {
+    if !is_root() {
+        return;
+    }
+    let (place, _) = place();
+    let hook = place.path().join("libgshare_hook.so");
+    std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"))
+        .args(["--listen", "127.0.0.1:0", "--sim=v100", "--function-user", "65534:65534", "--state"])
+        .arg(place.path().join("state"))
+        .env("GSHARE_HOOK_LIBRARY", &hook)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    // Such a process would run without the hook, and without a limit.
+    assert!(
+        !output.status.success() && said.contains("libgshare_hook.so") && said.contains("65534"),
+        "{said}"
+    );
+}
