@@ -84,7 +84,7 @@ pub trait DeviceHealth: fmt::Debug + Send {
 
 /// [`DeviceHealth`] by NVML: a device is lost while NVML answers `NVML_ERROR_GPU_IS_LOST` or `NVML_ERROR_RESET_REQUIRED` for it.
 ///
-/// GPUs are known that NVML lists when it is first asked; NVML is loaded then, or later when it is there. Errors that leave a
+/// GPUs are known that are there when NVML is first asked; NVML is loaded then, or later when it is there. Errors that leave a
 /// device to other programs, such as a fault of one program's kernel, are no loss of the device.
 #[derive(Debug, Default)]
 pub struct NvmlHealth {
@@ -117,12 +117,12 @@ impl DeviceHealth for NvmlHealth {
     fn lost(&mut self) -> Option<Vec<LostDevice>> {
         if self.nvml.is_none() {
             let nvml = Nvml::load().ok()?;
-            let gpus = nvml.inventory().ok()?.into_iter();
+            let gpus = nvml.listed().ok()?.into_iter();
             let watched = |(index, gpu): (c_uint, Found)| {
                 let slices = gpu.mig.into_iter().map(|slice| slice.uuid);
                 WatchedGpu { index, uuids: std::iter::once(gpu.uuid).chain(slices).collect(), why: None }
             };
-            self.gpus = (0..).zip(gpus).map(watched).collect();
+            self.gpus = gpus.map(watched).collect();
             self.nvml = Some(nvml);
         }
         let nvml = self.nvml.as_ref()?;
@@ -280,37 +280,50 @@ impl Nvml {
         Ok(list.iter().map(|info| (info.pid, if info.bytes == u64::MAX { 0 } else { info.bytes })).collect())
     }
 
-    /// The GPUs of this node with their MIG devices, by index.
+    /// The GPUs of this node with their MIG devices, by index. One that is lost is left out where others are there.
     ///
     /// # Errors
     /// [`NvmlError`].
     pub fn inventory(&self) -> Result<Vec<Found>, NvmlError> {
-        let mut gpus = Vec::new();
+        Ok(self.listed()?.into_iter().map(|(_, gpu)| gpu).collect())
+    }
+
+    /// The GPUs that are there, with their indices.
+    fn listed(&self) -> Result<Vec<(c_uint, Found)>, NvmlError> {
+        let (mut gpus, mut lost) = (Vec::new(), None);
         for index in 0..self.device_count()? {
-            let handle = self.by_index(index)?;
-            let (uuid, name) = (self.uuid(handle)?, self.name(handle)?);
-            let mut mig = Vec::new();
-            // A device that knows no MIG answers with an error.
-            if self.mig_enabled(index).unwrap_or(false) {
-                let mut most = 0;
-                call!(
-                    self,
-                    b"nvmlDeviceGetMaxMigDeviceCount\0",
-                    (*mut c_void, *mut c_uint),
-                    handle,
-                    &raw mut most
-                );
-                for place in 0..most {
-                    let Ok(slice) = self.mig_device(handle, place) else { continue };
-                    let (uuid, name) = (self.uuid(slice)?, self.name(slice)?);
-                    let memory = self.memory(&uuid)?.0;
-                    mig.push(Found { uuid, name, memory, mig: Vec::new() });
-                }
+            match self.found(index) {
+                Ok(gpu) => gpus.push((index, gpu)),
+                Err(error) if loss(&error).is_some() => lost = Some(error),
+                Err(error) => return Err(error),
             }
-            let memory = self.memory(&uuid)?.0;
-            gpus.push(Found { uuid, name, memory, mig });
         }
-        Ok(gpus)
+        lost.filter(|_| gpus.is_empty()).map_or(Ok(gpus), Err)
+    }
+
+    fn found(&self, index: c_uint) -> Result<Found, NvmlError> {
+        let handle = self.by_index(index)?;
+        let (uuid, name) = (self.uuid(handle)?, self.name(handle)?);
+        let mut mig = Vec::new();
+        // A device that knows no MIG answers with an error.
+        if self.mig_enabled(index).unwrap_or(false) {
+            let mut most = 0;
+            call!(
+                self,
+                b"nvmlDeviceGetMaxMigDeviceCount\0",
+                (*mut c_void, *mut c_uint),
+                handle,
+                &raw mut most
+            );
+            for place in 0..most {
+                let Ok(slice) = self.mig_device(handle, place) else { continue };
+                let (uuid, name) = (self.uuid(slice)?, self.name(slice)?);
+                let memory = self.memory_of(slice)?.0;
+                mig.push(Found { uuid, name, memory, mig: Vec::new() });
+            }
+        }
+        let memory = self.memory_of(handle)?.0;
+        Ok(Found { uuid, name, memory, mig })
     }
 
     fn mig_device(&self, gpu: *mut c_void, place: c_uint) -> Result<*mut c_void, NvmlError> {

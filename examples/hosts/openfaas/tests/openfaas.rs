@@ -240,7 +240,8 @@ fn set_lost(state: &Path, gpu: u32, lost: bool) {
 #[test]
 fn instances_of_a_lost_gpu_are_replaced_elsewhere_and_it_serves_again_when_it_is_back() {
     let dir = tempfile::tempdir().unwrap();
-    let provider = Provider::start(dir.path(), &["--sim=v100,devices=2"]);
+    let boards = ["--sim=v100,devices=2"];
+    let provider = Provider::start(dir.path(), &boards);
     let address = provider.address;
     let json =
         |path: &str| serde_json::from_str::<serde_json::Value>(&provider.call("GET", path, "").1).unwrap();
@@ -305,6 +306,13 @@ fn instances_of_a_lost_gpu_are_replaced_elsewhere_and_it_serves_again_when_it_is
     assert!(lost(gone).is_null() && decided(&format!("GPU {gone} is back")));
     let seen = json("/system/function/big");
     assert!(seen["gshare"]["problem"].is_null(), "{seen}");
+
+    // A host that begins while it is lost does without it.
+    drop((busy, provider));
+    set_lost(dir.path(), gone, true);
+    let provider = Provider::start(dir.path(), &boards);
+    assert!(provider.line.contains("  1 GPU, simulated"), "{}", provider.line);
+    assert_eq!(provider.call("POST", "/function/resnet", "").0, 200);
 }
 
 #[test]
