@@ -27,6 +27,7 @@ const NOT_SUPPORTED: Return = 3;
 const NOT_FOUND: Return = 6;
 const INSUFFICIENT_SIZE: Return = 7;
 const DRIVER_NOT_LOADED: Return = 9;
+const GPU_IS_LOST: Return = 15;
 const VERSION_MISMATCH: Return = 25;
 const FUNCTION_NOT_FOUND: Return = 13;
 const UNKNOWN: Return = 999;
@@ -72,15 +73,19 @@ const SLICES: usize = 0x1000;
 /// A GPU's handle is its number + 1; a MIG device's is its number + 1 + `SLICES`.
 fn part(handle: Handle) -> Result<Part, Return> {
     let device = device()?;
+    let part = place(device, handle).ok_or(INVALID_ARGUMENT)?;
+    if part.is_lost() { Err(GPU_IS_LOST) } else { Ok(part) }
+}
+
+/// What a handle stands for, lost or not.
+fn place(device: &'static SimDevice, handle: Handle) -> Option<Part> {
     let number = (handle as usize).wrapping_sub(1);
     if number < device.profile().gpus as usize {
-        return Ok(Part { device, number: number as u32, slice: None });
+        return Some(Part { device, number: number as u32, slice: None });
     }
     let slice = number.wrapping_sub(SLICES);
-    if device.is_cut() && slice < device.devices().len() {
-        return Ok(Part { device, number: 0, slice: Some(slice as u32) });
-    }
-    Err(INVALID_ARGUMENT)
+    let is_slice = device.is_cut() && slice < device.devices().len();
+    is_slice.then_some(Part { device, number: 0, slice: Some(slice as u32) })
 }
 
 /// A GPU and its number; MIG devices are refused.
@@ -97,6 +102,10 @@ impl Part {
             None if self.device.is_cut() => 0..self.device.devices().len(),
             None => self.number as usize..self.number as usize + 1,
         }
+    }
+
+    fn is_lost(&self) -> bool {
+        self.devices().any(|device| self.device.is_lost(device as u32))
     }
 
     /// Total, reserved and used bytes; what the driver keeps for itself is part of the total.
@@ -364,7 +373,9 @@ nvml! {
         if index >= device()?.profile().gpus {
             return Err(INVALID_ARGUMENT);
         }
-        put(handle, (index as usize + 1) as Handle)
+        let named = (index as usize + 1) as Handle;
+        part(named)?;
+        put(handle, named)
     }
     fn nvmlDeviceGetHandleByUUID (uuid: *const c_char, handle: *mut Handle) {
         let device = device()?;
@@ -374,8 +385,12 @@ nvml! {
         let asked = CStr::from_ptr(uuid).to_string_lossy();
         let slices = if device.is_cut() { device.devices().len() } else { 0 };
         let all = (0..device.profile().gpus as usize).chain(SLICES..SLICES + slices).map(|n| (n + 1) as Handle);
-        let found = all.into_iter().find(|handle| part(*handle).is_ok_and(|part| part.uuid() == asked));
-        put(handle, found.ok_or(NOT_FOUND)?)
+        let mut found = all.filter_map(|handle| Some((handle, place(device, handle)?)));
+        let (named, part) = found.find(|(_, part)| part.uuid() == asked).ok_or(NOT_FOUND)?;
+        if part.is_lost() {
+            return Err(GPU_IS_LOST);
+        }
+        put(handle, named)
     }
     fn nvmlDeviceGetHandleByPciBusId | nvmlDeviceGetHandleByPciBusId_v2 (bus: *const c_char, handle: *mut Handle) {
         let device = device()?;
@@ -556,7 +571,7 @@ pub extern "C" fn nvmlErrorString(result: Return) -> *const c_char {
         INSUFFICIENT_SIZE => c"Insufficient Size",
         DRIVER_NOT_LOADED => c"NVIDIA driver is not loaded",
         10 => c"Timeout",
-        15 => c"GPU is lost",
+        GPU_IS_LOST => c"GPU is lost",
         VERSION_MISMATCH => c"Argument version mismatch",
         _ => c"Unknown Error",
     };

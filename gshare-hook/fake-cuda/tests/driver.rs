@@ -857,3 +857,53 @@ fn a_wrong_time_of_calls_is_refused() {
         assert_eq!(cu!(cuInit(0)), CUresult::CUDA_ERROR_SYSTEM_NOT_READY);
     });
 }
+
+#[test]
+fn a_lost_gpu_answers_errors_and_is_not_there_for_who_begins_until_it_is_back() {
+    let name = "a_lost_gpu_answers_errors_and_is_not_there_for_who_begins_until_it_is_back";
+    isolated(name, &[("GSHARE_SIM_GPUS", "1")], || {
+        const LOST: CUresult = CUresult::CUDA_ERROR_UNKNOWN;
+        let none = null_mut();
+        start();
+        let device =
+            fake_cuda::sim::SimDevice::open(&dir().join("device"), &fake_cuda::Spec::default()).unwrap();
+        assert!(!device.set_lost(99, true), "there is no such GPU");
+        let (zero, spin) = (kernel("zero"), kernel("spin_3600000000us"));
+        let event: sys::CUevent = get!(cuEventCreate(0));
+        let stream: sys::CUstream = get!(cuStreamCreate(1));
+        assert_eq!(launch(zero, none), OK);
+        // An hour's kernel: whoever waits for it hears of the loss instead.
+        assert_eq!(launch(spin, stream), OK);
+        ok!(cuEventRecord(event, stream));
+        std::thread::scope(|scope| {
+            let (address, at) = (event as usize, stream as usize);
+            let waits = scope.spawn(move || cu!(cuEventSynchronize(address as sys::CUevent)));
+            let other = scope.spawn(move || cu!(cuStreamSynchronize(at as sys::CUstream)));
+            assert!(device.set_lost(0, true));
+            assert_eq!((waits.join().unwrap(), other.join().unwrap()), (LOST, LOST));
+        });
+        assert!(truth().gpus[0].lost);
+        let mut at = 0;
+        assert_eq!((launch(zero, none), launch(zero, stream)), (LOST, LOST));
+        assert_eq!(cu!(cuMemAlloc_v2(&raw mut at, 1 << 20)), LOST);
+        assert_eq!((cu!(cuCtxSynchronize()), cu!(cuEventQuery(event))), (LOST, LOST));
+        let second = |lost: bool| {
+            let name = "a_process_that_begins_sees_no_lost_gpu";
+            let status = command(&dir(), name, &[("LOST", if lost { "1" } else { "0" })]).status().unwrap();
+            assert!(status.success(), "lost: {lost}");
+        };
+        second(true);
+        assert!(device.set_lost(0, false));
+        second(false);
+        assert_eq!(launch(zero, none), OK);
+    });
+}
+
+/// Run by the test above, in a process of its own; by itself it has nothing to see.
+#[test]
+fn a_process_that_begins_sees_no_lost_gpu() {
+    if let Ok(lost) = std::env::var("LOST") {
+        let expected = if lost == "1" { CUresult::CUDA_ERROR_NO_DEVICE } else { OK };
+        assert_eq!(cu!(cuInit(0)), expected);
+    }
+}

@@ -240,3 +240,37 @@ fn without_variables_a_new_device_is_an_a100() {
         assert_eq!(major, 8);
     });
 }
+
+#[test]
+fn a_lost_gpu_says_so_and_the_others_do_not() {
+    let name = "a_lost_gpu_says_so_and_the_others_do_not";
+    isolated(name, &[("GSHARE_SIM_GPUS", "2")], || {
+        const GPU_IS_LOST: c_uint = 15;
+        let first = started();
+        let mut text = [0 as c_char; 96];
+        let at = text.as_mut_ptr();
+        assert_eq!(nvml!("nvmlDeviceGetUUID", (*mut c_void, *mut c_char, c_uint), first, at, 96), 0);
+        let uuid: String =
+            text.iter().take_while(|c| **c != 0).map(|c| char::from(c.cast_unsigned())).collect();
+        let device =
+            fake_cuda::sim::SimDevice::open(&dir().join("device"), &fake_cuda::Spec::default()).unwrap();
+        assert!(device.set_lost(0, true));
+        let mut handle = null_mut();
+        let mut ask = |index: c_uint| {
+            nvml!("nvmlDeviceGetHandleByIndex_v2", (c_uint, *mut *mut c_void), index, &raw mut handle)
+        };
+        assert_eq!((ask(0), ask(1)), (GPU_IS_LOST, 0));
+        let by_name = || {
+            let (uuid, mut handle) = (CString::new(uuid.as_str()).unwrap(), null_mut::<c_void>());
+            nvml!(
+                "nvmlDeviceGetHandleByUUID",
+                (*const c_char, *mut *mut c_void),
+                uuid.as_ptr(),
+                &raw mut handle
+            )
+        };
+        assert_eq!((number("nvmlDeviceGetIndex", first), by_name()), (Err(GPU_IS_LOST), GPU_IS_LOST));
+        assert!(device.set_lost(0, false));
+        assert_eq!((number("nvmlDeviceGetIndex", first), by_name()), (Ok(0), 0));
+    });
+}

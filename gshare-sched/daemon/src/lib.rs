@@ -62,6 +62,7 @@ pub mod page;
 pub mod why;
 
 mod handle;
+mod health;
 mod http;
 mod metrics;
 mod observed;

@@ -65,6 +65,88 @@ pub struct Found {
     pub mig: Vec<Found>,
 }
 
+/// A device that its driver has lost.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub struct LostDevice {
+    /// `GPU-…` or `MIG-…`; with a GPU all of its MIG devices are lost.
+    pub uuid: String,
+    /// The driver's reason, as a part of a sentence.
+    pub why: String,
+}
+
+/// The source of news of devices that are lost and come back. A host may have something else than NVML. It is asked once a
+/// second, in a thread of its own: a driver that has lost a device may take long to answer.
+pub trait DeviceHealth: fmt::Debug + Send {
+    /// The devices that are lost now; `None` where that cannot be told, and then nothing changes.
+    fn lost(&mut self) -> Option<Vec<LostDevice>>;
+}
+
+/// [`DeviceHealth`] by NVML: a device is lost while NVML answers `NVML_ERROR_GPU_IS_LOST` or `NVML_ERROR_RESET_REQUIRED` for it.
+///
+/// GPUs are known that are there when NVML is first asked; NVML is loaded then, or later when it is there. Errors that leave a
+/// device to other programs, such as a fault of one program's kernel, are no loss of the device.
+#[derive(Debug, Default)]
+pub struct NvmlHealth {
+    nvml: Option<Nvml>,
+    gpus: Vec<WatchedGpu>,
+}
+
+#[derive(Debug)]
+struct WatchedGpu {
+    index: c_uint,
+    /// Its own UUID, and those of its MIG devices.
+    uuids: Vec<String>,
+    why: Option<&'static str>,
+}
+
+/// Why a device is lost, if this error says so.
+fn loss(error: &NvmlError) -> Option<&'static str> {
+    match error {
+        NvmlError::Call { code: 15, .. } => {
+            Some("it has fallen off the bus or cannot be reached (NVML_ERROR_GPU_IS_LOST)")
+        }
+        NvmlError::Call { code: 16, .. } => {
+            Some("it has to be reset before it can be used again (NVML_ERROR_RESET_REQUIRED)")
+        }
+        _ => None,
+    }
+}
+
+impl DeviceHealth for NvmlHealth {
+    fn lost(&mut self) -> Option<Vec<LostDevice>> {
+        if self.nvml.is_none() {
+            let nvml = Nvml::load().ok()?;
+            let gpus = nvml.listed().ok()?.into_iter();
+            let watched = |(index, gpu): (c_uint, Found)| {
+                let slices = gpu.mig.into_iter().map(|slice| slice.uuid);
+                WatchedGpu { index, uuids: std::iter::once(gpu.uuid).chain(slices).collect(), why: None }
+            };
+            self.gpus = gpus.map(watched).collect();
+            self.nvml = Some(nvml);
+        }
+        let nvml = self.nvml.as_ref()?;
+        for gpu in &mut self.gpus {
+            // By number: NVML looks for a UUID on all GPUs, and one that is lost spoils that for the others.
+            let answer = nvml.by_index(gpu.index).and_then(|handle| nvml.memory_of(handle));
+            match answer {
+                Ok(_) => gpu.why = None,
+                // Another error says nothing: what was known stays.
+                Err(error) => gpu.why = loss(&error).or(gpu.why),
+            }
+        }
+        let lost = self.gpus.iter().filter_map(|gpu| Some((gpu, gpu.why?)));
+        let each = |(gpu, why): (&WatchedGpu, &str)| {
+            let why = why.to_owned();
+            gpu.uuids
+                .iter()
+                .map(move |uuid| LostDevice { uuid: uuid.clone(), why: why.clone() })
+                .collect::<Vec<_>>()
+        };
+        Some(lost.flat_map(each).collect())
+    }
+}
+
 /// The source of facts about a node's devices. A host may have something else than NVML.
 pub trait DeviceFacts: fmt::Debug + Send {
     /// The device with this UUID, whether it is written as a GPU or as a MIG instance; `None` where it is not known.
@@ -198,37 +280,50 @@ impl Nvml {
         Ok(list.iter().map(|info| (info.pid, if info.bytes == u64::MAX { 0 } else { info.bytes })).collect())
     }
 
-    /// The GPUs of this node with their MIG devices, by index.
+    /// The GPUs of this node with their MIG devices, by index. One that is lost is left out where others are there.
     ///
     /// # Errors
     /// [`NvmlError`].
     pub fn inventory(&self) -> Result<Vec<Found>, NvmlError> {
-        let mut gpus = Vec::new();
+        Ok(self.listed()?.into_iter().map(|(_, gpu)| gpu).collect())
+    }
+
+    /// The GPUs that are there, with their indices.
+    fn listed(&self) -> Result<Vec<(c_uint, Found)>, NvmlError> {
+        let (mut gpus, mut lost) = (Vec::new(), None);
         for index in 0..self.device_count()? {
-            let handle = self.by_index(index)?;
-            let (uuid, name) = (self.uuid(handle)?, self.name(handle)?);
-            let mut mig = Vec::new();
-            // A device that knows no MIG answers with an error.
-            if self.mig_enabled(index).unwrap_or(false) {
-                let mut most = 0;
-                call!(
-                    self,
-                    b"nvmlDeviceGetMaxMigDeviceCount\0",
-                    (*mut c_void, *mut c_uint),
-                    handle,
-                    &raw mut most
-                );
-                for place in 0..most {
-                    let Ok(slice) = self.mig_device(handle, place) else { continue };
-                    let (uuid, name) = (self.uuid(slice)?, self.name(slice)?);
-                    let memory = self.memory(&uuid)?.0;
-                    mig.push(Found { uuid, name, memory, mig: Vec::new() });
-                }
+            match self.found(index) {
+                Ok(gpu) => gpus.push((index, gpu)),
+                Err(error) if loss(&error).is_some() => lost = Some(error),
+                Err(error) => return Err(error),
             }
-            let memory = self.memory(&uuid)?.0;
-            gpus.push(Found { uuid, name, memory, mig });
         }
-        Ok(gpus)
+        lost.filter(|_| gpus.is_empty()).map_or(Ok(gpus), Err)
+    }
+
+    fn found(&self, index: c_uint) -> Result<Found, NvmlError> {
+        let handle = self.by_index(index)?;
+        let (uuid, name) = (self.uuid(handle)?, self.name(handle)?);
+        let mut mig = Vec::new();
+        // A device that knows no MIG answers with an error.
+        if self.mig_enabled(index).unwrap_or(false) {
+            let mut most = 0;
+            call!(
+                self,
+                b"nvmlDeviceGetMaxMigDeviceCount\0",
+                (*mut c_void, *mut c_uint),
+                handle,
+                &raw mut most
+            );
+            for place in 0..most {
+                let Ok(slice) = self.mig_device(handle, place) else { continue };
+                let (uuid, name) = (self.uuid(slice)?, self.name(slice)?);
+                let memory = self.memory_of(slice)?.0;
+                mig.push(Found { uuid, name, memory, mig: Vec::new() });
+            }
+        }
+        let memory = self.memory_of(handle)?.0;
+        Ok(Found { uuid, name, memory, mig })
     }
 
     fn mig_device(&self, gpu: *mut c_void, place: c_uint) -> Result<*mut c_void, NvmlError> {
@@ -263,7 +358,10 @@ impl Nvml {
     /// # Errors
     /// [`NvmlError`].
     pub fn memory(&self, uuid: &str) -> Result<(Bytes, Bytes), NvmlError> {
-        let handle = self.by_uuid(uuid)?;
+        self.memory_of(self.by_uuid(uuid)?)
+    }
+
+    fn memory_of(&self, handle: *mut c_void) -> Result<(Bytes, Bytes), NvmlError> {
         // The second version tells what the driver keeps for itself, which CUDA does not count.
         let version = u32::try_from(size_of::<MemoryInfo>()).unwrap_or(0) | 2 << 24;
         let mut memory = MemoryInfo { version, total: 0, reserved: 0, free: 0, used: 0 };

@@ -7,10 +7,11 @@ use crate::cpu_latency::{self, CpuLatency};
 use crate::crowd::admits;
 use crate::front::{Front, Listeners};
 use crate::handle::{Access, Command, Handle, Inbox, Reply, Running, line};
+use crate::health::{self, Lost};
 use crate::http;
 use crate::journal::Journal;
 use crate::metrics::{DropReason, Metrics, ReasonLabelSet};
-use crate::nvml::{DeviceFact, DeviceFacts, NodeDriver};
+use crate::nvml::{DeviceFact, DeviceFacts, DeviceHealth, NodeDriver, NvmlHealth};
 use crate::observed::Observed;
 use crate::peer::peer_of;
 use crate::snapshot::{ClientSnapshot, Snapshot};
@@ -115,6 +116,7 @@ pub struct DaemonBuilder {
     clock: Arc<dyn Clock>,
     engine: Option<EngineBox>,
     facts: Box<dyn DeviceFacts>,
+    health: Box<dyn DeviceHealth>,
 }
 
 struct EngineBox(Box<dyn TokenScheduler>);
@@ -144,10 +146,16 @@ impl DaemonBuilder {
         Self { facts, ..self }
     }
 
+    /// Somebody else than NVML who knows which of the node's devices are lost.
+    #[must_use]
+    pub fn health(self, health: Box<dyn DeviceHealth>) -> Self {
+        Self { health, ..self }
+    }
+
     /// Binds the sockets and begins the journal. Processes may connect from here on; they are served by
     /// [`Daemon::run`].
     pub fn build(self) -> Result<Daemon, DaemonError> {
-        let Self { config, clock, engine, facts } = self;
+        let Self { config, clock, engine, facts, health } = self;
         let engine_config = config.tokens.engine(config.max_clients);
         // A scheduler of the host's own cannot be built again from what is written here, so nothing is.
         let (engine, described) = match engine {
@@ -223,6 +231,8 @@ impl DaemonBuilder {
             users: BTreeMap::new(),
             cpu_latency,
             facts,
+            health: Some(health),
+            lost: Lost::default(),
             known: BTreeSet::new(),
             hello_due: VecDeque::new(),
             actions: Vec::new(),
@@ -279,6 +289,9 @@ pub struct Daemon {
     cpu_latency: CpuLatency,
     /// The source of facts about devices, and the devices that the node has been told of.
     facts: Box<dyn DeviceFacts>,
+    /// The source of news of lost devices, until the daemon runs; and what was heard.
+    health: Option<Box<dyn DeviceHealth>>,
+    lost: Lost,
     known: BTreeSet<DeviceUuid>,
     /// Connections that have not said Hello, oldest first.
     hello_due: VecDeque<(Timestamp, ConnId)>,
@@ -301,7 +314,8 @@ impl Daemon {
     /// A daemon with other parts.
     pub fn builder(config: Config) -> DaemonBuilder {
         let facts = Box::<NodeDriver>::default();
-        DaemonBuilder { config, clock: Arc::new(MonotonicClock), engine: None, facts }
+        let health = Box::<NvmlHealth>::default();
+        DaemonBuilder { config, clock: Arc::new(MonotonicClock), engine: None, facts, health }
     }
 
     /// A handle on it.
@@ -321,8 +335,11 @@ impl Daemon {
         let listeners = self.listeners.take().ok_or(DaemonError::Stopped)?;
         let front = Front::start(listeners, self.handle(), Arc::clone(&self.access))?;
         tracing::info!(socket = %self.files[0].display(), epoch = self.epoch, "listening");
+        let health = self.health.take().map(|health| health::watch(health, Arc::clone(&self.lost)));
+        let health = health.transpose()?;
         let served = self.serve();
         tracing::info!("stopping");
+        drop(health);
         drop(front);
         self.node.finish();
         let (files, lock) = (std::mem::take(&mut self.files), self.lock.take());
@@ -770,6 +787,7 @@ impl Daemon {
             devices: node.devices().map(Into::into).collect(),
             clients: node.clients(now).map(client).collect(),
             decisions: reasons.decisions(),
+            lost: self.lost.lock().clone(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The snapshot that `gshare status`, `gshare top`, the page and the metrics show.
 
 use crate::enforce::HeldBy;
+use crate::nvml::LostDevice;
 use crate::why::Decision;
 use gshare_core::scale::{ScaleState, ServiceClass};
 use gshare_core::wire::OnDaemonLoss;
@@ -42,6 +43,9 @@ pub struct Snapshot {
     /// Decisions that held clients up last, the newest first: limits, debts, denials and refusals.
     #[serde(default)]
     pub decisions: Vec<Decision>,
+    /// Devices of the node that their driver has lost; `None` where the daemon has not heard of them, or cannot.
+    #[serde(default)]
+    pub lost: Option<Vec<LostDevice>>,
 }
 
 /// A device.

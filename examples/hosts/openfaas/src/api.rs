@@ -130,7 +130,7 @@ pub struct Status {
     /// How far its measurement is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measuring: Option<String>,
-    /// Why an instance of it did not start, the last time.
+    /// Why an instance of it did not start the last time, or has lost its device and no other one is ready since.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
     /// The time in ns in which a request is to be answered.

@@ -11,12 +11,13 @@ use gshare_core::{Bytes, GpuId};
 use gshare_fake_cuda_spec::Spec;
 use gshare_runner::confine::User;
 use gshare_runner::libraries::{SimulatorDir, prepend};
-use gshared::nvml::{Found, Nvml};
+use gshared::nvml::{DeviceHealth, Found, LostDevice, Nvml, NvmlHealth};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 /// Prints the devices that this process finds, for the process that started it. A hidden command of the host.
 ///
@@ -25,6 +26,79 @@ use std::process::{Command, Stdio};
 pub fn print_inventory() -> anyhow::Result<()> {
     println!("{}", serde_json::to_string(&Nvml::load()?.inventory()?)?);
     Ok(())
+}
+
+/// Answers each line that comes in with the devices that are lost, as a JSON list in one line, or `null` where NVML does not tell.
+/// Ends with its input. A hidden command of the host, for the process that started it.
+///
+/// # Errors
+/// When the answer cannot be written.
+pub fn print_lost() -> anyhow::Result<()> {
+    let mut health = NvmlHealth::default();
+    for line in std::io::stdin().lock().lines() {
+        line?;
+        println!("{}", serde_json::to_string(&health.lost())?);
+    }
+    Ok(())
+}
+
+/// Health of simulated boards: a copy of this program for each of them, in the board's environment, is asked.
+#[derive(Debug)]
+struct SimulatedHealth(Vec<Board>);
+
+#[derive(Debug)]
+struct Board {
+    environment: Vec<(OsString, OsString)>,
+    asked: Option<(Child, BufReader<ChildStdout>)>,
+    /// Its last answer, which stands while there is no other.
+    lost: Vec<LostDevice>,
+}
+
+impl Board {
+    fn ask(&mut self) -> anyhow::Result<Option<Vec<LostDevice>>> {
+        if self.asked.is_none() {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.arg("--print-lost").envs(self.environment.iter().map(|(key, value)| (key, value)));
+            let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+            let answers = child.stdout.take().context("its output is a pipe")?;
+            self.asked = Some((child, BufReader::new(answers)));
+        }
+        let (child, answers) = self.asked.as_mut().context("it was started above")?;
+        writeln!(child.stdin.as_mut().context("its input is a pipe")?)?;
+        let mut line = String::new();
+        answers.read_line(&mut line)?;
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    /// Ends the copy; the next question starts another one.
+    fn end(&mut self) {
+        if let Some((mut child, _)) = self.asked.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl DeviceHealth for SimulatedHealth {
+    fn lost(&mut self) -> Option<Vec<LostDevice>> {
+        for board in &mut self.0 {
+            match board.ask() {
+                Ok(Some(lost)) => board.lost = lost,
+                Ok(None) => {}
+                Err(error) => {
+                    eprintln!("openfaas: the health of a simulated board: {error}");
+                    board.end();
+                }
+            }
+        }
+        Some(self.0.iter().flat_map(|board| &board.lost).cloned().collect())
+    }
 }
 
 /// A device of the platform.
@@ -64,6 +138,8 @@ pub struct Devices {
     /// Whether the driver keeps to SM partitions by itself: a simulated one does.
     pub simulated: bool,
     simulators: Vec<SimulatorDir>,
+    /// The environment of each simulated board.
+    boards: Vec<Vec<(OsString, OsString)>>,
 }
 
 impl Devices {
@@ -99,6 +175,7 @@ impl Devices {
             environment.push(("GSHARE_SIM_DEVICE".into(), state.join(file).into_os_string()));
             devices.add(inventory(&environment)?, &environment)?;
             devices.simulators.push(dir);
+            devices.boards.push(environment);
         }
         for number in whole {
             let device = devices.all.get_mut(&GpuId(*number));
@@ -122,6 +199,22 @@ impl Devices {
             std::fs::set_permissions(simulator.path(), std::fs::Permissions::from_mode(0o755))?;
         }
         Ok(())
+    }
+
+    /// News of lost devices for a daemon in this process, whose NVML knows nothing of simulated boards; `None` where there are
+    /// none of those.
+    pub fn health(&self) -> Option<Box<dyn DeviceHealth>> {
+        let board =
+            |environment: &Vec<_>| Board { environment: environment.clone(), asked: None, lost: Vec::new() };
+        let boards: Vec<Board> = self.boards.iter().map(board).collect();
+        (!boards.is_empty()).then(|| Box::new(SimulatedHealth(boards)) as Box<dyn DeviceHealth>)
+    }
+
+    /// Why a device is lost, if it is among these.
+    pub fn why_lost<'a>(&self, gpu: GpuId, lost: &'a [LostDevice]) -> Option<&'a str> {
+        let device = self.all.get(&gpu)?;
+        let found = lost.iter().find(|one| device.uuids().any(|uuid| uuid == one.uuid))?;
+        Some(&found.why)
     }
 
     fn add(&mut self, found: Vec<Found>, environment: &[(OsString, OsString)]) -> anyhow::Result<()> {

@@ -51,6 +51,10 @@
 //!
 //! # When something dies
 //! - *An instance*: what it was serving is answered 502 at once. What it had not accepted goes to another one.
+//! - *A device*: the daemon says so, at most some 2 s later. Its instances end, and others take their places on other devices. A
+//!   request that one of them had is answered 502 with the reason; what it had not accepted goes to another one. Nothing is started
+//!   there until the daemon says that the device is back. A simulated device is lost by `sim-stat --lose`, and is seen by the
+//!   provider's own daemon.
 //! - *The daemon*: processes go on by their policy ([`gshare_core::wire::OnDaemonLoss::Open`]) and meet the next one.
 //! - *The provider*: the kernel kills its processes. The next provider of the same directory has the same functions,
 //!   secrets, measurements and numbers of replicas; calls that waited in `/async-function` are lost.
@@ -170,6 +174,9 @@ pub struct Options {
     /// Print the devices that are found, and end.
     #[arg(long, hide = true)]
     pub inventory: bool,
+    /// Print the devices that are lost, once for each line of input.
+    #[arg(long, hide = true)]
+    pub print_lost: bool,
 }
 
 fn memory(text: &str) -> Result<Bytes, String> {
@@ -183,6 +190,9 @@ fn memory(text: &str) -> Result<Bytes, String> {
 pub fn serve(options: &Options) -> anyhow::Result<()> {
     if options.inventory {
         return devices::print_inventory();
+    }
+    if options.print_lost {
+        return devices::print_lost();
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     if options.demo.is_none() {
@@ -282,7 +292,11 @@ async fn run(options: &Options) -> anyhow::Result<()> {
                 let socket = state.join("gshare.sock");
                 let mut config = gshared::Config::at(socket.clone());
                 config.allow_uids = options.function_user.iter().map(|user| user.uid).collect();
-                daemon = Some(gshared::Daemon::new(config)?.spawn()?);
+                let mut builder = gshared::Daemon::builder(config);
+                if let Some(health) = devices.health() {
+                    builder = builder.health(health);
+                }
+                daemon = Some(builder.build()?.spawn()?);
                 socket
             }
         };

@@ -125,7 +125,8 @@ impl Drop for Events<'_> {
 pub struct Ticket {
     node: Arc<Node>,
     request: RequestId,
-    turns: UnboundedReceiver<Turn>,
+    /// What becomes of it, until [`Ticket::losses`] takes that over.
+    turns: Option<UnboundedReceiver<Turn>>,
     /// The instance that serves the request, once its turn has come.
     instance: Option<InstanceId>,
     broken: bool,
@@ -187,6 +188,7 @@ impl Node {
         let request = self.host().arrive(arrived, name, sender)?;
         let traced = traces::begin(self.runner.traces.as_ref(), name, headers);
         let (node, times) = (Arc::clone(self), Times { arrived, load: None, reached: None });
+        let turns = Some(turns);
         Ok(Ticket { node, request, turns, instance: None, broken: false, times, traced })
     }
 
@@ -305,10 +307,16 @@ impl Ticket {
     /// When it will not be served.
     pub async fn connect(&mut self) -> Result<Vec<Line>, ApiError> {
         loop {
-            let (instance, ports, load) = match self.turns.recv().await {
+            let turn = match &mut self.turns {
+                Some(turns) => turns.recv().await,
+                None => None,
+            };
+            let (instance, ports, load) = match turn {
                 Some(Turn::Go { instance, ports, load }) => (instance, ports, load),
                 Some(Turn::No(reason)) => return Err(super::host::refusal(reason)),
-                Some(Turn::Hopeless(why)) => return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why)),
+                Some(Turn::Hopeless(why) | Turn::DeviceLost(why)) => {
+                    return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why));
+                }
                 None => {
                     let status = StatusCode::BAD_GATEWAY;
                     return Err(ApiError::new(status, "the instance is gone"));
@@ -352,6 +360,11 @@ impl Ticket {
         }
     }
 
+    /// News of the device under a request that an instance has taken.
+    pub const fn losses(&mut self) -> Losses {
+        Losses(self.turns.take())
+    }
+
     /// A connection has served the request, and is free for another one.
     pub fn free(&self, stage: usize, sender: Sender) {
         if let Some(instance) = self.instance.filter(|_| !self.broken) {
@@ -362,6 +375,24 @@ impl Ticket {
     /// The instance broke it off.
     pub const fn broken(&mut self) {
         self.broken = true;
+    }
+}
+
+/// Tells whether the device of the instance that serves a request is lost.
+#[derive(Debug)]
+pub struct Losses(Option<UnboundedReceiver<Turn>>);
+
+impl Losses {
+    /// Waits until it is lost, and says why; without end as long as it is not.
+    pub async fn next(&mut self) -> String {
+        while let Some(turns) = &mut self.0 {
+            match turns.recv().await {
+                Some(Turn::DeviceLost(why)) => return why,
+                Some(_) => {}
+                None => self.0 = None,
+            }
+        }
+        std::future::pending().await
     }
 }
 
@@ -414,6 +445,15 @@ async fn look(node: Weak<Node>) {
         let mut host = node.host();
         for of in snapshot.clients {
             host.used(&of.name, of.total_used_ns.as_nanos());
+        }
+        // A daemon that cannot tell changes nothing.
+        let Some(lost) = snapshot.lost else { continue };
+        let devices = &node.runner.devices;
+        for (gpu, device) in &devices.all {
+            match devices.why_lost(*gpu, &lost) {
+                Some(why) => host.lose_device(node.now(), *gpu, why),
+                None => host.device_back(node.now(), *gpu, &device.spec),
+            }
         }
     }
 }

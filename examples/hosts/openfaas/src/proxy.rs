@@ -61,6 +61,7 @@ pub async fn forward(
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
     })?;
     let streams = ticket.connect().await?;
+    let mut losses = ticket.losses();
     let upgrade = request.headers().contains_key(header::UPGRADE);
     let theirs = upgrade.then(|| hyper::upgrade::on(&mut request));
     prepare(&mut request, path, upgrade)?;
@@ -70,7 +71,15 @@ pub async fn forward(
             let place = request.headers().get(TRACEPARENT).cloned();
             (request.method().clone(), request.uri().clone(), place)
         });
-        let (mut answer, sender) = ask(&mut ticket, name, stream, request, upgrade, patience).await?;
+        let (mut answer, sender) = tokio::select! {
+            biased;
+            // A process whose driver has lost its device may neither answer nor end.
+            why = losses.next() => {
+                ticket.broken();
+                return Err(ApiError::new(StatusCode::BAD_GATEWAY, format!("{name}: {why}")));
+            }
+            answer = ask(&mut ticket, name, stream, request, upgrade, patience) => answer?,
+        };
         let Some((method, uri, place)) = again.filter(|_| answer.status().is_success()) else {
             let status = answer.status();
             ticket.answered(status, answer.headers_mut());

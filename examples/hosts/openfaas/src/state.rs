@@ -6,6 +6,7 @@ use super::node::Node;
 use gshare_core::platform::Regime;
 use gshare_core::{Bytes, GpuId, Timestamp};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// The host at one instant.
 #[derive(Debug, Serialize)]
@@ -37,6 +38,9 @@ pub struct Device {
     pub memory: Bytes,
     /// Its MIG devices, by place.
     pub slices: Vec<Slice>,
+    /// Why it is lost; left out while it is there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost: Option<String>,
 }
 
 /// A MIG device, to show.
@@ -91,9 +95,11 @@ pub fn now(node: &Node) -> State {
             memory: of.memory_bytes,
         });
     }
-    let (views, decisions) = {
+    let (views, decisions, lost) = {
         let host = node.host();
-        (host.views(), host.decisions())
+        let lost = |gpu: &GpuId| host.why_lost(*gpu).map(|why| (*gpu, why.to_owned()));
+        let lost: BTreeMap<GpuId, String> = node.runner.devices.all.keys().filter_map(lost).collect();
+        (host.views(), host.decisions(), lost)
     };
     let function = |view: &View| {
         let mine: Vec<&String> = view.instances.iter().flat_map(|instance| &instance.clients).collect();
@@ -109,6 +115,7 @@ pub fn now(node: &Node) -> State {
         regime: device.spec.effective_regime(),
         memory: device.spec.memory,
         slices: slices(&device.spec),
+        lost: lost.get(gpu).cloned(),
     };
     let devices = node.runner.devices.all.iter().map(device).collect();
     let models = node.runner.models.status();

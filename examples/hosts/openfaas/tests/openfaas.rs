@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Provider, call, within};
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -228,4 +229,112 @@ fn requests_go_on_when_the_daemon_dies() {
     });
     assert!(seen.iter().all(|status| *status == 200), "{seen:?}");
     next.unwrap().stop().unwrap();
+}
+
+/// Loses a GPU of the first simulated board, or brings it back.
+fn set_lost(state: &Path, gpu: u32, lost: bool) {
+    let board = fake_cuda::sim::SimDevice::open(&state.join("device"), &fake_cuda::Spec::default()).unwrap();
+    assert!(board.set_lost(gpu, lost));
+}
+
+#[test]
+fn instances_of_a_lost_gpu_are_replaced_elsewhere_and_it_serves_again_when_it_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let boards = ["--sim=v100,devices=2"];
+    let provider = Provider::start(dir.path(), &boards);
+    let address = provider.address;
+    let json =
+        |path: &str| serde_json::from_str::<serde_json::Value>(&provider.call("GET", path, "").1).unwrap();
+    // The GPUs under the instances of a function that are in this state of their life.
+    let homes = |name: &str, life: &str| {
+        let status = json(&format!("/system/function/{name}"));
+        let instances = status["gshare"]["instances"].as_array().unwrap().clone();
+        let there = instances.into_iter().filter(|one| one["life"] == life);
+        there.map(|one| u32::try_from(one["parts"][0]["gpu"].as_u64().unwrap()).unwrap()).collect::<Vec<_>>()
+    };
+    let decided = |what: &str| {
+        json("/system/state")["decisions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|one| one["what"].as_str().unwrap().contains(what))
+    };
+    let lost = |gpu: u32| json("/system/state")["devices"][gpu as usize]["lost"].clone();
+    provider.deploy("resnet", &format!(r#"{SHARE},"labels":{{"com.openfaas.scale.max":"1"}}"#));
+    let victim = pid(address, "/function/resnet");
+    let [gone] = homes("resnet", "ready")[..] else { panic!("one instance") };
+    let other = 1 - gone;
+    std::thread::scope(|scope| {
+        // One request that the instance has, which would take an hour, and one that waits behind it.
+        let slow = scope.spawn(|| call(address, "POST", "/function/resnet/slow?ms=3600000", "").unwrap());
+        within(|| provider.call("GET", "/system/logs?name=resnet", "").1.contains("sleeping for 3600000 ms"));
+        let waits = scope.spawn(|| call(address, "POST", "/function/resnet", "").unwrap());
+        within(|| provider.call("GET", "/system/telemetry", "").1.contains("\"waiting\":1"));
+        set_lost(dir.path(), gone, true);
+        let (status, why) = slow.join().unwrap();
+        assert_eq!(status, 502, "{why}");
+        assert!(
+            why.contains(&format!("GPU {gone} is lost")) && why.contains("NVML_ERROR_GPU_IS_LOST"),
+            "{why}"
+        );
+        assert_eq!(waits.join().unwrap().0, 200, "another instance answers it");
+    });
+    within(|| !runs(victim));
+    assert_eq!(homes("resnet", "ready"), [other]);
+    assert!(lost(gone).as_str().unwrap().contains("fallen off the bus"), "{}", lost(gone));
+    assert!(lost(other).is_null() && decided(&format!("GPU {gone} is lost: it has fallen off the bus")));
+    let admin = gshared::config::admin_socket_of(&dir.path().join("gshare.sock"));
+    assert_eq!(gshared::admin::snapshot(&admin).unwrap().lost.unwrap().len(), 1, "the daemon knows it, too");
+
+    // Nothing is started there: what has no room beside the first function, which is busy, waits for the device.
+    let mut busy = std::net::TcpStream::connect(address).unwrap();
+    write!(busy, "GET /function/resnet/slow?ms=3600000 HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let slept =
+        || provider.call("GET", "/system/logs?name=resnet", "").1.matches("sleeping for 3600000 ms").count();
+    within(|| slept() == 2);
+    let big = r#","annotations":{"fastgshare/gpu_quota_request":"0.8","fastgshare/gpu_sm_partition":"100"}"#;
+    provider.deploy("big", big);
+    let (status, body) = std::thread::scope(|scope| {
+        let waits = scope.spawn(|| call(address, "POST", "/function/big", "").unwrap());
+        within(|| json("/system/state")["functions"][0]["waiting"] == 1);
+        assert_eq!((homes("big", "ready"), homes("big", "starting")), (vec![], vec![]));
+        set_lost(dir.path(), gone, false);
+        waits.join().unwrap()
+    });
+    assert_eq!(status, 200, "{body}");
+    assert_eq!(homes("big", "ready"), [gone]);
+    assert!(lost(gone).is_null() && decided(&format!("GPU {gone} is back")));
+    let seen = json("/system/function/big");
+    assert!(seen["gshare"]["problem"].is_null(), "{seen}");
+
+    // A host that begins while it is lost does without it.
+    drop((busy, provider));
+    set_lost(dir.path(), gone, true);
+    let provider = Provider::start(dir.path(), &boards);
+    assert!(provider.line.contains("  1 GPU, simulated"), "{}", provider.line);
+    assert_eq!(provider.call("POST", "/function/resnet", "").0, 200);
+}
+
+#[test]
+fn a_function_whose_only_gpu_is_lost_says_so_until_the_gpu_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = Provider::start(dir.path(), &["--sim=v100"]);
+    provider.deploy("resnet", &format!(r#"{SHARE},"labels":{{"com.openfaas.scale.min":"1"}}"#));
+    provider.replicas("resnet", 1);
+    let status = || {
+        let text = provider.call("GET", "/system/function/resnet", "").1;
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()["gshare"].take()
+    };
+    set_lost(dir.path(), 0, true);
+    within(|| status()["state"] == "failing");
+    let seen = status();
+    assert!(
+        seen["problem"].as_str().unwrap().starts_with("GPU 0 is lost: it has fallen off the bus"),
+        "{seen}"
+    );
+    assert!(seen["instances"].as_array().unwrap().is_empty(), "{seen}");
+    set_lost(dir.path(), 0, false);
+    provider.replicas("resnet", 1);
+    assert!(status()["problem"].is_null());
+    assert_eq!(provider.call("POST", "/function/resnet", "").0, 200);
 }

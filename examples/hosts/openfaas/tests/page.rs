@@ -70,4 +70,13 @@ fn the_page_shows_what_the_host_says() {
         assert!(page.contains(newest), "{newest}");
         assert!(page.contains("id=\"gone\" role=\"alert\" style=\"display: none;\""), "the host answers");
     }
+    // A lost GPU is told with the driver's reason, in words and to those who listen.
+    let board = dir.path().join("device");
+    let board = fake_cuda::sim::SimDevice::open(&board, &fake_cuda::Spec::default()).unwrap();
+    assert!(board.set_lost(1, true));
+    within(|| state()["devices"][1]["lost"].is_string());
+    let why = state()["devices"][1]["lost"].as_str().unwrap().to_owned();
+    let page = render(&browser, &provider.address.to_string(), 400, dir.path());
+    assert!(page.contains(&format!(">Lost: {why}<")) && page.contains("GPU 1 is lost"), "{page}");
+    assert_eq!(page.matches(">Lost: ").count(), 1, "the other one is not: {page}");
 }

@@ -62,7 +62,8 @@ fn took(span: &Value) -> u64 {
 /// The spans of the next request: the whole one, and those of its phases.
 fn next(spans: &Receiver<Value>) -> (Value, Vec<Value>) {
     let next = || spans.recv_timeout(PATIENCE).expect("a span");
-    let root = next();
+    // The token wait of a request before is not looked at.
+    let root = std::iter::repeat_with(next).find(|span| span["name"] != "token wait").unwrap();
     let mut phases = vec![next()];
     // The phases end with the request; the token wait follows `run`.
     while phases[phases.len() - 1]["endTimeUnixNano"] != root["endTimeUnixNano"] {
@@ -113,4 +114,55 @@ fn a_slow_request_is_one_trace_whose_phases_add_up() {
     let run = &phases[phases.len() - 1];
     let place = format!("00-{}-{}-01", root["traceId"].as_str().unwrap(), run["spanId"].as_str().unwrap());
     assert_eq!(said["traceparent"], place.as_str(), "{said}");
+}
+
+/// One measured point, so that nothing is measured here.
+const POINTS: &str = r#"{"points":[{"sm_basis_points":2500,"quota_basis_points":2000,"batch":1,"throughput_milli_rps":20000,
+    "p50_ns":13000000,"p95_ns":28000000}]}"#;
+
+#[test]
+fn a_request_that_wakes_a_function_from_parked_or_from_zero_shows_the_load_and_its_phases_add_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let points = dir.path().join("points.json");
+    std::fs::write(&points, POINTS).unwrap();
+    let (collector, spans) = collector();
+    let url = format!("http://{collector}");
+    let provider = Provider::start(&dir.path().join("state"), &["--sim=v100", "--otlp", &url]);
+    // Two of them do not fit the 16 GiB: each one parks the other.
+    let wishes = format!(
+        r#","annotations":{{"gshare/slo":"60s","fastgshare/gpu_mem":"9GiB","gshare/profile":"{}"}}"#,
+        points.display()
+    );
+    provider.deploy("first", &wishes);
+    provider.deploy("second", &wishes);
+    // The way of the load that a request waited for, if it waited for one; its phases are looked at.
+    let load = |name: &str| {
+        let (head, _) = get(provider.address, &format!("/function/{name}"), "");
+        let (root, phases) = next(&spans);
+        assert_eq!(root["name"], format!("function {name}"));
+        assert_eq!(phases.iter().map(took).sum::<u64>(), took(&root), "to the ns: {phases:?}");
+        for (one, following) in phases.iter().zip(&phases[1..]) {
+            assert_eq!(one["endTimeUnixNano"], following["startTimeUnixNano"], "no gap: {phases:?}");
+        }
+        let told =
+            head.split("load;dur=").nth(1).map(|rest| rest.split([',', '\r']).next().unwrap().to_owned());
+        let span = phases.iter().find(|span| span["name"] == "load");
+        // The header and the span say the same, in ms and in ns.
+        assert_eq!(told.is_some(), span.is_some(), "{head}{phases:?}");
+        span.map(|span| {
+            let us = (told.unwrap().parse::<f64>().unwrap() * 1e3).round();
+            #[expect(clippy::cast_precision_loss, reason = "some milliseconds in ns")]
+            let said = took(span) as f64 / 1e3;
+            assert!(took(span) > 0 && (us - said).abs() <= 1.0, "{us} us is not {said} us");
+            span["attributes"][0]["value"]["stringValue"].as_str().unwrap().to_owned()
+        })
+    };
+    assert_eq!(load("first").as_deref(), Some("cold start"));
+    assert_eq!(load("first"), None, "it was ready before the request came");
+    assert_eq!(load("second").as_deref(), Some("cold start"));
+    assert_eq!(load("first").as_deref(), Some("return from parked"));
+    let scaled = provider.call("POST", "/system/scale-function/first", r#"{"replicas":0}"#);
+    assert_eq!(scaled.0, 202, "{}", scaled.1);
+    common::within(|| provider.call("GET", "/system/function/first", "").1.contains("\"instances\":[]"));
+    assert_eq!(load("first").as_deref(), Some("cold start"), "from zero");
 }

@@ -22,6 +22,8 @@ pub(crate) const NOT_READY: CUresult = CUresult::CUDA_ERROR_NOT_READY;
 pub(crate) const NOT_FOUND: CUresult = CUresult::CUDA_ERROR_NOT_FOUND;
 pub(crate) const INVALID_CONTEXT: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;
 pub(crate) const INVALID_DEVICE: CUresult = CUresult::CUDA_ERROR_INVALID_DEVICE;
+/// The answer of a GPU that has fallen off the bus: the driver has no error of its own for that.
+pub(crate) const GPU_LOST: CUresult = CUresult::CUDA_ERROR_UNKNOWN;
 
 impl From<SimError> for CUresult {
     fn from(error: SimError) -> Self {
@@ -381,7 +383,7 @@ pub(crate) fn current() -> Result<&'static Object<Context>, CUresult> {
     match current_opt() {
         Some(context) if STATE.load(Relaxed) == READY => {
             if context.live() {
-                Ok(context)
+                context.check().map(|()| context)
             } else {
                 Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
             }
@@ -440,7 +442,7 @@ pub(crate) unsafe fn count_if_idle(flavor: Flavor, handle: sys::CUstream) -> boo
         } else {
             context.legacy.get().copied()
         };
-        let Some(stream) = stream else { return false };
+        let Some(stream) = stream.filter(|stream| stream.context.check().is_ok()) else { return false };
         let idle = stream.completed.load(Acquire) >= stream.tail.load(Relaxed);
         let captures = stream.capturing.load(Relaxed) || graph::any_capture();
         if !idle || captures || !stream.context.live() || STATE.load(Relaxed) != READY {
@@ -484,6 +486,8 @@ pub(crate) struct Context {
     pub(crate) streams: Mutex<Vec<&'static Object<Stream>>>,
     pub(crate) limits: Mutex<BTreeMap<u32, usize>>,
     pub(crate) peers: Mutex<Vec<i32>>,
+    /// Not 0 while the GPU is lost.
+    lost: &'static AtomicU64,
 }
 
 impl Kind for Context {
@@ -508,6 +512,10 @@ impl Context {
     ) -> Result<&'static Object<Self>, CUresult> {
         let driver = driver()?;
         let gpu = driver.gpu(ordinal)?;
+        let lost = &driver.device.open_part().lost[gpu as usize];
+        if lost.load(Relaxed) != 0 {
+            return Err(GPU_LOST);
+        }
         let bytes = if charged { driver.profile().context_bytes } else { 0 };
         let slot = driver.device.with(|engine, now| {
             driver.device.sweep(engine, now);
@@ -528,10 +536,17 @@ impl Context {
             streams: Mutex::default(),
             limits: Mutex::default(),
             peers: Mutex::default(),
+            lost,
         });
         let legacy = Stream::create(driver, context, slot, 0, 0, StreamKind::Legacy);
         let _ = context.legacy.set(legacy);
         Ok(context)
+    }
+
+    /// An error while the GPU is lost.
+    #[inline]
+    pub(crate) fn check(&self) -> Answer {
+        if self.lost.load(Relaxed) == 0 { Ok(()) } else { Err(GPU_LOST) }
     }
 
     pub(crate) fn legacy(&self) -> Result<&'static Object<Stream>, CUresult> {
@@ -626,7 +641,7 @@ pub(crate) unsafe fn stream(
     if number > 2 {
         let stream = Object::<Stream>::get(handle)?;
         return if stream.context.live() {
-            Ok(stream)
+            stream.context.check().map(|()| stream)
         } else {
             Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
         };
@@ -730,6 +745,7 @@ fn push_one(driver: &'static Driver, stream: &'static Object<Stream>, work: Work
                 open.ring_full.fetch_add(1, Relaxed);
                 let oldest = stream.tail.load(Acquire).saturating_sub(crate::sim::RING as u64);
                 driver.device.wait(driver.process, stream.slot, oldest);
+                stream.context.check()?;
             }
             Err(error) => return Err(error.into()),
         }
@@ -743,7 +759,7 @@ pub(crate) fn drain(stream: &'static Object<Stream>) -> Answer {
     if tail > 0 && driver.device.completed_now(stream.slot) < tail {
         driver.device.wait(driver.process, stream.slot, tail - 1);
     }
-    Ok(())
+    stream.context.check()
 }
 
 /// Whether everything pushed to the stream so far is done.

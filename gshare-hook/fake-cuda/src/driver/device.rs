@@ -28,6 +28,8 @@ pub(crate) fn pci_text(gpu: u32) -> String {
 pub(crate) fn visible(device: &SimDevice) -> Vec<u32> {
     let list = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let mut shown = listed(device, list.as_deref());
+    // A driver that loads finds no GPU that is lost.
+    shown.retain(|gpu| !device.is_lost(*gpu));
     shown.truncate(if device.is_cut() { 1 } else { shown.len() });
     shown
 }

@@ -100,6 +100,7 @@ pub(super) unsafe fn cuCtxSynchronize_v2(ctx: sys::CUcontext) -> Answer {
 }
 
 pub(crate) fn synchronise(context: &'static Object<Context>) -> Answer {
+    context.check()?;
     context_not_capturing(context)?;
     let pending = |s: &Object<Stream>| s.completed.load(Acquire) < s.tail.load(Acquire);
     let busy: Vec<_> = lock(&context.streams).iter().copied().filter(|s| pending(s)).collect();
@@ -314,7 +315,13 @@ impl Event {
         Ok(())
     }
 
+    /// An error while its GPU is lost.
+    fn check(&self) -> Answer {
+        if driver()?.device.is_lost(self.gpu) { Err(GPU_LOST) } else { Ok(()) }
+    }
+
     fn reached(&self) -> Result<bool, CUresult> {
+        self.check()?;
         let driver = driver()?;
         let last = self.last()?;
         let done = &driver.device.open_part().events[self.slot as usize].done;
@@ -410,7 +417,7 @@ pub(super) unsafe fn cuEventSynchronize(hEvent: sys::CUevent) -> Answer {
     let recorded = *lock(&event.recorded);
     if let (Some(r), false) = (recorded, event.flags & INTERPROCESS != 0) {
         driver.device.wait(driver.process, r.stream, r.position);
-        return Ok(());
+        return event.check();
     }
     let mut pause = 5_000;
     while !event.reached()? {

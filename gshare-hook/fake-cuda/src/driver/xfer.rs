@@ -113,6 +113,7 @@ impl Transfer {
         let driver = driver()?;
         let position = push(stream, self.work()?)?;
         driver.device.wait(driver.process, stream.slot, position);
+        stream.context.check()?;
         self.apply();
         Ok(())
     }

@@ -39,7 +39,7 @@ use super::engine::{Engine, SimError};
 use super::layout::{Locked, Open};
 use gshare_fake_cuda_spec::{DEFAULT_PROFILE, Profile, ProfileError, Spec, SpecError, load_text};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"gsh-sim\x02");
+const MAGIC: u64 = u64::from_le_bytes(*b"gsh-sim\x03");
 const PROFILE_BYTES: usize = 16 << 10;
 const SWEEP_NS: u64 = 5_000_000;
 const LIFE_OFFSET: i64 = 1 << 40;
@@ -257,6 +257,31 @@ impl SimDevice {
         &self.path
     }
 
+    /// Loses the GPU with this number, or brings it back; a GPU that is cut goes with its MIG devices. `false`: there is no such
+    /// GPU.
+    ///
+    /// While it is lost, NVML answers `NVML_ERROR_GPU_IS_LOST`, calls of processes that have a context on it
+    /// `CUDA_ERROR_UNKNOWN`, and a process that begins does not see it. What a process has there stays its own until it ends.
+    pub fn set_lost(&self, gpu: u32, lost: bool) -> bool {
+        let devices = match self.is_cut() {
+            true => 0..self.devices.len(),
+            false => gpu as usize..gpu as usize + 1,
+        };
+        if gpu >= self.profile.gpus {
+            return false;
+        }
+        for flag in &self.open_part().lost[devices] {
+            flag.store(u64::from(lost), Release);
+        }
+        true
+    }
+
+    /// Whether a device, by its place in [`devices`](Self::devices), is lost.
+    #[inline]
+    pub fn is_lost(&self, device: u32) -> bool {
+        self.open_part().lost.get(device as usize).is_some_and(|flag| flag.load(Acquire) != 0)
+    }
+
     #[inline]
     pub(crate) fn open_part(&self) -> &Open {
         // SAFETY: the mapping lives as long as the process; `Open` is atomics only.
@@ -372,7 +397,7 @@ impl SimDevice {
         self.completed_now(stream) > position || self.with(|engine, _| engine.completed(stream) > position)
     }
 
-    /// Blocks until the entry at `position` is done: asleep until 60 us before that, as far as it is known, then awake. A
+    /// Blocks until the entry at `position` is done or its GPU is lost: asleep until 60 us before that, as far as it is known, then awake. A
     /// thread that sleeps to the end wakes tens of microseconds late, which is more than many kernels take.
     pub fn wait(&self, process: u32, stream: u32, position: u64) {
         if self.is_done(stream, position) {
@@ -381,8 +406,9 @@ impl SimDevice {
         let began = now_ns();
         let mut pause = 20_000;
         loop {
-            let (done, until) =
-                self.with(|e, _| (e.completed(stream) > position, e.not_before(stream, position, 8)));
+            let (done, until) = self.with(|e, _| {
+                (e.completed(stream) > position || e.is_lost(stream), e.not_before(stream, position, 8))
+            });
             if done {
                 break;
             }

@@ -168,6 +168,11 @@ impl Engine<'_> {
         self.o.streams[s as usize].completed.load(Relaxed)
     }
 
+    /// Whether the stream's GPU is lost.
+    pub(crate) fn is_lost(&self, s: u32) -> bool {
+        self.o.lost[self.l.streams[s as usize].gpu as usize].load(Relaxed) != 0
+    }
+
     fn set_state(&mut self, s: u32, state: StreamState) {
         self.stream(s).state = state as u32;
     }

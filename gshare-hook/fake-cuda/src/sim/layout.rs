@@ -264,4 +264,6 @@ pub(crate) struct Open {
     pub(crate) procs: [OpenProc; PROCS],
     pub(crate) streams: [OpenStream; STREAMS],
     pub(crate) events: [OpenEvent; EVENTS],
+    /// For each GPU 1 while it is lost, as if it had fallen off the bus; the schedule goes on all the same.
+    pub(crate) lost: [AtomicU64; MAX_GPUS],
 }

@@ -39,6 +39,8 @@ pub struct GpuTruth {
     pub busy_ns: u64,
     /// The same over about the last second, in percent.
     pub utilisation_percent: u32,
+    /// Whether it is lost ([`SimDevice::set_lost`]).
+    pub lost: bool,
 }
 
 /// One process.
@@ -131,13 +133,14 @@ impl Engine<'_> {
                 entry.1 += (t - stream.run_start) * u64::from(item.sm);
             }
         }
-        let gpus = self.l.gpus[..gpus_len].iter().map(|g| GpuTruth {
+        let gpus = self.l.gpus[..gpus_len].iter().zip(&self.o.lost).map(|(g, lost)| GpuTruth {
             sms: g.sms,
             sms_busy: g.sms - g.sm_free,
             memory_bytes: g.mem_total,
             memory_used_bytes: g.mem_used,
             busy_ns: g.busy_ns + if g.running > 0 { t - g.busy_since } else { 0 },
             utilisation_percent: utilisation(&g.history, (g.running > 0).then_some(g.busy_since), t),
+            lost: lost.load(Relaxed) != 0,
         });
         let processes =
             self.l.procs.iter().enumerate().filter(|(_, p)| p.state != PROC_FREE).map(|(i, p)| {

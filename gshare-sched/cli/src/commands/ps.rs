@@ -22,7 +22,15 @@ pub(crate) struct Options {
 /// The part of the host's state that the table shows.
 #[derive(Debug, Deserialize)]
 struct State {
+    #[serde(default)]
+    devices: Vec<Device>,
     functions: Vec<Function>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Device {
+    gpu: u32,
+    lost: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -59,6 +67,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         return print_json(&state);
     }
     let state: State = serde_json::from_str(&text).context("the host's answer")?;
+    for line in losses(&state.devices) {
+        println!("{line}");
+    }
     println!(
         "{:<16} {:<10} {:>9} {:>8} {:>9} {:>8} {:>7} {:>8} {:>8} {:>8}",
         "FUNCTION",
@@ -79,6 +90,15 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// A line for each device that is lost.
+fn losses(devices: &[Device]) -> Vec<String> {
+    let line = |device: &Device| {
+        let why = device.lost.as_ref()?;
+        Some(format!("WARNING: GPU {} is lost, and its instances run elsewhere or wait: {why}", device.gpu))
+    };
+    devices.iter().filter_map(line).collect()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a report")]
@@ -121,6 +141,13 @@ fn ask(options: &Options) -> anyhow::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lost_device_is_told_with_the_reason() {
+        let text = r#"{"devices":[{"gpu":0},{"gpu":1,"lost":"it has fallen off the bus"}],"functions":[]}"#;
+        let lines = losses(&serde_json::from_str::<State>(text).unwrap().devices);
+        assert!(lines.len() == 1 && lines[0].contains("GPU 1") && lines[0].ends_with("the bus"), "{lines:?}");
+    }
 
     #[test]
     fn a_function_is_one_line() {

@@ -79,6 +79,9 @@ pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f6
         };
         let _ = writeln!(out, "{} {} {simulated}{memory}{source}", device.gpu, device.uuid);
     }
+    for device in snapshot.lost.iter().flatten() {
+        let _ = writeln!(out, "WARNING: {} is lost: {}", device.uuid, device.why);
+    }
     if let Some(why) = &snapshot.journal_failure {
         let _ = writeln!(out, "WARNING: no journal is written: {why}");
     }

@@ -14,6 +14,7 @@
 //! and booked like every other job. The shell runs the trials in it. The largest of `TRIAL_SHARES` that finds room at
 //! once is taken, else the smallest waits for it.
 
+mod devices;
 mod dispatching;
 mod processes;
 mod versions;
@@ -29,7 +30,7 @@ use super::traces::Load;
 use gshare_core::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Rejection, StopCause};
 use gshare_core::request::{RequestId, TenantId};
 use gshare_core::scale::InstanceId;
-use gshare_core::{Bytes, Engine as _, FunctionId, Timestamp};
+use gshare_core::{Bytes, Engine as _, FunctionId, GpuId, Timestamp};
 use gshare_runner::manager::HookedProcess;
 use gshare_sched::platform::{FunctionStats, Platform};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -94,6 +95,8 @@ pub enum Turn {
     No(Rejection),
     /// No share does for what its function wants: why.
     Hopeless(String),
+    /// The instance that had the request has lost its device: why.
+    DeviceLost(String),
 }
 
 #[derive(Debug)]
@@ -225,6 +228,10 @@ pub struct Host {
     events: VecDeque<PlatformEvent>,
     /// The last decisions, the oldest first.
     decisions: VecDeque<Decision>,
+    /// Devices that are lost, and why.
+    lost: BTreeMap<GpuId, String>,
+    /// Processes that are killed and were of instances that are gone: a driver that lost its device may keep one for long.
+    leaving: BTreeMap<(InstanceId, usize), HookedProcess>,
 }
 
 impl Host {
@@ -243,6 +250,8 @@ impl Host {
             last: Timestamp::ZERO,
             events: VecDeque::new(),
             decisions: VecDeque::new(),
+            lost: BTreeMap::new(),
+            leaving: BTreeMap::new(),
         }
     }
 

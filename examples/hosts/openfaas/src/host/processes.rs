@@ -28,7 +28,12 @@ impl Host {
         process: HookedProcess,
         port: u16,
     ) {
-        let Some(known) = self.instances.get_mut(&instance) else { return };
+        let Some(known) = self.instances.get_mut(&instance) else {
+            // Its device was lost before it began.
+            process.kill();
+            self.leaving.insert((instance, index), process);
+            return;
+        };
         let unwanted = matches!(known.doing, Doing::Stopping | Doing::Parking);
         let trains = self.versions.get(&known.function).is_some_and(|of| of.trains());
         let Some(place) = known.processes.get_mut(index) else { return };
@@ -68,6 +73,13 @@ impl Host {
 
     /// Whether a process has ended; what it served has failed then.
     pub fn has_ended(&mut self, now: Timestamp, instance: InstanceId, index: usize) -> bool {
+        if let Some(process) = self.leaving.get_mut(&(instance, index)) {
+            let ended = process.has_ended();
+            if ended {
+                self.leaving.remove(&(instance, index));
+            }
+            return ended;
+        }
         let Some(known) = self.instances.get_mut(&instance) else { return true };
         let Some(place) = known.processes.get_mut(index) else { return true };
         let ended = place.process.as_mut().is_some_and(HookedProcess::has_ended);

@@ -48,7 +48,7 @@ pub struct View {
     pub profile: Option<ProfileTable>,
     /// GPU memory in bytes that is booked for an instance.
     pub memory: Bytes,
-    /// Why an instance of it did not start, the last time.
+    /// Why an instance of it did not start the last time, or has lost its device and no other one is ready since.
     pub problem: Option<String>,
     /// Whether it was a training job, and has done its work.
     pub completed: bool,
@@ -146,6 +146,11 @@ impl Host {
                 format!("a request of {name} is refused: {reason}")
             }
         };
+        self.decided(what);
+    }
+
+    /// Keeps a sentence among the decisions.
+    pub(super) fn decided(&mut self, what: String) {
         if self.decisions.len() >= DECISIONS {
             self.decisions.pop_front();
         }

@@ -1,0 +1,103 @@
+//! Devices that are lost and come back: what that does to the instances and requests there.
+
+use super::{Host, Turn};
+use gshare_core::platform::{DeviceSpec, PlatformEvent};
+use gshare_core::scale::InstanceId;
+use gshare_core::{FunctionId, GpuId, Timestamp};
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+
+/// The words for a lost device.
+fn said(gpu: GpuId, why: &str) -> String {
+    format!("GPU {} is lost: {why}", gpu.0)
+}
+
+impl Host {
+    /// Why a device is lost, if it is.
+    pub fn why_lost(&self, gpu: GpuId) -> Option<&str> {
+        self.lost.get(&gpu).map(String::as_str)
+    }
+
+    /// A device is lost: its instances end, and the platform gives their places to others. Does nothing when that is known.
+    pub fn lose_device(&mut self, now: Timestamp, gpu: GpuId, why: &str) {
+        if self.lost.contains_key(&gpu) {
+            return;
+        }
+        self.last = self.last.max(now);
+        self.lost.insert(gpu, why.to_owned());
+        let said = said(gpu, why);
+        self.decided(said.clone());
+        // What an instance has taken is over before the platform hears of the loss: it would give that to another one.
+        for instance in self.on_device(gpu) {
+            self.break_off(instance, &said);
+        }
+        self.settle();
+        let mut functions = BTreeSet::new();
+        for instance in self.on_device(gpu) {
+            functions.extend(self.take_down(instance, &said));
+        }
+        self.inform(self.last, PlatformEvent::DeviceLost { gpu });
+        for function in functions {
+            self.forget_if_gone(function);
+        }
+    }
+
+    /// A device is there, or is back. Does nothing when it was not lost.
+    pub fn device_back(&mut self, now: Timestamp, gpu: GpuId, spec: &DeviceSpec) {
+        let Some(why) = self.lost.remove(&gpu) else { return };
+        self.last = self.last.max(now);
+        self.decided(format!("GPU {} is back", gpu.0));
+        let said = said(gpu, &why);
+        for of in self.versions.values_mut().filter(|of| of.problem.as_ref() == Some(&said)) {
+            of.problem = None;
+        }
+        self.inform(now, PlatformEvent::DeviceFound { gpu, spec: spec.clone() });
+    }
+
+    /// Instances with a part on the device, or parked from it.
+    fn on_device(&self, gpu: GpuId) -> Vec<InstanceId> {
+        let there = self.instances.iter().filter(|(_, of)| of.parts.iter().any(|part| part.gpu == gpu));
+        there.map(|(id, _)| *id).collect()
+    }
+
+    /// Ends the requests that an instance has taken, and sends it no other one.
+    fn break_off(&mut self, instance: InstanceId, why: &str) {
+        let Some(known) = self.instances.get_mut(&instance) else { return };
+        known.ends = true;
+        for request in known.requests.clone() {
+            let Some(of) = self.requests.get(&request).filter(|of| of.reached) else { continue };
+            // A client that has gone needs no answer.
+            let _ = of.turn.send(Turn::DeviceLost(why.to_owned()));
+            let took = self.last.saturating_since(of.since);
+            self.requests.remove(&request);
+            known.requests.remove(&request);
+            self.events.push_back(PlatformEvent::RequestDone { request, took });
+        }
+    }
+
+    /// Kills an instance of which the platform needs no report; its function.
+    fn take_down(&mut self, instance: InstanceId, why: &str) -> Option<FunctionId> {
+        let mut known = self.instances.remove(&instance)?;
+        if let Some(stop) = &known.stop {
+            stop.store(true, Ordering::Release);
+        }
+        for (index, place) in known.processes.iter_mut().enumerate() {
+            if let Some(process) = place.process.take() {
+                process.kill();
+                self.leaving.insert((instance, index), process);
+            }
+        }
+        for request in core::mem::take(&mut known.requests) {
+            if let Some(of) = self.requests.get_mut(&request) {
+                of.on = None;
+            }
+        }
+        Self::settle_time(&mut self.versions, &mut known);
+        let function = known.function;
+        let measures = self.versions.get(&function).and_then(|of| of.measures).map(|(of, _)| of);
+        if let Some(of) = self.versions.get_mut(&measures.unwrap_or(function)) {
+            of.problem = Some(why.to_owned());
+        }
+        Some(function)
+    }
+}
