@@ -196,7 +196,7 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     if options.demo.is_none() {
-        return runtime.block_on(run(options));
+        return serve_on(runtime, options);
     }
     // Nothing of a demonstration is kept.
     let dir = tempfile::tempdir()?;
@@ -204,7 +204,31 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
     if options.sim.is_empty() && !options.no_gpu {
         options.sim = demo::BOARDS.into_iter().map(str::parse).collect::<Result<_, _>>()?;
     }
-    runtime.block_on(run(&options))
+    serve_on(runtime, &options)
+}
+
+/// Until the host fails or is told to end. Then its processes, its daemon and the folders of simulated drivers go with it.
+fn serve_on(runtime: tokio::runtime::Runtime, options: &Options) -> anyhow::Result<()> {
+    let served = runtime.block_on(async {
+        tokio::select! {
+            served = run(options) => served,
+            told = told_to_end() => told.context("signals"),
+        }
+    });
+    // A demonstration may still wait for answers.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+    served
+}
+
+/// Waits for an interrupt or SIGTERM.
+async fn told_to_end() -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    Ok(())
 }
 
 fn credentials(dir: &Path) -> anyhow::Result<Credentials> {

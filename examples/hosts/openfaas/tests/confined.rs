@@ -3,11 +3,10 @@
 mod common;
 
 use common::{Provider, within};
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 const NOBODY: u32 = 65_534;
 const SHARE: &str =
@@ -74,19 +73,12 @@ fn place() -> (tempfile::TempDir, PathBuf) {
 }
 
 fn start(place: &Path, more: &[&str]) -> Provider {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"))
-        .args(["--listen", "127.0.0.1:0", "--sim=v100", "--function-user", "65534:65534", "--state"])
-        .arg(place.join("state"))
-        .args(more)
-        .env("GSHARE_HOOK_LIBRARY", place.join("libgshare_hook.so"))
-        .env("GSHARE_SIM_LIBRARY", place.join("libfake_cuda.so"))
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let address = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
-    Provider { address: address.unwrap_or_else(|| panic!("`{line}`")), child, line }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
+    command.args(["--listen", "127.0.0.1:0", "--sim=v100", "--function-user", "65534:65534", "--state"]);
+    command.arg(place.join("state")).args(more);
+    command.env("GSHARE_HOOK_LIBRARY", place.join("libgshare_hook.so"));
+    command.env("GSHARE_SIM_LIBRARY", place.join("libfake_cuda.so"));
+    Provider::of(&mut command)
 }
 
 /// Whether another user can read a file.

@@ -338,3 +338,20 @@ fn a_function_whose_only_gpu_is_lost_says_so_until_the_gpu_is_back() {
     assert!(status()["problem"].is_null());
     assert_eq!(provider.call("POST", "/function/resnet", "").0, 200);
 }
+
+#[test]
+fn a_host_that_is_told_to_end_leaves_nothing_behind() {
+    let (dir, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
+    command.args(["--listen", "127.0.0.1:0", "--sim", "--state"]).arg(dir.path());
+    let mut provider = Provider::of(command.env("TMPDIR", temporary.path()));
+    provider.deploy("resnet", SHARE);
+    provider.replicas("resnet", 1);
+    let function = pid(provider.address, "/function/resnet");
+    assert!(std::fs::read_dir(temporary.path()).unwrap().count() > 0, "the simulated driver's folder");
+    let told = Command::new("/bin/sh").args(["-c", &format!("kill {}", provider.child.id())]).status();
+    assert!(told.unwrap().success() && provider.child.wait().unwrap().success());
+    let left: Vec<_> = std::fs::read_dir(temporary.path()).unwrap().flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
+    within(|| !Path::new(&format!("/proc/{function}")).exists());
+}

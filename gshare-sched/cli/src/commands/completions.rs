@@ -9,6 +9,7 @@ use clap_complete::Shell;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
+  mkdir -p ~/.local/share/bash-completion/completions
   gshare completions bash > ~/.local/share/bash-completion/completions/gshare
   gshare completions zsh > ~/.zfunc/_gshare        # with ~/.zfunc in fpath
   gshare completions fish > ~/.config/fish/completions/gshare.fish")]

@@ -19,13 +19,14 @@ pub(crate) struct Provider {
 
 impl Provider {
     pub(crate) fn start(state: &Path, more: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"))
-            .args(["--listen", "127.0.0.1:0", "--state"])
-            .arg(state)
-            .args(more)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
+        command.args(["--listen", "127.0.0.1:0", "--state"]).arg(state).args(more);
+        Self::of(&mut command)
+    }
+
+    /// The host that a command starts.
+    pub(crate) fn of(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
