@@ -141,10 +141,11 @@ def run(arguments, chosen):
         "seconds": 0.0,
     }
     print(table.on(report), file=sys.stderr, flush=True)
-    for row in chosen:
-        report["rows"].append(suite.carry_out(row))
+    order = {row.name: place for place, row in enumerate(chosen)}
+    for line in suite.carry_out_all(chosen):
+        report["rows"] = sorted([*report["rows"], line], key=lambda line: order[line["row"]])
         report["seconds"] = round(time.monotonic() - start, 1)
-        print(table.line(report["rows"][-1]), file=sys.stderr, flush=True)
+        print(table.line(line), file=sys.stderr, flush=True)
         # A run that is cut short keeps the rows that it had.
         write_json(arguments, report)
     return report

@@ -1,7 +1,10 @@
 """A row, what it may use, and how it is carried out."""
 
+import concurrent.futures
+import copy
 import dataclasses
 import os
+import queue
 import subprocess
 import sys
 import time
@@ -18,7 +21,8 @@ class Row:
     """One line of the table.
 
     `check` gives the figure, a text, or raises how else the row ended. `needs` maps packages to beginnings of versions. `forms`
-    are the forms of the suite that contain the row. `framework` is the package whose version the matrix prints.
+    are the forms of the suite that contain the row. `framework` is the package whose version the matrix prints. A row that is
+    `alone` has the machine to itself, since it measures, or counts what others do.
     """
 
     name: str
@@ -27,6 +31,7 @@ class Row:
     needs: dict[str, str] = dataclasses.field(default_factory=dict)
     forms: frozenset[str] = frozenset({"full"})
     framework: str = ""
+    alone: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +55,9 @@ EFFORTS = {
 }
 
 
+CPUS_A_ROW = 4
+
+
 class Context:
     """What all rows of a run share: the machine, the environments, the deadline and the results of earlier rows."""
 
@@ -59,6 +67,8 @@ class Context:
         self.end = None if minutes is None else time.monotonic() + minutes * 60
         # What batches of cases have given, by batch; see `rows.outcomes`.
         self.batches = {}
+        # CPUs are what starts of frameworks are short of: a row has four, so that none takes longer for the others.
+        self.side_by_side = max(1, len(os.sched_getaffinity(0)) // CPUS_A_ROW)
         # Figures of a row beside its text, for the JSON.
         self.figures = {}
 
@@ -78,8 +88,33 @@ class Context:
         """Adds figures of the current row to the JSON."""
         self.figures.update(figures)
 
+    def carry_out_all(self, rows: list[Row]):
+        """Runs rows, and gives the line of each when it is there. Those that need not be alone run first, side by side."""
+        groups = {}
+        for row in rows:
+            if not row.alone:
+                # Cases of one batch share a process: who comes first runs it for all.
+                groups.setdefault(getattr(row.check, "batch", row.name), []).append(row)
+        lines = queue.SimpleQueue()
+
+        def run(group):
+            for row in group:
+                lines.put(self.carry_out(row))
+
+        with concurrent.futures.ThreadPoolExecutor(self.side_by_side) as pool:
+            running = [pool.submit(run, group) for group in groups.values()]
+            for _ in range(sum(map(len, groups.values()))):
+                yield lines.get()
+        for done in running:
+            done.result()
+        yield from (self.carry_out(row) for row in rows if row.alone)
+
     def carry_out(self, row: Row) -> dict:
         """Runs one row; gives its line of the table."""
+        # Figures are the row's own; all else is shared.
+        return copy.copy(self)._carry_out(row)
+
+    def _carry_out(self, row: Row) -> dict:
         start, self.figures, environment = time.monotonic(), {}, None
         try:
             if row.needs:

@@ -4,10 +4,11 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 import unittest
 
-from gpusuite import table
+from gpusuite import context, table
 from gpusuite.environments import Environment, Environments, make
 from gpusuite.errors import ArgumentError, Failed, NotInstalled
 from gpusuite.programs import Program
@@ -108,6 +109,50 @@ class Programs(unittest.TestCase):
         with self.start("import time; time.sleep(600)") as program:
             self.assertEqual(program.finish(0.2), (None, []))
             self.assertIsNotNone(program.child.poll())
+
+
+class Order(unittest.TestCase):
+    def context(self, rows, side_by_side):
+        machine = types.SimpleNamespace(simulated=True)
+        made = context.Context(machine, Environments([]), "short", rows, 1.0)
+        made.side_by_side = side_by_side
+        return made
+
+    def test_rows_that_need_not_be_alone_run_side_by_side_before_the_others_and_keep_their_figures(self):
+        meeting = threading.Barrier(2)
+
+        def together(own):
+            # Two that do not run at the same time never meet here.
+            meeting.wait(20)
+            own.note(by=threading.get_ident())
+            return "met"
+
+        def alone(own):
+            self.assertEqual(own.figures, {})
+            return "alone"
+
+        rows = [
+            context.Row("first", "share", alone), context.Row("a", "outcome", together, alone=False),
+            context.Row("b", "outcome", together, alone=False),
+        ]
+        lines = list(self.context(rows, 2).carry_out_all(rows))
+        self.assertEqual(sorted(line["row"] for line in lines[:2]), ["a", "b"])
+        self.assertEqual([line["figure"] for line in lines], ["met", "met", "alone"])
+        self.assertNotEqual(lines[0]["figures"]["by"], lines[1]["figures"]["by"])
+
+    def test_cases_of_one_batch_run_one_after_the_other(self):
+        threads = []
+
+        class Case:
+            batch = "one"
+
+            def __call__(self, own):
+                threads.append(threading.get_ident())
+                return "done"
+
+        rows = [context.Row(f"r{i}", "outcome", Case(), alone=False) for i in range(4)]
+        self.assertEqual(len(list(self.context(rows, 4).carry_out_all(rows))), 4)
+        self.assertEqual(len(set(threads)), 1)
 
 
 class Tables(unittest.TestCase):

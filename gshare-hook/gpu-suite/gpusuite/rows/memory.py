@@ -135,7 +135,7 @@ TORCH_ONE, TORCH_THREE = (256 * MIB,), (256 * MIB, 128 * MIB, 64 * MIB)
 
 
 def _filled(name, kind, needs, forms=MEASURED, slack=BLOCK, env=()):
-    return Row(f"2 GiB: {name}", "memory", Filled(kind, tuple(needs.items()), slack, tuple(env)), needs, forms)
+    return Row(f"2 GiB: {name}", "memory", Filled(kind, tuple(needs.items()), slack, tuple(env)), needs, forms, alone=False)
 
 
 ROWS = [
@@ -145,12 +145,12 @@ ROWS = [
     _filled("torch cudaMallocAsync", "torch", TORCH, env=[("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")]),
     _filled("cupy", "cupy", CUPY, slack=0),
     _filled("jax preallocation", "jax", JAX),
-    Row("vLLM cache", "memory", Cache(tuple(VLLM.items())), VLLM, MEASURED),
-    Row("views: 1 process", "memory", Views(ONE), {}, ALWAYS),
-    Row("views: 3 processes", "memory", Views(THREE), {}, MEASURED),
-    Row("views: 1 process, torch", "memory", Views(TORCH_ONE, torch=True), TORCH, MEASURED),
-    Row("views: 3 processes, torch", "memory", Views(TORCH_THREE, torch=True), TORCH, MEASURED),
-    Row("status: 1 process", "memory", Views(ONE, status=True), {}, MEASURED),
-    Row("status: 3 processes", "memory", Views(THREE, status=True), {}, MEASURED),
-    Row("status: 3 processes, torch", "memory", Views(TORCH_THREE, torch=True, status=True), TORCH, MEASURED),
+    Row("vLLM cache", "memory", Cache(tuple(VLLM.items())), VLLM, MEASURED, alone=False),
+    Row("views: 1 process", "memory", Views(ONE), {}, ALWAYS, alone=False),
+    Row("views: 3 processes", "memory", Views(THREE), {}, MEASURED, alone=False),
+    Row("views: 1 process, torch", "memory", Views(TORCH_ONE, torch=True), TORCH, MEASURED, alone=False),
+    Row("views: 3 processes, torch", "memory", Views(TORCH_THREE, torch=True), TORCH, MEASURED, alone=False),
+    Row("status: 1 process", "memory", Views(ONE, status=True), {}, MEASURED, alone=False),
+    Row("status: 3 processes", "memory", Views(THREE, status=True), {}, MEASURED, alone=False),
+    Row("status: 3 processes, torch", "memory", Views(TORCH_THREE, torch=True, status=True), TORCH, MEASURED, alone=False),
 ]

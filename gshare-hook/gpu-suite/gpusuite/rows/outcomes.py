@@ -124,10 +124,10 @@ def compare(context, bare, hooked, counted):
     return ", ".join(parts)
 
 
-def _rows(framework, needs, script, cases, forms=("full", "short"), env=None, gpus=1, driver=None, counted=True):
+def _rows(framework, needs, script, cases, forms=("full", "short"), env=None, gpus=1, driver=None, counted=True, alone=False):
     batch = Batch(script, tuple(needs.items()), tuple((env or {}).items()), gpus, driver)
     return [
-        Row(name, "outcome", Outcome(batch, case, counted), needs, frozenset(forms), framework)
+        Row(name, "outcome", Outcome(batch, case, counted), needs, frozenset(forms), framework, alone)
         for name, case in cases.items()
     ]
 
@@ -148,7 +148,8 @@ ROWS = [
     *_rows("numba-cuda", NUMBA, "cases_driver", {"numba": "numba"}, SMALL),
     *_rows("warp-lang", {"warp-lang": "", "numpy": ""}, "cases_driver", {"warp": "warp"}, SMALL),
     *_rows("tinygrad", {"tinygrad": "", **NVRTC}, "cases_driver", {"tinygrad": "tinygrad"}, SMALL),
-    *_rows("nvidia-ml-py", {"nvidia-ml-py": ""}, "cases_driver", {"nvidia-ml-py": "nvml"}, SMALL),
+    # Counts the processes on the device.
+    *_rows("nvidia-ml-py", {"nvidia-ml-py": ""}, "cases_driver", {"nvidia-ml-py": "nvml"}, SMALL, alone=True),
     *_rows("cupy-cuda12x|cupy-cuda13x", CUPY, "cases_cupy",
            {"cupy elementwise": "elementwise", "cupy RawKernel": "raw_kernel"}, SMALL),
     *_rows("cupy-cuda12x|cupy-cuda13x", CUPY_LIBRARIES, "cases_cupy", {"cupy matmul": "matmul", "cupy fft": "fft"}),
