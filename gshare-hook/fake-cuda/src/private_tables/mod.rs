@@ -24,6 +24,7 @@
 //! | [`integrity`] | `D4082055-BDE6-704B-8D34-BA123C66E1F2` | libcudart |
 //! | [`context`] | `21318C60-9714-3248-8CA6-41FF7324C8F2` | libcudart 13.4, cuBLASLt, cuFFT, cuSOLVER |
 //! | [`module`] | `6E163FBE-B958-444D-835C-E182AFF1991E` | cuFFT |
+//! | [`products`] | `1734DC26-800D-4745-8726-C0F1E7DD8BCA` | cuBLASLt on an H100 or H200 |
 //!
 //! Any other identifier is refused with `CUDA_ERROR_INVALID_VALUE`, as an H100 with driver 580 does. A slot without a function here answers
 //! `CUDA_ERROR_NOT_SUPPORTED`. Both are traced.
@@ -39,6 +40,7 @@ mod context;
 mod cudart;
 mod integrity;
 mod module;
+mod products;
 pub(crate) mod storage;
 mod thread;
 
@@ -53,7 +55,7 @@ struct Table {
 }
 
 /// All of them. A table's place here is its number in [`unserved`].
-static TABLES: [Table; 8] = [
+static TABLES: [Table; 9] = [
     cudart::TABLE,
     callbacks::TABLE,
     thread::TABLE,
@@ -62,6 +64,7 @@ static TABLES: [Table; 8] = [
     integrity::TABLE,
     context::TABLE,
     module::TABLE,
+    products::TABLE,
 ];
 
 /// The context behind a handle; null is the calling thread's current one.

@@ -1,0 +1,16 @@
+//! `PRODUCTS`, a name of ours: asked for by cuBLASLt while it plans a matrix product on a device of compute capability 9.0.
+//!
+//! Facts: none are public. Observed: cuBLASLt 13.1 asks for the table for each product, does not look whether it was given, and
+//! calls slot 4; where that answers `CUDA_ERROR_NOT_SUPPORTED`, it goes on, and launches its kernels for that device. The table's
+//! size is not known; cuBLASLt reads none.
+
+use super::{Table, sized};
+use crate::driver::Pointer;
+
+pub(super) const TABLE: Table = Table {
+    id: [0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45, 0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b, 0xca],
+    name: "PRODUCTS",
+    words: &WORDS,
+};
+
+static WORDS: [Pointer; 32] = sized::<8, 32>(&[]);
