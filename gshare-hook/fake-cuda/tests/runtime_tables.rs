@@ -97,7 +97,7 @@ fn known_tables_have_their_size_and_a_function_in_every_slot() {
 fn unknown_tables_are_refused() {
     isolated("unknown_tables_are_refused", &[], || {
         for unknown in [id("F8CFF95121468B4EB9E2FB469E7C0DD9"), [0; 16], [0xff; 16]] {
-            assert_eq!(table(&unknown), Err(CUresult::CUDA_ERROR_NOT_FOUND));
+            assert_eq!(table(&unknown), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
         }
         let mut at = null();
         assert_eq!(cu!(cuGetExportTable(&raw mut at, null())), CUresult::CUDA_ERROR_INVALID_VALUE);
