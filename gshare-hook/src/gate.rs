@@ -17,7 +17,7 @@
 //! 1. *Unknown cost*: the launch gets an event pair of its own and is charged a guess. While such a launch of the same
 //!    row is being measured, the next one waits for the result (at most [`PROBE_WAIT`]): two kernels of 30 ms at a guess
 //!    of 0.5 ms would be a debt of more than half a second for a client that may have a tenth of the time.
-//! 2. *Segment full* ([`FULL_NS`] of predicted time or [`SEGMENT_LAUNCHES`]): its end event is recorded and the pair
+//! 2. *Segment full* ([`full_ns`] of predicted time or [`SEGMENT_LAUNCHES`]): its end event is recorded and the pair
 //!    goes to the helper thread, which measures, corrects the account and lets credit in.
 //! 3. *No credit*: the thread records the end of its own segments, so that their completion can be seen, and waits its
 //!    turn, first come, first served, before the real call and with no lock held.
@@ -52,7 +52,7 @@ use gshare_core::gate::LaunchGate;
 use gshare_cuda_abi::types::CUresult;
 use gshare_meter::cost::{CostTable, Row, shape};
 use gshare_meter::segment::{
-    FULL_NS, MEASURED_EVERY_NS, PREPAY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS,
+    MEASURED_EVERY_NS, PREPAY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS, full_ns,
 };
 use gshare_meter::{Ground, Measured, MemoryAccount, OpenRun, SHORT_NS, Segment};
 
@@ -590,10 +590,11 @@ fn admit_here(runtime: &'static Runtime, handle: u64, size: u64, stream: usize, 
     run.add(row, cost);
     let predicted = run.shared.predicted.load(Ordering::Relaxed);
     // How many more launches like this one fit into the segment.
-    let more = FULL_NS.saturating_sub(predicted).checked_div(cost).unwrap_or(u64::from(SEGMENT_LAUNCHES));
+    let full = full_ns(run.begun);
+    let more = full.saturating_sub(predicted).checked_div(cost).unwrap_or(u64::from(SEGMENT_LAUNCHES));
     let limit = u64::from(run.count) + more;
     run.limit = u32::try_from(limit).map_or(SEGMENT_LAUNCHES, |limit| limit.min(SEGMENT_LAUNCHES));
-    let last = predicted >= FULL_NS || run.count >= run.limit;
+    let last = predicted >= full || run.count >= run.limit;
     let verdict = match (first, last) {
         (_, true) => Verdict::Last,
         (true, false) => Verdict::First,

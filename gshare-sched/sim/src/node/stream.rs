@@ -7,7 +7,7 @@
 use gshare_core::Timestamp;
 use gshare_meter::cost::{CostTable, Row};
 use gshare_meter::segment::{
-    FULL_NS, MEASURED_EVERY_NS, PREPAY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS,
+    MEASURED_EVERY_NS, PREPAY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS, full_ns,
 };
 use gshare_meter::{Measured, OpenRun, Segment, SegmentId};
 
@@ -123,7 +123,7 @@ impl Stream {
         self.predicted += cost;
         self.count += 1;
         self.mixed |= self.row != Some(row);
-        if FULL_NS.saturating_sub(self.predicted) >= cost.max(1) {
+        if full_ns(self.begun).saturating_sub(self.predicted) >= cost.max(1) {
             return;
         }
         if self.open.is_some() {
