@@ -77,7 +77,7 @@ fn part(handle: Handle) -> Result<Part, Return> {
     if part.is_lost() { Err(GPU_IS_LOST) } else { Ok(part) }
 }
 
-/// What a handle stands for, lost or not.
+/// The device that a handle stands for, lost or not.
 fn place(device: &'static SimDevice, handle: Handle) -> Option<Part> {
     let number = (handle as usize).wrapping_sub(1);
     if number < device.profile().gpus as usize {

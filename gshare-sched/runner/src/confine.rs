@@ -78,7 +78,7 @@ fn named(users: &str, name: &str) -> Option<(u32, u32)> {
     })
 }
 
-/// Limits of a cgroup; none is kept for what is not said.
+/// Limits of a cgroup; a field that is `None` sets no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Host memory, in bytes.
@@ -98,21 +98,17 @@ pub struct Cgroup {
 const PERIOD_US: u64 = 100_000;
 
 impl Cgroup {
-    /// Makes a cgroup of this name below a folder of the cgroup file system, with limits.
+    /// Makes a cgroup of this name below a folder of the cgroup file system, with limits. Dropping it kills all in it, so a name that is
+    /// taken already is refused.
     ///
     /// # Errors
-    /// When it cannot be made, or a limit has no file there: its controller is not on in that folder. The error names the file.
+    /// When it cannot be made or is there already, or a limit has no file there: its controller is not on in that folder. The error names the file.
     pub fn make(below: &Path, name: &str, limits: Limits) -> io::Result<Self> {
         let folder = below.join(name);
         let named = |path: &Path, error: &io::Error| {
             io::Error::new(error.kind(), format!("{}: {error}", path.display()))
         };
-        match std::fs::create_dir(&folder) {
-            // Left behind by a host that was killed.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => kill_all(&folder),
-            Err(error) => return Err(named(&folder, &error)),
-            Ok(()) => {}
-        }
+        std::fs::create_dir(&folder).map_err(|error| named(&folder, &error))?;
         let limit = |files: [&str; 2], values: [String; 2]| {
             let file = files.iter().position(|file| folder.join(file).exists());
             let Some(at) = file else {
@@ -143,7 +139,7 @@ impl Cgroup {
         }
     }
 
-    /// What the process that is started writes into its new cgroup's list of members: 0 is the writer.
+    /// The cgroup's list of members, for [`enter`].
     pub(crate) fn entrance(&self) -> io::Result<File> {
         self.members.try_clone()
     }
@@ -157,7 +153,7 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         self.kill();
-        // What was killed is a member until it is gone.
+        // A killed process is a member until it is gone.
         for _ in 0..REMOVALS {
             match std::fs::remove_dir(&self.folder) {
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
@@ -185,7 +181,7 @@ fn kill_all(folder: &Path) {
     }
 }
 
-/// Writes the calling process into the cgroup that `entrance` lists the members of. Safe between fork and exec.
+/// Writes the calling process (0 in a cgroup's list of members) into the cgroup. Safe between fork and exec.
 pub(crate) fn enter(mut entrance: &File) -> io::Result<()> {
     entrance.write_all(b"0")
 }
@@ -193,9 +189,9 @@ pub(crate) fn enter(mut entrance: &File) -> io::Result<()> {
 /// User and cgroup of a process that is started; neither by default.
 #[derive(Debug, Default)]
 pub struct Confined {
-    /// The user that it becomes.
+    /// The user that the process becomes.
     pub user: Option<User>,
-    /// The cgroup that it enters.
+    /// The cgroup that the process enters.
     pub cgroup: Option<Cgroup>,
 }
 

@@ -50,7 +50,7 @@ struct SimulatedHealth(Vec<Board>);
 struct Board {
     environment: Vec<(OsString, OsString)>,
     asked: Option<(Child, BufReader<ChildStdout>)>,
-    /// Its last answer, which stands while there is no other.
+    /// Devices that the copy has named last; they stand while it names no others.
     lost: Vec<LostDevice>,
 }
 

@@ -13,7 +13,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use gshare_core::platform::{Part, Regime};
 use gshare_core::request::RequestId;
 use gshare_core::scale::InstanceId;
-use gshare_core::{Bytes, Quota, QuotaRange, Timestamp};
+use gshare_core::{Bytes, Quota, QuotaRange, RunId, Timestamp};
 use gshare_runner::confine::{Cgroup, Confined, User};
 use gshare_runner::manager::{Hook, HookedProcess};
 use gshare_sched::platform::Platform;
@@ -125,7 +125,7 @@ impl Drop for Events<'_> {
 pub struct Ticket {
     node: Arc<Node>,
     request: RequestId,
-    /// What becomes of it, until [`Ticket::losses`] takes that over.
+    /// News of the request's turn, until [`Ticket::losses`] takes them over.
     turns: Option<UnboundedReceiver<Turn>>,
     /// The instance that serves the request, once its turn has come.
     instance: Option<InstanceId>,
@@ -279,15 +279,16 @@ impl Node {
         }
     }
 
-    /// The user and the cgroup of a process of this name.
+    /// The user and the cgroup of a process of this name and run. The run makes the cgroup's name one of its own, also beside another
+    /// host, or a process of the same instance that has not gone yet.
     ///
     /// # Errors
     /// When its cgroup cannot be made.
-    pub fn confined(&self, launch: &Launch, instance: &str) -> io::Result<Confined> {
+    pub fn confined(&self, launch: &Launch, instance: &str, run: RunId) -> io::Result<Confined> {
         let limits = launch.version.plan.limits;
         let make = |below: &std::path::PathBuf| {
             // One folder: names of instances have parts.
-            let name = format!("gshare-{}", instance.replace('/', "-"));
+            let name = format!("gshare-{}-{run}", instance.replace('/', "-"));
             Cgroup::make(below, &name, limits)
         };
         let cgroup = self.runner.cgroups.as_ref().map(make).transpose()?;
@@ -480,7 +481,8 @@ fn spawn(node: &Node, launch: &Launch, instance: &str) -> io::Result<(HookedProc
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
     let mut command = node.command(launch, launch.part(), port)?;
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let (run, confined) = (gshare_runner::new_run()?, node.confined(launch, instance)?);
+    let run = gshare_runner::new_run()?;
+    let confined = node.confined(launch, instance, run)?;
     Ok((HookedProcess::start_confined(command, instance, run, node.hook(launch), confined)?, port))
 }
 

@@ -143,7 +143,8 @@ fn start(node: &Arc<Node>, launch: &Launch, part: &Part, port: u16) -> io::Resul
     let name = client(service, launch.instance, 0, 1);
     let mut command = node.command(launch, part, port)?;
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let (run, confined) = (gshare_runner::new_run()?, node.confined(launch, &name)?);
+    let run = gshare_runner::new_run()?;
+    let confined = node.confined(launch, &name, run)?;
     let mut process = HookedProcess::start_confined(command, &name, run, node.hook(launch), confined)?;
     let (stdout, stderr) = process.take_output();
     let pipes = [stdout.map(std::os::fd::OwnedFd::from), stderr.map(std::os::fd::OwnedFd::from)];

@@ -123,7 +123,7 @@ fn a_function_is_another_user_with_limits_and_leaves_nothing_behind() {
     assert_eq!(line(pid, "status", "Gid:"), "Gid: 65534 65534 65534 65534");
     assert_eq!(line(pid, "status", "Groups:"), "Groups:", "none of root's groups");
 
-    // Its own secret is its own to read; all others are closed.
+    // The function reads the secret that it names; the folder of all secrets is closed to its user.
     assert_eq!(provider.call("GET", "/function/f/secret/mine", "").1, "secret of mine");
     let secrets = place.path().join("state/secrets");
     assert!(!readable_by_nobody(&secrets.join("mine")) && !readable_by_nobody(&secrets.join("other")));
@@ -144,7 +144,7 @@ fn a_function_is_another_user_with_limits_and_leaves_nothing_behind() {
     let inside = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
     assert!(inside.lines().count() >= 2, "the function and the child that it left behind: {inside}");
 
-    // Its end is the end of the child in a session of its own, too.
+    // With the function ends the child that has a session of its own.
     let pids: Vec<u64> = inside.lines().map(|pid| pid.parse().unwrap()).collect();
     assert_eq!(provider.call("DELETE", "/system/functions", r#"{"functionName":"f"}"#).0, 202);
     within(|| cgroups().is_empty() && pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()));
@@ -165,7 +165,7 @@ fn a_library_that_the_user_cannot_read_is_refused_at_the_start() {
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    // Such a process would run without the hook, and without a limit.
+    // A process without the hook would run without a limit.
     assert!(
         !output.status.success() && said.contains("libgshare_hook.so") && said.contains("65534"),
         "{said}"

@@ -252,16 +252,9 @@ pub(super) unsafe fn cuLaunchKernelEx(
     let c = &*config;
     let grid = [c.gridDimX, c.gridDimY, c.gridDimZ];
     let block = [c.blockDimX, c.blockDimY, c.blockDimZ];
-    // CU_LAUNCH_ATTRIBUTE_COOPERATIVE is 2: read as integers, a program may pass attributes newer than the bindings.
-    let mut cooperative = false;
+    let cooperative = attribute_of::<u32>(c, COOPERATIVE).is_some_and(|value| value != 0);
     if c.numAttrs > 0 {
         cluster(c, Object::<Function>::get(f)?)?;
-    }
-    for i in 0..c.numAttrs as usize {
-        let attribute = c.attrs.add(i).cast::<u32>();
-        if attribute.read_unaligned() == 2 {
-            cooperative = attribute.add(2).read_unaligned() != 0;
-        }
     }
     let threads = u64::from(block[0]) * u64::from(block[1]) * u64::from(block[2]);
     let ok = !cooperative
@@ -848,20 +841,28 @@ pub(super) unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
     put(dynamicSmemSize, part.min(function.shared_max.load(Relaxed).max(0) as usize))
 }
 
+/// Numbers of `CUlaunchAttributeID`.
+const COOPERATIVE: u32 = 2;
+const CLUSTER_DIMENSION: u32 = 4;
+
+/// The value of a launch's attribute, the last one where there are several. Read as integers: a program may pass attributes newer
+/// than the bindings.
+///
+/// # Safety
+/// `config` has as many attributes as it says, and `T` is integers that the attribute's value begins with.
+unsafe fn attribute_of<T: Copy>(config: &sys::CUlaunchConfig, id: u32) -> Option<T> {
+    let mut all = (0..config.numAttrs as usize).map(|i| config.attrs.add(i).cast::<u32>());
+    // A number and a word of padding come before the value.
+    all.rfind(|at| at.read_unaligned() == id).map(|at| at.add(2).cast::<T>().read_unaligned())
+}
+
 /// Blocks of the cluster that a launch asks for; 0 for none. `CUDA_ERROR_INVALID_CLUSTER_SIZE` where there are too many.
 ///
 /// # Safety
 /// `config` is readable, and as many attributes as it says.
 unsafe fn cluster(config: &sys::CUlaunchConfig, function: &Function) -> Result<u32, CUresult> {
-    const CLUSTER_DIMENSION: u32 = 4;
-    let mut blocks = 0;
-    for i in 0..config.numAttrs as usize {
-        let attribute = config.attrs.add(i).cast::<u32>();
-        if attribute.read_unaligned() == CLUSTER_DIMENSION {
-            let [x, y, z] = attribute.add(2).cast::<[u32; 3]>().read_unaligned();
-            blocks = x.saturating_mul(y).saturating_mul(z);
-        }
-    }
+    let dimensions = attribute_of::<[u32; 3]>(config, CLUSTER_DIMENSION);
+    let blocks = dimensions.map_or(0, |by| by.into_iter().fold(1, u32::saturating_mul));
     if blocks > largest_cluster(function) { Err(CUresult(912)) } else { Ok(blocks) }
 }
 

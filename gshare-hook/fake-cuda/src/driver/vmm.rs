@@ -279,7 +279,7 @@ pub(super) unsafe fn cuMemGetAllocationGranularity(
     prop: *const sys::CUmemAllocationProp,
     option: c_uint,
 ) -> Answer {
-    // Of any kind of memory at any place it is the same; only creating it is refused.
+    // The granularity is the same for any kind of memory at any place; only creating some of them is refused.
     if option > 1 || prop.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -426,7 +426,7 @@ pub(super) unsafe fn cuMemMap(
     let driver = driver()?;
     let physical = physical(handle)?;
     let (bytes, offset) = (size as u64, offset as u64);
-    // Documented as "must be zero" up to CUDA 13.
+    // The documentation up to CUDA 13 says that offsets must be zero, and an H100 answers so.
     if offset != 0 {
         return Err(NOT_SUPPORTED);
     }

@@ -79,7 +79,7 @@ pub(crate) enum ImageError {
     Elf(String),
 }
 
-/// What a kernel's code says of its launches.
+/// Bounds that a kernel's code sets to its launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Most threads of a block.

@@ -397,8 +397,8 @@ impl SimDevice {
         self.completed_now(stream) > position || self.with(|engine, _| engine.completed(stream) > position)
     }
 
-    /// Blocks until the entry at `position` is done or its GPU is lost: asleep until 60 us before that, as far as it is known, then awake. A
-    /// thread that sleeps to the end wakes tens of microseconds late, which is more than many kernels take.
+    /// Blocks until the entry at `position` is done or its GPU is lost: asleep until 60 us before that, as far as it is known, then
+    /// awake. A thread that sleeps to the end wakes tens of microseconds late, which is more than many kernels take.
     pub fn wait(&self, process: u32, stream: u32, position: u64) {
         if self.is_done(stream, position) {
             return;

@@ -6,9 +6,9 @@ import time
 from .. import stats
 from ..context import Context, Row
 from ..errors import Failed
-from .metering import START_SECONDS, measure, speeds
+from .metering import KINDS, START_SECONDS, measure, speeds
 from .outcomes import METERED
-from .packages import CUPY, JAX, NUMBA, TORCH, TRITON
+from .packages import TORCH
 
 LOSS = 0.01
 START = 0.05
@@ -80,18 +80,13 @@ def judge(context, name, times, bar, longer=False):
 
 MEASURED = frozenset({"full", "short"})
 FULL = frozenset({"full"})
-KINDS = {
-    "numba": ("numba", NUMBA),
-    "torch matmul": ("torch_matmul", TORCH),
-    "torch graph": ("torch_graph", TORCH),
-    "triton": ("triton", TRITON),
-    "cupy": ("cupy", CUPY),
-    "jax": ("jax", JAX),
-}
+# Of the busy programs whose share is measured, those whose loss is.
+LOSS_OF = ("numba", "torch matmul", "torch graph", "triton", "cupy", "jax")
 STARTS = [
     Row("start: torch", "cost", Start("torch", tuple(TORCH.items())), TORCH, MEASURED),
     Row("start: driver API", "cost", Start("driver", ()), {}, FULL),
 ]
 LOSSES = [
-    Row(f"loss: {name}", "cost", Loss(kind, tuple(needs.items())), needs, FULL) for name, (kind, needs) in KINDS.items()
+    Row(f"loss: {name}", "cost", Loss(kind, tuple(needs.items())), needs, FULL)
+    for name, (kind, needs) in KINDS.items() if name in LOSS_OF
 ]

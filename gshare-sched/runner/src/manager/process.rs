@@ -66,7 +66,7 @@ impl HookedProcess {
             if let Some(entrance) = &entrance {
                 enter(entrance)?;
             }
-            // After the change of the user, which undoes it.
+            // A change of the user takes the request back, so it comes after that.
             set_parent_process_death_signal(Some(Signal::KILL))?;
             // The parent may have gone before this was asked for.
             if getppid() == Some(parent) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::BrokenPipe)) }

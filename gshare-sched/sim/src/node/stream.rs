@@ -1,8 +1,8 @@
 //! The launches of one thread on one stream: what is paid ahead, and which of them are measured together.
 //!
-//! This is the launch path of the hook (`gate.rs` there) in virtual time: the same sizes ([`gshare_meter::segment`]), with a launch that takes no time, so
-//! that there are no gaps to leave out and nothing to keep waiting. Kernels are numbered by their launch; an event is a place in
-//! that order.
+//! This is the launch path of the hook (`gate.rs` there) in virtual time: the same sizes ([`gshare_meter::segment`]), with a launch that
+//! takes no time, so that there are no gaps to leave out and nothing to keep waiting. Kernels are numbered by their launch; an event
+//! is a place in that order.
 
 use gshare_core::Timestamp;
 use gshare_meter::cost::{CostTable, Row};

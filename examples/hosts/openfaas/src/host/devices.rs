@@ -27,7 +27,7 @@ impl Host {
         self.lost.insert(gpu, why.to_owned());
         let said = said(gpu, why);
         self.decided(said.clone());
-        // What an instance has taken is over before the platform hears of the loss: it would give that to another one.
+        // Requests that an instance has taken end before the platform hears of the loss, or it would give them to another one.
         for instance in self.on_device(gpu) {
             self.break_off(instance, &said);
         }

@@ -29,7 +29,7 @@ impl Host {
         port: u16,
     ) {
         let Some(known) = self.instances.get_mut(&instance) else {
-            // Its device was lost before it began.
+            // The instance's device was lost before the process began.
             process.kill();
             self.leaving.insert((instance, index), process);
             return;
