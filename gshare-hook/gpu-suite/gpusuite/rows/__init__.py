@@ -4,4 +4,4 @@ from . import cost, memory, metering, outcomes, own, tenants
 
 
 def all_rows():
-    return [*own.ROWS, *outcomes.ROWS, *memory.ROWS, *tenants.ROWS, *cost.STARTS, *metering.ROWS, *cost.LOSSES]
+    return [*own.ROWS, *outcomes.ROWS, *memory.ROWS, *tenants.ROWS, *metering.ROWS, *cost.STARTS, *cost.LOSSES]
