@@ -13,7 +13,7 @@
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::gate::Device;
+use crate::gpu::Device;
 use crate::lifecycle::{Arming, Runtime};
 use crate::tls;
 

@@ -16,8 +16,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::clock;
 use crate::context::Progress;
 use crate::control::{CONTROL, State};
-use crate::gate::{Device, Pending, RUNS, ThreadRecord};
+use crate::gpu::{Device, Pending};
 use crate::lifecycle::{self, Answer, Request, Runtime};
+use crate::runs::{RUNS, ThreadRecord};
 use crate::transport::{Bell, Connection};
 
 /// The longest and the shortest sleep, in ns.

@@ -27,11 +27,12 @@ use crate::config::Config;
 use crate::context::Contexts;
 use crate::control::{CONTROL, State};
 use crate::driver::real;
-use crate::gate::{Device, ThreadRecord};
+use crate::gpu::Device;
 use crate::memory::Book;
+use crate::runs::ThreadRecord;
 use crate::trace::Trace;
 use crate::transport::Bell;
-use crate::{clock, gate, helper, resolve, tls};
+use crate::{clock, helper, resolve, runs, tls};
 
 const DEVICES: usize = 64;
 /// How long the first use of a device waits for the daemon, in all.
@@ -604,7 +605,7 @@ extern "C" fn thread_ends(record: *mut c_void) {
     unsafe { *tls::word() = 0 };
     // SAFETY: as above.
     if let Some(record) = unsafe { record.cast::<ThreadRecord>().as_ref() } {
-        gate::retire(record);
+        runs::retire(record);
     }
 }
 

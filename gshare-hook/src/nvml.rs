@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::control::CONTROL;
 use crate::driver;
-use crate::gate::Device;
+use crate::gpu::Device;
 
 /// `nvmlMemory_t`: three counts of bytes.
 #[repr(C)]

@@ -26,7 +26,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::clock;
 use crate::config::Wanted;
 use crate::control::{CONTROL, State};
-use crate::gate::Device;
+use crate::gpu::Device;
 use crate::lifecycle::Runtime;
 use crate::transport::Descriptor;
 

@@ -11,14 +11,15 @@ use super::wrappers;
 use crate::context;
 use crate::control::{ALL_STREAMS, CONTROL};
 use crate::driver::real;
-use crate::gate::{self, stream_of, synchronise};
+use crate::segments::{self, synchronise};
+use crate::streams::{self, stream_of};
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
 
 /// A context is about to be destroyed: nobody touches its events from here on.
 fn destroying(context: usize) {
-    gate::synchronising();
+    segments::synchronising();
     CONTROL.handle_destroyed(ALL_STREAMS);
     if let Some(runtime) = CONTROL.runtime() {
         runtime.contexts.destroying(context);
@@ -85,7 +86,7 @@ fn created(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
             runtime.context_on(device);
         }
         // A new context is current at once.
-        gate::switching(context::current_handle().unwrap_or(0));
+        segments::switching(context::current_handle().unwrap_or(0));
     }
     result
 }
@@ -142,22 +143,22 @@ fn let_go(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
 
 /// Another context becomes current.
 fn switch(to: sys::CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
-    gate::switching(to.addr());
+    segments::switching(to.addr());
     call()
 }
 
 /// The one that was current before becomes current again; which, is known only then.
 fn switch_back(call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
-    gate::switching(context::current_handle().unwrap_or(0));
+    segments::switching(context::current_handle().unwrap_or(0));
     result
 }
 
 /// A stream is about to be destroyed: its events are recorded now or never.
 fn destroy_stream(stream: sys::CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
-    gate::synchronising();
+    segments::synchronising();
     CONTROL.handle_destroyed(stream.addr());
-    let captured = CONTROL.capturing() && gate::is_captured(stream.addr());
+    let captured = CONTROL.capturing() && streams::is_captured(stream.addr());
     let result = call();
     if captured && result.is_ok() {
         CONTROL.capture_ended();
@@ -167,7 +168,7 @@ fn destroy_stream(stream: sys::CUstream, call: impl FnOnce() -> CUresult) -> CUr
 
 /// From before the call on, no event is recorded; afterwards only if the capture did begin.
 fn begin_capture(call: impl FnOnce() -> CUresult) -> CUresult {
-    gate::synchronising();
+    segments::synchronising();
     CONTROL.capture_began();
     let result = call();
     if !result.is_ok() {
@@ -178,9 +179,9 @@ fn begin_capture(call: impl FnOnce() -> CUresult) -> CUresult {
 
 /// Some errors end a capture too, others do not: the stream is asked.
 fn end_capture(stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
-    let before = CONTROL.capturing() && gate::is_captured(stream);
+    let before = CONTROL.capturing() && streams::is_captured(stream);
     let result = call();
-    if before && !gate::is_captured(stream) {
+    if before && !streams::is_captured(stream) {
         CONTROL.capture_ended();
     }
     result

@@ -6,7 +6,8 @@ use core::ffi::{c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, sys};
 
 use super::wrappers;
-use crate::gate::{launch, launch_as, stream_of};
+use crate::gate::{launch, launch_as};
+use crate::streams::stream_of;
 
 /// Threads of a launch: grid times block.
 #[inline(always)]

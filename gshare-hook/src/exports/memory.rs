@@ -19,9 +19,10 @@ use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, sys
 use super::wrappers;
 use crate::control::{CONTROL, State};
 use crate::driver::real;
-use crate::gate::{self, Device, stream_of};
+use crate::gpu::Device;
 use crate::lifecycle::{self, Runtime};
 use crate::memory::{Key, Kind, Record};
+use crate::streams::{self, stream_of};
 
 const OUT_OF_MEMORY: CUresult = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
 /// `CU_MEM_LOCATION_TYPE_DEVICE` and `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN`.
@@ -303,7 +304,7 @@ fn ordinal_of_stream(stream: usize) -> Option<CUdevice> {
         return Some(ordinal);
     }
     // Drivers before 12.8.
-    gate::in_context_of(stream, lifecycle::current_ordinal)
+    streams::in_context_of(stream, lifecycle::current_ordinal)
 }
 
 /// The device of a pool that this process did not make while it was counted; -1 for one of host memory.
@@ -343,7 +344,7 @@ fn allocate_async(
 ) -> CUresult {
     let Some(runtime) = metering() else { return call() };
     let handle = stream_of(stream, per_thread);
-    let captured = CONTROL.capturing() && gate::is_captured(handle);
+    let captured = CONTROL.capturing() && streams::is_captured(handle);
     let Some(device) = device_of_stream(runtime, handle) else { return call() };
     let Some(chosen) = pool.or_else(|| current_pool(device.ordinal)) else {
         if captured {

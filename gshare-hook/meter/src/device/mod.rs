@@ -1,0 +1,385 @@
+//! One device of the process: where its credit comes from, and the lease that it holds.
+
+mod attachment;
+mod token;
+
+use gshare_core::gate::{LaunchGate, LeaseLedger};
+use gshare_core::trace::Why;
+use gshare_core::wire::{OnDaemonLoss, RefusalCode};
+use gshare_core::{ClientId, DeviceUuid, Duration, LeaseId, ResourceSpec};
+
+use crate::allowance::MemoryAccount;
+use crate::cost::CostTable;
+use crate::cycle::Cycles;
+use crate::memory::Questions;
+use crate::segment::{Segment, SegmentId};
+use crate::timeline::{Timeline, UNKNOWN};
+use crate::{Action, Actions, Facts, OpenRun, Ordinal, Ticket};
+
+pub(crate) use attachment::{Attachment, CLOSED_WAIT};
+use attachment::{IN_FLIGHT, LOCAL_WINDOW};
+pub(crate) use token::{REMAINDER, Tenure};
+
+/// How long work in flight may be overdue before one more launch is let in, and then the next, in ns. As long as a window: a
+/// program that uses this to queue more than it should gains one launch per window.
+const OVERDUE: u64 = 100_000_000;
+/// Interval between two looks at a lease that is used, in ns: each look takes a CPU from the program where all are busy. The
+/// shorter one holds where threads wait, and where launching cycles are told apart.
+const LOOK: u64 = 1_000_000;
+const CYCLE_LOOK: u64 = 300_000;
+/// The shortest interval between two looks at work that is about to be over, in ns.
+const SHORTEST_LOOK: u64 = 50_000;
+/// How long a run may stand still before its launches are presumed complete, in ns.
+const STALE: u64 = 3_000_000;
+
+/// State that the meter shares with the launching threads: all of it is atomic, and read while the meter decides.
+pub trait Ground {
+    /// The credit of the device.
+    fn gate(&self) -> &LaunchGate;
+    /// The predicted costs of functions on the device.
+    fn costs(&self) -> &CostTable;
+    /// The memory that the process may have there.
+    fn memory(&self) -> &MemoryAccount;
+}
+
+impl<T: Ground + ?Sized> Ground for &T {
+    fn gate(&self) -> &LaunchGate {
+        T::gate(self)
+    }
+    fn costs(&self) -> &CostTable {
+        T::costs(self)
+    }
+    fn memory(&self) -> &MemoryAccount {
+        T::memory(self)
+    }
+}
+
+impl<T: Ground + ?Sized> Ground for std::sync::Arc<T> {
+    fn gate(&self) -> &LaunchGate {
+        T::gate(self)
+    }
+    fn costs(&self) -> &CostTable {
+        T::costs(self)
+    }
+    fn memory(&self) -> &MemoryAccount {
+        T::memory(self)
+    }
+}
+
+/// Switches that the launching threads obey now.
+#[derive(Clone, Copy, Debug, Default)]
+struct Switches {
+    free_running: bool,
+    shut: bool,
+    measures_all: bool,
+}
+
+/// Launches so far, and when one was last asked for or waited for, in ns.
+#[derive(Clone, Copy, Debug, Default)]
+struct Changing {
+    count: u64,
+    changed: u64,
+}
+
+/// The open launches of one run when they last changed, and when that was, in ns.
+#[derive(Clone, Copy, Debug, Default)]
+struct Still {
+    predicted: u64,
+    since: u64,
+}
+
+/// One device of the process.
+#[derive(Debug)]
+pub(crate) struct Device<G> {
+    pub(crate) ordinal: Ordinal,
+    uuid: DeviceUuid,
+    pub(crate) ground: G,
+    pub(crate) attachment: Attachment,
+    /// An Attach was sent on this connection and has not been answered.
+    pub(crate) asked: bool,
+    /// The daemon has refused this device: it is not attached again on this connection.
+    pub(crate) unserved: Option<RefusalCode>,
+    /// The thread that found the device waits for its attachment.
+    pub(crate) attach_ticket: Option<Ticket>,
+    pub(crate) spec: ResourceSpec,
+    pub(crate) window: Duration,
+    pub(crate) bound: Duration,
+    pub(crate) ledger: LeaseLedger,
+    pub(crate) tenure: Tenure,
+    /// The last lease of this daemon's that was closed.
+    last_closed: Option<LeaseId>,
+    pub(crate) line: Timeline,
+    cycles: Cycles,
+    switches: Switches,
+    launches: Changing,
+    /// Threads that wait for credit, and how long threads have waited in all.
+    pub(crate) waiting: u64,
+    waited: Duration,
+    /// Credit that threads hold for launches to come, in ns.
+    prepaid: u64,
+    still: Vec<Still>,
+    /// GPU time that was last reported, and when, in ns.
+    reported: (u64, Duration),
+    /// When a launch was last let in because nothing completed, in ns.
+    let_in: u64,
+    /// When a token was last requested, and until when the daemon gives none, in ns.
+    pub(crate) requested_at: u64,
+    pub(crate) throttled_until: u64,
+    pub(crate) questions: Questions,
+    /// The process is about to end: nothing more is launched.
+    pub(crate) leaving: bool,
+    /// When the host is to look again, in ns.
+    pub(crate) look_at: u64,
+}
+
+impl<G: Ground> Device<G> {
+    pub(crate) fn new(ordinal: Ordinal, uuid: DeviceUuid, ground: G, spec: ResourceSpec) -> Self {
+        Self {
+            ordinal,
+            uuid,
+            ground,
+            attachment: Attachment::Asking,
+            asked: false,
+            unserved: None,
+            attach_ticket: None,
+            spec,
+            window: LOCAL_WINDOW,
+            bound: IN_FLIGHT,
+            ledger: LeaseLedger::new(IN_FLIGHT),
+            tenure: Tenure::Idle,
+            last_closed: None,
+            line: Timeline::new(),
+            cycles: Cycles::default(),
+            switches: Switches::default(),
+            launches: Changing::default(),
+            waiting: 0,
+            waited: Duration::ZERO,
+            prepaid: 0,
+            still: Vec::new(),
+            reported: (0, Duration::ZERO),
+            let_in: 0,
+            requested_at: 0,
+            throttled_until: 0,
+            questions: Questions::default(),
+            leaving: false,
+            look_at: 0,
+        }
+    }
+
+    pub(crate) fn client(&self) -> Option<ClientId> {
+        if let Attachment::Served(client) = self.attachment { Some(client) } else { None }
+    }
+
+    /// A segment ran, from `start` to `end` (ns).
+    pub(crate) fn completed(
+        &mut self,
+        id: SegmentId,
+        interval: (u64, u64),
+        crowded: bool,
+        now: u64,
+        actions: &mut Actions,
+    ) -> Option<()> {
+        let segment = self.line.take(id)?;
+        let whole = self.line.measure(self.ground.costs(), &segment, interval, crowded);
+        // Time that was presumed complete is charged already.
+        let measured = whole.saturating_sub(segment.presumed) + segment.carried;
+        self.charge(&segment, measured, now);
+        if segment.row.is_some() {
+            actions.push(Action::Wake(self.ordinal));
+        }
+        Some(())
+    }
+
+    /// A segment will not be measured: it is charged as predicted.
+    pub(crate) fn measurement_lost(&mut self, id: SegmentId, now: u64) -> Option<()> {
+        let segment = self.line.take(id)?;
+        if let Some(row) = segment.row {
+            self.ground.costs().not_measured(row);
+        }
+        self.charge(&segment, segment.predicted + segment.carried, now);
+        Some(())
+    }
+
+    fn charge(&mut self, segment: &Segment, measured: u64, now: u64) {
+        let charged = Duration::from_nanos(segment.predicted + segment.carried);
+        self.ledger.completed(self.ground.gate(), charged, Duration::from_nanos(measured));
+        self.line.moved = now;
+    }
+
+    /// Takes what the host has seen of the device, and decides. `waiters`: threads that wait for the device.
+    pub(crate) fn looked(&mut self, now: u64, facts: &Facts, around: Around, actions: &mut Actions) {
+        // A launch is counted when it asks for credit, and may be let in a window later.
+        if facts.launches != self.launches.count || facts.waiting.max(self.waiting) > 0 {
+            self.launches = Changing { count: facts.launches, changed: now };
+        }
+        (self.waiting, self.waited) = (facts.waiting, facts.waited);
+        let all = self.line.overlap.look(now, around.waiters);
+        if core::mem::replace(&mut self.switches.measures_all, all) != all {
+            actions.push(Action::MeasureAll { device: self.ordinal, on: all });
+        }
+        if self.waiting > 0 {
+            let why = self.why(&around, now);
+            actions.push(Action::Explain { device: self.ordinal, why });
+        }
+        self.settle(facts);
+        self.presume(&facts.open, now, actions);
+        self.unstick(now, actions);
+        self.decide(now, actions);
+        if around.slo_sensitive
+            && let Attachment::Served(client) = self.attachment
+        {
+            let cycle = self.cycles.look(now, facts.launches, around.syncs, self.waiting > 0);
+            if let Some(cycle) = cycle {
+                self.say(cycle.report(client), now, actions);
+            }
+        }
+        let longest = if around.slo_sensitive { CYCLE_LOOK } else { LOOK };
+        self.look_at = now.saturating_add(self.next_look(now, longest));
+        if self.waiting > 0 {
+            actions.push(Action::Wake(self.ordinal));
+        }
+    }
+
+    /// Launches that are over without having been measured, and launches that the driver refused.
+    fn settle(&mut self, facts: &Facts) {
+        let (settled, refused) = (facts.settled, facts.refused);
+        let gate = self.ground.gate();
+        if settled > 0 {
+            let charged = Duration::from_nanos(self.line.overlap.of(settled));
+            self.ledger.completed(gate, Duration::from_nanos(settled), charged);
+        }
+        if refused > 0 {
+            self.ledger.completed(gate, Duration::from_nanos(refused), Duration::ZERO);
+        }
+    }
+
+    /// Launches whose thread has gone elsewhere with its segment open are presumed complete after a while.
+    fn presume(&mut self, open: &[OpenRun], now: u64, actions: &mut Actions) {
+        self.still.resize(open.len(), Still { predicted: 0, since: now });
+        self.prepaid = 0;
+        for (run, (open, still)) in open.iter().zip(&mut self.still).enumerate() {
+            self.prepaid += open.prepaid;
+            let rest = open.predicted.saturating_sub(open.presumed);
+            if open.predicted != still.predicted {
+                *still = Still { predicted: open.predicted, since: now };
+            } else if rest > 0 && now.saturating_sub(still.since) > STALE.max(2 * rest) {
+                actions.push(Action::PresumeDone { device: self.ordinal, run, predicted: open.predicted });
+                let rest = Duration::from_nanos(rest);
+                self.ledger.completed(self.ground.gate(), rest, rest);
+            }
+        }
+    }
+
+    /// Lets one launch in when a thread waits for credit and what is in flight is overdue: it may wait for that launch.
+    fn unstick(&mut self, now: u64, actions: &mut Actions) {
+        if self.line.is_empty() || self.waiting == 0 {
+            return;
+        }
+        let unknown = self.line.has_unknown_cost(self.ground.costs());
+        let in_flight = if unknown { UNKNOWN } else { self.in_flight() };
+        let expected = self.line.began_at(now).max(self.line.moved).saturating_add(in_flight);
+        if now > expected.max(self.let_in).saturating_add(OVERDUE)
+            && self.ledger.let_one_in(self.ground.gate())
+        {
+            self.let_in = now;
+            actions.push(Action::Wake(self.ordinal));
+        }
+    }
+
+    /// GPU time that is queued now, in ns.
+    fn queued(&self, now: u64) -> u64 {
+        self.queued_of(self.in_flight(), now)
+    }
+
+    fn queued_of(&self, in_flight: u64, now: u64) -> u64 {
+        self.line.queued(self.ground.costs(), in_flight, now)
+    }
+
+    /// GPU time launched and not known to have completed, in ns.
+    fn in_flight(&self) -> u64 {
+        self.launched_of(self.ledger.in_flight(self.ground.gate()))
+    }
+
+    /// The part of the ledger's time in flight that was launched, and not prepaid for launches to come, in ns.
+    fn launched_of(&self, in_flight: Duration) -> u64 {
+        in_flight.as_nanos().saturating_sub(self.prepaid)
+    }
+
+    /// How long the device needs no look, in ns; at most `longest` while a lease is used.
+    fn next_look(&self, now: u64, longest: u64) -> u64 {
+        if self.switches.free_running {
+            return u64::MAX;
+        }
+        let in_flight = self.in_flight();
+        let waits = self.waiting > 0;
+        let holds = self.ledger.lease().is_some();
+        let end = match (&self.attachment, self.tenure) {
+            (Attachment::Local(clock), _) => clock.window_end,
+            (_, Tenure::Open { expires, .. }) => expires,
+            _ => 0,
+        };
+        let until_end = end.saturating_sub(now).max(SHORTEST_LOOK);
+        let queued = self.queued(now);
+        let credit = u64::try_from(self.ground.gate().left_ns()).unwrap_or(0);
+        if holds && !waits && queued < UNKNOWN && credit > REMAINDER {
+            // Launches go on for so long without a look, and a thread that finds nothing left asks for one.
+            return credit.clamp(CYCLE_LOOK, longest).min(until_end);
+        }
+        let closed = matches!(self.tenure, Tenure::Draining { .. } | Tenure::Owing { .. });
+        if !self.line.is_empty() || closed {
+            // Look again about when the oldest piece should be done, soon enough to keep the device busy.
+            return queued.saturating_sub(REMAINDER).clamp(SHORTEST_LOOK, CYCLE_LOOK);
+        }
+        if holds {
+            return if in_flight > 0 || waits { CYCLE_LOOK } else { LOOK }.min(until_end);
+        }
+        match self.attachment {
+            // The next window of the local clock.
+            Attachment::Local(_) if waits => end.saturating_sub(now).clamp(SHORTEST_LOOK, 10_000_000),
+            _ if in_flight > 0 => 1_000_000,
+            _ => u64::MAX,
+        }
+    }
+
+    /// The reason for which a launch that finds no credit now waits.
+    fn why(&self, around: &Around, now: u64) -> Why {
+        let limit = self.spec.quota().limit();
+        let unspent = self.ledger.unspent(self.ground.gate());
+        let in_flight = Why::InFlight { bound_ns: self.bound.as_nanos() };
+        let holds = self.ledger.lease().is_some() && !unspent.is_zero();
+        match &self.attachment {
+            Attachment::Asking if self.asked => Why::Attaching {},
+            Attachment::Asking if around.on_loss == OnDaemonLoss::Closed => {
+                Why::Closed { left_ns: (around.outage_since + CLOSED_WAIT).saturating_sub(now) }
+            }
+            Attachment::Asking => Why::NoDaemon { retry_ns: around.retry_at.saturating_sub(now) },
+            Attachment::Refused { fails_at } => Why::Refused { left_ns: fails_at.saturating_sub(now) },
+            Attachment::Local(_) if holds => in_flight,
+            Attachment::Local(clock) => {
+                Why::LocalWindow { limit, left_ns: clock.window_end.saturating_sub(now) }
+            }
+            Attachment::Served(_) => match self.tenure {
+                Tenure::Draining { .. } => Why::Draining { queued_ns: self.queued(now) },
+                _ if holds => in_flight,
+                _ if self.throttled_until > now => {
+                    Why::Throttled { limit, left_ns: self.throttled_until - now }
+                }
+                _ => Why::Token { asked_ns: now.saturating_sub(self.requested_at) },
+            },
+        }
+    }
+}
+
+/// The state of the process beside the device that is looked at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Around {
+    /// Threads that wait for a device.
+    pub(crate) waiters: usize,
+    /// Calls that wait for a device, so far.
+    pub(crate) syncs: u64,
+    pub(crate) slo_sensitive: bool,
+    pub(crate) on_loss: OnDaemonLoss,
+    /// Since when there has been no daemon, and when the next attempt to connect is made, in ns.
+    pub(crate) outage_since: u64,
+    pub(crate) retry_at: u64,
+}

@@ -1,0 +1,179 @@
+//! A launch that is measured alone: one of unknown cost, or one whose cost is in doubt.
+//!
+//! It gets an event pair of its own and is charged a guess. While such a launch of the same row is being measured, the next one waits
+//! for the result (at most [`PROBE_WAIT`]): two kernels of 30 ms at a guess of 0.5 ms would be a debt of more than half a second
+//! for a client that may have a tenth of the time. A short kernel's stream is kept waiting meanwhile ([`crate::hold`]), so that the
+//! time of the launch call is not measured with it.
+#![allow(unsafe_code)] // a thread's own record
+
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration as StdDuration;
+
+use gshare_core::Duration;
+use gshare_cuda_abi::types::CUresult;
+use gshare_meter::cost::Row;
+use gshare_meter::{Measured, SHORT_NS, Segment};
+
+use crate::clock;
+use crate::context::{Context, Event, Pair};
+use crate::control::CONTROL;
+use crate::gate::{CALL_NS, Ticket, Verdict};
+use crate::gpu::{Device, Pending};
+use crate::hold::Begun;
+use crate::lifecycle::Runtime;
+use crate::runs::{MIXED, ThreadRecord};
+use crate::segments::{Ending, end_segments};
+use crate::streams::LEGACY_STREAM;
+
+/// Launches of unknown cost that go ahead unmeasured.
+pub(crate) const PROBES: u32 = 1;
+
+/// How long a launch of unknown cost waits for a measurement.
+pub(crate) const PROBE_WAIT: StdDuration = StdDuration::from_millis(200);
+
+/// A launch whose cost is not known: measured alone.
+#[cold]
+pub(crate) fn probe(
+    runtime: &'static Runtime,
+    device: &'static Device,
+    thread: &'static ThreadRecord,
+    row: Row,
+    stream: usize,
+    slack: u64,
+) -> Ticket {
+    if device.costs.probes(row) >= PROBES && !CONTROL.capturing() {
+        let began = clock::now_ns();
+        end_segments(thread, Ending::Waiting);
+        runtime.wake_helper();
+        device.wait_while(PROBE_WAIT, || {
+            device.costs.known(row).is_none() && device.costs.probes(row) >= PROBES
+        });
+        runtime.waited_for_measurement(device, began);
+    }
+    let cost = device.costs.known(row).unwrap_or_else(|| device.costs.guess());
+    device.costs.probe(row);
+    if !device.gate.try_spend(thread.number, Duration::from_nanos(cost))
+        && !device.wait_for_credit(runtime, thread, cost)
+    {
+        return Ticket::FAIL;
+    }
+    // The run's own segment, if any, has a stranger in it from now on.
+    // SAFETY: the record is this thread's own.
+    unsafe { thread.run(stream) }.mixed = MIXED;
+    measure_alone(runtime, device, thread, row, stream, slack, cost)
+}
+
+/// A launch that is being measured alone.
+#[derive(Debug)]
+pub(crate) struct Alone {
+    device: &'static Device,
+    row: Row,
+    stream: usize,
+    slack: u64,
+    how: Measured,
+    /// The event before it, unless none could be recorded, and one before that where the stream is kept waiting.
+    start: Option<(Event, Arc<Context>)>,
+    lead: Option<Event>,
+    /// Whether the stream was idle, and since when the launch has been under way.
+    idle: bool,
+    began: u64,
+}
+
+impl Alone {
+    /// Records the event before it, with its stream kept waiting if it is short.
+    pub(crate) fn record_start(&mut self, context: Arc<Context>) {
+        // On an idle stream the start passes at once, and the kernel starts when the launch has come through.
+        self.idle = self.slack > 0 && Context::is_idle(self.stream);
+        // A call that may do more than queue work is not kept from ending.
+        let short =
+            self.slack == CALL_NS && self.device.costs.known(self.row).is_some_and(|ns| ns <= SHORT_NS);
+        let others_wait = self.stream <= LEGACY_STREAM && CONTROL.has_blocking_streams();
+        let begun = if short && !others_wait { context.hold.begin(self.stream) } else { Begun::Never };
+        match begun {
+            Begun::Yes => self.lead = context.take_recorded(self.stream),
+            // What would be measured is the time of the call.
+            Begun::Busy => return,
+            Begun::Never => {}
+        }
+        let start = context.take_recorded(self.stream);
+        if begun == Begun::Yes && (start.is_none() || self.lead.is_none()) {
+            context.hold.end();
+            start.into_iter().chain(self.lead.take()).for_each(|event| context.give_back(event));
+            return;
+        }
+        if begun == Begun::Never {
+            self.began = clock::now_ns();
+        }
+        self.start = start.map(|start| (start, context));
+    }
+}
+
+/// Records the event before a launch; its cost has been paid.
+#[cold]
+pub(crate) fn measure_alone(
+    runtime: &'static Runtime,
+    device: &'static Device,
+    thread: &'static ThreadRecord,
+    row: Row,
+    stream: usize,
+    slack: u64,
+    cost: u64,
+) -> Ticket {
+    let how = if device.costs.known(row).is_none() { Measured::First } else { Measured::Alone };
+    let began = clock::now_ns();
+    let mut alone = Alone { device, row, stream, slack, how, start: None, lead: None, idle: false, began };
+    let context = if CONTROL.capturing() { None } else { runtime.contexts.current() };
+    if let Some(context) = context {
+        alone.record_start(context);
+    }
+    // SAFETY: the record is this thread's own.
+    unsafe { *thread.alone.get() = Some(alone) };
+    Ticket { verdict: Verdict::Alone, cost }
+}
+
+/// Records the event after a launch.
+pub(crate) fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult) {
+    // SAFETY: the record is this thread's own.
+    let Some(alone) = (unsafe { (*thread.alone.get()).take() }) else { return };
+    let device = alone.device;
+    let (lead, how) = (alone.lead, if alone.lead.is_some() { Measured::Held } else { alone.how });
+    let gap = if alone.idle && how != Measured::Held {
+        (clock::now_ns() - alone.began).min(alone.slack)
+    } else {
+        0
+    };
+    let measured = alone.start.and_then(|(start, context)| {
+        let end = if result.is_ok() { context.take_recorded(alone.stream) } else { None };
+        // A stream that went on by itself had nothing to do meanwhile.
+        let in_time = how != Measured::Held || context.hold.end();
+        match end {
+            Some(end) if in_time => Some((context, Pair { lead, start, end })),
+            end => {
+                end.into_iter().chain(lead).chain([start]).for_each(|event| context.give_back(event));
+                None
+            }
+        }
+    });
+    let Some((context, pair)) = measured else {
+        let time = if result.is_ok() { &device.settled } else { &device.refused };
+        time.fetch_add(cost, Ordering::AcqRel);
+        // Nobody waits for a measurement that will not come; what is doubted still is.
+        return match alone.how {
+            Measured::First => device.costs.not_measured(alone.row),
+            _ => device.costs.doubt(alone.row),
+        };
+    };
+    let segment = Segment {
+        predicted: cost,
+        carried: 0,
+        presumed: 0,
+        launches: 1,
+        row: Some(alone.row),
+        dense: true,
+        gap,
+        of: how,
+        opened: alone.began,
+    };
+    device.push(Pending { context, pair, segment });
+}

@@ -1,0 +1,54 @@
+//! What is asked about a stream: its number, its context, and whether it is being captured.
+#![allow(unsafe_code)] // calls to the driver
+
+use core::ffi::c_uint;
+
+use crate::context;
+use crate::driver::real;
+
+/// `CU_STREAM_LEGACY`; below it, the default stream.
+pub(crate) const LEGACY_STREAM: usize = 1;
+
+/// `CU_STREAM_PER_THREAD`.
+pub(crate) const PER_THREAD_STREAM: usize = 2;
+
+/// The stream as one number: the default stream is told apart by flavour.
+#[inline(always)]
+pub(crate) fn stream_of<T>(stream: *mut T, per_thread: bool) -> usize {
+    let stream = stream.addr();
+    if per_thread && stream == 0 { PER_THREAD_STREAM } else { stream }
+}
+
+/// Does something with a stream's context current, whichever is: work may be given to a stream of another device.
+pub(crate) fn in_context_of<T>(stream: usize, work: impl FnOnce() -> T) -> T {
+    let foreign = if stream > PER_THREAD_STREAM { foreign_context(stream) } else { None };
+    // Until the end of this function.
+    let _pushed = foreign.and_then(context::Pushed::new);
+    work()
+}
+
+/// The context of a stream, unless it is the current one. Of a green context's stream: the primary one, where the driver tells.
+pub(crate) fn foreign_context(stream: usize) -> Option<usize> {
+    let stream = core::ptr::with_exposed_provenance_mut(stream);
+    let (mut context, mut green) = (core::ptr::null_mut(), core::ptr::null_mut());
+    let found = match real!(cuStreamGetCtx_v2) {
+        // SAFETY: the program's own stream and valid out-pointers.
+        Some(get) => unsafe { get(stream, &raw mut context, &raw mut green) },
+        // SAFETY: as above.
+        None => unsafe { real!(cuStreamGetCtx)?(stream, &raw mut context) },
+    };
+    let known = found.is_ok() && !context.is_null();
+    let handle = context.expose_provenance();
+    (known && context::current_handle() != Some(handle)).then_some(handle)
+}
+
+/// Whether a launch on this stream becomes part of a graph.
+#[cold]
+pub(crate) fn is_captured(stream: usize) -> bool {
+    let Some(query) = real!(cuStreamIsCapturing) else { return false };
+    let mut status: c_uint = 0;
+    // SAFETY: a valid out-pointer and the program's own stream.
+    let result = unsafe { query(core::ptr::with_exposed_provenance_mut(stream), &raw mut status) };
+    // An error is CAPTURE_IMPLICIT: the launch will fail by itself.
+    !result.is_ok() || status != 0
+}
