@@ -6,6 +6,7 @@ pub mod mixes;
 pub mod peers;
 pub mod replay;
 pub mod seeds;
+pub mod world;
 
 /// The example of the README is run as a test: here, since the packages of other crates do not contain that file.
 #[cfg(doctest)]

@@ -1,4 +1,5 @@
-//! A packer of the host's own in ten lines: it is checked by the public suite, and runs beside ours on the same load.
+//! A packer of the host's own in ten lines: it is checked by the public suite, and runs beside ours on the same load and in the same
+//! scenario of a whole platform.
 //!
 //! `cargo run -p gshare-examples --bin own_packer`
 
@@ -9,6 +10,8 @@ use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use gshare_sim::conformance::{Shares, packer};
 use gshare_sim::packing::{Churn, churn};
+use gshare_sim::scenario::{Own, Scenario};
+use gshare_sim::world;
 
 /// First fit by sums: the lowest GPU whose SM shares suffice. Ids, memory and groups are kept by [`ByRule`].
 struct FirstFit;
@@ -32,6 +35,21 @@ fn main() -> anyhow::Result<()> {
         let packed = churn(packer, &Churn::default())?;
         let used = packed.gpus_per_gpu_asked();
         println!("{name:<10} {used:>11.3}  {:>6}  {:>7}", packed.placed, packed.refused);
+    }
+
+    // The scenario's file names the policies of the platform; the program adds a name.
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/scenarios/platform/all.toml");
+    println!("\nfunctions with an SLO\npacker     requests  answered  in time");
+    for name in ["first_fit", "max_rects", "dilu"] {
+        let set = [("policies.packer", name), ("length", "20s")];
+        let set = set.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let mut scenario = Scenario::read(file.as_ref(), &set)?;
+        scenario.own = Own::default().with_packer("first_fit", own);
+        let outcome = world::run(&scenario.plan()?, 1, || scenario.platform())?;
+        let of: Vec<_> = outcome.functions.iter().filter(|of| of.slo.is_some()).collect();
+        let sum = |figure: fn(&world::FunctionOutcome) -> u64| of.iter().map(|of| figure(of)).sum::<u64>();
+        let (requests, answered) = (sum(|of| of.requests), sum(|of| of.answered));
+        println!("{name:<10} {requests:>8}  {answered:>8}  {:>7}", sum(|of| of.within_slo));
     }
     Ok(())
 }

@@ -67,16 +67,36 @@ pub struct FractionalSettings {
     pub packer: PackerSettings,
 }
 
+/// Policies of a host's own that stand in for those that settings name.
+#[derive(Default)]
+pub struct OwnPolicies {
+    /// Starts and stops instances on fractional devices, instead of [`FractionalSettings::scaler`].
+    pub scaler: Option<Box<dyn HorizontalScaler>>,
+    /// Places them there, instead of [`FractionalSettings::packer`].
+    pub packer: Option<Box<dyn Packer>>,
+}
+
+impl core::fmt::Debug for OwnPolicies {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("OwnPolicies")
+            .field("scaler", &self.scaler.is_some())
+            .field("packer", &self.packer.is_some())
+            .finish()
+    }
+}
+
 impl FractionalSettings {
-    fn build(&self) -> Result<FractionalPool, PlatformError> {
-        let scaler: Box<dyn HorizontalScaler> = match &self.scaler {
-            ScalerSettings::Heuristic(config) => Box::new(HeuristicHorizontal::new(config.clone())?),
-            ScalerSettings::Lazy(config) => Box::new(LazyHorizontal::new(config.clone())?),
-            ScalerSettings::Peaks(config) => Box::new(PeakHorizontal::new(config.clone())?),
+    fn build(&self, own: OwnPolicies) -> Result<FractionalPool, PlatformError> {
+        let scaler: Box<dyn HorizontalScaler> = match (own.scaler, &self.scaler) {
+            (Some(own), _) => own,
+            (None, ScalerSettings::Heuristic(config)) => Box::new(HeuristicHorizontal::new(config.clone())?),
+            (None, ScalerSettings::Lazy(config)) => Box::new(LazyHorizontal::new(config.clone())?),
+            (None, ScalerSettings::Peaks(config)) => Box::new(PeakHorizontal::new(config.clone())?),
         };
-        let packer: Box<dyn Packer> = match self.packer {
-            PackerSettings::MaxRects(config) => Box::new(MaxRects::new(config)),
-            PackerSettings::Dilu(config) => Box::new(
+        let packer: Box<dyn Packer> = match (own.packer, self.packer) {
+            (Some(own), _) => own,
+            (None, PackerSettings::MaxRects(config)) => Box::new(MaxRects::new(config)),
+            (None, PackerSettings::Dilu(config)) => Box::new(
                 DiluPacker::new(config).map_err(|error| PlatformError::Policy { why: error.to_string() })?,
             ),
         };
@@ -117,10 +137,18 @@ impl PlatformSettings {
     /// # Errors
     /// [`PlatformError`] names the field and its bound.
     pub fn build(&self) -> Result<Platform, PlatformError> {
+        self.build_with(OwnPolicies::default())
+    }
+
+    /// The same with policies of the host's own.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build).
+    pub fn build_with(&self, own: OwnPolicies) -> Result<Platform, PlatformError> {
         let sliced = SlicedPool::with_config(self.sliced.clone())
             .map_err(|error| PlatformError::Policy { why: error.to_string() })?;
         let pools: Vec<Box<dyn Pool>> = vec![
-            Box::new(self.fractional.build()?),
+            Box::new(self.fractional.build(own)?),
             Box::new(sliced),
             Box::new(WholePool::with_config(self.whole)?),
         ];

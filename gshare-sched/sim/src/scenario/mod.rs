@@ -48,19 +48,21 @@
 //! every = { device_lost = "90s" } # mean interval by kind of fault, see [`Fault`]
 //! ```
 //! Lengths of time have a unit (`ns`, `us`, `ms`, `s`, `m`, `h`), memory too (`GiB`, `GB`, …), shares are per cent. A key that is
-//! not known is an error, as is a name that is not; the error names those that are. Paths are relative to the scenario's file.
+//! not known is an error, as is a name that is not; the error names those that are. Paths are relative to the scenario's file. A program
+//! adds names for policies of its own: see [`Own`].
 //!
 //! # Example
 //! ```
 //! use gshare_sim::scenario::Scenario;
-//! let error = Scenario::parse("length = \"10m\"\npolicies = { scaler = \"lasy\" }").unwrap_err().to_string();
-//! assert!(error.contains("unknown variant `lasy`, expected one of `heuristic`, `lazy`, `peaks`"), "{error}");
+//! let error = Scenario::parse("length = \"10m\"\npolicies = { request = \"lalp\" }").unwrap_err().to_string();
+//! assert!(error.contains("unknown variant `lalp`, expected one of `lalb`, `lalbo3`, `ours`"), "{error}");
 //! ```
 
 mod cases;
 mod error;
 mod function;
 mod load;
+mod own;
 mod policies;
 mod units;
 
@@ -68,6 +70,7 @@ pub use cases::{AxisText, Case, FIGURES, OptionText, PaperRow, PaperText, figure
 pub use error::ScenarioError;
 pub use function::{DagText, FunctionText, PointText, ShareText, WorkText};
 pub use load::LoadText;
+pub use own::Own;
 pub use units::{Span, Text};
 
 use crate::world::{Depth, Fault, Faults, Plan};
@@ -121,6 +124,9 @@ pub struct Scenario {
     /// The folder that paths are relative to.
     #[serde(skip)]
     pub folder: PathBuf,
+    /// Policies of a program's own that it may name.
+    #[serde(skip)]
+    pub own: Own,
 }
 
 const fn ten() -> u64 {
@@ -128,7 +134,7 @@ const fn ten() -> u64 {
 }
 
 /// The policies of a platform, by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Policies {
@@ -167,7 +173,7 @@ impl Default for Policies {
 }
 
 /// A scaler of instances.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ScalerName {
@@ -178,10 +184,13 @@ pub enum ScalerName {
     Lazy,
     /// By the peaks of the load that was seen.
     Peaks,
+    /// One of a program's own, from [`Own`].
+    #[serde(untagged)]
+    Own(String),
 }
 
 /// A packer of shares on devices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum PackerName {
@@ -190,6 +199,9 @@ pub enum PackerName {
     MaxRects,
     /// Sums of requests and limits (Dilu, section 3.3).
     Dilu,
+    /// One of a program's own, from [`Own`].
+    #[serde(untagged)]
+    Own(String),
 }
 
 /// A scheduler of requests on whole devices.
@@ -337,6 +349,7 @@ impl Scenario {
     /// # Errors
     /// [`ScenarioError`]: a field that cannot be, or a file of it.
     pub fn plan(&self) -> Result<Plan, ScenarioError> {
+        self.own.make(&self.policies)?;
         let length = self.length.positive("length")?;
         let mut devices = Vec::new();
         for (number, node) in self.node.iter().enumerate() {

@@ -17,14 +17,15 @@ impl Scenario {
     /// # Errors
     /// A sentence of the engine that refused its settings.
     pub fn platform(&self) -> Result<Platform, String> {
-        self.settings().build().map_err(|error| error.to_string())
+        let own = self.own.make(&self.policies).map_err(|error| error.to_string())?;
+        self.settings().build_with(own).map_err(|error| error.to_string())
     }
 
-    /// The settings that the names of the policies stand for.
+    /// The settings that the names of the policies stand for; for a policy of a program's own, the default.
     pub fn settings(&self) -> PlatformSettings {
         let mut settings = PlatformSettings::default();
         match self.policies.scaler {
-            ScalerName::Heuristic => {}
+            ScalerName::Heuristic | ScalerName::Own(_) => {}
             ScalerName::Lazy => {
                 settings.fractional.scaler = ScalerSettings::Lazy(LazyHorizontalConfig::default());
             }
