@@ -9,6 +9,8 @@
 //! cgroup below it before its program begins, with the limits that are asked for, and whatever it has started is found there and
 //! killed when it ends, whichever process group it has made for itself. Both versions of cgroups serve: of version 1 the
 //! folder is that of one controller, and only this one's limits can be kept.
+//!
+//! A cgroup's name says which process made it, so that [`sweep`] finds what one that was killed has left.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -98,13 +100,13 @@ pub struct Cgroup {
 const PERIOD_US: u64 = 100_000;
 
 impl Cgroup {
-    /// Makes a cgroup of this name below a folder of the cgroup file system, with limits. Dropping it kills all in it, so a name that is
-    /// taken already is refused.
+    /// Makes a cgroup below a folder of the cgroup file system, with limits. Its name is this one and the calling process. Dropping
+    /// it kills all in it, so a name that is taken already is refused.
     ///
     /// # Errors
     /// When it cannot be made or is there already, or a limit has no file there: its controller is not on in that folder. The error names the file.
     pub fn make(below: &Path, name: &str, limits: Limits) -> io::Result<Self> {
-        let folder = below.join(name);
+        let folder = below.join(format!("{name}{OWNED_BY}{}", owner(std::process::id())?));
         let named = |path: &Path, error: &io::Error| {
             io::Error::new(error.kind(), format!("{}: {error}", path.display()))
         };
@@ -152,15 +154,51 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        self.kill();
-        // A killed process is a member until it is gone.
-        for _ in 0..REMOVALS {
-            match std::fs::remove_dir(&self.folder) {
-                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                    std::thread::sleep(BETWEEN_REMOVALS);
-                }
-                _ => return,
+        remove(&self.folder);
+    }
+}
+
+/// Kills what processes that are gone have left in cgroups below a folder, and removes these. Gives how many there were.
+///
+/// # Errors
+/// When the folder cannot be read.
+pub fn sweep(below: &Path) -> io::Result<usize> {
+    let mut swept = 0;
+    for entry in std::fs::read_dir(below)?.flatten() {
+        let name = entry.file_name();
+        let Some((_, by)) = name.to_str().and_then(|name| name.rsplit_once(OWNED_BY)) else { continue };
+        let pid = by.split('.').next().and_then(|pid| pid.parse().ok());
+        // Another process may have the number by now; it has another start.
+        if pid.is_some_and(|pid| owner(pid).map_or(true, |now| now != by)) {
+            remove(&entry.path());
+            swept += 1;
+        }
+    }
+    Ok(swept)
+}
+
+/// Between a cgroup's name and the process that made it.
+const OWNED_BY: char = '@';
+
+/// A process by its number and its start, in ticks since the machine began.
+fn owner(pid: u32) -> io::Result<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The program's name may hold anything, so fields are counted from its end: the start is the 22nd of all.
+    let start = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19));
+    let start =
+        start.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat")))?;
+    Ok(format!("{pid}.{start}"))
+}
+
+fn remove(folder: &Path) {
+    // A killed process is a member until it is gone, and may have forked meanwhile.
+    for _ in 0..REMOVALS {
+        kill_all(folder);
+        match std::fs::remove_dir(folder) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                std::thread::sleep(BETWEEN_REMOVALS);
             }
+            _ => return,
         }
     }
 }
@@ -170,7 +208,9 @@ const REMOVALS: u32 = 50;
 const BETWEEN_REMOVALS: std::time::Duration = std::time::Duration::from_millis(2);
 
 fn kill_all(folder: &Path) {
-    if std::fs::write(folder.join("cgroup.kill"), "1").is_ok() {
+    // Never made: in a folder that is no cgroup it would stay.
+    let all_at_once = File::options().write(true).open(folder.join("cgroup.kill"));
+    if all_at_once.and_then(|mut file| file.write_all(b"1")).is_ok() {
         return;
     }
     // Kernels before 5.14, and version 1.
@@ -212,12 +252,29 @@ mod tests {
     }
 
     #[test]
+    fn what_another_process_left_is_swept_and_what_a_living_one_has_is_not() {
+        let below = tempfile::tempdir().unwrap();
+        let make = |name: &str| std::fs::create_dir(below.path().join(name)).unwrap();
+        let mine = format!("mine@{}", owner(std::process::id()).unwrap());
+        let before = format!("before@{}.1", std::process::id());
+        for name in [mine.as_str(), &before, "gone@4294967295.7", "of somebody else", "not@a.number"] {
+            make(name);
+        }
+        assert_eq!(sweep(below.path()).unwrap(), 2);
+        let mut left: Vec<_> =
+            std::fs::read_dir(below.path()).unwrap().flatten().map(|entry| entry.file_name()).collect();
+        left.sort();
+        assert_eq!(left, [mine.as_str(), "not@a.number", "of somebody else"]);
+        assert!(sweep(&below.path().join("absent")).is_err());
+    }
+
+    #[test]
     fn a_limit_without_its_file_names_both_and_leaves_nothing() {
         let below = tempfile::tempdir().unwrap();
         let limits = Limits { memory: Some(1 << 20), cpu_milli: None };
         let error = Cgroup::make(below.path(), "one", limits).unwrap_err().to_string();
         assert!(error.contains("memory.max") && error.contains("memory.limit_in_bytes"), "{error}");
-        assert!(!below.path().join("one").exists());
+        assert_eq!(std::fs::read_dir(below.path()).unwrap().count(), 0);
         let error = Cgroup::make(&below.path().join("absent"), "one", limits).unwrap_err().to_string();
         assert!(error.contains("absent"), "{error}");
     }

@@ -353,6 +353,10 @@ async fn run(options: &Options) -> anyhow::Result<()> {
         }
     }
     let (user, cgroups) = (options.function_user, options.cgroups.clone());
+    if let Some(below) = &cgroups {
+        // A host that was killed could not remove its own.
+        gshare_runner::confine::sweep(below).with_context(|| format!("--cgroups {}", below.display()))?;
+    }
     let runner = Runner { hook, devices, partitioned, daemon: asked, models, traces, user, cgroups };
     let node = Node::start(store, runner, platform, options.guess)?;
     for (gpu, spec) in specs {

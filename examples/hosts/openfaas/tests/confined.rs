@@ -29,25 +29,34 @@ impl Drop for Folder {
     }
 }
 
-/// A cgroup whose children can be given a limit of memory, where this machine lets one be made.
-fn cgroups() -> Option<Folder> {
-    let name = format!("gshare-test-{}", std::process::id());
-    for root in ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"] {
+/// A cgroup whose children can be given a limit by a controller's file, where this machine lets one be made.
+fn cgroups(test: &str, controller: &str, files: [&str; 2]) -> Option<Folder> {
+    let name = format!("gshare-test-{test}-{}", std::process::id());
+    for root in [&format!("/sys/fs/cgroup/{controller}"), "/sys/fs/cgroup"] {
         let folder = Path::new(root).join(&name);
         if !Path::new(root).join("cgroup.procs").exists() || std::fs::create_dir(&folder).is_err() {
             continue;
         }
         let folder = Folder(folder);
-        let _ = std::fs::write(folder.0.join("cgroup.subtree_control"), "+memory");
+        let _ = std::fs::write(folder.0.join("cgroup.subtree_control"), format!("+{controller}"));
         let probe = Folder(folder.0.join("probe"));
-        if std::fs::create_dir(&probe.0).is_ok()
-            && ["memory.max", "memory.limit_in_bytes"].iter().any(|file| probe.0.join(file).exists())
-        {
+        if std::fs::create_dir(&probe.0).is_ok() && files.iter().any(|file| probe.0.join(file).exists()) {
             return Some(folder);
         }
     }
-    eprintln!("skipped in part: this machine lets no cgroup with a limit of memory be made");
+    eprintln!("skipped in part: this machine lets no cgroup with a limit of {controller} be made");
     None
+}
+
+const MEMORY: [&str; 2] = ["memory.max", "memory.limit_in_bytes"];
+const CPU: [&str; 2] = ["cpu.max", "cpu.cfs_quota_us"];
+
+impl Folder {
+    /// The cgroups in it.
+    fn children(&self) -> Vec<PathBuf> {
+        let all = std::fs::read_dir(&self.0).unwrap().flatten();
+        all.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+    }
 }
 
 /// A folder that everybody may read, with a program and the libraries in it.
@@ -98,7 +107,7 @@ fn a_function_is_another_user_with_limits_and_leaves_nothing_behind() {
         return;
     }
     let (place, script) = place();
-    let folder = cgroups();
+    let folder = cgroups("limits", "memory", MEMORY);
     let below = folder.as_ref().map(|folder| folder.0.display().to_string());
     let more: Vec<&str> = below.iter().flat_map(|below| ["--cgroups", below]).collect();
     let provider = start(place.path(), &more);
@@ -132,13 +141,8 @@ fn a_function_is_another_user_with_limits_and_leaves_nothing_behind() {
     let Some(folder) = folder else { return };
     let members = |pid: u64| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     assert!(members(pid).contains("/gshare-f"), "{}", members(pid));
-    let cgroups = || {
-        let all = std::fs::read_dir(&folder.0).unwrap().flatten();
-        all.map(|entry| entry.path()).filter(|path| path.is_dir()).collect::<Vec<_>>()
-    };
-    let [cgroup] = &cgroups()[..] else { panic!("{:?}", cgroups()) };
-    let limit =
-        ["memory.max", "memory.limit_in_bytes"].map(|file| std::fs::read_to_string(cgroup.join(file)));
+    let [cgroup] = &folder.children()[..] else { panic!("{:?}", folder.children()) };
+    let limit = MEMORY.map(|file| std::fs::read_to_string(cgroup.join(file)));
     let limit = limit.into_iter().flatten().next().unwrap();
     assert_eq!(limit.trim(), (512_u64 << 20).to_string());
     let inside = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
@@ -147,7 +151,55 @@ fn a_function_is_another_user_with_limits_and_leaves_nothing_behind() {
     // With the function ends the child that has a session of its own.
     let pids: Vec<u64> = inside.lines().map(|pid| pid.parse().unwrap()).collect();
     assert_eq!(provider.call("DELETE", "/system/functions", r#"{"functionName":"f"}"#).0, 202);
-    within(|| cgroups().is_empty() && pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()));
+    within(|| {
+        folder.children().is_empty() && pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+    });
+}
+
+#[test]
+fn what_a_killed_host_left_in_cgroups_goes_when_the_next_one_starts() {
+    let Some(folder) = is_root().then(|| cgroups("sweep", "memory", MEMORY)).flatten() else { return };
+    let (place, script) = place();
+    let below = folder.0.display().to_string();
+    let mut provider = start(place.path(), &["--cgroups", &below]);
+    let body = format!(r#"{{"service":"f","image":"{}",{SHARE}}}"#, script.display());
+    assert_eq!(provider.call("POST", "/system/functions", &body).0, 202);
+    provider.replicas("f", 1);
+    let [cgroup] = &folder.children()[..] else { panic!("{:?}", folder.children()) };
+    provider.child.kill().unwrap();
+    provider.child.wait().unwrap();
+    // The function ends with its host. What it had started in a session of its own does not.
+    let members = || std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
+    within(|| members().lines().count() == 1);
+    let left: u32 = members().trim().parse().unwrap();
+    let _next = start(place.path(), &["--cgroups", &below]);
+    within(|| !cgroup.exists() && !Path::new(&format!("/proc/{left}")).exists());
+}
+
+#[test]
+fn a_process_has_no_more_time_on_cpus_than_its_limit() {
+    let Some(folder) = is_root().then(|| cgroups("cpu", "cpu", CPU)).flatten() else { return };
+    let (place, _) = place();
+    let script = place.path().join("busy.sh");
+    let function = place.path().join("gpu_function");
+    std::fs::write(&script, format!("#!/bin/sh\n(while :; do :; done) &\nexec {}\n", function.display()))
+        .unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let below = folder.0.display().to_string();
+    let provider = start(place.path(), &["--cgroups", &below]);
+    let body =
+        format!(r#"{{"service":"f","image":"{}","limits":{{"cpu":"500m"}},{SHARE}}}"#, script.display());
+    assert_eq!(provider.call("POST", "/system/functions", &body).0, 202);
+    provider.replicas("f", 1);
+    let [cgroup] = &folder.children()[..] else { panic!("{:?}", folder.children()) };
+    // A loop that never pauses is held up by the kernel in each of its periods.
+    let held_up = || {
+        let stat = std::fs::read_to_string(cgroup.join("cpu.stat")).unwrap();
+        let count = stat.lines().find_map(|line| line.strip_prefix("nr_throttled ")).unwrap();
+        count.parse::<u64>().unwrap()
+    };
+    within(|| held_up() >= 5);
+    assert_eq!(provider.call("POST", "/function/f/", "").0, 200);
 }
 
 #[test]
