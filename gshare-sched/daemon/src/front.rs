@@ -3,8 +3,9 @@
 //! One thread with one asynchronous runtime serves both, apart from the daemon's loop: a reader that is slow or silent
 //! holds one connection, up to its time-out or until [`Crowd`] closes it for a newcomer, and nothing else.
 
+use crate::access::Access;
 use crate::crowd::Crowd;
-use crate::handle::{Access, Handle};
+use crate::handle::Handle;
 use crate::peer::peer_of;
 use crate::{admin, http};
 use std::io;

@@ -46,6 +46,7 @@
 //! Linux 5.11 or later. The uid is checked, the program is not: what is enforced inside a hooked process is
 //! cooperative, not a security boundary.
 
+mod access;
 pub mod admin;
 pub mod clock;
 #[cfg(feature = "command")]

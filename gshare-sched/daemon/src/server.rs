@@ -1,12 +1,13 @@
 //! The daemon's loop: sockets, pidfds, clock and commands around a [`Node`]. Nothing is decided here but which users may
 //! connect and how many connections there may be.
 
+use crate::access::Access;
 use crate::clock::{Clock, MonotonicClock};
 use crate::config::{Config, ConfigError};
 use crate::cpu_latency::{self, CpuLatency};
 use crate::crowd::admits;
 use crate::front::{Front, Listeners};
-use crate::handle::{Access, Command, Handle, Inbox, Reply, Running, line};
+use crate::handle::{Command, Handle, Inbox, Reply, Running, line};
 use crate::health::{self, Lost};
 use crate::http;
 use crate::journal::Journal;
