@@ -138,6 +138,12 @@ struct DeviceLabels {
     uuid: String,
 }
 
+/// Label of a device that the driver may have lost: the daemon need not manage it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct UuidLabel {
+    uuid: String,
+}
+
 /// Labels of an instance on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
 struct InstanceLabels {
@@ -181,6 +187,7 @@ struct PerClient {
     memory: Family<InstanceLabels, Gauge>,
     device_memory: Family<DeviceLabels, Gauge>,
     device_held: Family<DeviceLabels, Gauge>,
+    device_lost: Family<UuidLabel, Gauge>,
     connections: Gauge,
     processes: Gauge,
     clients: Gauge,
@@ -280,6 +287,7 @@ impl Default for Metrics {
             Unit::Bytes,
             c.device_held.clone(),
         );
+        registry.register("device_lost", "1 while the driver has lost the device", c.device_lost.clone());
         registry.register("connections", "Connections", c.connections.clone());
         registry.register("processes", "Processes let in", c.processes.clone());
         registry.register("clients", "Clients: pairs of process and GPU", c.clients.clone());
@@ -410,6 +418,15 @@ impl PerClient {
             let labels = DeviceLabels { gpu: device.gpu.0, uuid: device.uuid.clone() };
             self.device_memory.get_or_create(&labels).set(bytes(device.memory_bytes));
             self.device_held.get_or_create(&labels).set(bytes(device.held_bytes));
+        }
+        self.device_lost.clear();
+        if let Some(lost) = &snapshot.lost {
+            for device in &snapshot.devices {
+                self.device_lost.get_or_create(&UuidLabel { uuid: device.uuid.clone() }).set(0);
+            }
+            for device in lost {
+                self.device_lost.get_or_create(&UuidLabel { uuid: device.uuid.clone() }).set(1);
+            }
         }
         self.gpu_seconds.clear();
         self.waited_seconds.clear();

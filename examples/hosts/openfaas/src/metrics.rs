@@ -29,6 +29,11 @@ struct Function {
     function_name: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Device {
+    gpu: u32,
+}
+
 /// Upper bounds in seconds.
 const BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
@@ -48,6 +53,7 @@ pub struct Metrics {
     starts: Family<Function, Gauge>,
     parked: Family<Function, Gauge>,
     migrated: Family<Function, Gauge>,
+    lost: Family<Device, Gauge>,
 }
 
 impl Default for Metrics {
@@ -67,6 +73,7 @@ impl Default for Metrics {
             starts: Family::default(),
             parked: Family::default(),
             migrated: Family::default(),
+            lost: Family::default(),
         };
         let Self { registry, requests, durations, invocations, seconds, replicas, waiting, .. } =
             &mut metrics;
@@ -103,6 +110,8 @@ impl Default for Metrics {
         ] {
             metrics.registry.register(name, text, family.clone());
         }
+        let text = "1 while the driver has lost the device";
+        metrics.registry.register("gshare_device_lost", text, metrics.lost.clone());
         metrics
     }
 }
@@ -137,7 +146,15 @@ impl Metrics {
             family.clear();
         }
         let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-        for view in node.host().views() {
+        self.lost.clear();
+        let host = node.host();
+        for gpu in node.runner.devices.all.keys() {
+            let lost = host.why_lost(*gpu).is_some();
+            self.lost.get_or_create(&Device { gpu: gpu.0 }).set(lost.into());
+        }
+        let views = host.views();
+        drop(host);
+        for view in views {
             let labels = Function { function_name: view.version.deployment.service.clone() };
             let totals = view.totals;
             self.gpu_seconds.get_or_create(&labels).set(totals.gpu_ns as f64 / 1e9);

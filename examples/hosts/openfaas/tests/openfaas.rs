@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Provider, call, within};
+use common::{Provider, call, set_lost, within};
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -231,12 +231,6 @@ fn requests_go_on_when_the_daemon_dies() {
     next.unwrap().stop().unwrap();
 }
 
-/// Loses a GPU of the first simulated board, or brings it back.
-fn set_lost(state: &Path, gpu: u32, lost: bool) {
-    let board = fake_cuda::sim::SimDevice::open(&state.join("device"), &fake_cuda::Spec::default()).unwrap();
-    assert!(board.set_lost(gpu, lost));
-}
-
 #[test]
 fn instances_of_a_lost_gpu_are_replaced_elsewhere_and_it_serves_again_when_it_is_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -270,7 +264,7 @@ fn instances_of_a_lost_gpu_are_replaced_elsewhere_and_it_serves_again_when_it_is
         within(|| provider.call("GET", "/system/logs?name=resnet", "").1.contains("sleeping for 3600000 ms"));
         let waits = scope.spawn(|| call(address, "POST", "/function/resnet", "").unwrap());
         within(|| provider.call("GET", "/system/telemetry", "").1.contains("\"waiting\":1"));
-        set_lost(dir.path(), gone, true);
+        set_lost(dir.path(), 0, gone, true);
         let (status, why) = slow.join().unwrap();
         assert_eq!(status, 502, "{why}");
         assert!(
@@ -283,6 +277,10 @@ fn instances_of_a_lost_gpu_are_replaced_elsewhere_and_it_serves_again_when_it_is
     assert_eq!(homes("resnet", "ready"), [other]);
     assert!(lost(gone).as_str().unwrap().contains("fallen off the bus"), "{}", lost(gone));
     assert!(lost(other).is_null() && decided(&format!("GPU {gone} is lost: it has fallen off the bus")));
+    let metrics = provider.call("GET", "/metrics", "").1;
+    for (gpu, value) in [(gone, 1), (other, 0)] {
+        assert!(metrics.contains(&format!("gshare_device_lost{{gpu=\"{gpu}\"}} {value}")), "{metrics}");
+    }
     let admin = gshared::config::admin_socket_of(&dir.path().join("gshare.sock"));
     assert_eq!(gshared::admin::snapshot(&admin).unwrap().lost.unwrap().len(), 1, "the daemon knows it, too");
 
@@ -298,7 +296,7 @@ fn instances_of_a_lost_gpu_are_replaced_elsewhere_and_it_serves_again_when_it_is
         let waits = scope.spawn(|| call(address, "POST", "/function/big", "").unwrap());
         within(|| json("/system/state")["functions"][0]["waiting"] == 1);
         assert_eq!((homes("big", "ready"), homes("big", "starting")), (vec![], vec![]));
-        set_lost(dir.path(), gone, false);
+        set_lost(dir.path(), 0, gone, false);
         waits.join().unwrap()
     });
     assert_eq!(status, 200, "{body}");
@@ -309,7 +307,7 @@ fn instances_of_a_lost_gpu_are_replaced_elsewhere_and_it_serves_again_when_it_is
 
     // A host that begins while it is lost does without it.
     drop((busy, provider));
-    set_lost(dir.path(), gone, true);
+    set_lost(dir.path(), 0, gone, true);
     let provider = Provider::start(dir.path(), &boards);
     assert!(provider.line.contains("  1 GPU, simulated"), "{}", provider.line);
     assert_eq!(provider.call("POST", "/function/resnet", "").0, 200);
@@ -325,7 +323,7 @@ fn a_function_whose_only_gpu_is_lost_says_so_until_the_gpu_is_back() {
         let text = provider.call("GET", "/system/function/resnet", "").1;
         serde_json::from_str::<serde_json::Value>(&text).unwrap()["gshare"].take()
     };
-    set_lost(dir.path(), 0, true);
+    set_lost(dir.path(), 0, 0, true);
     within(|| status()["state"] == "failing");
     let seen = status();
     assert!(
@@ -333,7 +331,7 @@ fn a_function_whose_only_gpu_is_lost_says_so_until_the_gpu_is_back() {
         "{seen}"
     );
     assert!(seen["instances"].as_array().unwrap().is_empty(), "{seen}");
-    set_lost(dir.path(), 0, false);
+    set_lost(dir.path(), 0, 0, false);
     provider.replicas("resnet", 1);
     assert!(status()["problem"].is_null());
     assert_eq!(provider.call("POST", "/function/resnet", "").0, 200);

@@ -3,8 +3,9 @@
 
 mod common;
 
-use common::{Provider, call, within};
+use common::{Provider, call, set_lost, within};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
 /// A component whose times on slices are those of a kernel that is as fast as the slice is wide.
 fn component(name: &str, memory_gib: u64) -> Value {
@@ -25,6 +26,10 @@ struct Story {
 
 impl Story {
     fn start(dir: tempfile::TempDir) -> Self {
+        Self::on(&["--sim=v100,devices=3", "--sim=a100,mig=1g.10gb+1g.10gb+2g.20gb", "--whole", "2"], dir)
+    }
+
+    fn on(boards: &[&str], dir: tempfile::TempDir) -> Self {
         for (name, value) in [
             (
                 "dag.json",
@@ -37,10 +42,7 @@ impl Story {
             std::fs::write(dir.path().join(name), value.to_string()).unwrap();
         }
         let tenants = dir.path().join("tenants.json");
-        let boards =
-            ["--sim=v100,devices=3", "--sim=a100,mig=1g.10gb+1g.10gb+2g.20gb", "--whole", "2", "--tenants"];
-        let mut arguments = boards.to_vec();
-        arguments.push(tenants.to_str().unwrap());
+        let arguments = [boards, &["--tenants", tenants.to_str().unwrap()]].concat();
         let provider = Provider::start(&dir.path().join("state"), &arguments);
         Self { provider, dir }
     }
@@ -182,6 +184,43 @@ fn a_pipeline_lies_on_mig_devices_and_a_trainer_runs_beside_functions() {
     });
     within(|| story.status("train")["instances"].as_array().unwrap().is_empty());
     assert_eq!(story.metric("gshare_instance_starts", "train"), 1.0);
+}
+
+#[test]
+fn a_pipeline_and_a_gang_go_elsewhere_when_a_gpu_under_them_is_lost() {
+    let boards = ["--sim=a100,devices=2,mig=1g.10gb+1g.10gb+2g.20gb", "--sim=v100,devices=3"];
+    let story = Story::on(&boards, tempfile::tempdir().unwrap());
+    let state = story.dir.path().join("state");
+    // The GPUs under a function's instances, whatever the state of their life.
+    let gpus = |name: &str| {
+        let status = story.status(name);
+        let instances = status["instances"].as_array().unwrap().iter();
+        let parts = instances.flat_map(|instance| instance["parts"].as_array().unwrap());
+        let gpu = |part: &Value| u32::try_from(part["gpu"].as_u64().unwrap()).unwrap();
+        parts.map(gpu).collect::<BTreeSet<_>>()
+    };
+    let wishes =
+        json!({"gshare/workload": "pipeline", "gshare/dag": story.file("dag.json"), "gshare/slo": "500ms"});
+    story.deploy("pipe", &wishes, &json!({}));
+    story.ask("pipe");
+    let before = gpus("pipe");
+    let lost = *before.first().unwrap();
+    assert!(lost < 2, "on a MIG device: {before:?}");
+    // A board that is cut has one GPU, so the V100s are those of the third.
+    set_lost(&state, lost, 0, true);
+    within(|| !gpus("pipe").contains(&lost));
+    story.ask("pipe");
+    assert_eq!(gpus("pipe"), BTreeSet::from([1 - lost]), "all MIG devices of a GPU are lost with it");
+
+    let wishes = json!({"gshare/workload": "training", "gshare/workers": "2", "fastgshare/gpu_mem": "1GiB"});
+    story.deploy("train", &wishes, &json!({"envVars": {"STEPS": "1000000", "KERNELS": "1"}}));
+    within(|| story.parts("train", "ready").concat().len() == 2);
+    let before = gpus("train");
+    let lost = *before.last().unwrap();
+    set_lost(&state, 2, lost - 2, true);
+    // A gang runs as a whole: the worker whose GPU is there starts again as well.
+    within(|| story.parts("train", "ready").concat().len() == 2 && !gpus("train").contains(&lost));
+    assert!(story.metric("gshare_instance_starts", "train") >= 2.0);
 }
 
 #[test]

@@ -1,4 +1,5 @@
 use super::*;
+use crate::nvml::LostDevice;
 use gshare_core::GpuId;
 
 fn snapshot(clients: &[(u32, &str, u64)]) -> Snapshot {
@@ -83,4 +84,23 @@ fn waits_for_tokens_and_overuse_have_histograms_and_the_build_is_named() {
     ] {
         assert_eq!(value(&text, series).as_deref(), Some(wanted), "{series} in {text}");
     }
+}
+
+#[test]
+fn a_lost_device_is_told_by_its_uuid_and_unknown_health_is_not_told() {
+    let metrics = Metrics::default();
+    let mut snapshot = snapshot(&[]);
+    let lost = |text: &str, uuid: &str| value(text, &format!("gshare_device_lost{{uuid=\"{uuid}\"}}"));
+    assert_eq!(lost(&metrics.encode(&snapshot), "MIG-1"), None);
+    snapshot.lost = Some(Vec::new());
+    assert_eq!(lost(&metrics.encode(&snapshot), "MIG-1").as_deref(), Some("0"));
+    // A GPU of the node that no client has used yet counts as well.
+    let gone = ["MIG-1", "GPU-2"]
+        .map(|uuid| LostDevice { uuid: uuid.to_owned(), why: "fell off the bus".to_owned() });
+    snapshot.lost = Some(gone.to_vec());
+    let text = metrics.encode(&snapshot);
+    assert_eq!((lost(&text, "MIG-1").as_deref(), lost(&text, "GPU-2").as_deref()), (Some("1"), Some("1")));
+    snapshot.lost = Some(Vec::new());
+    let text = metrics.encode(&snapshot);
+    assert_eq!((lost(&text, "MIG-1").as_deref(), lost(&text, "GPU-2")), (Some("0"), None));
 }

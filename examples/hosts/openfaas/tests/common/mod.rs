@@ -88,3 +88,10 @@ pub(crate) fn call(
     let rest = text.split_once("\r\n\r\n").map_or("", |(_, rest)| rest).to_owned();
     Ok((status.ok_or(std::io::ErrorKind::UnexpectedEof)?, rest))
 }
+
+/// Loses a GPU of a simulated board, in the order of `--sim`, or brings it back. Of boards with MIG devices each GPU is one of its own.
+pub(crate) fn set_lost(state: &Path, board: u32, gpu: u32, lost: bool) {
+    let file = if board == 0 { "device".to_owned() } else { format!("device.{board}") };
+    let board = fake_cuda::sim::SimDevice::open(&state.join(file), &fake_cuda::Spec::default()).unwrap();
+    assert!(board.set_lost(gpu, lost));
+}
