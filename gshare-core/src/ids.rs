@@ -4,6 +4,7 @@
 //! a client that left, a lease that expired or a placement that was released is recognised and refused. Ids order by
 //! slot, then generation, which is the last tie-break of every decision.
 
+use crate::slots::SlotId;
 use core::cmp::Ordering;
 use core::fmt;
 use core::hash::{Hash, Hasher};
@@ -66,6 +67,20 @@ macro_rules! generational_id {
             /// The slot as an index into a table.
             pub const fn index(self) -> usize {
                 self.slot as usize
+            }
+        }
+
+        impl SlotId for $name {
+            fn of(slot: u32, generation: u32) -> Self {
+                Self { slot, generation }
+            }
+
+            fn slot(self) -> u32 {
+                self.slot
+            }
+
+            fn generation(self) -> u32 {
+                self.generation
             }
         }
 

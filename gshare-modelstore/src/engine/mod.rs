@@ -217,7 +217,7 @@ impl Store {
             true => Err(StoreError::BadBytes { model, bytes }),
             false => Ok(()),
         };
-        let writes = |client: ClientId, arena: ArenaId| match state.arenas.get(&arena) {
+        let writes = |client: ClientId, arena: ArenaId| match state.arenas.get(arena) {
             None => Err(StoreError::WrongState { arena, expected: "being written" }),
             Some(found) => match &found.origin {
                 Origin::Written { by, due: Some(due) } if *by == Some(client) => {
@@ -278,12 +278,12 @@ impl Store {
                 Some(_) => Ok(()),
             },
             StoreEvent::Loaded { arena, .. } | StoreEvent::LoadFailed { arena } => {
-                match state.arenas.get(&arena) {
+                match state.arenas.get(arena) {
                     Some(found) if found.state == ArenaState::Loading && !found.is_being_written() => Ok(()),
                     _ => Err(StoreError::WrongState { arena, expected: "being loaded or sealed" }),
                 }
             }
-            StoreEvent::Evicted { arena } => match state.arenas.get(&arena) {
+            StoreEvent::Evicted { arena } => match state.arenas.get(arena) {
                 Some(found) if found.state == ArenaState::Evicting => Ok(()),
                 _ => Err(StoreError::WrongState { arena, expected: "being evicted" }),
             },
@@ -311,7 +311,7 @@ impl Store {
         });
         let waiting = Ticket { client, wants: Wants::Reference(model), arena: None, due: Some(deadline) };
         if let Some(arena) = there {
-            if self.state.arenas.get(&arena).is_some_and(|arena| arena.state == ArenaState::Committed) {
+            if self.state.arenas.get(arena).is_some_and(|arena| arena.state == ArenaState::Committed) {
                 self.state.serve(ticket, client, arena, model, actions);
             } else if deadline <= now {
                 actions.push(refuse(RefuseReason::TimedOut));
@@ -382,7 +382,7 @@ impl Store {
 
     fn commit(&mut self, client: ClientId, ticket: TicketId, arena: ArenaId, actions: &mut Vec<StoreAction>) {
         self.state.end_of_write(client, arena);
-        let Some(found) = self.state.arenas.get_mut(&arena) else { return };
+        let Some(found) = self.state.arenas.get_mut(arena) else { return };
         found.origin = Origin::Written { by: Some(client), due: None };
         let sealing = Ticket { client, wants: Wants::Commit, arena: None, due: None };
         self.state.wait(ticket, sealing, arena);
@@ -390,7 +390,7 @@ impl Store {
     }
 
     fn loaded(&mut self, arena: ArenaId, content: ContentHash, actions: &mut Vec<StoreAction>) {
-        let Some(found) = self.state.arenas.get_mut(&arena) else { return };
+        let Some(found) = self.state.arenas.get_mut(arena) else { return };
         let (tier, waiting) = (found.tier, core::mem::take(&mut found.waiting));
         let names: Vec<ModelId> = found.names.iter().copied().collect();
         self.state.release_source(arena, actions);
@@ -408,7 +408,7 @@ impl Store {
             }
             None => {
                 self.state.by_content.insert((content, tier), arena);
-                if let Some(found) = self.state.arenas.get_mut(&arena) {
+                if let Some(found) = self.state.arenas.get_mut(arena) {
                     (found.state, found.content) = (ArenaState::Committed, Some(content));
                 }
                 arena
@@ -442,7 +442,7 @@ impl Store {
         reason: RefuseReason,
         actions: &mut Vec<StoreAction>,
     ) -> Option<MemoryTier> {
-        let found = self.state.arenas.get_mut(&arena)?;
+        let found = self.state.arenas.get_mut(arena)?;
         let tier = found.tier;
         for ticket in core::mem::take(&mut found.waiting) {
             if let Some(Ticket { client, .. }) = self.state.close(ticket) {
@@ -468,7 +468,7 @@ impl Store {
         let busy = |arena: &Arena| {
             arena.state != ArenaState::Committed || (arena.names.len() == 1 && arena.is_held())
         };
-        let is_busy = |arena| self.state.arenas.get(arena).is_some_and(busy);
+        let is_busy = |&arena| self.state.arenas.get(arena).is_some_and(busy);
         if found.pinned || arenas.iter().any(is_busy) {
             return Some(RefuseReason::InUse);
         }
@@ -476,7 +476,7 @@ impl Store {
             found.source = None;
         }
         for arena in arenas {
-            if self.state.arenas.get(&arena).is_some_and(|arena| arena.names.len() == 1) {
+            if self.state.arenas.get(arena).is_some_and(|arena| arena.names.len() == 1) {
                 self.state.retire(arena, actions);
             } else {
                 self.state.unlink(model, arena, actions);
@@ -500,13 +500,13 @@ impl Store {
     fn left(&mut self, client: ClientId, actions: &mut Vec<StoreAction>) {
         let Some(found) = self.state.clients.remove(&client) else { return };
         for (arena, count) in found.refs {
-            if let Some(arena) = self.state.arenas.get_mut(&arena) {
+            if let Some(arena) = self.state.arenas.get_mut(arena) {
                 arena.references -= count;
             }
         }
         for ticket in found.tickets {
             if let Some(Ticket { arena: Some(arena), .. }) = self.state.close(ticket)
-                && let Some(arena) = self.state.arenas.get_mut(&arena)
+                && let Some(arena) = self.state.arenas.get_mut(arena)
             {
                 arena.waiting.retain(|&waiting| waiting != ticket);
             }
@@ -530,7 +530,7 @@ impl Store {
             match due {
                 Due::Ticket(ticket) => {
                     let Some(Ticket { client, arena, .. }) = self.state.close(ticket) else { continue };
-                    if let Some(arena) = arena.and_then(|arena| self.state.arenas.get_mut(&arena)) {
+                    if let Some(arena) = arena.and_then(|arena| self.state.arenas.get_mut(arena)) {
                         arena.waiting.retain(|&waiting| waiting != ticket);
                     }
                     actions.push(StoreAction::Refuse { ticket, client, reason: RefuseReason::TimedOut });
@@ -644,11 +644,11 @@ impl ModelStore for Store {
     }
 
     fn arena(&self, arena: ArenaId) -> Option<ArenaView> {
-        self.state.arenas.get(&arena).map(|found| found.view(arena))
+        self.state.arenas.get(arena).map(|found| found.view(arena))
     }
 
     fn arenas(&self) -> Vec<ArenaView> {
-        self.state.arenas.iter().map(|(&arena, found)| found.view(arena)).collect()
+        self.state.arenas.iter().map(|(arena, found)| found.view(arena)).collect()
     }
 
     fn may_read(&self, client: ClientId, model: ModelId) -> bool {

@@ -11,6 +11,7 @@ use crate::load::{self, Origin, Source};
 use crate::manifest::Layout;
 use crate::status::{self, ArenaStatus, ModelStatus, Status, TierStatus, Use};
 use gshare_core::request::TenantId;
+use gshare_core::slots::Slots;
 use gshare_core::store::{
     Access, ArenaState, ContentHash, GroupId, LoadFrom, MemoryTier, ModelStore as _, RefuseReason,
     StoreAction, StoreError, StoreEvent, StoreLimits, TicketId,
@@ -138,11 +139,9 @@ pub(super) struct Core {
     pub(super) models: BTreeMap<ModelId, Known>,
     next_model: u32,
     pub(super) arenas: BTreeMap<ArenaId, Held>,
-    pub(super) conns: BTreeMap<ClientId, Arc<Conn>>,
+    pub(super) conns: Slots<ClientId, Arc<Conn>>,
     /// Connections that ended with answers that the client can still read.
     gone: Vec<Arc<Conn>>,
-    free: BTreeSet<u32>,
-    slots: Vec<u32>,
     tickets: BTreeMap<TicketId, Open>,
     next_ticket: u64,
     tenants: BTreeSet<u32>,
@@ -189,10 +188,8 @@ impl Core {
             models: BTreeMap::new(),
             next_model: 0,
             arenas: BTreeMap::new(),
-            conns: BTreeMap::new(),
+            conns: Slots::default(),
             gone: Vec::new(),
-            free: BTreeSet::new(),
-            slots: Vec::new(),
             tickets: BTreeMap::new(),
             next_ticket: 0,
             tenants: BTreeSet::new(),
@@ -261,22 +258,18 @@ impl Core {
             let limits = self.limits_of(uid);
             self.tell(StoreEvent::TenantLimited { tenant: TenantId(uid), limits }, None)?;
         }
-        let slot = self.free.first().copied().unwrap_or(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
-        let client = ClientId::new(slot, self.slots.get(slot as usize).copied().unwrap_or(0));
+        let limit = self.engine.config().max_clients;
+        let client = self.conns.next(limit).ok_or(StoreError::TooManyClients { limit })?;
         let admin = self.ledger.read(|bounds| bounds.is_operator(uid));
         let (tenant, group) = (TenantId(uid), GroupId(gid));
         self.tell(StoreEvent::ClientJoined { client, tenant, group, admin }, None)?;
-        self.free.remove(&slot);
-        if slot as usize == self.slots.len() {
-            self.slots.push(0);
-        }
         let conn = conn(client);
-        self.conns.insert(client, conn.clone());
+        self.conns.insert(conn.clone());
         Ok(conn)
     }
 
     pub(super) fn leave(&mut self, client: ClientId) {
-        let Some(conn) = self.conns.remove(&client) else { return };
+        let Some(conn) = self.conns.remove(client) else { return };
         // First, so that nothing more is sent which would have to be counted.
         conn.hang_up();
         if !conn.settle() {
@@ -284,8 +277,6 @@ impl Core {
         }
         self.tickets.retain(|_, open| open.conn.client != client);
         let _ = self.tell(StoreEvent::ClientLeft { client }, None);
-        self.slots[client.index()] = self.slots[client.index()].wrapping_add(1);
-        self.free.insert(client.slot());
     }
 
     /// Forgets connections that ended and whose client has read or thrown away all answers.

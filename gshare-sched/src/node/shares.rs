@@ -37,9 +37,9 @@ impl Node {
         let Some(alone) = self.device(gpu).map(|device| device.clients == 1) else { return };
         let whole = |entry: &Client| entry.part.request() == Quota::WHOLE && entry.alone != alone;
         let changed = self.clients.iter().filter(|(.., entry)| whole(entry) && self.is_on(entry, gpu));
-        let changed: Vec<_> = changed.map(|(slot, generation, _)| ClientId::new(slot, generation)).collect();
+        let changed: Vec<_> = changed.map(|(id, _)| id).collect();
         for client in changed {
-            let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) else { continue };
+            let Some(entry) = self.clients.get_mut(client) else { continue };
             entry.alone = alone;
             let (tenant, stated) = (entry.tenant, entry.stated());
             if let Some(spec) = self.spec_of(tenant) {
@@ -68,7 +68,7 @@ impl Node {
         for growing in [false, true] {
             for (index, id) in members.iter().enumerate() {
                 let Some(quota) = part(spec.quota(), n, index) else { continue };
-                let Some(client) = self.clients.get_mut(id.slot(), id.generation()) else { continue };
+                let Some(client) = self.clients.get_mut(*id) else { continue };
                 if (quota.limit() > client.part.limit()) != growing || (quota == client.part && !tell_all) {
                     continue;
                 }
@@ -231,8 +231,7 @@ impl Node {
             }
         }
         let mut changed = Vec::new();
-        for (slot, generation, tenant) in self.tenants.iter() {
-            let id = ClientId::new(slot, generation);
+        for (id, tenant) in self.tenants.iter() {
             let class = self.listed_class(tenant.instance).or(tenant.class);
             if self.scaling.client(id).map(|scale| scale.class) != class {
                 changed.push((TenantId(id), tenant.instance));

@@ -121,6 +121,7 @@ use gshare_core::scale::{
     ClientScale, GpuScale, ScaleState, ServiceClass, TokenUnit, VerticalAction, VerticalError, VerticalEvent,
     VerticalScaler,
 };
+use gshare_core::slots::NamedSlots;
 use gshare_core::{BasisPoints, ClientId, Duration, Engine, GpuId, ModelId, QuotaRange, Timestamp};
 
 /// The most tokens of a GPU in a period. 2^40: products stay within 128 bits.
@@ -400,8 +401,7 @@ pub struct DiluVertical {
     period_end: Timestamp,
     /// Clients in all.
     present: u32,
-    /// By slot: the client, and the generation it must be above once it has left.
-    slots: Vec<(Option<Client>, Option<u32>)>,
+    clients: NamedSlots<ClientId, Client>,
     gpus: Vec<Option<Gpu>>,
     plans: Vec<Plan>,
     wants: Vec<Want>,
@@ -417,7 +417,7 @@ impl DiluVertical {
             period: 0,
             period_end: Timestamp::ZERO,
             present: 0,
-            slots: Vec::new(),
+            clients: NamedSlots::default(),
             gpus: Vec::new(),
             plans: Vec::new(),
             wants: Vec::new(),
@@ -425,10 +425,7 @@ impl DiluVertical {
     }
 
     fn get(&self, id: ClientId) -> Result<&Client, VerticalError> {
-        match self.slots.get(id.index()) {
-            Some((Some(client), _)) if client.id == id => Ok(client),
-            _ => Err(VerticalError::UnknownClient { client: id }),
-        }
+        self.clients.get(id).ok_or(VerticalError::UnknownClient { client: id })
     }
 
     fn at(&self, gpu: GpuId) -> Option<&Gpu> {
@@ -437,7 +434,7 @@ impl DiluVertical {
 
     /// The client in a slot, with its GPU.
     fn pair(&mut self, slot: u32) -> Option<(&mut Client, &mut Gpu)> {
-        let client = self.slots.get_mut(slot as usize)?.0.as_mut()?;
+        let client = self.clients.at_mut(slot)?;
         let gpu = self.gpus.get_mut(client.gpu)?.as_mut()?;
         Some((client, gpu))
     }
@@ -473,7 +470,7 @@ impl DiluVertical {
                     return Err(VerticalError::BadMaxTokens { gpu, max_tokens, low: 1, high: MAX_TOKENS });
                 }
                 let clients = self.at(gpu).map_or(&[][..], |gpu| &gpu.clients);
-                let clients = clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+                let clients = clients.iter().filter_map(|&slot| self.clients.at(slot));
                 within(gpu, clients.map(|client| self.tokens(client.quota, max_tokens).0).sum(), max_tokens)
             }
             VerticalEvent::ClientJoined { client, gpu, quota, class } => {
@@ -481,12 +478,8 @@ impl DiluVertical {
                 if client.slot() >= self.config.max_clients {
                     return Err(VerticalError::TooManyClients { client, limit: self.config.max_clients });
                 }
-                match self.slots.get(client.index()) {
-                    Some((Some(_), _)) => return Err(VerticalError::ClientExists { client }),
-                    Some((None, Some(last))) if client.generation() <= *last => {
-                        return Err(VerticalError::ClientExists { client });
-                    }
-                    _ => {}
+                if !self.clients.takes(client) {
+                    return Err(VerticalError::ClientExists { client });
                 }
                 if let ServiceClass::SloSensitive { tolerance: BasisPoints::ZERO } = class {
                     return Err(VerticalError::ZeroTolerance { client });
@@ -576,7 +569,7 @@ impl DiluVertical {
     /// for one more.
     fn note_loud(&self, gpu: &mut Gpu, ended: u64) {
         let block = self.block(ended);
-        let clients = gpu.clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+        let clients = gpu.clients.iter().filter_map(|&slot| self.clients.at(slot));
         let loud = |client: &Client| {
             !client.class.is_slo_sensitive()
                 && client.active == Some(self.period)
@@ -590,7 +583,7 @@ impl DiluVertical {
     /// Notes the tokens that each client can use in a period: all that it may have if it ran out of tokens, else the most that it used of late.
     fn note_demand(&mut self, gpu: &Gpu) {
         for &slot in &gpu.clients {
-            let Some(client) = self.slots[slot as usize].0.as_mut() else { continue };
+            let Some(client) = self.clients.at_mut(slot) else { continue };
             let used = core::mem::take(&mut client.used);
             client.demand = match used >= client.last {
                 true => client.limit,
@@ -603,11 +596,11 @@ impl DiluVertical {
     fn plan_owners(&mut self, gpu: &Gpu, ended: u64, plans: &mut Vec<Plan>) -> ScaleState {
         let window = u64::from(self.config.window_periods);
         let busy = |client: &Client| !client.is_idle(ended, window);
-        let clients = gpu.clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+        let clients = gpu.clients.iter().filter_map(|&slot| self.clients.at(slot));
         let all_busy = clients.filter(|client| busy(client)).count();
         let mut state = ScaleState::None;
         for &slot in &gpu.clients {
-            let Some(client) = self.slots[slot as usize].0.as_ref() else { continue };
+            let Some(client) = self.clients.at(slot) else { continue };
             let (request, limit) = (client.request, client.limit);
             let mut plan =
                 Plan { slot, base: request, wants: request, severity: 0, request, cap: 0, tokens: 0 };
@@ -638,7 +631,7 @@ impl DiluVertical {
                         plan.wants = request;
                     }
                 }
-                if let Some(client) = self.slots[slot as usize].0.as_mut() {
+                if let Some(client) = self.clients.at_mut(slot) {
                     client.state = own;
                     if idle {
                         // When it comes back, what it met before it stopped says nothing.
@@ -664,7 +657,7 @@ impl DiluVertical {
         let learns = state != ScaleState::None && self.now < gpu.learns_until;
         let lends = !learns && self.lends(gpu, ended);
         for plan in plans.iter_mut().filter(|plan| plan.severity == 0) {
-            let Some(client) = self.slots[plan.slot as usize].0.as_mut() else { continue };
+            let Some(client) = self.clients.at_mut(plan.slot) else { continue };
             if state != ScaleState::None {
                 plan.base = client.floor(block, self.config.learn);
             }
@@ -704,7 +697,7 @@ impl DiluVertical {
     /// Whether all owners rest or are idle.
     fn lends(&self, gpu: &Gpu, ended: u64) -> bool {
         let (window, rest) = (u64::from(self.config.window_periods), u64::from(self.config.rest_periods));
-        let clients = gpu.clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+        let clients = gpu.clients.iter().filter_map(|&slot| self.clients.at(slot));
         let mut owners = clients.filter(|client| client.class.is_slo_sensitive());
         self.config.learn && owners.all(|owner| owner.is_idle(ended, window) || owner.rests(ended, rest))
     }
@@ -713,7 +706,7 @@ impl DiluVertical {
     fn emergency_step(&mut self, gpu: &Gpu) -> bool {
         let mut step = false;
         for &slot in &gpu.clients {
-            let Some(client) = self.slots[slot as usize].0.as_mut() else { continue };
+            let Some(client) = self.clients.at_mut(slot) else { continue };
             if let Some(verdict) = client.verdict.as_mut() {
                 step |= verdict.fresh && matches!(client.state, ScaleState::Emergency { .. });
                 verdict.fresh = false;
@@ -754,7 +747,7 @@ impl DiluVertical {
     fn announce(&mut self, gpu: &mut Gpu, plans: &[Plan], actions: &mut Vec<VerticalAction>) {
         for grows in [false, true] {
             for plan in plans {
-                let Some(client) = self.slots[plan.slot as usize].0.as_mut() else { continue };
+                let Some(client) = self.clients.at_mut(plan.slot) else { continue };
                 let before = if client.issued { client.last } else { 0 };
                 if before == plan.tokens || (before < plan.tokens) != grows {
                     continue;
@@ -778,9 +771,6 @@ impl DiluVertical {
         home.clients.push(id.slot());
         home.guaranteed += request;
         let free = home.max_tokens.saturating_sub(home.issued);
-        while self.slots.len() <= id.index() {
-            self.slots.push((None, None));
-        }
         let client = Client {
             id,
             gpu: gpu.index(),
@@ -800,7 +790,7 @@ impl DiluVertical {
             finished: None,
             verdict: None,
         };
-        self.slots[id.index()] = (Some(client), Some(id.generation()));
+        self.clients.insert(id, client);
     }
 
     /// The GPU's entry, made if there is none.
@@ -835,7 +825,7 @@ impl DiluVertical {
                 actions.push(VerticalAction::StateChanged { gpu, state: ScaleState::None });
             }
         }
-        self.slots[id.index()].0 = None;
+        self.clients.remove(id.slot());
         self.present -= 1;
     }
 
@@ -857,7 +847,7 @@ impl DiluVertical {
         home.guaranteed = 0;
         for place in 0..home.clients.len() {
             let Some(slot) = self.at(gpu).map(|gpu| gpu.clients[place]) else { return };
-            let Some(client) = self.slots[slot as usize].0.as_ref() else { continue };
+            let Some(client) = self.clients.at(slot) else { continue };
             let (request, limit) = self.tokens(client.quota, max_tokens);
             let Some((client, gpu)) = self.pair(slot) else { continue };
             (client.request, client.limit) = (request, limit);
@@ -924,7 +914,7 @@ impl DiluVertical {
             return;
         }
         let Some(gpu) = self.gpus[index].as_ref() else { return };
-        let clients = gpu.clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+        let clients = gpu.clients.iter().filter_map(|&slot| self.clients.at(slot));
         let (mut issued, mut guaranteed) = (0, 0);
         for client in clients {
             let floor = client.floor(self.block(ended), self.config.learn);

@@ -253,7 +253,7 @@ impl MultiToken {
                         break 'rounds;
                     }
                 }
-                let Some((Some(client), _)) = self.ledger.slots.get(rank.slot as usize) else { continue };
+                let Some(client) = self.ledger.clients.at(rank.slot) else { continue };
                 let gpu = &self.ledger.gpus[index];
                 let held = client.holds.map_or(0, |lease| lease.sm);
                 let sm = client.token_sm(window);
@@ -323,7 +323,7 @@ impl MultiToken {
     fn reserve(&self, gpu: &Gpu, head: u32, needed: u16) -> Reservation {
         let mut free = gpu.free;
         for &(release, slot) in gpu.releases.iter().filter(|&&(_, slot)| slot != head) {
-            let held = self.ledger.slots[slot as usize].0.as_ref().and_then(|client| client.holds);
+            let held = self.ledger.clients.at(slot).and_then(|client| client.holds);
             free += held.map_or(0, |lease| lease.sm);
             if free >= needed {
                 return Reservation { at: release, beside: free - needed };
