@@ -18,13 +18,11 @@
 //! - **shared**: takes turns on a slice ("time sharing"); resident or evicted;
 //! - **warm**: its weights are in host memory; **cold**: nowhere on the node.
 
-use super::routing::SharedSlice;
 use super::{AssignedSlice, Goal, NodeError};
 use crate::dag::{ComponentSet, Dag};
-use crate::ids::{FunctionId, GpuId};
+use crate::ids::{FunctionId, GpuId, InstanceId, SharedSlice};
 use crate::mig::SliceAt;
 use crate::request::Tier;
-use crate::scale::InstanceId;
 use crate::units::{Bytes, Duration, Timestamp};
 
 /// The event itself.

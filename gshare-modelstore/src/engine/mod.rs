@@ -56,12 +56,13 @@
 mod room;
 mod state;
 
-use gshare_core::request::TenantId;
 use gshare_core::store::{
     Access, ArenaState, ArenaView, ContentHash, LoadFrom, MemoryTier, ModelStore, RefuseReason, StoreAction,
-    StoreError, StoreEvent, StoreLimits, TicketId,
+    StoreError, StoreEvent, StoreLimits,
 };
-use gshare_core::{ArenaId, BasisPoints, Bytes, ClientId, Duration, Engine, ModelId, Timestamp};
+use gshare_core::{
+    ArenaId, BasisPoints, Bytes, ClientId, Duration, Engine, ModelId, TenantId, TicketId, Timestamp,
+};
 use state::{Arena, Due, Model, Origin, State, Ticket, Wants};
 
 /// Bounds on the memory of a store, and when it makes room.
@@ -365,7 +366,7 @@ impl Store {
         victims.into_iter().for_each(|victim| self.make_go(victim, tier, coming, actions));
         let group = self.state.clients.get(&client).map(|found| found.group);
         let mut new =
-            Model::new(tenant, group.unwrap_or(gshare_core::store::GroupId(u32::MAX)), access, bytes, None);
+            Model::new(tenant, group.unwrap_or(gshare_core::GroupId::new(u32::MAX)), access, bytes, None);
         new.use_once(now, self.config.half_life);
         self.state.models.insert(model, new);
         let due = now.saturating_add(self.config.write_timeout);

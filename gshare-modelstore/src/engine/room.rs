@@ -3,9 +3,8 @@
 use super::Store;
 use super::state::{Arena, Model, Origin, Wants};
 use core::cmp::Ordering;
-use gshare_core::request::TenantId;
 use gshare_core::store::{ArenaState, MemoryTier, ModelStore as _, RefuseReason, StoreAction};
-use gshare_core::{ArenaId, Bytes, Timestamp};
+use gshare_core::{ArenaId, Bytes, TenantId, Timestamp};
 use std::collections::BTreeSet;
 
 /// Bounds the sum over an arena's models, so that its product with a size fits.

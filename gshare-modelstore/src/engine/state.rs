@@ -1,12 +1,10 @@
 //! The books, and the steps that change them together.
 
-use gshare_core::request::TenantId;
 use gshare_core::slots::Slots;
 use gshare_core::store::{
-    Access, ArenaState, ArenaView, ContentHash, GroupId, LoadFrom, MemoryTier, StoreAction, StoreLimits,
-    TicketId,
+    Access, ArenaState, ArenaView, ContentHash, LoadFrom, MemoryTier, StoreAction, StoreLimits,
 };
-use gshare_core::{ArenaId, Bytes, ClientId, Duration, ModelId, Timestamp};
+use gshare_core::{ArenaId, Bytes, ClientId, Duration, GroupId, ModelId, TenantId, TicketId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// One request counts as this much, so that several halvings of it are exact.
@@ -175,7 +173,7 @@ impl State {
     }
 
     pub(super) fn tenant_of(&self, client: ClientId) -> TenantId {
-        self.clients.get(&client).map_or(TenantId(u32::MAX), |client| client.tenant)
+        self.clients.get(&client).map_or(TenantId::new(u32::MAX), |client| client.tenant)
     }
 
     /// Whether the client may pin and evict the model.

@@ -10,13 +10,14 @@ use crate::frame::{Answer, Code};
 use crate::load::{self, Origin, Source};
 use crate::manifest::Layout;
 use crate::status::{self, ArenaStatus, ModelStatus, Status, TierStatus, Use};
-use gshare_core::request::TenantId;
 use gshare_core::slots::Slots;
 use gshare_core::store::{
-    Access, ArenaState, ContentHash, GroupId, LoadFrom, MemoryTier, ModelStore as _, RefuseReason,
-    StoreAction, StoreError, StoreEvent, StoreLimits, TicketId,
+    Access, ArenaState, ContentHash, LoadFrom, MemoryTier, ModelStore as _, RefuseReason, StoreAction,
+    StoreError, StoreEvent, StoreLimits,
 };
-use gshare_core::{ArenaId, Bytes, ClientId, Duration, Engine as _, ModelId, Timestamp};
+use gshare_core::{
+    ArenaId, Bytes, ClientId, Duration, Engine as _, GroupId, ModelId, TenantId, TicketId, Timestamp,
+};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fd::OwnedFd;
 use serde_json::json;
@@ -214,10 +215,10 @@ impl Core {
         owner: u32,
         booked: Vec<Booked>,
     ) -> ModelId {
-        while self.models.contains_key(&ModelId(self.next_model)) {
+        while self.models.contains_key(&ModelId::new(self.next_model)) {
             self.next_model = self.next_model.wrapping_add(1);
         }
-        let model = ModelId(self.next_model);
+        let model = ModelId::new(self.next_model);
         self.next_model = self.next_model.wrapping_add(1);
         self.names.insert(owner, name, model);
         self.models.insert(model, Known { name: name.to_owned(), source, access, owner, _booked: booked });
@@ -256,12 +257,12 @@ impl Core {
     ) -> Result<Arc<Conn>, StoreError> {
         if self.tenants.insert(uid) {
             let limits = self.limits_of(uid);
-            self.tell(StoreEvent::TenantLimited { tenant: TenantId(uid), limits }, None)?;
+            self.tell(StoreEvent::TenantLimited { tenant: TenantId::new(uid), limits }, None)?;
         }
         let limit = self.engine.config().max_clients;
         let client = self.conns.next(limit).ok_or(StoreError::TooManyClients { limit })?;
         let admin = self.ledger.read(|bounds| bounds.is_operator(uid));
-        let (tenant, group) = (TenantId(uid), GroupId(gid));
+        let (tenant, group) = (TenantId::new(uid), GroupId::new(gid));
         self.tell(StoreEvent::ClientJoined { client, tenant, group, admin }, None)?;
         let conn = conn(client);
         self.conns.insert(conn.clone());
@@ -306,7 +307,7 @@ impl Core {
         timeout: Duration,
     ) -> Option<Arc<Served>> {
         let (now, client) = (self.now(), conn.client);
-        let ticket = TicketId(self.next_ticket);
+        let ticket = TicketId::new(self.next_ticket);
         self.next_ticket += 1;
         self.counts.gets += 1;
         let deadline = now.saturating_add(timeout);
@@ -338,7 +339,7 @@ impl Core {
     }
 
     pub(super) fn ticket(&mut self, open: Open) -> TicketId {
-        let ticket = TicketId(self.next_ticket);
+        let ticket = TicketId::new(self.next_ticket);
         self.next_ticket += 1;
         self.open(ticket, open);
         ticket

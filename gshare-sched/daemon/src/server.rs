@@ -524,7 +524,10 @@ impl Daemon {
             return;
         }
         self.hello_due.push_back((now.saturating_add(HELLO_PATIENCE), id));
-        while self.hello_due.front().is_some_and(|(_, id)| self.conns.get(*id).is_none_or(|conn| conn.greeted))
+        while self
+            .hello_due
+            .front()
+            .is_some_and(|(_, id)| self.conns.get(*id).is_none_or(|conn| conn.greeted))
         {
             self.hello_due.pop_front();
         }

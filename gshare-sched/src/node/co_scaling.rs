@@ -149,7 +149,7 @@ impl Scaling {
         launches: u32,
     ) -> bool {
         let Some(client) = self.clients.get(&client).map(|entry| entry.id) else { return false };
-        let (model, batch) = (ModelId(0), launches);
+        let (model, batch) = (ModelId::new(0), launches);
         self.tell(now, VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch })
             .is_ok()
     }
@@ -215,7 +215,7 @@ fn share(quota: QuotaRange, issued: u64, max_tokens: u64) -> QuotaRange {
 mod tests {
     use super::*;
 
-    const GPU: GpuId = GpuId(0);
+    const GPU: GpuId = GpuId::new(0);
     const OWNER: ClientId = ClientId::new(0, 0);
     const TRAINER: ClientId = ClientId::new(1, 0);
 

@@ -462,7 +462,7 @@ impl Node {
             }
         }
         for (device, number) in self.devices.iter().zip(0..) {
-            let gpu = GpuId(number);
+            let gpu = GpuId::new(number);
             let on = || self.clients.values().filter(|entry| self.is_on(entry, gpu));
             let Some(device) = device else { continue };
             assert_eq!(on().count(), device.clients as usize, "a device knows how many clients it has");

@@ -448,7 +448,7 @@ impl Node {
             let any = self.config.devices.is_empty();
             any.then(|| self.devices.iter().position(Option::is_none).unwrap_or(self.devices.len()))
         };
-        found.or_else(free).and_then(|index| u32::try_from(index).ok()).map(GpuId)
+        found.or_else(free).and_then(|index| u32::try_from(index).ok()).map(GpuId::new)
     }
 
     fn add_device(&mut self, gpu: GpuId, uuid: DeviceUuid, memory: Bytes) {
@@ -484,7 +484,7 @@ impl Node {
         }
         let there = |device: &Option<Device>| device.as_ref().is_some_and(|device| device.uuid == uuid);
         if let Some(index) = self.devices.iter().position(there)
-            && let Ok(gpu) = u32::try_from(index).map(GpuId)
+            && let Ok(gpu) = u32::try_from(index).map(GpuId::new)
         {
             self.devices[index] = Some(self.known(gpu, uuid, memory));
             self.limit_device(index);
@@ -497,7 +497,7 @@ impl Node {
             && let Ok(number) = u32::try_from(index)
         {
             let limit = device.memory.saturating_sub(self.config.memory_headroom);
-            self.ledger.set_device(GpuId(number), limit);
+            self.ledger.set_device(GpuId::new(number), limit);
         }
     }
 

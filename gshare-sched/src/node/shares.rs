@@ -149,7 +149,7 @@ impl Node {
         }
         for (device, number) in self.devices.iter().zip(0..) {
             if let Some(device) = device {
-                self.check_requests(new, GpuId(number), device.uuid)?;
+                self.check_requests(new, GpuId::new(number), device.uuid)?;
             }
         }
         Ok(())

@@ -123,7 +123,7 @@ impl Node {
     /// The devices, by number.
     pub fn devices(&self) -> impl Iterator<Item = DeviceView> + '_ {
         self.devices.iter().zip(0..).filter_map(|(device, number)| {
-            let (device, gpu) = (device.as_ref()?, GpuId(number));
+            let (device, gpu) = (device.as_ref()?, GpuId::new(number));
             let &Device { uuid, memory, source, clients, .. } = device;
             Some(DeviceView { gpu, uuid, memory, source, held: self.ledger.device_held(gpu), clients })
         })

@@ -60,12 +60,8 @@
 //! - Late requests and admission control are not in it ([`Late::InOrder`] is the paper's), nor is fairness.
 
 use gshare_core::dag::MAX_TIME;
-use gshare_core::pipeline::routing::{
-    RouteAction, RouteError, RouteEvent, RouteReject, Service, SharedSlice,
-};
-use gshare_core::request::RequestId;
-use gshare_core::scale::InstanceId;
-use gshare_core::{Duration, Engine, FunctionId, Timestamp};
+use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, RouteReject, Service};
+use gshare_core::{Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The treatment of requests that cannot be answered in time.

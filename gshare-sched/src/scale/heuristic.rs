@@ -352,7 +352,7 @@ mod tests {
             let max_p95 = Some(Duration::from_millis(max_p95));
             let spec = FunctionScale { profile, max_p95, min_instances: 1, max_instances: 400 };
             let mut scaler = HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).unwrap();
-            let (function, mut now) = (FunctionId(0), Timestamp::from_millis(1_000));
+            let (function, mut now) = (FunctionId::new(0), Timestamp::from_millis(1_000));
             let mut actions = Vec::new();
             scaler.handle(now, HorizontalEvent::FunctionAdded { function, spec }, &mut actions).unwrap();
             for load in loads {

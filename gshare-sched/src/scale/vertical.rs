@@ -455,7 +455,7 @@ impl DiluVertical {
         if now < self.now {
             return Err(VerticalError::TimeWentBack { now, last: self.now });
         }
-        let known_gpu = |gpu: GpuId| match gpu.0 < self.config.max_gpus {
+        let known_gpu = |gpu: GpuId| match gpu.number() < self.config.max_gpus {
             true => Ok(()),
             false => Err(VerticalError::UnknownGpu { gpu, limit: self.config.max_gpus }),
         };
@@ -492,7 +492,7 @@ impl DiluVertical {
                 let known = self.get(client)?;
                 let Some(gpu) = self.gpus[known.gpu].as_ref() else { return Ok(()) };
                 let request = self.tokens(quota, gpu.max_tokens).0;
-                let id = GpuId(u32::try_from(known.gpu).unwrap_or(u32::MAX));
+                let id = GpuId::new(u32::try_from(known.gpu).unwrap_or(u32::MAX));
                 within(id, gpu.guaranteed - known.request + request, gpu.max_tokens)
             }
             VerticalEvent::IterationFinished { client, batch, first_launch, last_launch, .. } => {
@@ -557,7 +557,7 @@ impl DiluVertical {
         self.announce(&mut gpu, &plans, actions);
         if gpu.state != state {
             gpu.state = state;
-            let gpu = GpuId(u32::try_from(index).unwrap_or(u32::MAX));
+            let gpu = GpuId::new(u32::try_from(index).unwrap_or(u32::MAX));
             actions.push(VerticalAction::StateChanged { gpu, state });
         }
         self.gpus[index] = Some(gpu);
@@ -821,7 +821,7 @@ impl DiluVertical {
             gpu.calm = 0;
             if gpu.state != ScaleState::None {
                 gpu.state = ScaleState::None;
-                let gpu = GpuId(u32::try_from(client.gpu).unwrap_or(u32::MAX));
+                let gpu = GpuId::new(u32::try_from(client.gpu).unwrap_or(u32::MAX));
                 actions.push(VerticalAction::StateChanged { gpu, state: ScaleState::None });
             }
         }
@@ -984,7 +984,7 @@ impl VerticalScaler for DiluVertical {
 
     fn client(&self, client: ClientId) -> Option<ClientScale> {
         let client = self.get(client).ok()?;
-        let gpu = GpuId(u32::try_from(client.gpu).ok()?);
+        let gpu = GpuId::new(u32::try_from(client.gpu).ok()?);
         let mut scale = ClientScale::joined(gpu, client.class);
         scale.state = client.state;
         scale.issued_tokens = if client.issued { client.last } else { 0 };

@@ -471,7 +471,7 @@ impl Ledger {
 
     pub(super) fn status(&self, client: ClientId) -> Option<ClientStatus> {
         let known = self.get(client).ok()?;
-        let gpu = GpuId(u32::try_from(known.gpu).ok()?);
+        let gpu = GpuId::new(u32::try_from(known.gpu).ok()?);
         let mut status = ClientStatus::joined(client, gpu, known.share);
         status.window_used = known.used;
         status.total_used = known.total;
@@ -499,7 +499,7 @@ impl Ledger {
                 if client.slot() >= self.config.max_clients {
                     return Err(TokenError::TooManyClients { client, limit: self.config.max_clients });
                 }
-                if gpu.0 >= self.config.max_gpus {
+                if gpu.number() >= self.config.max_gpus {
                     return Err(TokenError::UnknownGpu { gpu, limit: self.config.max_gpus });
                 }
                 if self.clients.takes(client) { Ok(()) } else { Err(TokenError::ClientExists { client }) }
@@ -783,7 +783,7 @@ impl Ledger {
         actions: &mut Vec<TokenAction>,
     ) {
         let (now, slack, grace) = (self.now, self.config.slack, self.config.grace);
-        let id = LeaseId(self.next_lease + 1);
+        let id = LeaseId::new(self.next_lease + 1);
         let Some((client, gpu)) = self.pair(slot) else { return };
         client.occupy(now);
         let left = client.left(gpu.window, now);
@@ -823,7 +823,7 @@ impl Ledger {
             budget: lease.budget,
             expires: lease.expires,
         });
-        self.next_lease = self.next_lease.max(lease.id.0);
+        self.next_lease = self.next_lease.max(lease.id.number());
     }
 
     /// Checks what the module's essay promises.

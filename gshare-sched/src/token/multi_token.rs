@@ -448,7 +448,11 @@ mod tests {
         }
 
         fn join(&mut self, slot: u32, quota: &str, sm: u16) {
-            self.send(TokenEvent::ClientJoined { client: id(slot), gpu: GpuId(0), share: share(quota, sm) });
+            self.send(TokenEvent::ClientJoined {
+                client: id(slot),
+                gpu: GpuId::new(0),
+                share: share(quota, sm),
+            });
         }
 
         fn send(&mut self, event: TokenEvent) {
@@ -642,7 +646,7 @@ mod tests {
         let [(_, TokenAction::Grant { lease, budget, .. })] = bench.log[..] else {
             panic!("{:?}", bench.log)
         };
-        assert_eq!((lease, budget), (LeaseId(1), ms(20)));
+        assert_eq!((lease, budget), (LeaseId::new(1), ms(20)));
         // Another one waits with nothing used: no further extension.
         bench.join(1, "0.5:1", 100);
         bench.send(TokenEvent::TokenRequested { client: id(1) });
@@ -741,7 +745,7 @@ mod tests {
     #[test]
     fn gpus_do_not_touch_each_other() {
         let mut bench = Bench::new(&[("0.5:0.5", 100)], ms(1));
-        bench.send(TokenEvent::ClientJoined { client: id(9), gpu: GpuId(3), share: share("1:1", 100) });
+        bench.send(TokenEvent::ClientJoined { client: id(9), gpu: GpuId::new(3), share: share("1:1", 100) });
         bench.log.clear();
         bench.send(TokenEvent::TokenRequested { client: id(9) });
         assert!(matches!(bench.log[..], [(_, TokenAction::Grant { client, .. })] if client == id(9)));
@@ -751,23 +755,26 @@ mod tests {
     fn every_error_leaves_the_state_as_it_was() {
         let mut bench = Bench::new(&[("0.5:0.5", 100)], ms(1));
         bench.now = at(5);
-        bench.send(TokenEvent::UsageReported { client: id(0), lease: LeaseId(1), used: ms(5) });
+        bench.send(TokenEvent::UsageReported { client: id(0), lease: LeaseId::new(1), used: ms(5) });
         let before = format!("{:?}", bench.engine);
         let zero_sm = Share { quota: QuotaRange::BEST_EFFORT, sm: SmShare::ZERO };
         let good = share("0.5:0.5", 100);
         let (far, ghost) = (ClientId::new(1 << 30, 0), ClientId::new(0, 1));
         let bad = [
             (at(4), TokenEvent::DeadlineReached),
-            (at(6), TokenEvent::ClientJoined { client: id(0), gpu: GpuId(0), share: good }),
-            (at(6), TokenEvent::ClientJoined { client: ghost, gpu: GpuId(0), share: good }),
-            (at(6), TokenEvent::ClientJoined { client: far, gpu: GpuId(0), share: good }),
-            (at(6), TokenEvent::ClientJoined { client: id(1), gpu: GpuId(1 << 30), share: good }),
-            (at(6), TokenEvent::ClientJoined { client: id(1), gpu: GpuId(0), share: zero_sm }),
+            (at(6), TokenEvent::ClientJoined { client: id(0), gpu: GpuId::new(0), share: good }),
+            (at(6), TokenEvent::ClientJoined { client: ghost, gpu: GpuId::new(0), share: good }),
+            (at(6), TokenEvent::ClientJoined { client: far, gpu: GpuId::new(0), share: good }),
+            (at(6), TokenEvent::ClientJoined { client: id(1), gpu: GpuId::new(1 << 30), share: good }),
+            (at(6), TokenEvent::ClientJoined { client: id(1), gpu: GpuId::new(0), share: zero_sm }),
             (at(6), TokenEvent::ShareChanged { client: id(0), share: zero_sm }),
             (at(6), TokenEvent::ShareChanged { client: ghost, share: good }),
             (at(6), TokenEvent::ClientLeft { client: ghost }),
-            (at(6), TokenEvent::TokenReturned { client: id(0), lease: LeaseId(7), used: ms(1), again: true }),
-            (at(6), TokenEvent::UsageReported { client: id(0), lease: LeaseId(1), used: ms(4) }),
+            (
+                at(6),
+                TokenEvent::TokenReturned { client: id(0), lease: LeaseId::new(7), used: ms(1), again: true },
+            ),
+            (at(6), TokenEvent::UsageReported { client: id(0), lease: LeaseId::new(1), used: ms(4) }),
         ];
         for (now, event) in bad {
             let mut actions = Vec::new();
@@ -781,7 +788,8 @@ mod tests {
     fn a_slot_is_reused_only_by_a_newer_generation() {
         let mut bench = Bench::new(&[("0.5:0.5", 100)], ms(1));
         bench.send(TokenEvent::ClientLeft { client: id(0) });
-        let join = |client| TokenEvent::ClientJoined { client, gpu: GpuId(0), share: share("0.5:0.5", 100) };
+        let join =
+            |client| TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share: share("0.5:0.5", 100) };
         let old = bench.engine.handle(bench.now, join(id(0)), &mut Vec::new());
         assert_eq!(old, Err(TokenError::ClientExists { client: id(0) }));
         bench.send(join(ClientId::new(0, 1)));

@@ -80,13 +80,13 @@ use gshare_core::{
 /// let mut actions = Vec::new();
 /// let share = Share { quota: "0.6:0.6".parse()?, sm: SmShare::WHOLE };
 /// let (client, now) = (ClientId::new(0, 0), Timestamp::ZERO);
-/// engine.handle(now, TokenEvent::ClientJoined { client, gpu: GpuId(0), share }, &mut actions)?;
+/// engine.handle(now, TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share }, &mut actions)?;
 /// let offset = Quota::from_percent(40).ok_or("at most 100 %")?;
 /// engine.handle(now, TokenEvent::SlotAssigned { client, offset }, &mut actions)?;
 /// engine.handle(now, TokenEvent::TokenRequested { client }, &mut actions)?;
 /// // Nobody else is here: it may start before its slot.
 /// assert!(matches!(actions[..], [TokenAction::Grant { .. }]));
-/// assert_eq!(engine.table(GpuId(0)).ok_or("clients")?.slots()[0].offset, offset);
+/// assert_eq!(engine.table(GpuId::new(0)).ok_or("clients")?.slots()[0].offset, offset);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]

@@ -177,7 +177,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let (gpus, pods) = expand(&input).with_context(|| options.file.display().to_string())?;
     let mut packer = options.policy.packer()?;
     for (number, spec) in (0..).zip(gpus) {
-        packer.add_gpu(GpuId(number), spec).with_context(|| format!("gpu {number}"))?;
+        packer.add_gpu(GpuId::new(number), spec).with_context(|| format!("gpu {number}"))?;
     }
     let (names, refused) = place(packer.as_mut(), &pods, options.online);
     let report = report(options, packer.as_ref(), &names, refused);
@@ -383,11 +383,11 @@ mod tests {
         assert_eq!((gpus.len(), pods.len(), pods[0].name.as_str()), (4, 8, "resnet-0"));
         for online in [false, true] {
             let mut packer = Policy::MaxRects.packer().unwrap();
-            (0..).zip(&gpus).for_each(|(id, spec)| packer.add_gpu(GpuId(id), *spec).unwrap());
+            (0..).zip(&gpus).for_each(|(id, spec)| packer.add_gpu(GpuId::new(id), *spec).unwrap());
             let (names, refused) = place(packer.as_mut(), &pods, online);
             assert_eq!((names.len(), refused.len()), (8, 0));
             assert!(names.contains_key(&PlacementId::new(0, 0)));
-            assert_eq!(packer.gpu(GpuId(1)).unwrap().placements, 0);
+            assert_eq!(packer.gpu(GpuId::new(1)).unwrap().placements, 0);
         }
     }
 
@@ -399,7 +399,7 @@ mod tests {
             )
             .unwrap();
             let mut packer = policy.packer().unwrap();
-            (0..).zip(&gpus).for_each(|(id, spec)| packer.add_gpu(GpuId(id), *spec).unwrap());
+            (0..).zip(&gpus).for_each(|(id, spec)| packer.add_gpu(GpuId::new(id), *spec).unwrap());
             let (names, refused) = place(packer.as_mut(), &pods, false);
             assert_eq!((names.len(), refused.len()), (1, 2), "{policy:?}");
             let huge = refused.iter().find(|refused| refused.pod == "huge").unwrap();

@@ -55,7 +55,7 @@ use crate::pipeline::{
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::mig::GpuModel;
 use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceError, InstanceEvent};
-use gshare_core::pipeline::routing::{RouteError, RouteEvent, SharedSlice};
+use gshare_core::pipeline::routing::{RouteError, RouteEvent};
 use gshare_core::pipeline::{
     AssignedSlice, Goal, Node as Slices, NodeGpu, PartitionError, PipelinePartitioner, SliceAssigner,
 };
@@ -63,11 +63,12 @@ use gshare_core::platform::{
     DeviceSpec, FunctionSpec, InstanceView, Life, Part, PlatformAction, Pool, PoolAction, PoolError,
     PoolEvent, Regime, Rejection, StopCause, Work,
 };
-use gshare_core::request::{NodeId, RequestId};
 use gshare_core::resource::QuotaRange;
-use gshare_core::scale::InstanceId;
 use gshare_core::share::GpuShare;
-use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, SmShare, Timestamp};
+use gshare_core::{
+    Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, SharedSlice, SmShare,
+    Timestamp,
+};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A shortage that lasts goes on to the next node when it is told again within this time; one that ended begins anew.
