@@ -27,6 +27,7 @@
 pub mod instances;
 pub mod routing;
 
+use crate::config::ConfigError;
 use crate::dag::{ComponentSet, Dag};
 use crate::ids::{GpuId, ProfileId};
 use crate::mig::{GpuModel, MigError, SliceAt};
@@ -615,15 +616,8 @@ pub enum PartitionError {
         limit: u64,
     },
     /// A setting that cannot be.
-    #[error("{field} is {value}: {bound}")]
-    BadConfig {
-        /// Name of the setting.
-        field: &'static str,
-        /// Its value.
-        value: u64,
-        /// The values that are allowed, in words.
-        bound: &'static str,
-    },
+    #[error(transparent)]
+    Config(#[from] ConfigError),
 }
 
 /// A mode that was given up for the next simpler one.

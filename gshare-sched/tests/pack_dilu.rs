@@ -331,6 +331,6 @@ fn bad_configurations_are_typed_errors() {
         (DiluConfig::default().with_weights_bp(10_001, 0), "alpha_bp"),
         (DiluConfig::default().with_weights_bp(0, 10_001), "beta_bp"),
     ] {
-        assert!(matches!(DiluPacker::new(config), Err(PackError::Config { field: at, .. }) if at == field));
+        assert!(matches!(DiluPacker::new(config), Err(error) if error.field == field));
     }
 }

@@ -33,10 +33,9 @@ use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::scale::{
     FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler,
 };
-use gshare_core::{Duration, FunctionId, InstanceId, Quota, SmShare, Timestamp};
+use gshare_core::{ConfigError, Duration, FunctionId, InstanceId, Quota, SmShare, Timestamp};
 use gshare_sched::scale::{
-    ConfigError, FleetConfig, HeuristicHorizontal, HeuristicHorizontalConfig, LazyHorizontal,
-    LazyHorizontalConfig,
+    FleetConfig, HeuristicHorizontal, HeuristicHorizontalConfig, LazyHorizontal, LazyHorizontalConfig,
 };
 use std::collections::VecDeque;
 

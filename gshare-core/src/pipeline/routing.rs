@@ -245,14 +245,4 @@ pub enum RouteError {
         /// The values that are allowed, in words.
         bound: &'static str,
     },
-    /// A setting that cannot be.
-    #[error("{field} is {value}: {bound}")]
-    BadConfig {
-        /// Name of the setting.
-        field: &'static str,
-        /// Its value.
-        value: u64,
-        /// The values that are allowed, in words.
-        bound: &'static str,
-    },
 }

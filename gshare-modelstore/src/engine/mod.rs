@@ -61,7 +61,8 @@ use gshare_core::store::{
     StoreError, StoreEvent, StoreLimits,
 };
 use gshare_core::{
-    ArenaId, BasisPoints, Bytes, ClientId, Duration, Engine, ModelId, TenantId, TicketId, Timestamp,
+    ArenaId, BasisPoints, Bytes, ClientId, ConfigError, Duration, Engine, ModelId, TenantId, TicketId,
+    Timestamp,
 };
 use state::{Arena, Due, Model, Origin, State, Ticket, Wants};
 
@@ -119,18 +120,6 @@ impl Default for StoreConfig {
     }
 }
 
-/// Why a configuration cannot be.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field} is {value}: {bound}")]
-pub struct StoreConfigError {
-    /// The field.
-    pub field: &'static str,
-    /// The value that was given.
-    pub value: String,
-    /// The values that are allowed, in words.
-    pub bound: &'static str,
-}
-
 /// Largest model and largest tier: products of value and size fit 128 bits.
 pub(crate) const MAX_BYTES: Bytes = Bytes(1 << 48);
 
@@ -145,32 +134,19 @@ impl Store {
     /// An empty store.
     ///
     /// # Errors
-    /// A configuration that cannot be; names the field and the bound.
-    pub fn new(config: StoreConfig) -> Result<Self, StoreConfigError> {
-        let bad = |field, value: String, bound| Err(StoreConfigError { field, value, bound });
+    /// A field that is out of its bounds.
+    pub fn new(config: StoreConfig) -> Result<Self, ConfigError> {
         for (field, bytes) in [("gpu", config.gpu), ("host", config.host)] {
-            if bytes > MAX_BYTES {
-                return bad(field, bytes.to_string(), "at most 256 TiB");
-            }
+            ConfigError::unless(bytes <= MAX_BYTES, field, bytes, "need at most 256 TiB")?;
         }
-        if config.low > config.high {
-            return bad("low", config.low.to_string(), "at most `high`");
-        }
-        if config.half_life.is_zero() {
-            return bad("half_life", config.half_life.to_string(), "more than 0");
-        }
-        if config.host_to_gpu < Bytes(1_000) {
-            return bad("host_to_gpu", config.host_to_gpu.to_string(), "at least 1 kB per second");
-        }
-        if config.write_timeout.is_zero() {
-            return bad("write_timeout", config.write_timeout.to_string(), "more than 0");
-        }
-        if config.max_clients == 0 {
-            return bad("max_clients", "0".into(), "at least 1");
-        }
-        if config.max_models == 0 {
-            return bad("max_models", "0".into(), "at least 1");
-        }
+        let StoreConfig { low, high, half_life, host_to_gpu, write_timeout, .. } = config;
+        ConfigError::unless(low <= high, "low", low, "need at most `high`")?;
+        ConfigError::unless(!half_life.is_zero(), "half_life", half_life, "need more than 0")?;
+        let rate = host_to_gpu;
+        ConfigError::unless(rate >= Bytes(1_000), "host_to_gpu", rate, "need at least 1 kB per second")?;
+        ConfigError::unless(!write_timeout.is_zero(), "write_timeout", write_timeout, "need more than 0")?;
+        ConfigError::unless(config.max_clients > 0, "max_clients", 0, "need at least 1")?;
+        ConfigError::unless(config.max_models > 0, "max_models", 0, "need at least 1")?;
         Ok(Self { config, state: State::default() })
     }
 

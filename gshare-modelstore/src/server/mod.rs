@@ -34,10 +34,10 @@ mod names;
 use self::core::{Core, Shared, reload_time};
 use crate::backend::{HostBackend, ModelBackend};
 use crate::bounds::{Bound, Bounds, Exceeded, Limits, Resource, Work};
-use crate::engine::{Store, StoreConfig, StoreConfigError};
+use crate::engine::{Store, StoreConfig};
 use crate::load::{LoadError, Source};
 use gshare_core::store::{Access, StoreEvent, StoreLimits};
-use gshare_core::{Bytes, GroupId, TenantId};
+use gshare_core::{Bytes, ConfigError, GroupId, TenantId};
 use rustix::fd::OwnedFd;
 use rustix::fs::Mode;
 use rustix::net::{
@@ -122,7 +122,7 @@ impl ServerConfig {
 pub enum ServerError {
     /// Its configuration cannot be.
     #[error(transparent)]
-    Config(#[from] StoreConfigError),
+    Config(#[from] ConfigError),
     /// A store listens there already.
     #[error("a store listens at {path} already")]
     InUse {

@@ -48,7 +48,7 @@ pub enum DaemonError {
     Config(#[from] ConfigError),
     /// A setting of the token engine is out of its bounds.
     #[error("token engine: {0}")]
-    Engine(#[from] gshare_sched::token::ConfigError),
+    Engine(#[from] gshare_core::ConfigError),
     /// Another daemon listens there.
     #[error("{path}: a daemon listens there already")]
     InUse {

@@ -124,7 +124,7 @@ mod turns;
 mod views;
 
 pub use co_scaling::vertical_scaler;
-pub use config::{ClientConfig, ConfigError, DeviceConfig, NodeConfig};
+pub use config::{ClientConfig, DeviceConfig, NodeConfig};
 pub use debts::MAX_WAIT;
 pub use event::{MemoryBound, NodeAction, NodeError, NodeEvent, Note, Peer, TokenFault};
 pub use gshare_core::DeviceUuid;
@@ -139,8 +139,8 @@ use gshare_core::slots::Slots;
 use gshare_core::token::TokenScheduler;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, ConnId, Duration, Engine, GpuId, Quota, QuotaRange, ResourceSpec, RunId, Timestamp,
-    TokenAction,
+    Bytes, ClientId, ConfigError, ConnId, Duration, Engine, GpuId, Quota, QuotaRange, ResourceSpec, RunId,
+    Timestamp, TokenAction,
 };
 use inquiry::Inquiries;
 use memory_account::{ClientAccount, Ledger};

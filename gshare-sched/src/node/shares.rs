@@ -1,12 +1,12 @@
 //! Shares: division of an instance's share among its processes, vertical scaling, reload.
 
 use super::co_scaling::Resize;
-use super::{
-    Client, ConfigError, Instance, Node, NodeAction, NodeConfig, Note, Percent, TenantId, admission, note,
-};
+use super::{Client, Instance, Node, NodeAction, NodeConfig, Note, Percent, TenantId, admission, note};
 use gshare_core::scale::{ServiceClass, VerticalError};
 use gshare_core::wire::ToClient;
-use gshare_core::{Bytes, ClientId, GpuId, Quota, QuotaRange, ResourceSpec, Share, Timestamp, TokenEvent};
+use gshare_core::{
+    Bytes, ClientId, ConfigError, GpuId, Quota, QuotaRange, ResourceSpec, Share, Timestamp, TokenEvent,
+};
 
 /// The request that is stated to a process which would be alone on its device, in place of the whole.
 const NOT_ALONE: u16 = Quota::WHOLE.get() - 1;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use gshare_core::pack::{
     self, Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement, Rectangle, Workload,
 };
-use gshare_core::{Bytes, FunctionId, GpuId, PlacementId, Quota, SmShare};
+use gshare_core::{Bytes, ConfigError, FunctionId, GpuId, PlacementId, Quota, SmShare};
 
 use super::grid::{Free, Grid, MAX_GPUS, Need, Weights};
 use crate::pack::pool::{Gpus, PoolGpu, Slots, check_held};
@@ -72,21 +72,13 @@ impl DiluConfig {
         Self { affinity, ..self }
     }
 
-    fn validate(&self) -> Result<(), PackError> {
-        let bad = |field, bounds| Err(PackError::Config { field, bounds });
-        if self.alpha_bp > 10_000 {
-            return bad("alpha_bp", "must be at most 10000");
-        }
-        if self.beta_bp > 10_000 {
-            return bad("beta_bp", "must be at most 10000");
-        }
-        if self.omega_bp == 0 || self.omega_bp > 10_000 {
-            return bad("omega_bp", "must be 1 to 10000");
-        }
-        if self.gamma_bp < u32::from(self.omega_bp) || self.gamma_bp > 1_000_000 {
-            return bad("gamma_bp", "must be omega_bp to 1000000");
-        }
-        Ok(())
+    fn validate(&self) -> Result<(), ConfigError> {
+        let Self { alpha_bp, beta_bp, omega_bp, gamma_bp, .. } = *self;
+        ConfigError::unless(alpha_bp <= 10_000, "alpha_bp", alpha_bp, "need at most 10000")?;
+        ConfigError::unless(beta_bp <= 10_000, "beta_bp", beta_bp, "need at most 10000")?;
+        ConfigError::unless((1..=10_000).contains(&omega_bp), "omega_bp", omega_bp, "need 1 to 10000")?;
+        let within = (u32::from(omega_bp)..=1_000_000).contains(&gamma_bp);
+        ConfigError::unless(within, "gamma_bp", gamma_bp, "need omega_bp to 1000000")
     }
 }
 
@@ -174,8 +166,8 @@ impl DiluPacker {
     /// A pool without GPUs.
     ///
     /// # Errors
-    /// [`PackError::Config`].
-    pub fn new(config: DiluConfig) -> Result<Self, PackError> {
+    /// A field that is out of its bounds.
+    pub fn new(config: DiluConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let weights = Weights { alpha: config.alpha_bp, beta: config.beta_bp };
         Ok(Self {
@@ -540,8 +532,9 @@ impl DiluPacker {
 impl Packer for DiluPacker {
     fn add_gpu(&mut self, gpu: GpuId, spec: GpuSpec) -> Result<(), PackError> {
         self.gpus.check_new(gpu, spec, MAX_GPUS)?;
-        if spec.memory.get() >> (63 - 14 - GPU_BITS + 20) != 0 {
-            return Err(PackError::Config { field: "memory", bounds: "of a GPU must be below 2^48 bytes" });
+        let limit = Bytes(1 << (63 - 14 - GPU_BITS + 20));
+        if spec.memory >= limit {
+            return Err(PackError::GpuTooLarge { gpu, memory: spec.memory, limit });
         }
         let (quota, sm, memory) = (spec.quota.get(), spec.sm.get(), spec.memory.get());
         self.gpus.insert(gpu, Gpu { present: true, quota, sm, memory, ..Gpu::default() });

@@ -1,8 +1,7 @@
 //! Why the platform refused an event.
 
-use crate::scale::ConfigError;
 use gshare_core::platform::{PoolError, Regime};
-use gshare_core::{FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
+use gshare_core::{ConfigError, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
 
 /// Why an event was refused. Nothing changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -84,14 +84,13 @@ pub use settings::{FractionalSettings, PackerSettings, PlatformSettings, ScalerS
 pub use sliced::{Make, SlicedConfig, SlicedError, SlicedPool};
 pub use whole::WholePool;
 
-use crate::scale::ConfigError;
 use admission::Tenants;
 use functions::Function;
 use gshare_core::platform::{
     DeviceSpec, InstanceReport, InstanceView, PlatformAction, PlatformEvent, Pool, PoolAction, PoolEvent,
     Regime, Rejection,
 };
-use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, RequestId, TenantId, Timestamp};
+use gshare_core::{Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, RequestId, TenantId, Timestamp};
 use naming::Instances;
 use requests::Request;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -176,10 +175,8 @@ impl Platform {
     /// [`PlatformError::PoolTwice`], and [`PlatformError::Config`] with the field and its bound.
     pub fn new(config: PlatformConfig, pools: Vec<Box<dyn Pool>>) -> Result<Self, PlatformError> {
         for (field, value) in [("max_held", config.max_held), ("tenant_window", config.tenant_window)] {
-            if value.is_zero() || value > Duration::from_secs(86_400) {
-                let bound = "need more than 0, at most a day";
-                return Err(PlatformError::Config(ConfigError { field, value: value.to_string(), bound }));
-            }
+            let within = !value.is_zero() && value <= Duration::from_secs(86_400);
+            ConfigError::unless(within, field, value, "need more than 0, at most a day")?;
         }
         for (index, pool) in pools.iter().enumerate() {
             if pools[..index].iter().any(|other| other.regime() == pool.regime()) {

@@ -87,12 +87,11 @@ use super::estimate::{Estimate, Recent};
 use super::placement::PlacementRule;
 use super::queue::{Queue, Request};
 use super::tenants::Tenants;
-use crate::token::ConfigError;
 use gshare_core::request::{
     GpuRecord, RejectReason, RequestAction, RequestError, RequestEvent, RequestPlace, RequestScheduler,
     RequestStats, Tier,
 };
-use gshare_core::{BasisPoints, Duration, Engine, GpuId, ModelId, RequestId, Timestamp};
+use gshare_core::{BasisPoints, ConfigError, Duration, Engine, GpuId, ModelId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Idle GPUs of a kind that a rule may compare for a load.

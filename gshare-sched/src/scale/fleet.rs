@@ -8,13 +8,12 @@
 //! Starting and ready instances make up the **capacity**. One that is stopped is forgotten at once; the host may report
 //! it gone or not.
 
-use super::ConfigError;
 use core::cmp::Ordering;
 use gshare_core::profile::{ProfilePoint, RequestRate};
 use gshare_core::scale::{
     FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, InstanceCounts, StopReason,
 };
-use gshare_core::{Duration, FunctionId, InstanceId, Timestamp};
+use gshare_core::{ConfigError, Duration, FunctionId, InstanceId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The most instances of one function.
@@ -65,15 +64,10 @@ impl FleetConfig {
             ("fleet.retry_after", self.retry_after),
         ];
         for (field, value) in times {
-            if !(ms..=hour).contains(&value) {
-                return Err(ConfigError { field, value: value.to_string(), bound: "need 1ms to 3600s" });
-            }
+            ConfigError::unless((ms..=hour).contains(&value), field, value, "need 1ms to 3600s")?;
         }
-        if !(1..=1 << 24).contains(&self.max_functions) {
-            let value = self.max_functions.to_string();
-            return Err(ConfigError { field: "fleet.max_functions", value, bound: "need 1 to 16777216" });
-        }
-        Ok(())
+        let within = (1..=1 << 24).contains(&self.max_functions);
+        ConfigError::unless(within, "fleet.max_functions", self.max_functions, "need 1 to 16777216")
     }
 }
 

@@ -114,7 +114,6 @@
 //!
 //! In both modes: as printed, CONTENTION never gives back what an EMERGENCY took, as long as its owner stays
 //! busy. The authors' published implementation raises the limit at every fifth KLC that was well; so does step 3.
-use super::ConfigError;
 use super::apportion::{Want, apportion};
 use super::cycle::Cycles;
 use gshare_core::scale::{
@@ -122,7 +121,9 @@ use gshare_core::scale::{
     VerticalScaler,
 };
 use gshare_core::slots::NamedSlots;
-use gshare_core::{BasisPoints, ClientId, Duration, Engine, GpuId, ModelId, QuotaRange, Timestamp};
+use gshare_core::{
+    BasisPoints, ClientId, ConfigError, Duration, Engine, GpuId, ModelId, QuotaRange, Timestamp,
+};
 
 /// The most tokens of a GPU in a period. 2^40: products stay within 128 bits.
 const MAX_TOKENS: u64 = 1 << 40;
@@ -199,49 +200,46 @@ impl Default for DiluVerticalConfig {
 
 impl DiluVerticalConfig {
     fn validate(&self) -> Result<(), ConfigError> {
-        let check = |ok: bool, field, value: String, bound| {
-            if ok { Ok(()) } else { Err(ConfigError { field, value, bound }) }
-        };
         let ms = Duration::from_millis;
-        check(
+        ConfigError::unless(
             (ms(1)..=ms(1_000)).contains(&self.period),
             "period",
-            self.period.to_string(),
+            self.period,
             "need 1ms to 1s",
         )?;
-        check(
+        ConfigError::unless(
             (1..=100_000).contains(&self.window_periods),
             "window_periods",
-            self.window_periods.to_string(),
+            self.window_periods,
             "need 1 to 100000",
         )?;
-        check(!self.growth.is_zero(), "growth", self.growth.to_string(), "need more than 0, at most 100%")?;
-        check(self.calm_cycles > 0, "calm_cycles", self.calm_cycles.to_string(), "need at least 1")?;
-        check(
+        ConfigError::unless(!self.growth.is_zero(), "growth", self.growth, "need more than 0, at most 100%")?;
+        ConfigError::unless(self.calm_cycles > 0, "calm_cycles", self.calm_cycles, "need at least 1")?;
+        ConfigError::unless(
             (Duration::from_micros(1)..=ms(60_000)).contains(&self.min_cycle),
             "min_cycle",
-            self.min_cycle.to_string(),
+            self.min_cycle,
             "need 1us to 60s",
         )?;
-        check(
+        ConfigError::unless(
             (1..=100_000).contains(&self.rest_periods),
             "rest_periods",
-            self.rest_periods.to_string(),
+            self.rest_periods,
             "need 1 to 100000",
         )?;
-        check(
+        ConfigError::unless(
             !self.min_share.is_zero(),
             "min_share",
-            self.min_share.to_string(),
+            self.min_share,
             "need more than 0, at most 100%",
         )?;
-        check(
+        ConfigError::unless(
             (1..=1 << 20).contains(&self.max_clients),
             "max_clients",
-            self.max_clients.to_string(),
+            self.max_clients,
             "need 1 to 1048576",
         )?;
-        check((1..=4096).contains(&self.max_gpus), "max_gpus", self.max_gpus.to_string(), "need 1 to 4096")
+        ConfigError::unless((1..=4096).contains(&self.max_gpus), "max_gpus", self.max_gpus, "need 1 to 4096")
     }
 
     /// `M` of a GPU that nobody calibrated; `None` if that cannot be known.

@@ -13,12 +13,12 @@
 //! O(log n) per event for n clients on the GPU, O(n log n) once a window and for what is reported late of the window before.
 //! About 250 bytes per client.
 
-use super::{ConfigError, MultiTokenConfig};
+use super::MultiTokenConfig;
 use gshare_core::slots::NamedSlots;
 use gshare_core::token::{ClientStatus, RevokeReason, ThrottleReason};
 use gshare_core::{
-    ClientId, Duration, GpuId, LeaseId, Quota, Share, SmShare, SpecError, Timestamp, TokenAction, TokenError,
-    TokenEvent,
+    ClientId, ConfigError, Duration, GpuId, LeaseId, Quota, Share, SmShare, SpecError, Timestamp,
+    TokenAction, TokenError, TokenEvent,
 };
 use std::collections::BTreeSet;
 

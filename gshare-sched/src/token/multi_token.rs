@@ -108,11 +108,10 @@
 //! - Where the limits leave time over, overuse is paid back before more is given: a client of 20 % with kernels of 30 ms would
 //!   otherwise run at the start of two windows and not in the third.
 //! - Tokens are leases: a client that dies or hangs loses its SMs at once or at the end of its lease.
-use super::ConfigError;
 use super::ledger::{Client, Gpu, Ledger, Rank};
 use gshare_core::token::ClientStatus;
 use gshare_core::{
-    ClientId, Duration, Engine, Timestamp, TokenAction, TokenError, TokenEvent, TokenScheduler,
+    ClientId, ConfigError, Duration, Engine, Timestamp, TokenAction, TokenError, TokenEvent, TokenScheduler,
 };
 
 /// Settings of [`MultiToken`].
@@ -167,48 +166,50 @@ impl Default for MultiTokenConfig {
 
 impl MultiTokenConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        let check = |ok: bool, field, value: String, bound| {
-            if ok { Ok(()) } else { Err(ConfigError { field, value, bound }) }
-        };
         let range = |time: Duration, low: Duration, high: Duration| (low..=high).contains(&time);
-        check(
+        ConfigError::unless(
             range(self.window, Duration::from_millis(1), Duration::from_secs(60)),
             "window",
-            self.window.to_string(),
+            self.window,
             "need 1ms to 60s",
         )?;
-        check(
+        ConfigError::unless(
             range(self.max_token, Duration::from_micros(10), self.window),
             "max_token",
-            self.max_token.to_string(),
+            self.max_token,
             "need 10us to the window",
         )?;
-        check(
+        ConfigError::unless(
             range(self.min_token, Duration::from_nanos(1), self.max_token),
             "min_token",
-            self.min_token.to_string(),
+            self.min_token,
             "need 1ns to max_token",
         )?;
         let minute = Duration::from_secs(60);
-        check(self.slack <= minute, "slack", self.slack.to_string(), "need at most 60s")?;
-        check(self.grace <= minute, "grace", self.grace.to_string(), "need at most 60s")?;
-        check(
+        ConfigError::unless(self.slack <= minute, "slack", self.slack, "need at most 60s")?;
+        ConfigError::unless(self.grace <= minute, "grace", self.grace, "need at most 60s")?;
+        ConfigError::unless(
             range(self.max_debt, self.window, Duration::from_secs(3600)),
             "max_debt",
-            self.max_debt.to_string(),
+            self.max_debt,
             "need the window to 3600s",
         )?;
-        check(
+        ConfigError::unless(
             (1..=1 << 20).contains(&self.max_clients),
             "max_clients",
-            self.max_clients.to_string(),
+            self.max_clients,
             "need 1 to 1048576",
         )?;
-        check((1..=4096).contains(&self.max_gpus), "max_gpus", self.max_gpus.to_string(), "need 1 to 4096")?;
-        check(
+        ConfigError::unless(
+            (1..=4096).contains(&self.max_gpus),
+            "max_gpus",
+            self.max_gpus,
+            "need 1 to 4096",
+        )?;
+        ConfigError::unless(
             self.backfill_depth <= 4096,
             "backfill_depth",
-            self.backfill_depth.to_string(),
+            self.backfill_depth,
             "need at most 4096",
         )
     }

@@ -61,13 +61,13 @@
 //! FaST-GShare packs rectangles of quota and SMs (section 3.4.2) but its dispatcher never looks at where they lie. Here
 //! the packing is the schedule. Its queue with a stop at the first misfit is left to the spare time, with skipping.
 
+use super::MultiTokenConfig;
 use super::ledger::{Filed, Ledger, Rank};
-use super::{ConfigError, MultiTokenConfig};
 use crate::pack::{Slot, SlotTable};
 use gshare_core::token::ClientStatus;
 use gshare_core::{
-    ClientId, Duration, Engine, GpuId, Quota, SmShare, Timestamp, TokenAction, TokenError, TokenEvent,
-    TokenScheduler,
+    ClientId, ConfigError, Duration, Engine, GpuId, Quota, SmShare, Timestamp, TokenAction, TokenError,
+    TokenEvent, TokenScheduler,
 };
 
 /// Tokens by slot. See the [module](self).

@@ -2,8 +2,8 @@
 
 use super::{print_json, read_file};
 use anyhow::Context as _;
-use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, PackerExt, Placed, Placement, Rectangle};
-use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
+use gshare_core::pack::{Demand, GpuSpec, Packer, PackerExt, Placed, Placement, Rectangle};
+use gshare_core::{Bytes, ConfigError, GpuId, PlacementId, Quota, SmShare};
 use gshare_sched::pack::picture::{self, Diagnosis};
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::place::{DiluConfig, DiluPacker};
@@ -62,7 +62,7 @@ pub(super) enum Policy {
 
 impl Policy {
     /// An empty pool under this policy with its defaults.
-    pub(super) fn packer(self) -> Result<Box<dyn PackerExt>, PackError> {
+    pub(super) fn packer(self) -> Result<Box<dyn PackerExt>, ConfigError> {
         Ok(match self {
             Self::MaxRects => Box::new(MaxRects::new(MaxRectsConfig::default())),
             Self::Dilu => Box::new(DiluPacker::new(DiluConfig::default())?),

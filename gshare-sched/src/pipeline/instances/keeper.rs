@@ -6,7 +6,9 @@ use gshare_core::dag::Dag;
 use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceError, InstanceEvent, InstanceReason};
 use gshare_core::pipeline::{Goal, Node, PipelinePartitioner, SliceAssigner};
 use gshare_core::request::Tier;
-use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, ProfileId, Timestamp};
+use gshare_core::{
+    Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, ProfileId, Timestamp,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,13 +131,13 @@ impl Keeper {
     /// A keeper of the slices of `node` that are free.
     ///
     /// # Errors
-    /// [`InstanceError::BadConfig`].
+    /// A field that is out of its bounds.
     pub fn new(
         config: KeeperConfig,
         node: &Node,
         partitioner: Box<dyn PipelinePartitioner>,
         assigner: Box<dyn SliceAssigner>,
-    ) -> Result<Self, InstanceError> {
+    ) -> Result<Self, ConfigError> {
         config.check()?;
         let slices = Slices::new(node, config.eviction);
         Ok(Self {

@@ -45,7 +45,6 @@ pub use config::{FractionalConfig, FractionalPolicies};
 
 use super::host_cache::HostCache;
 use super::timers::Timers;
-use crate::scale::ConfigError;
 use gangs::Gang;
 use gshare_core::pack::{Demand, GpuSpec, Packer};
 use gshare_core::platform::{
@@ -55,7 +54,7 @@ use gshare_core::platform::{
 use gshare_core::profile::{ProfilePoint, RequestRate};
 use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
 use gshare_core::{
-    Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, PlacementId, RequestId, Timestamp,
+    ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, PlacementId, RequestId, Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -43,7 +43,7 @@ mod carry;
 mod tests;
 
 use super::tickets::Tickets;
-use crate::request::{ConfigError, LocalityScheduler, SchedulerConfig};
+use crate::request::{LocalityScheduler, SchedulerConfig};
 use gshare_core::dag::ComponentSet;
 use gshare_core::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool, PoolAction,
@@ -52,7 +52,8 @@ use gshare_core::platform::{
 use gshare_core::request::{ModelProfile, RequestAction, RequestEvent, RequestScheduler};
 use gshare_core::share::GpuShare;
 use gshare_core::{
-    Bytes, Duration, Engine, FunctionId, GpuId, GpuKind, InstanceId, ModelId, NodeId, RequestId, Timestamp,
+    Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, GpuKind, InstanceId, ModelId, NodeId, RequestId,
+    Timestamp,
 };
 use gshare_core::{SmShare, resource::QuotaRange};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
