@@ -282,7 +282,8 @@ impl Field for DeviceUuid {
 /// Longer texts are cut at a character boundary when written: a name is for people, not a key to trust.
 impl Field for String {
     fn put(&self, out: &mut Vec<u8>) {
-        let text = &self[..self.floor_char_boundary(MAX_TEXT)];
+        let end = (0..=MAX_TEXT.min(self.len())).rev().find(|at| self.is_char_boundary(*at)).unwrap_or(0);
+        let text = &self[..end];
         out.push(u8::try_from(text.len()).unwrap_or(0));
         out.extend_from_slice(text.as_bytes());
     }
